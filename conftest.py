@@ -1,0 +1,37 @@
+"""Runs the Python blocks of README.md and docs/ as tests; `tests/conftest.py` is for the tests themselves."""
+
+import ast
+import asyncio
+import inspect
+
+import pytest
+from sybil import Example, Sybil
+from sybil.integration.pytest import SybilItem
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+
+
+class PythonBlockParser(CodeBlockParser):
+    """Runs a block as `python -m asyncio` would: `await` and `async with` may stand at its top level."""
+
+    language = "python"
+
+    def evaluate(self, example: Example) -> None:
+        source = "\n" * (example.line + example.parsed.line_offset) + example.parsed
+        code = compile(source, example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        coroutine = eval(code, example.namespace)
+        if inspect.iscoroutine(coroutine):
+            asyncio.run(coroutine)
+
+
+pytest_collect_file = Sybil(
+    parsers=[PythonBlockParser(), SkipParser()],
+    patterns=["README.md", "docs/*.md", "docs/*/*.md"],
+).pytest()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The blocks of a document build on each other: put back the order that pytest-randomly takes away."""
+    blocks = [item for item in items if isinstance(item, SybilItem)]
+    blocks.sort(key=lambda block: (block.example.path, block.example.line))
+    in_order = iter(blocks)
+    items[:] = [next(in_order) if isinstance(item, SybilItem) else item for item in items]

@@ -1,0 +1,170 @@
+"""One session, one question. `nox -l` lists them; what follows `--` goes to the program that the session runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nox
+from packaging.requirements import Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+nox.needs_version = ">=2026.10"
+nox.options.sessions = ["lint", "types", "tests", "package"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+# The one backend that is there wherever Python is, and the one that follows pip's own configuration.
+nox.options.default_venv_backend = "venv"
+
+ROOT = Path(__file__).parent
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+EVERYTHING_TESTED = ["tests", "docs", "README.md"]
+PURE_MODULES = ["errors", "model", "recurrence", "retry", "timeunits", "transitions", "urls"]
+WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"]
+REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/sqlite/schema.sql"}
+NIGHTLY_TIMEOUT_S = 3600
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Does everything work here? All tests and docs examples, with coverage; with arguments: those tests, without."""
+    install(session, "test")
+    if session.posargs:
+        session.run("pytest", *session.posargs)
+        return
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", *EVERYTHING_TESTED)
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
+    pure = ",".join(f"src/aiodelay/{name}.py" for name in PURE_MODULES)
+    session.run("coverage", "report", f"--include={pure}", "--fail-under=100")
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """Did I break it? Under 30 seconds, no service."""
+    install(session, "test")
+    session.run("pytest", "tests/unit", "tests/conformance", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Is it written as agreed?"""
+    session.install(*group("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+    session.run("codespell")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Do the types hold inside (mypy), and are they whole for users (basedpyright)?"""
+    install(session, "types")
+    session.run("mypy", *session.posargs)
+    session.run("basedpyright", "--verifytypes", "aiodelay", "--ignoreexternal")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Does every example in README and docs run?"""
+    install(session, "test")
+    session.run("pytest", "docs", "README.md", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """How fast is it, beside its bare limits?"""
+    install(session, "bench")
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Does the wheel hold what it should, and work away from this tree?"""
+    session.install(*group("package"))
+    with tempfile.TemporaryDirectory() as name:
+        outside = Path(name)
+        # The sdist first, then the wheel from it: so the sdist is whole too.
+        session.run("python", "-m", "build", "--outdir", f"{outside / 'dist'}", silent=True)
+        (wheel,) = (outside / "dist").glob("*.whl")
+        if problems := list(wheel_problems(wheel)):
+            session.error(f"{wheel.name}: {'; '.join(problems)}")
+        run_outside(session, outside, wheel)
+
+
+@nox.session(python=["3.12", "3.13", "3.14"], tags=["nightly"])
+def tests_other_pythons(session: nox.Session) -> None:
+    """Does everything work on the other Pythons?"""
+    install(session, "test")
+    session.run("pytest", *(session.posargs or EVERYTHING_TESTED))
+
+
+@nox.session(tags=["nightly"])
+def lowest(session: nox.Session) -> None:
+    """Are the floors in pyproject.toml true?"""
+    session.install(".[cli]", *floors(extras=["cli"]), *group("test"))
+    session.run("pytest", *(session.posargs or EVERYTHING_TESTED))
+
+
+@nox.session(tags=["nightly"])
+def storms(session: nox.Session) -> None:
+    """Does it last? Long random runs."""
+    install(session, "test")
+    session.run(
+        "pytest",
+        *("-m", "nightly", f"--timeout={NIGHTLY_TIMEOUT_S}", "--hypothesis-profile=nightly"),
+        *(session.posargs or ["tests"]),
+    )
+
+
+@nox.session(default=False)
+def changelog(session: nox.Session) -> None:
+    """Gather the fragments: `nox -s changelog -- --draft --version 0.2.0`."""
+    session.install(*group("changelog"))
+    session.run("towncrier", "build", *session.posargs)
+
+
+def install(session: nox.Session, dependency_group: str) -> None:
+    """Install the package as users get it, not editable, and a dependency group."""
+    session.install(".[cli]", *group(dependency_group))
+
+
+def group(name: str) -> tuple[str, ...]:
+    return nox.project.dependency_groups(PROJECT, name)
+
+
+def floors(*, extras: Iterable[str]) -> Iterator[str]:
+    """`name==floor` for each direct dependency that applies here."""
+    project: dict[str, Any] = PROJECT["project"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate():
+            (floor,) = (spec.version for spec in requirement.specifier if spec.operator == ">=")
+            yield f"{requirement.name}=={floor}"
+
+
+def wheel_problems(wheel: Path) -> Iterator[str]:
+    """What is wrong with the wheel's list of files; nothing if it holds the package, all of it and only it."""
+    source = ROOT / "src"
+    wanted = {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    names = set(zipfile.ZipFile(wheel).namelist())
+    (metadata,) = {name.partition("/")[0] for name in names if ".dist-info/" in name}
+    wanted |= {f"{metadata}/{name}" for name in WHEEL_METADATA}
+    yield from (f"{name} is missing" for name in sorted((wanted | REQUIRED_IN_WHEEL) - names))
+    yield from (f"{name} does not belong in it" for name in sorted(names - wanted))
+
+
+def run_outside(session: nox.Session, outside: Path, wheel: Path) -> None:
+    """Install the wheel into an environment of its own, away from the tree, and run a user's program there."""
+    session.run("python", "-m", "venv", f"{outside / 'venv'}")
+    python = f"{outside / 'venv' / ('Scripts' if os.name == 'nt' else 'bin') / 'python'}"
+    session.run(python, "-m", "pip", "install", "--quiet", f"{wheel}", external=True)
+    program = shutil.copy(ROOT / "tests" / "package" / "outside_program.py", outside)
+    with session.chdir(outside):
+        session.run(python, "-I", program, external=True)

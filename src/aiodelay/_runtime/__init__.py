@@ -1,0 +1,1 @@
+"""What runs inside `async with scheduler`: nothing here is public."""

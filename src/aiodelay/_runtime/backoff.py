@@ -1,0 +1,36 @@
+"""How the loops of this process live through a store that fails: wait longer each time, say so once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+__all__ = ["Backoff"]
+
+FIRST_S, CAP_S = 0.05, 2.0
+
+
+class Backoff:
+    """Counts failures in a row."""
+
+    __slots__ = ("_failures",)
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    async def failed(self, log: logging.Logger, what: str, error: Exception, *, is_bug: bool = False) -> None:
+        """Log the first failure of a row, and wait: 50 ms at first, doubling up to 2 s, half of it random."""
+        if is_bug:
+            log.error("%s failed unexpectedly; going on", what, exc_info=error)
+        elif not self._failures:
+            log.warning("%s failed: %s; trying again", what, error)
+        delay = min(FIRST_S * 2 ** min(self._failures, 10), CAP_S)
+        self._failures += 1
+        await asyncio.sleep(delay * random.uniform(0.5, 1))
+
+    def succeeded(self, log: logging.Logger, what: str) -> None:
+        """Log that a row of failures is over."""
+        if self._failures:
+            log.warning("%s works again after %d failures", what, self._failures)
+            self._failures = 0

@@ -1,0 +1,144 @@
+"""The dispatch loop: clear, look, sleep. It asks the store for what subscribers have requested, never for more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+from uuid import uuid4
+
+from aiodelay.errors import StoreError
+from aiodelay.model import Claim, Claimed, Demand, Lane
+from aiodelay.ports import Work
+
+from .backoff import Backoff
+from .leases import LeaseBook, Taker
+
+__all__ = ["Dispatcher", "Subscription"]
+
+log = logging.getLogger("aiodelay.dispatcher")
+
+
+class Subscription(Taker, Protocol):
+    """A subscriber with demand, as the dispatcher sees it."""
+
+    @property
+    def lane(self) -> Lane:
+        """The lane it is served from."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Delivered, not yet settled."""
+        ...
+
+    def demand(self) -> Demand:
+        """How much it requests now."""
+        ...
+
+    def deliver(self, claims: Sequence[Claim]) -> None:
+        """Take claims, no more than were requested; give them back if it is draining."""
+        ...
+
+    def drain(self) -> None:
+        """Request nothing more, and give back what has not started."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel what is under way, and give it back."""
+        ...
+
+
+class Dispatcher:
+    """Runs one store's loop over all subscriptions of this process.
+
+    Args:
+        work: The store's dispatching side.
+        book: Where claims go.
+        subscriptions: By lane; read afresh in every round, so that handlers may come and go.
+        lease_ms: How long a claim lasts.
+        may_claim: Says whether fresh work may be claimed now: not while the event loop lags.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        book: LeaseBook,
+        subscriptions: Mapping[Lane, Subscription],
+        lease_ms: int,
+        may_claim: Callable[[], bool],
+    ) -> None:
+        self._work, self._book, self._subscriptions = work, book, subscriptions
+        self._lease_ms, self._may_claim = lease_ms, may_claim
+        self._is_draining = False
+        self._lanes: dict[Lane, Subscription] = {}
+
+    def drain(self) -> None:
+        """Claim nothing more; `run` returns once a claim in flight was given back."""
+        self._is_draining = True
+        self._work.wake()
+
+    async def run(self) -> None:
+        """Dispatch until drained; no error of the store ends this."""
+        backoff = Backoff()
+        while not self._is_draining:
+            self._work.clear()
+            try:
+                await self._look_and_sleep()
+            except StoreError as error:
+                await backoff.failed(log, "claiming", error)
+            except Exception as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
+                await backoff.failed(log, "claiming", error, is_bug=True)
+            else:
+                backoff.succeeded(log, "claiming")
+
+    async def _look_and_sleep(self) -> None:
+        demand = self._demand()
+        until_ms = None
+        if demand:
+            claimed = await self._claim(demand)
+            if claimed.claims:
+                self._deliver(claimed)
+                await asyncio.sleep(0)
+                return
+            until_ms = claimed.next_due_ms
+        if not self._is_draining:
+            await self._work.wait(until_ms=until_ms)
+
+    def _demand(self) -> dict[Lane, Demand]:
+        if self._book.alone is not None or not self._may_claim():
+            return {}
+        self._lanes = {}
+        wanted: dict[Lane, Demand] = {}
+        for subscription in self._subscriptions.values():
+            demand = subscription.demand()
+            if demand.messages > 0:
+                wanted[subscription.lane] = demand
+                for lane in (subscription.lane, *demand.aliases):
+                    self._lanes[lane] = subscription
+        return wanted
+
+    async def _claim(self, demand: Mapping[Lane, Demand]) -> Claimed:
+        """Claim; after a lost reply, ask again with the same request, which gives the same messages."""
+        request = uuid4().hex
+        backoff = Backoff()
+        while True:
+            try:
+                claimed = await self._work.claim(demand, request=request, lease_ms=self._lease_ms)
+            except StoreError as error:
+                if self._is_draining:
+                    raise
+                await backoff.failed(log, "claiming", error)
+            else:
+                backoff.succeeded(log, "claiming")
+                self._book.read(claimed)
+                return claimed
+
+    def _deliver(self, claimed: Claimed) -> None:
+        by_subscription: dict[int, tuple[Subscription, list[Claim]]] = {}
+        for claim in claimed.claims:
+            subscription = self._lanes[claim.record.envelope.lane]
+            by_subscription.setdefault(id(subscription), (subscription, []))[1].append(claim)
+        for subscription, claims in by_subscription.values():
+            subscription.deliver(claims)

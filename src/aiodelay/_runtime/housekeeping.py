@@ -1,0 +1,183 @@
+"""A bounded step every 10 s over all lanes, and the alarm that needs no monitoring to be set up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection
+from typing import Literal
+
+from msgspec import Struct
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreError
+from aiodelay.model import Lane, Tidied
+from aiodelay.ports import Work
+from aiodelay.timeunits import format_duration
+from aiodelay.wakeup import WakeUp
+
+__all__ = ["Alarm", "Housekeeping", "LoopLag"]
+
+log = logging.getLogger("aiodelay.housekeeping")
+
+STEP_S = 10.0
+STEP_LIMIT = 500
+
+
+class Alarm(Struct, frozen=True):
+    """Something that needs a person.
+
+    Attributes:
+        kind: `overdue`: a message waits past its due time. `store`: housekeeping cannot reach the store.
+            `unserved`: a lane holds messages and no live instance reads it.
+        lane: Which one, where it concerns one.
+        age_ms: How long it has lasted.
+        is_over: The alarm has ended.
+    """
+
+    kind: Literal["overdue", "store", "unserved"]
+    lane: Lane
+    age_ms: int
+    is_over: bool = False
+
+    def __str__(self) -> str:
+        age = format_duration(self.age_ms)
+        if self.is_over:
+            return f"alarm is over: {self.kind} {self.lane}".rstrip()
+        if self.kind == "overdue":
+            return f"the oldest overdue message of {self.lane} has waited {age}"
+        if self.kind == "store":
+            return f"housekeeping has not reached the store for {age}"
+        return f"{self.lane} holds messages and no instance reads it"
+
+
+class Housekeeping:
+    """Tidies the store and watches the age of the oldest overdue message.
+
+    Args:
+        work: The store's dispatching side.
+        clock: For intervals.
+        lanes: Gives the lanes that this process serves now.
+        alarm_ms: Overdue age, or silence of the store, from which an alarm is raised.
+        on_alarm: Called with each alarm, and again when it is over; what it raises is logged.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        clock: Clock,
+        lanes: Callable[[], Collection[Lane]],
+        alarm_ms: int,
+        on_alarm: Callable[[Alarm], object] | None,
+    ) -> None:
+        self._work, self._clock, self._lanes = work, clock, lanes
+        self._alarm_ms, self._on_alarm = alarm_ms, on_alarm
+        self._raised: dict[tuple[str, Lane], Alarm] = {}
+        self._reached_ms = clock.monotonic_ms()
+        self._stop = WakeUp()
+        self.overdue_age_ms = 0
+        """Age of the oldest overdue message over all lanes at the last step, in ms; 0 = nothing is overdue."""
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Take a step at once, then every 10 s, jittered, until stopped."""
+        while not await self._stop.wait(0):
+            try:
+                tidied = await self._work.tidy(self._lanes(), limit=STEP_LIMIT)
+            except StoreError as error:
+                log.debug("housekeeping step failed: %s", error)
+                self._judge_silence()
+            except Exception:
+                log.exception("housekeeping step failed unexpectedly; going on")
+                self._judge_silence()
+            else:
+                self._reached_ms = self._clock.monotonic_ms()
+                self._end("store", "")
+                self._judge(tidied)
+            await self._stop.wait(STEP_S * random.uniform(0.9, 1.1))
+
+    def _judge_silence(self) -> None:
+        silence = self._clock.monotonic_ms() - self._reached_ms
+        if silence >= self._alarm_ms:
+            self._raise(Alarm("store", "", silence))
+
+    def _judge(self, tidied: Tidied) -> None:
+        ages = {
+            state.lane: tidied.now_ms - state.oldest_due_ms for state in tidied.lanes if state.oldest_due_ms is not None
+        }
+        self.overdue_age_ms = max(ages.values(), default=0)
+        unserved = {state.lane for state in tidied.lanes if not state.served}
+        for lane, age in ages.items():
+            if age >= self._alarm_ms:
+                self._raise(Alarm("overdue", lane, age))
+        for lane in unserved:
+            self._raise(Alarm("unserved", lane, ages.get(lane, 0)))
+        for kind, lane in list(self._raised):
+            if (kind == "overdue" and ages.get(lane, 0) < self._alarm_ms) or (
+                kind == "unserved" and lane not in unserved
+            ):
+                self._end(kind, lane)
+
+    def _raise(self, alarm: Alarm) -> None:
+        if (alarm.kind, alarm.lane) not in self._raised:
+            self._raised[alarm.kind, alarm.lane] = alarm
+            level = logging.WARNING if alarm.kind == "unserved" else logging.ERROR
+            log.log(level, "%s", alarm)
+            self._tell(alarm)
+
+    def _end(self, kind: str, lane: Lane) -> None:
+        alarm = self._raised.pop((kind, lane), None)
+        if alarm is not None:
+            over = Alarm(alarm.kind, lane, 0, is_over=True)
+            log.warning("%s", over)
+            self._tell(over)
+
+    def _tell(self, alarm: Alarm) -> None:
+        if self._on_alarm is None:
+            return
+        try:
+            self._on_alarm(alarm)
+        except Exception:
+            log.exception("on_alarm failed")
+
+
+class LoopLag:
+    """Notices when the event loop was blocked: nothing fresh is claimed until it runs freely again.
+
+    Args:
+        limit_s: A callback this much late means that something blocks the loop.
+        on_clear: Called when the loop runs freely again.
+    """
+
+    PROBE_S = 0.5
+
+    def __init__(self, limit_s: float, on_clear: Callable[[], None]) -> None:
+        self._limit_s, self._on_clear = limit_s, on_clear
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time() + self.PROBE_S
+        self._timer = self._loop.call_at(self._due, self._probe)
+        self._was_lagging = False
+
+    @property
+    def is_lagging(self) -> bool:
+        """Whether the loop was blocked, or the probe is overdue right now."""
+        return self._was_lagging or self._loop.time() - self._due > self._limit_s
+
+    def stop(self) -> None:
+        """End the probe."""
+        self._timer.cancel()
+
+    def _probe(self) -> None:
+        lag = self._loop.time() - self._due
+        if lag > self._limit_s:
+            log.warning("the event loop was blocked for %.1f s; a handler must not block it", lag)
+            self._was_lagging = True
+        elif self._was_lagging:
+            self._was_lagging = False
+            self._on_clear()
+        self._due = self._loop.time() + self.PROBE_S
+        self._timer = self._loop.call_at(self._due, self._probe)

@@ -1,0 +1,209 @@
+"""The lease book: what this process holds, and the one path by which settlements and renewals leave.
+
+One call at a time, so that a renewal never overlaps the settlement of the same message. What could not be sent stays
+here and is sent again; both are safe to repeat.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreError
+from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Claimed, Renewal, RenewOutcome, Settlement, SettleOutcome
+from aiodelay.ports import Work
+from aiodelay.transitions import token_counter, token_for
+from aiodelay.wakeup import WakeUp
+
+from .backoff import Backoff
+
+__all__ = ["Held", "LeaseBook", "Taker"]
+
+log = logging.getLogger("aiodelay.leases")
+
+
+class Taker(Protocol):
+    """Whom a claim was delivered to."""
+
+    def settled(self, held: Held, outcome: SettleOutcome) -> None:
+        """The claim is over: its place in the demand is free."""
+        ...
+
+    def lost(self, held: Held) -> None:
+        """The lease was lost: stop what runs; no settlement will be accepted."""
+        ...
+
+
+class Held:
+    """A claim in this process.
+
+    `claim` is replaced as its lease is renewed; `settlement` is set once the run is over.
+    """
+
+    __slots__ = ("claim", "is_lost", "renew_at_ms", "settlement", "taker")
+
+    def __init__(self, claim: Claim, taker: Taker, renew_at_ms: int) -> None:
+        self.claim, self.taker, self.renew_at_ms = claim, taker, renew_at_ms
+        self.settlement: Settlement | None = None
+        self.is_lost = False
+
+
+class LeaseBook:
+    """Holds claims from `add` until they are settled or lost.
+
+    Args:
+        work: Where settlements and renewals go.
+        clock: For intervals only; due times are the store's.
+        lease_ms: How long a renewal lasts; due at a third of it.
+        on_change: Called after anything ended or was renewed.
+    """
+
+    def __init__(self, work: Work, clock: Clock, lease_ms: int, on_change: Callable[[], None]) -> None:
+        self._work, self._clock, self._lease_ms, self._on_change = work, clock, lease_ms, on_change
+        self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
+        self._ended: deque[Held] = deque()
+        self._unanswered: list[tuple[Held, Renewal]] = []
+        self._wakeup = WakeUp()
+        self._store_ms, self._read_at_ms = 0, clock.monotonic_ms()
+        self._is_closing = False
+        self.alone: Held | None = None
+        """The suspect that this process took alone; nothing else is claimed until it is settled or renewed."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether settlements wait to be sent, or for their answer."""
+        return bool(self._ended)
+
+    def now_ms(self) -> int:
+        """Return the store's time: that of its last reply plus what has passed here since."""
+        return self._store_ms + self._clock.monotonic_ms() - self._read_at_ms
+
+    def read(self, claimed: Claimed) -> None:
+        """Take the store's time from a reply."""
+        self._store_ms, self._read_at_ms = claimed.now_ms, self._clock.monotonic_ms()
+
+    def add(self, claims: Sequence[Claim], taker: Taker) -> list[Held]:
+        """Hold claims that have just been received."""
+        renew_at = self._clock.monotonic_ms() + self._lease_ms // 3
+        added = [Held(claim, taker, renew_at) for claim in claims]
+        is_first = not self._held
+        for held in added:
+            self._held[id(held)] = held
+            if held.claim.record.alone:
+                self.alone = held
+        if is_first:
+            self._wakeup.set()
+        return added
+
+    def settle(self, held: Held, settlement: Settlement) -> None:
+        """End a claim; it is sent as soon as the call before has been answered."""
+        if held.is_lost:
+            self._drop(held, SettleOutcome.GONE)
+            return
+        held.settlement = settlement
+        self._ended.append(held)
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Let `run` return once every settlement was answered."""
+        self._is_closing = True
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Send settlements and renewals until closed and empty."""
+        backoff = Backoff()
+        while True:
+            self._wakeup.clear()
+            try:
+                if self._unanswered:
+                    await self._renew(self._unanswered)
+                elif self._ended:
+                    await self._settle()
+                elif due := self._renewals_due():
+                    await self._renew(due)
+                elif self._is_closing:
+                    return
+                else:
+                    await self._wakeup.wait(self._seconds_to_renewal())
+                    continue
+            except StoreError as error:
+                await backoff.failed(log, "settling", error)
+            except Exception as error:  # noqa: BLE001 - one bad answer must not stop settling for good
+                await backoff.failed(log, "settling", error, is_bug=True)
+            else:
+                backoff.succeeded(log, "settling")
+
+    async def _settle(self) -> None:
+        batch = [self._ended[i] for i in range(min(len(self._ended), MAX_CLAIM_MESSAGES))]
+        outcomes = await self._work.settle([_current(held) for held in batch])
+        for _ in batch:
+            self._ended.popleft()
+        for held, outcome in zip(batch, outcomes, strict=True):
+            self._drop(held, outcome)
+        self._on_change()
+
+    def _drop(self, held: Held, outcome: SettleOutcome) -> None:
+        self._held.pop(id(held), None)
+        if self.alone is held:
+            self.alone = None
+        held.taker.settled(held, outcome)
+
+    def _renewals_due(self) -> list[tuple[Held, Renewal]]:
+        now, store_now = self._clock.monotonic_ms(), self.now_ms()
+        due: list[tuple[Held, Renewal]] = []
+        for held in self._held.values():
+            if held.renew_at_ms > now or len(due) == MAX_CLAIM_MESSAGES:
+                break
+            if held.settlement is None and not held.is_lost:
+                claim = held.claim
+                to = token_for(store_now + self._lease_ms, token_counter(claim.token))
+                due.append((held, Renewal(claim.record.id, claim.record.revision, claim.token, to)))
+        return due
+
+    async def _renew(self, due: list[tuple[Held, Renewal]]) -> None:
+        self._unanswered = due
+        outcomes = await self._work.renew([renewal for _, renewal in due])
+        self._unanswered = []
+        renew_at = self._clock.monotonic_ms() + self._lease_ms // 3
+        for (held, renewal), outcome in zip(due, outcomes, strict=True):
+            held.renew_at_ms = renew_at
+            if outcome is RenewOutcome.LOST:
+                self._lose(held)
+                continue
+            self._held[id(held)] = self._held.pop(id(held))
+            if self.alone is held:
+                self.alone = None
+            if outcome is not RenewOutcome.SUPERSEDED:
+                held.claim = Claim(held.claim.record, renewal.to)
+        self._on_change()
+
+    def _lose(self, held: Held) -> None:
+        log.warning("lease on %s was lost before it was settled; it may be delivered again", held.claim.record.id)
+        held.is_lost = True
+        self._held.pop(id(held), None)
+        if self.alone is held:
+            self.alone = None
+        held.taker.lost(held)
+
+    def _seconds_to_renewal(self) -> float | None:
+        now = self._clock.monotonic_ms()
+        for held in self._held.values():
+            return max(held.renew_at_ms - now, 0) / 1000
+        return None
+
+
+def _current(held: Held) -> Settlement:
+    """Return the settlement under the token that the lease has now."""
+    settlement = held.settlement
+    assert settlement is not None
+    if settlement.token != held.claim.token:
+        return replace(settlement, token=held.claim.token)
+    return settlement

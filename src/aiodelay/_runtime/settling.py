@@ -1,0 +1,83 @@
+"""From what became of a run to the settlement of its claim: values in, values out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import MsgspecError
+
+from aiodelay import recurrence
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import Again, Dead, DeadReason, Done, LateAction, Record, Settlement
+from aiodelay.transitions import is_late
+
+ERROR_LIMIT = 500
+"""Most characters of an error's text that are kept with a message."""
+
+
+def error_text(error: BaseException) -> str:
+    """Return what is kept of a handler's or sink's exception: its type and message, shortened."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
+
+
+def then_due_ms(record: Record, now_ms: int) -> int | None:
+    """Return when a series' next occurrence is due; None for a message that does not recur, or no more."""
+    rule = record.envelope.rule
+    if rule is None:
+        return None
+    try:
+        return recurrence.next_due(recurrence.decode_rule(rule), record.due_ms, now_ms)
+    except RecordFormatError:
+        return None
+
+
+def done(
+    record: Record, token: int, now_ms: int, outcome: Literal["delivered", "dropped", "skipped"] = "delivered"
+) -> Done:
+    """Settle: over."""
+    return Done(record.envelope.id, record.revision, token, then_due_ms(record, now_ms), outcome)
+
+
+def again(record: Record, token: int, now_ms: int, *, due_ms: int, attempt: int, error: str | None = None) -> Again:
+    """Settle: deliver again at `due_ms`."""
+    return Again(record.envelope.id, record.revision, token, due_ms, attempt, error, then_due_ms(record, now_ms))
+
+
+def release(record: Record, token: int, now_ms: int) -> Again:
+    """Settle: give back what was never run, as it was; a series stays where it stands."""
+    return Again(record.envelope.id, record.revision, token, now_ms, record.attempt)
+
+
+def dead(
+    record: Record, token: int, now_ms: int, *, reason: DeadReason, attempt: int, error: str | None = None
+) -> Dead:
+    """Settle: give up."""
+    return Dead(record.envelope.id, record.revision, token, reason, attempt, error, then_due_ms(record, now_ms))
+
+
+def without_running(record: Record, token: int, now_ms: int) -> Settlement | None:
+    """Return how a recurring message's claim ends without a run, if its policies say so."""
+    encoded = record.envelope.rule
+    if encoded is None:
+        return None
+    try:
+        rule = recurrence.decode_rule(encoded)
+    except RecordFormatError as error:
+        return dead(record, token, now_ms, reason="undecodable", attempt=record.attempt, error=error_text(error))
+    if is_late(record, now_ms):
+        if record.late is LateAction.DEAD_LETTER:
+            return dead(record, token, now_ms, reason="late", attempt=record.attempt)
+        return done(record, token, now_ms, "dropped")
+    if recurrence.is_missed(rule, record.due_ms, now_ms) or recurrence.is_overlapped(rule, record.live):
+        return done(record, token, now_ms, "skipped")
+    return None
+
+
+def decode_error_text(error: Exception) -> str:
+    """Return why a payload could not be read: never the payload, and no value out of it."""
+    return (
+        f"{type(error).__name__}: {error}"[:ERROR_LIMIT]
+        if isinstance(error, MsgspecError | RecordFormatError)
+        else type(error).__name__
+    )

@@ -1,0 +1,300 @@
+"""A handler's place in the dispatch loop: its demand, its runners, its time limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodelay.context import Context, Later, Reject
+from aiodelay.errors import HandlerResultError, HandlerTimeoutError
+from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
+from aiodelay.retry import GiveUp, Retry
+
+from . import settling
+from .drive import drive
+from .leases import Held, LeaseBook
+
+__all__ = ["HandlerSpec", "HandlerSubscription"]
+
+log = logging.getLogger("aiodelay.handlers")
+
+SLICE_S = 0.005
+"""A runner whose messages never wait lets others run after this long."""
+OWN_FAULT_MS = 5_000
+"""After a fault of our own, a message is tried again this much later; it costs no attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSpec:
+    """A handler as the runtime needs it.
+
+    Attributes:
+        name: The event's stable type name: its lane.
+        aliases: Former names, served by the same demand.
+        decode: Reads a payload, by its encoding.
+        call: Calls the user's function with the event and, if it wants one, the context.
+        is_coroutine: Whether `call` returns a coroutine; else it runs in a worker thread.
+        concurrency: Most runs at once.
+        timeout_ms: Longest run; None = no limit.
+    """
+
+    name: Lane
+    aliases: tuple[Lane, ...]
+    decode: Callable[[bytes, str], Any]
+    call: Callable[[Any, Context], Any]
+    is_coroutine: bool
+    concurrency: int
+    timeout_ms: int | None
+    retry: Retry
+
+
+@dataclass(slots=True)
+class _Run:
+    """One handler at work."""
+
+    held: Held
+    started_s: float
+    task: asyncio.Task[None] | None = None
+    timed_out: bool = False
+    cancels: int = 0
+
+    def cancel(self) -> None:
+        """Cancel the coroutine where it waits."""
+        if self.task is not None:
+            self.cancels += 1
+            self.task.cancel()
+
+
+@dataclass(slots=True, kw_only=True)
+class HandlerSubscription:
+    """Runs one handler's messages.
+
+    Args:
+        spec: The handler.
+        book: Where claims are settled.
+        tasks: Owns the runners.
+        context: Makes the context of one attempt, given its claim's record and lateness in ms.
+        now_ms: The store's time, for due times and lateness.
+        on_free: Called when demand has grown.
+    """
+
+    spec: HandlerSpec
+    book: LeaseBook
+    tasks: asyncio.TaskGroup
+    context: Callable[[Any, int], Context]
+    now_ms: Callable[[], int]
+    on_free: Callable[[], None]
+    concurrency: int = 0
+    in_flight: int = 0
+    is_draining: bool = False
+    _waiting: deque[Held] = field(default_factory=deque)
+    _runners: int = 0
+    _running: dict[int, _Run] = field(default_factory=dict)
+    _timer: asyncio.TimerHandle | None = None
+    _threads: ThreadPoolExecutor | None = None
+
+    def __post_init__(self) -> None:
+        self.concurrency = self.spec.concurrency
+
+    @property
+    def lane(self) -> Lane:
+        return self.spec.name
+
+    def demand(self) -> Demand:
+        """Return how many more messages the handler requests now."""
+        free = 0 if self.is_draining else self.concurrency - self.in_flight
+        return Demand(max(0, min(free, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
+
+    def deliver(self, claims: Sequence[Claim]) -> None:
+        """Take claims, no more than were requested; give them back if it is draining."""
+        self.in_flight += len(claims)
+        self._waiting.extend(self.book.add(claims, self))
+        if self.is_draining:
+            self.drain()
+        self._start_runner()
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change how many may run at once; runs that are under way end as they are."""
+        self.concurrency = concurrency
+        self._start_runner()
+        self.on_free()
+
+    def settled(self, held: Held, outcome: SettleOutcome) -> None:
+        self.in_flight -= 1
+        self.on_free()
+
+    def lost(self, held: Held) -> None:
+        run = self._running.get(id(held))
+        if run is not None:
+            run.cancel()
+
+    def drain(self) -> None:
+        """Take nothing more, and give back what has not started."""
+        self.is_draining = True
+        while self._waiting:
+            self._release(self._waiting.popleft())
+
+    def stop(self) -> None:
+        """Cancel what still runs; its messages go back to the store."""
+        self.drain()
+        for run in list(self._running.values()):
+            run.cancel()
+            if not self.spec.is_coroutine:
+                log.warning("%s runs in a thread and cannot be stopped; its message may be delivered again", self.lane)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _release(self, held: Held) -> None:
+        self.book.settle(held, settling.release(held.claim.record, held.claim.token, self.now_ms()))
+
+    # --- runners ------------------------------------------------------------------------------------------
+
+    def _start_runner(self) -> None:
+        """Start one runner; it starts more as soon as a handler waits."""
+        if self._waiting and self._runners < self.concurrency:
+            self._runners += 1
+            self.tasks.create_task(self._run(), name=f"aiodelay {self.lane}")
+
+    def _start_runners(self) -> None:
+        for _ in range(min(len(self._waiting), self.concurrency - self._runners)):
+            self._start_runner()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        slice_ends = loop.time() + SLICE_S
+        try:
+            while self._waiting and self._runners <= self.concurrency:
+                held = self._waiting.popleft()
+                if held.is_lost:
+                    self.settled(held, SettleOutcome.GONE)
+                    continue
+                self.book.settle(held, await self._handle_safely(held, loop))
+                if loop.time() >= slice_ends:
+                    await asyncio.sleep(0)
+                    slice_ends = loop.time() + SLICE_S
+        finally:
+            self._runners -= 1
+
+    async def _handle_safely(self, held: Held, loop: asyncio.AbstractEventLoop) -> Settlement:
+        try:
+            return await self._handle(held, loop)
+        except Exception:
+            log.exception("%s: delivering %s failed in aiodelay itself; trying again", self.lane, held.claim.record.id)
+            record, now = held.claim.record, self.now_ms()
+            return settling.again(record, held.claim.token, now, due_ms=now + OWN_FAULT_MS, attempt=record.attempt)
+
+    async def _handle(self, held: Held, loop: asyncio.AbstractEventLoop) -> Settlement:
+        record, token = held.claim.record, held.claim.token
+        now = self.now_ms()
+        if record.envelope.rule is not None:
+            settlement = settling.without_running(record, token, now)
+            if settlement is not None:
+                return settlement
+        try:
+            event = self.spec.decode(record.envelope.payload, record.envelope.encoding)
+        except Exception as error:  # noqa: BLE001 - whatever a user's type raises: the payload cannot be read
+            text = settling.decode_error_text(error)
+            log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)
+            return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
+        run = _Run(held, loop.time())
+        self._running[id(held)] = run
+        context = self.context(record, max(now - record.due_ms, 0))
+        try:
+            result = await self._call(run, event, context, loop)
+        except asyncio.CancelledError as error:
+            return self._cancelled(run, error)
+        except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
+            return self._failed(held, error)
+        finally:
+            del self._running[id(held)]
+            for _ in range(run.cancels):  # a handler may have outlived its cancellation; the runner goes on
+                if run.task is not None:
+                    run.task.uncancel()
+        return self._returned(held, result)
+
+    async def _call(self, run: _Run, event: Any, context: Context, loop: asyncio.AbstractEventLoop) -> Any:
+        variables = contextvars.copy_context()
+        if not self.spec.is_coroutine:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self.spec.concurrency, f"aiodelay {self.lane}")
+            self._started_waiting(run, loop)
+            return await loop.run_in_executor(self._threads, variables.run, self.spec.call, event, context)
+        coroutine: Coroutine[Any, Any, Any] = self.spec.call(event, context)
+        return await drive(coroutine, variables, lambda: self._started_waiting(run, loop))
+
+    def _started_waiting(self, run: _Run, loop: asyncio.AbstractEventLoop) -> None:
+        """A handler has given up control: from here on others may run beside it, and it can be cancelled."""
+        if self.spec.is_coroutine:
+            run.task = asyncio.current_task()
+        if self.spec.timeout_ms is not None and self._timer is None:
+            self._timer = loop.call_at(run.started_s + self.spec.timeout_ms / 1000, self._time_out)
+        if self._waiting:
+            self._start_runners()
+
+    def _time_out(self) -> None:
+        """End the runs whose time is up: the oldest stand first, and all have the same limit."""
+        self._timer = None
+        assert self.spec.timeout_ms is not None
+        loop = asyncio.get_running_loop()
+        for run in self._running.values():
+            ends = run.started_s + self.spec.timeout_ms / 1000
+            if ends > loop.time():
+                self._timer = loop.call_at(ends, self._time_out)
+                return
+            if not run.timed_out:
+                self._end_late_run(run)
+
+    def _end_late_run(self, run: _Run) -> None:
+        run.timed_out = True
+        run.cancel()
+        if not self.spec.is_coroutine:
+            log.warning(
+                "%s exceeded its timeout of %d ms in a thread, which cannot be stopped: "
+                "message %s keeps its slot and lease until it returns",
+                self.lane,
+                self.spec.timeout_ms,
+                run.held.claim.record.id,
+            )
+
+    # --- what became of a run -----------------------------------------------------------------------------
+
+    def _cancelled(self, run: _Run, error: asyncio.CancelledError) -> Settlement:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > run.cancels:
+            raise error  # the scheduler itself is being torn down
+        if run.timed_out:
+            assert self.spec.timeout_ms is not None
+            return self._failed(run.held, HandlerTimeoutError(self.lane, self.spec.timeout_ms))
+        if run.cancels:
+            return settling.release(run.held.claim.record, run.held.claim.token, self.now_ms())
+        return self._failed(run.held, error)
+
+    def _failed(self, held: Held, error: BaseException) -> Settlement:
+        record, token = held.claim.record, held.claim.token
+        attempt, text, now = record.attempt + 1, settling.error_text(error), self.now_ms()
+        decision = self.spec.retry.decide(attempt, error, random.random())
+        if isinstance(decision, GiveUp):
+            log.error("%s: message %s is given up after attempt %d: %s", self.lane, record.id, attempt, text)
+            return settling.dead(record, token, now, reason=decision.reason, attempt=attempt, error=text)
+        log.info("%s: attempt %d at %s failed: %s", self.lane, attempt, record.id, text)
+        return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=text)
+
+    def _returned(self, held: Held, result: object) -> Settlement:
+        record, token, now = held.claim.record, held.claim.token, self.now_ms()
+        if result is None:
+            return settling.done(record, token, now)
+        if isinstance(result, Later):
+            return settling.again(record, token, now, due_ms=now + result.delay_ms, attempt=record.attempt)
+        if isinstance(result, Reject):
+            return settling.dead(record, token, now, reason="rejected", attempt=record.attempt + 1, error=result.reason)
+        if inspect.iscoroutine(result):
+            result.close()
+        return self._failed(held, HandlerResultError(self.lane, type(result).__name__))

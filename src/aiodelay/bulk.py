@@ -1,0 +1,130 @@
+"""`schedule_many`: chunks of 500, several on their way at once, read on only as fast as the store takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from .errors import AiodelayError
+from .model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put
+
+__all__ = ["PartlyScheduledError", "Rejected", "schedule_in_chunks"]
+
+CHUNKS_AT_ONCE = 4
+REJECTED_SHOWN = 3
+
+
+class Rejected(Struct, frozen=True):
+    """One message that `schedule_many` could not store.
+
+    Attributes:
+        position: Its place in what was given, from 0.
+        error: Why.
+    """
+
+    position: int
+    error: AiodelayError
+
+
+class PartlyScheduledError(AiodelayError):
+    """Some messages of a `schedule_many` were refused; all others are stored."""
+
+    def __init__(self, stored: int, rejected: Sequence[Rejected]) -> None:
+        super().__init__(stored, rejected)
+        self.stored, self.rejected = stored, rejected
+
+    def __str__(self) -> str:
+        first = "; ".join(f"message {r.position}: {r.error}" for r in self.rejected[:REJECTED_SHOWN])
+        more = len(self.rejected) - REJECTED_SHOWN
+        return f"{self.stored} messages stored, {len(self.rejected)} refused: {first}" + (
+            f"; and {more} more" if more > 0 else ""
+        )
+
+
+async def schedule_in_chunks(
+    messages: Iterable[Any] | AsyncIterable[Any],
+    compose: Callable[[Any], Put],
+    send: Callable[[Sequence[Put], int], Awaitable[Sequence[Outcome]]],
+    error_of: Callable[[Put, Outcome], AiodelayError | None],
+    progress: Callable[[int], object] | None,
+) -> int:
+    """Store messages chunk by chunk.
+
+    Args:
+        messages: What to store.
+        compose: Makes the command of one, or raises.
+        send: Sends commands, given their payload bytes too.
+        error_of: Says whether an outcome is an error.
+        progress: Called with the number stored so far.
+
+    Raises:
+        PartlyScheduledError: Some were refused.
+    """
+    stored = 0
+    rejected: list[Rejected] = []
+    room = asyncio.Semaphore(CHUNKS_AT_ONCE)
+
+    async def send_chunk(chunk: list[tuple[int, Put]], size: int) -> None:
+        nonlocal stored
+        try:
+            outcomes = await send([put for _, put in chunk], size)
+        except AiodelayError as error:
+            rejected.extend(Rejected(position, error) for position, _ in chunk)
+        else:
+            errors = [
+                (position, error_of(put, outcome)) for (position, put), outcome in zip(chunk, outcomes, strict=True)
+            ]
+            refused = [Rejected(position, error) for position, error in errors if error is not None]
+            rejected.extend(refused)
+            stored += len(chunk) - len(refused)
+            if progress is not None:
+                progress(stored)
+        finally:
+            room.release()
+
+    failure: BaseException | None = None
+    async with asyncio.TaskGroup() as tasks:
+        try:
+            async for chunk, size in _chunks(messages, compose, rejected):
+                await room.acquire()
+                tasks.create_task(send_chunk(chunk, size))
+        except Exception as error:  # noqa: BLE001 - the caller's iterable failed: what was read is stored, then it is told
+            failure = error
+    if failure is not None:
+        raise failure
+    if rejected:
+        raise PartlyScheduledError(stored, sorted(rejected, key=lambda each: each.position))
+    return stored
+
+
+async def _chunks(
+    messages: Iterable[Any] | AsyncIterable[Any], compose: Callable[[Any], Put], rejected: list[Rejected]
+) -> AsyncIterator[tuple[list[tuple[int, Put]], int]]:
+    chunk: list[tuple[int, Put]] = []
+    size = position = 0
+    async for message in _each(messages):
+        try:
+            put = compose(message)
+        except AiodelayError as error:
+            rejected.append(Rejected(position, error))
+        else:
+            chunk.append((position, put))
+            size += put.envelope.size
+        position += 1
+        if len(chunk) == MAX_CLAIM_MESSAGES or size >= MAX_CLAIM_BYTES:
+            yield chunk, size
+            chunk, size = [], 0
+    if chunk:
+        yield chunk, size
+
+
+async def _each(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+    if isinstance(messages, AsyncIterable):
+        async for message in messages:
+            yield message
+    else:
+        for message in messages:
+            yield message

@@ -1,0 +1,105 @@
+"""What a handler is given beside its event, and what it may return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from . import transitions
+from .errors import ConfigurationError, shortened
+from .model import Record
+from .timeunits import Duration, from_epoch_ms, parse_duration
+
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
+
+__all__ = ["Context", "Later", "Reject"]
+
+
+class Context:
+    """One attempt at delivering one message, as its handler sees it."""
+
+    __slots__ = ("_lateness_ms", "_record", "scheduler")
+
+    def __init__(self, record: Record, lateness_ms: int, scheduler: Scheduler) -> None:
+        self._record, self._lateness_ms = record, lateness_ms
+        self.scheduler = scheduler
+        """The scheduler that delivers it; schedule from here as from anywhere."""
+
+    def __repr__(self) -> str:
+        return f"<Context {self.delivery_id} attempt {self.attempt}>"
+
+    @property
+    def id(self) -> str:
+        """The message id; of a recurring message, the series'."""
+        return transitions.base_id(self._record.envelope.id)
+
+    @property
+    def delivery_id(self) -> str:
+        """`id/revision/occurrence-due`: the same for every attempt; what to de-duplicate by."""
+        return transitions.delivery_id(self._record)
+
+    @property
+    def due(self) -> datetime:
+        """When it was due; retries do not move it."""
+        return from_epoch_ms(self._record.due_ms)
+
+    @property
+    def lateness(self) -> timedelta:
+        """Start of this attempt minus the due time, never negative."""
+        return timedelta(milliseconds=self._lateness_ms)
+
+    @property
+    def attempt(self) -> int:
+        """Which run this is, from 1; only runs that finished count."""
+        return self._record.attempt + 1
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        """The headers given when it was scheduled."""
+        return self._record.envelope.headers
+
+    @property
+    def key(self) -> bytes | None:
+        """The key given when it was scheduled."""
+        return self._record.envelope.key
+
+    @property
+    def scheduled_at(self) -> datetime:
+        """When it was scheduled, or replaced, on the store's clock."""
+        return from_epoch_ms(self._record.revision)
+
+
+class Later:
+    """Returned by a handler: deliver it again after `delay`; costs no attempt.
+
+    Raises:
+        ConfigurationError: The delay is not a duration.
+    """
+
+    __slots__ = ("delay_ms",)
+
+    def __init__(self, delay: Duration) -> None:
+        self.delay_ms = parse_duration(delay, field="Later.delay", error=ConfigurationError)
+
+    def __repr__(self) -> str:
+        return f"Later({self.delay_ms} ms)"
+
+
+class Reject:
+    """Returned by a handler: give the message up, as a dead letter with this reason.
+
+    Raises:
+        ConfigurationError: The reason is not text, or empty.
+    """
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        if not isinstance(reason, str) or not reason:
+            raise ConfigurationError("Reject.reason", shortened(reason), "a non-empty str")
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"Reject({self.reason!r})"

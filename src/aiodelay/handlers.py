@@ -1,0 +1,244 @@
+"""Handlers and event types: the first parameter's type is the route, and its stable name is what is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias, TypeVar, get_type_hints
+
+import msgspec
+
+from ._runtime.subscription import HandlerSpec
+from .codecs import codec_named
+from .context import Context, Later, Reject
+from .errors import ConfigurationError, DuplicateHandlerError, HandlerSignatureError, RecordFormatError, shortened
+from .inputs import check_type_name
+from .retry import Retry
+from .timeunits import Duration, parse_duration
+
+__all__ = ["EventTypes", "Handler", "Result", "event", "type_name"]
+
+Result: TypeAlias = Later | Reject | None
+"""What a handler may return."""
+Handler: TypeAlias = Callable[..., Awaitable[Result]] | Callable[..., Result]
+T = TypeVar("T")
+
+MAX_CONCURRENCY = 10_000
+
+
+def event(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
+    """Give an event class the stable name under which it is stored, instead of its class name.
+
+    Args:
+        name: The name from now on; 1 to 128 characters without spaces or ':'.
+        aliases: Former names: what was scheduled under them reaches the same handler.
+
+    Raises:
+        ConfigurationError: A name is not of that form, or repeated.
+    """
+    names = (check_type_name(name, "event name"), *(check_type_name(alias, "event alias") for alias in aliases))
+    if len(set(names)) < len(names):
+        raise ConfigurationError("event aliases", shortened(aliases), "names that differ from each other and the name")
+
+    def name_it(class_: type[T]) -> type[T]:
+        class_.__aiodelay_type__ = names  # type: ignore[attr-defined]
+        return class_
+
+    return name_it
+
+
+def type_names(class_: type) -> tuple[str, ...]:
+    """Return an event class's stable name and its aliases."""
+    given = class_.__dict__.get("__aiodelay_type__")
+    return given if given is not None else (class_.__name__,)
+
+
+def type_name(class_: type) -> str:
+    """Return the name under which events of this class are stored."""
+    return type_names(class_)[0]
+
+
+def is_event_class(class_: object) -> bool:
+    """Say whether instances can be events: dataclass, `msgspec.Struct`, attrs class, pydantic model."""
+    return isinstance(class_, type) and (
+        dataclasses.is_dataclass(class_)
+        or issubclass(class_, msgspec.Struct)
+        or hasattr(class_, "model_validate")
+        or hasattr(class_, "__attrs_attrs__")
+    )
+
+
+class EventTypes:
+    """The event classes a scheduler has met, by name: two classes of one name are refused."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, type] = {}
+        self._names: dict[type, str] = {}
+
+    def name_of(self, class_: type) -> str:
+        """Return the stable name of a class, and remember it.
+
+        Raises:
+            DuplicateHandlerError: Another class has this name.
+        """
+        known = self._names.get(class_)
+        if known is not None:
+            return known
+        names = type_names(class_)
+        for name in names:
+            other = self._by_name.setdefault(name, class_)
+            if other is not class_:
+                raise DuplicateHandlerError(
+                    "event type",
+                    f"{name!r}, the name of both {_path(other)} and {_path(class_)}",
+                    "one class per name; give one of them another with @event(...)",
+                )
+        self._names[class_] = names[0]
+        return names[0]
+
+    def class_named(self, name: str) -> type | None:
+        """Return the class of that name or alias, if it was met."""
+        return self._by_name.get(name)
+
+
+def _path(class_: type) -> str:
+    return f"{class_.__module__}.{class_.__qualname__}"
+
+
+def spec_of(
+    function: Handler,
+    *,
+    types: EventTypes,
+    name: str | None,
+    concurrency: int,
+    timeout: Duration | None,
+    retry: Retry,
+) -> HandlerSpec:
+    """Look at a function and describe it to the runtime.
+
+    Raises:
+        HandlerSignatureError: It cannot be called as a handler is.
+        ConfigurationError: An option is out of its range.
+    """
+    parameters, hints = _signature(function)
+    class_ = _event_class(function, parameters, hints)
+    context_name = _context_parameter(function, parameters, hints)
+    if class_ is bytes:
+        if name is None:
+            raise HandlerSignatureError(
+                _named(function), "a handler of bytes without a name", "@scheduler.handler(name='...') for bytes"
+            )
+        names, decode = (check_type_name(name, "handler name"),), _as_bytes
+    else:
+        if name is not None:
+            raise ConfigurationError(
+                "handler name", shortened(name), f"none for typed events; name {class_.__name__} with @event(...)"
+            )
+        types.name_of(class_)
+        names, decode = type_names(class_), _typed(class_)
+    return HandlerSpec(
+        name=names[0],
+        aliases=names[1:],
+        decode=decode,
+        call=_caller(function, context_name, parameters),
+        is_coroutine=_is_coroutine(function),
+        concurrency=check_concurrency(concurrency),
+        timeout_ms=None
+        if timeout is None
+        else parse_duration(timeout, field="handler timeout", error=ConfigurationError, least_ms=1),
+        retry=retry,
+    )
+
+
+def check_concurrency(concurrency: object) -> int:
+    """Check a handler's concurrency.
+
+    Raises:
+        ConfigurationError: It is out of its range.
+    """
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise ConfigurationError(
+            "handler concurrency", shortened(concurrency), f"an integer from 1 to {MAX_CONCURRENCY}"
+        )
+    return concurrency
+
+
+def _signature(function: Handler) -> tuple[list[inspect.Parameter], Mapping[str, Any]]:
+    if not callable(function):
+        raise HandlerSignatureError("handler", f"a {type(function).__qualname__}", "a function")
+    target = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    try:
+        return list(inspect.signature(function).parameters.values()), get_type_hints(target)
+    except (TypeError, ValueError, NameError) as error:
+        raise HandlerSignatureError(
+            _named(function), f"of a signature that cannot be read ({error})", "annotations that can be resolved"
+        ) from None
+
+
+def _event_class(function: Handler, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type:
+    expected = "a first positional parameter annotated with a dataclass, msgspec.Struct, pydantic model, or bytes"
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise HandlerSignatureError(_named(function), "a generator", "a coroutine function or a plain function")
+    if not parameters or parameters[0].kind not in positional:
+        raise HandlerSignatureError(_named(function), "without an event parameter", expected)
+    class_ = hints.get(parameters[0].name)
+    if class_ is bytes:
+        return bytes
+    if not isinstance(class_, type) or not is_event_class(class_):
+        got = f"with event parameter {parameters[0].name!r} of {shortened(class_)}"
+        raise HandlerSignatureError(_named(function), got, expected)
+    return class_
+
+
+def _context_parameter(function: Handler, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> str | None:
+    found = None
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for parameter in parameters[1:]:
+        if hints.get(parameter.name) is Context and found is None:
+            found = parameter.name
+        elif parameter.default is inspect.Parameter.empty and parameter.kind not in variadic:
+            raise HandlerSignatureError(
+                _named(function),
+                f"with parameter {parameter.name!r}, which nothing can fill",
+                "the event, one parameter annotated Context, and parameters with defaults",
+            )
+    return found
+
+
+def _caller(
+    function: Handler, context_name: str | None, parameters: list[inspect.Parameter]
+) -> Callable[[Any, Context], Any]:
+    if context_name is None:
+        return lambda event, context: function(event)
+    if parameters[1].name == context_name and parameters[1].kind is not inspect.Parameter.KEYWORD_ONLY:
+        return function
+    return lambda event, context: function(event, **{context_name: context})
+
+
+def _is_coroutine(function: Handler) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _typed(class_: type) -> Callable[[bytes, str], Any]:
+    decoders = {encoding: codec_named(encoding).decoder(class_) for encoding in ("json", "msgpack")}
+    json = decoders["json"]
+
+    def decode(payload: bytes, encoding: str) -> Any:
+        if encoding == "json" or not encoding:
+            return json(payload)
+        try:
+            return decoders[encoding](payload)
+        except KeyError:
+            raise RecordFormatError(f"unknown encoding {encoding[:20]!r}") from None
+
+    return decode
+
+
+def _as_bytes(payload: bytes, encoding: str) -> bytes:
+    return payload
+
+
+def _named(function: object) -> str:
+    return f"handler {getattr(function, '__qualname__', type(function).__qualname__)}"

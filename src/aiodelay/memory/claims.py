@@ -1,0 +1,251 @@
+"""What dispatching processes do: claim, settle, renew, tidy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from aiodelay import transitions as t
+from aiodelay.model import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    Again,
+    Claim,
+    Claimed,
+    Dead,
+    Demand,
+    Done,
+    Lane,
+    LaneState,
+    Record,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+    Tidied,
+)
+
+from .tables import Tables, Worker
+from .waiting import Entry, Standing
+
+__all__ = ["Claims"]
+
+
+@dataclass(slots=True)
+class _Group:
+    """What one demand gets of a claim: messages of its lane and of the lane's aliases."""
+
+    lanes: tuple[Lane, ...]
+    demand: Demand
+    taken: list[Entry] = field(default_factory=list)
+    bytes: int = 0
+
+    def take(self, entry: Entry) -> None:
+        self.taken.append(entry)
+        self.bytes += entry.record.envelope.size
+
+
+@dataclass(slots=True)
+class _Taking:
+    """A claim in the making."""
+
+    groups: list[_Group]
+    now: int
+    aside: list[Entry] = field(default_factory=list)
+    alone: Entry | None = None
+
+    @property
+    def messages(self) -> int:
+        return sum(len(group.taken) for group in self.groups)
+
+    @property
+    def bytes(self) -> int:
+        return sum(group.bytes for group in self.groups)
+
+
+class Claims(Tables):
+    """The role of dispatching processes."""
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
+        """Lease what is due; `turn` says whose turn it is to be served first."""
+        now, number = self.now_ms(), next(self._claims)
+        self._return_lapsed(now, MAX_CLAIM_MESSAGES)
+        groups = [_Group((lane, *each.aliases), each) for lane, each in demand.items() if each.messages > 0]
+        first = turn % len(groups) if groups else 0
+        entries = self._take(_Taking(groups[first:] + groups[:first], now))
+        token = t.token_for(now + lease_ms, number)
+        return Claimed([self._lease(entry, token, now) for entry in entries], now, self._next_due_ms(demand))
+
+    def _take(self, taking: _Taking) -> Sequence[Entry]:
+        """Take every group's equal share first, then what the others left; or one suspect, alone."""
+        for parts in (len(taking.groups), 1):
+            for group in taking.groups:
+                if taking.alone is None:
+                    self._fill(group, parts, taking)
+        for entry in taking.aside:
+            self._lanes[entry.record.envelope.lane].add(entry)
+        if taking.alone is not None:
+            return [taking.alone]
+        return [entry for group in taking.groups for entry in group.taken]
+
+    def _fill(self, group: _Group, parts: int, taking: _Taking) -> None:
+        """Take a group's messages, up to one of `parts` equal shares of a claim."""
+        messages, size_taken = taking.messages, taking.bytes
+        most = min(group.demand.messages, max(1, MAX_CLAIM_MESSAGES // parts))
+        while len(group.taken) < most and messages < MAX_CLAIM_MESSAGES:
+            entry = self._first_due(group.lanes, taking.now)
+            if entry is None:
+                return
+            if t.is_suspect(entry.record):
+                self._lanes[entry.record.envelope.lane].take_first()
+                if not messages:
+                    taking.alone = entry
+                    return
+                taking.aside.append(entry)
+                continue
+            size = entry.record.envelope.size
+            if messages and not _fits(size, size_taken, group, MAX_CLAIM_BYTES // parts):
+                return
+            self._lanes[entry.record.envelope.lane].take_first()
+            group.take(entry)
+            messages, size_taken = messages + 1, size_taken + size
+
+    def _first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
+        """Return the first message of these lanes that is due, left where it is; end what is late on the way."""
+        found: Entry | None = None
+        for lane in lanes:
+            while (entry := self._lanes[lane].first()) is not None and entry.place_ms <= now:
+                if not t.ends_by_itself(entry.record, now):
+                    found = entry if found is None or entry.order < found.order else found
+                    break
+                self._expire(entry, now)
+        return found
+
+    def _lease(self, entry: Entry, token: int, now: int) -> Claim:
+        if t.is_suspect(entry.record):
+            entry.record = replace(entry.record, alone=True)
+        entry.token, entry.standing = token, Standing.LEASED
+        self._leased[entry.record.id] = entry
+        self._note("claimed", entry.record, now)
+        return Claim(entry.record, token)
+
+    def _claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
+        """Answer the repetition of a claim: what it leased, as far as it still is."""
+        entries = [(self._leased.get(claim.record.id), claim.token) for claim in claims]
+        held = [Claim(entry.record, token) for entry, token in entries if entry is not None and entry.token == token]
+        return Claimed(held, self.now_ms(), self._next_due_ms(demand))
+
+    def _next_due_ms(self, demand: Mapping[Lane, Demand]) -> int | None:
+        """Return when something may be claimed in the lanes that were asked for: a due time or the end of a lease."""
+        lanes = {lane for name, each in demand.items() if each.messages > 0 for lane in (name, *each.aliases)}
+        due = [entry.place_ms for lane in lanes if (entry := self._lanes[lane].first()) is not None]
+        tokens = [entry.token for entry in self._leased.values() if entry.record.envelope.lane in lanes]
+        return min(due + [t.token_deadline_ms(token) for token in tokens], default=None)
+
+    # --- settling -----------------------------------------------------------------------------------------
+
+    def _settle(self, settlement: Settlement) -> SettleOutcome:
+        """End a claim that is still held, in one step with what follows from it."""
+        entry = self._entries.get(settlement.id)
+        if entry is None or entry.token != settlement.token:
+            is_newer = entry is not None and entry.record.revision > settlement.revision
+            return SettleOutcome.SUPERSEDED if is_newer else SettleOutcome.GONE
+        now, record = self.now_ms(), entry.record
+        recurs = record.envelope.rule is not None and not record.no_retry
+        then_due_ms = settlement.then_due_ms if recurs else None
+        self._take_out(entry)
+        lives_on = self._end_attempt(record, settlement, now, beside=then_due_ms is not None)
+        if then_due_ms is not None:
+            self._remember_answer(record, now)
+            series = t.rearmed(record, then_due_ms, retrying=lives_on)
+            self._insert(series, series.due_ms)
+        elif not lives_on:
+            self._forget(record, now)
+        return SettleOutcome.SETTLED
+
+    def _end_attempt(self, record: Record, settlement: Settlement, now: int, *, beside: bool) -> bool:
+        """Do with a message what the settlement says; say whether it is tried again, `beside` its series or not."""
+        match settlement:
+            case Again() if not record.no_retry:
+                failed = t.after_failure(record, settlement)
+                failed = t.as_occurrence(failed) if beside else failed
+                self._insert(failed, t.retry_place(failed, settlement.due_ms))
+                self._note("again", failed, now, settlement.error or "")
+                return True
+            case Again():
+                self._note("dropped", record, now, "cancelled in flight")
+            case Dead():
+                self._bury(t.after_failure(record, settlement), settlement.reason, now)
+            case Done():
+                self._note(settlement.outcome, record, now)
+        return False
+
+    def _renew(self, renewal: Renewal, now: int) -> RenewOutcome:
+        """Set a lease from one token to another; only one that nobody else has taken, and no further than allowed."""
+        entry = self._entries.get(renewal.id)
+        if entry is None or entry.token not in (renewal.token, renewal.to):
+            is_newer = entry is not None and entry.record.revision > renewal.revision
+            return RenewOutcome.SUPERSEDED if is_newer else RenewOutcome.LOST
+        if t.is_lease_too_long(renewal.to, now):
+            return RenewOutcome.LOST
+        entry.token = renewal.to
+        entry.record = t.after_renewal(entry.record)
+        return RenewOutcome.CANCELLED if entry.record.no_retry else RenewOutcome.RENEWED
+
+    # --- housekeeping -------------------------------------------------------------------------------------
+
+    def _tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
+        now = self.now_ms()
+        worker.lanes, worker.seen_ms = frozenset(lanes), now
+        lapsed = self._return_lapsed(now, limit)
+        expired = self._expire_late(now, limit)
+        for remembered in (self._answers, self._revisions, self._tombstones):
+            remembered.forget(now, 100 * limit)
+        states = [self._lane_state(name, now) for name, lane in self._lanes.items() if lane.messages]
+        return Tidied(now, lapsed, expired, states)
+
+    def _return_lapsed(self, now: int, limit: int) -> int:
+        """Put back what was claimed and not settled in time; end what must not be tried again."""
+        over = [entry for entry in self._leased.values() if t.is_lease_over(entry.token, now)][:limit]
+        for entry in over:
+            record = t.after_lapse(entry.record)
+            if record == "killed_worker":
+                self._bury(replace(entry.record, kills=t.KILLS_TO_DEATH, alone=False), "killed_worker", now)
+                self._end(entry, now)
+            elif record.no_retry:
+                self._note("dropped", record, now, "cancelled in flight")
+                self._end(entry, now)
+            else:
+                self._insert(record, entry.place_ms)
+                self._note("lapsed", record, now)
+        return len(over)
+
+    def _expire_late(self, now: int, limit: int) -> int:
+        """End what is late, also in lanes that nobody serves; what is held waits until it is released."""
+        expired = 0
+        while expired < limit and (entry := self._expiring.first()) is not None:
+            if not (entry.place_ms <= now and t.ends_by_itself(entry.record, now)):
+                break
+            self._expiring.pop()
+            if self._lanes[entry.record.envelope.lane].holds(entry):
+                self._expiring_held.append(entry)
+            else:
+                self._expire(entry, now)
+                expired += 1
+        return expired
+
+    def _lane_state(self, name: Lane, now: int) -> LaneState:
+        first = self._lanes[name].first()
+        oldest = first.place_ms if first is not None and first.place_ms <= now else None
+        return LaneState(name, oldest, self._is_served(name, now))
+
+
+def _fits(size: int, size_taken: int, group: _Group, share: int) -> bool:
+    """Say whether a claim that holds some messages has room for one more; a group's first may exceed its demand."""
+    if size_taken + size > MAX_CLAIM_BYTES or group.bytes + size > share:
+        return False
+    return not group.taken or group.bytes + size <= group.demand.max_bytes

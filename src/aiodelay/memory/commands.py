@@ -1,0 +1,130 @@
+"""What `apply` does: put, cancel, reschedule, fire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec.structs import replace
+
+from aiodelay import transitions as t
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
+    Cancel,
+    Command,
+    Fire,
+    Outcome,
+    Put,
+    Record,
+    Refused,
+    Reschedule,
+    SourcePosition,
+    Stored,
+)
+
+from .tables import Tables
+from .waiting import Entry
+
+__all__ = ["Commands"]
+
+
+class Commands(Tables):
+    """The role that every process has."""
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        """Carry out commands in order."""
+        now = self.now_ms()
+        if source is not None:
+            if source.position <= self._positions.get(source.source, -1):
+                return [Refused("passed")] * len(commands)
+            self._positions[source.source] = source.position
+        return [self._apply(command, now) for command in commands]
+
+    def _apply(self, command: Command, now: int) -> Outcome:
+        """Carry out a command, or answer its repetition as it was answered first."""
+        entry = self._entries.get(command.id)
+        outcome = self._answers.get(command.op, now)
+        if outcome is not None:
+            return outcome
+        if entry is not None and entry.record.op == command.op:
+            return t.first_answer(entry.record)
+        match command:
+            case Put():
+                outcome = self._put(command, entry, now)
+            case Cancel():
+                outcome = self._cancel(entry, now)
+            case Reschedule():
+                outcome = self._reschedule(command, entry, now)
+            case Fire():
+                outcome = self._fire(entry, now)
+        if not (isinstance(outcome, Stored) and outcome.answer == "stored"):  # the record itself tells that one
+            self._answers.add(command.op, outcome, until_ms=now + RETRY_WINDOW_MS)
+        return outcome
+
+    def _put(self, put: Put, entry: Entry | None, now: int) -> Outcome:
+        verdict = t.put_verdict(
+            put.conflict,
+            put.envelope.rule,
+            None if entry is None else entry.record.envelope,
+            in_flight=entry is not None and entry.token != 0,
+            ended_version=self._tombstones.get(put.id, now),
+        )
+        if isinstance(verdict, Refused):
+            return verdict
+        if entry is not None:
+            if verdict in ("kept", "in_flight"):
+                return Stored(verdict, entry.record.revision, entry.record.due_ms)
+            self._end_retries(entry.record, now)
+            self._end(entry, now)
+        revision = t.next_revision(now, self._revisions.get(put.id, now))
+        record = t.record_of(put, t.due_of(put.due, now), revision)
+        self._insert(record, record.due_ms)
+        self._note(verdict, record, now)
+        return Stored(verdict, revision, record.due_ms)
+
+    def _cancel(self, entry: Entry | None, now: int) -> Outcome:
+        if entry is None:
+            return Refused("not_found")
+        retry_in_flight = self._end_retries(entry.record, now)
+        if entry.token:
+            entry.record = replace(entry.record, no_retry=True)
+        else:
+            self._end(entry, now)
+        answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or retry_in_flight else "cancelled"
+        self._note("cancelled", entry.record, now, "in flight" if answer == "in_flight" else "")
+        return Stored(answer, entry.record.revision, entry.record.due_ms)
+
+    def _end_retries(self, series: Record, now: int) -> bool:
+        """End the retries that go on beside a series; say whether one of them is in flight."""
+        retries = [self._entries.get(t.occurrence_id(series.id, due)) for due in series.live]
+        in_flight = False
+        for entry in retries:
+            if entry is not None and entry.token:
+                entry.record = replace(entry.record, no_retry=True)
+                in_flight = True
+            elif entry is not None:
+                self._end(entry, now)
+        return in_flight
+
+    def _reschedule(self, command: Reschedule, entry: Entry | None, now: int) -> Outcome:
+        if entry is None:
+            return Refused("not_found")
+        if entry.token:
+            return Refused("too_late")
+        record = t.moved(entry.record, t.due_of(command.due, now))
+        return self._move(entry, record, record.due_ms, "rescheduled", now)
+
+    def _fire(self, entry: Entry | None, now: int) -> Outcome:
+        if entry is None:
+            return Refused("not_found")
+        if entry.token:
+            return Refused("in_flight")
+        return self._move(entry, t.fired(entry.record, now), min(entry.place_ms, now), "fired", now)
+
+    def _move(
+        self, entry: Entry, record: Record, place_ms: int, answer: Literal["rescheduled", "fired"], now: int
+    ) -> Outcome:
+        self._remember_answer(entry.record, now)
+        self._insert(record, place_ms)
+        self._note(answer, record, now)
+        return Stored(answer, record.revision, record.due_ms)

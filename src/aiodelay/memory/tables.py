@@ -1,0 +1,145 @@
+"""The memory store's tables, and the steps on them that everything else is made of."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection
+from itertools import count
+
+from msgspec.structs import replace
+
+from aiodelay import transitions as t
+from aiodelay.clock import Clock, SystemClock
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
+    TOMBSTONE_WINDOW_MS,
+    DeadKey,
+    DeadLetter,
+    DeadReason,
+    JournalEntry,
+    Lane,
+    LateAction,
+    Outcome,
+    Record,
+)
+from aiodelay.wakeup import WakeUp
+
+from .waiting import Entry, LaneQueue, Remembered, Standing, Waiting
+
+__all__ = ["SERVED_WINDOW_MS", "Tables", "Worker"]
+
+SERVED_WINDOW_MS = 60_000
+"""A worker that tidied within this many ms counts as alive."""
+
+
+class Worker:
+    """A dispatching process as the store knows it: its wake-up, what it serves, and since when it was not heard of."""
+
+    def __init__(self, lanes: Collection[Lane], now_ms: int) -> None:
+        self.wakeup = WakeUp()
+        self.lanes, self.seen_ms = frozenset(lanes), now_ms
+
+
+class Tables:
+    """All that a memory store holds."""
+
+    def __init__(self, *, clock: Clock | None = None, journal: int = 0) -> None:
+        self._clock = clock or SystemClock()
+        self._entries: dict[str, Entry] = {}
+        self._leased: dict[str, Entry] = {}
+        self._lanes: defaultdict[Lane, LaneQueue] = defaultdict(LaneQueue)
+        self._expiring = Waiting(lambda entry: entry.standing in (Standing.IN_LANE, Standing.PARKED))
+        self._expiring_held: list[Entry] = []
+        self._dead: dict[DeadKey, DeadLetter] = {}
+        self._answers: Remembered[bytes, Outcome] = Remembered()  # by op
+        self._revisions: Remembered[str, int] = Remembered()  # of ids that ended
+        self._tombstones: Remembered[str, int] = Remembered()  # versions of ids that ended
+        self._positions: dict[str, int] = {}
+        self._journal: deque[JournalEntry] | None = deque(maxlen=journal) if journal else None
+        self._workers: set[Worker] = set()
+        self._sequence, self._numbers, self._claims = count(1), count(1), count(1)
+
+    def now_ms(self) -> int:
+        """Return the clock's time."""
+        return self._clock.now_ms()
+
+    def _insert(self, record: Record, place_ms: int) -> None:
+        """Put a message into its lane, in the place of what stood under its id."""
+        if record.id in self._entries:
+            self._take_out(self._entries[record.id])
+        entry = self._entries[record.id] = Entry(record, place_ms, next(self._sequence))
+        lane = self._lanes[record.envelope.lane]
+        lane.messages += 1
+        lane.add(entry)
+        if record.late is not LateAction.DELIVER and record.envelope.rule is None:
+            self._expiring.push(max(place_ms, record.expires_ms + 1), entry)
+        self._wake()
+
+    def _take_out(self, entry: Entry) -> None:
+        """Take a message out of wherever it stands."""
+        lane = self._lanes[entry.record.envelope.lane]
+        lane.messages -= 1
+        if entry.standing is Standing.PARKED:
+            lane.unpark(entry)
+        entry.standing = Standing.GONE
+        self._entries.pop(entry.record.id, None)
+        self._leased.pop(entry.record.id, None)
+
+    def _end(self, entry: Entry, now: int) -> None:
+        """Take a message out for good."""
+        self._take_out(entry)
+        self._forget(entry.record, now)
+
+    def _forget(self, record: Record, now: int) -> None:
+        """Remember for a while what is needed of a message that is gone."""
+        occurrence = t.occurrence_of(record.id)
+        if occurrence is not None:
+            self._leave_series(*occurrence)
+            return
+        self._remember_answer(record, now)
+        self._revisions.add(record.id, record.revision, until_ms=now + RETRY_WINDOW_MS)
+        if record.envelope.version is not None:
+            version = max(record.envelope.version, self._tombstones.get(record.id, now) or 0)
+            self._tombstones.add(record.id, version, until_ms=now + TOMBSTONE_WINDOW_MS)
+
+    def _remember_answer(self, record: Record, now: int) -> None:
+        """Remember what the put that made this record was answered, before the record stops telling it."""
+        until = record.revision + RETRY_WINDOW_MS
+        if until > now and record.op != t.NO_OP and self._answers.get(record.op, now) is None:
+            self._answers.add(record.op, t.first_answer(record), until_ms=until)
+
+    def _leave_series(self, series_id: str, due_ms: int) -> None:
+        """Strike an occurrence that has ended from its series' list."""
+        series = self._entries.get(series_id)
+        if series is not None and due_ms in series.record.live:
+            live = tuple(due for due in series.record.live if due != due_ms)
+            series.record = replace(series.record, live=live)
+
+    def _bury(self, record: Record, reason: DeadReason, now: int) -> None:
+        """Keep a message, or the occurrence at which a series stands, as a dead letter."""
+        if record.envelope.rule is not None:
+            record = t.as_occurrence(record)
+        letter = DeadLetter(record, reason, now)
+        self._dead[letter.key] = letter
+        self._note("dead", record, now, reason)
+
+    def _expire(self, entry: Entry, now: int) -> None:
+        """End a message that is late, as its policy says."""
+        if entry.record.late is LateAction.DEAD_LETTER:
+            self._bury(entry.record, "late", now)
+        else:
+            self._note("dropped", entry.record, now, "late")
+        self._end(entry, now)
+
+    def _note(self, event: str, record: Record, now: int, detail: str = "") -> None:
+        if self._journal is not None:
+            number, lane = next(self._numbers), record.envelope.lane
+            entry = (number, now, event, record.id, record.revision, lane, record.due_ms, record.attempt, detail)
+            self._journal.append(JournalEntry(*entry))
+
+    def _wake(self) -> None:
+        for worker in self._workers:
+            worker.wakeup.set()
+
+    def _is_served(self, lane: Lane, now: int) -> bool:
+        return any(lane in worker.lanes and worker.seen_ms > now - SERVED_WINDOW_MS for worker in self._workers)

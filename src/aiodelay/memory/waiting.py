@@ -1,0 +1,144 @@
+"""What the memory store keeps of a message, and the two orders in which it looks for them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable
+from enum import Enum, auto
+from itertools import islice, takewhile
+from typing import Generic, TypeVar
+
+from aiodelay.model import Record
+
+__all__ = ["Entry", "LaneQueue", "Remembered", "Standing", "Waiting"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+_SWEEP_AT = 1024
+
+
+class Standing(Enum):
+    """Where an entry is: in its lane, beside it because its address is held, leased, or nowhere any more."""
+
+    IN_LANE = auto()
+    PARKED = auto()
+    LEASED = auto()
+    GONE = auto()
+
+
+class Entry:
+    """A message from one insertion to the next: its record, its place and sequence, and its claim's token."""
+
+    __slots__ = ("place_ms", "record", "sequence", "standing", "token")
+
+    def __init__(self, record: Record, place_ms: int, sequence: int) -> None:
+        self.record, self.place_ms, self.sequence = record, place_ms, sequence
+        self.standing = Standing.IN_LANE
+        self.token = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place, then the order of scheduling."""
+        return self.place_ms, self.sequence
+
+
+class Waiting:
+    """Entries by time, then sequence. Those that no longer count are skipped, and swept out now and then."""
+
+    def __init__(self, counts: Callable[[Entry], bool]) -> None:
+        self._counts = counts
+        self._heap: list[tuple[int, int, Entry]] = []
+        self._sweep_at = _SWEEP_AT
+
+    def push(self, at_ms: int, entry: Entry) -> None:
+        """Add an entry."""
+        heapq.heappush(self._heap, (at_ms, entry.sequence, entry))
+        if len(self._heap) > self._sweep_at:
+            self._heap = [item for item in self._heap if self._counts(item[2])]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(_SWEEP_AT, 2 * len(self._heap))
+
+    def first(self) -> Entry | None:
+        """Return the first entry that counts."""
+        while self._heap:
+            entry = self._heap[0][2]
+            if self._counts(entry):
+                return entry
+            heapq.heappop(self._heap)
+        return None
+
+    def first_ms(self) -> int | None:
+        """Return the time of the first entry that counts."""
+        return None if self.first() is None else self._heap[0][0]
+
+    def pop(self) -> Entry:
+        """Take out what `first` has just returned."""
+        return heapq.heappop(self._heap)[2]
+
+
+class LaneQueue:
+    """The messages of one lane, and what of it is held."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.is_held = False
+        self.held: set[str] = set()
+        self._waiting = Waiting(lambda entry: entry.standing is Standing.IN_LANE)
+        self._parked: dict[str, dict[int, Entry]] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Put an entry in its place."""
+        entry.standing = Standing.IN_LANE
+        self._waiting.push(entry.place_ms, entry)
+
+    def first(self) -> Entry | None:
+        """Return the first message that is not held; what is held at an address is parked on the way."""
+        if self.is_held:
+            return None
+        while (entry := self._waiting.first()) is not None and entry.record.envelope.address in self.held:
+            self._waiting.pop()
+            entry.standing = Standing.PARKED
+            self._parked.setdefault(entry.record.envelope.address, {})[entry.sequence] = entry
+        return entry
+
+    def take_first(self) -> None:
+        """Take out what `first` has just returned."""
+        self._waiting.pop()
+
+    def unpark(self, entry: Entry) -> None:
+        """Forget an entry that is parked and will not come back."""
+        del self._parked[entry.record.envelope.address][entry.sequence]
+
+    def holds(self, entry: Entry) -> bool:
+        """Say whether the entry's lane or address is held."""
+        return self.is_held or entry.record.envelope.address in self.held
+
+    def release(self, address: str) -> None:
+        """Put back what is parked for an address, in its old order."""
+        self.held.discard(address)
+        for entry in self._parked.pop(address, {}).values():
+            self.add(entry)
+
+
+class Remembered(Generic[K, V]):
+    """Values that are remembered until a time."""
+
+    def __init__(self) -> None:
+        self._values: dict[K, tuple[int, V]] = {}  # oldest first
+
+    def add(self, what: K, value: V, *, until_ms: int) -> None:
+        """Remember a value, in the place of an earlier one."""
+        self._values.pop(what, None)
+        self._values[what] = (until_ms, value)
+
+    def get(self, what: K, now_ms: int) -> V | None:
+        """Return a value that is still remembered."""
+        until_ms, value = self._values.get(what, (now_ms, None))
+        return value if until_ms > now_ms else None
+
+    def forget(self, now_ms: int, limit: int) -> None:
+        """Drop what is past its time, oldest first."""
+        past = takewhile(lambda item: item[1][0] <= now_ms, self._values.items())
+        for what in [what for what, _ in islice(past, limit)]:
+            del self._values[what]

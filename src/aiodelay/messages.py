@@ -1,0 +1,210 @@
+"""From what a caller gives to the command that stores it; nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from . import recurrence
+from .codecs import Codec
+from .errors import (
+    ConfigurationError,
+    InputError,
+    PayloadTypeError,
+    ScheduleTimeError,
+    TargetError,
+    UnknownSinkError,
+    UnsupportedByStoreError,
+    shortened,
+)
+from .handlers import EventTypes, is_event_class
+from .identifiers import new_id, new_op
+from .inputs import (
+    Targets,
+    check_headers,
+    check_id,
+    check_key,
+    check_payload_size,
+    check_type_name,
+    due_of,
+    split_target,
+)
+from .model import NO_HEADERS, After, At, Conflict, Envelope, Late, Put, ScheduleOutcome
+from .ports import Sink, StoreTraits
+from .recurrence import Cron, Every
+from .timeunits import Duration, from_epoch_ms
+
+__all__ = ["HANDLER_TARGET", "Composer", "Message", "Scheduled"]
+
+HANDLER_TARGET = "handler"
+"""`to="handler:<type name>"` reaches a handler by its name: for bytes, and for other languages."""
+
+
+class Message(Struct, frozen=True, kw_only=False):
+    """One message for `schedule_many`; the fields are the arguments of `schedule`."""
+
+    event: Any
+    at: datetime | None = None
+    delay: Duration | None = None
+    every: Every | Cron | None = None
+    id: str | None = None
+    to: str | None = None
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = NO_HEADERS
+    conflict: Conflict = Conflict.replace()
+    late: Late = Late.deliver()
+
+
+class Scheduled(Struct, frozen=True):
+    """What became of `schedule()`.
+
+    Attributes:
+        id: The message id: yours, or one made for it.
+        due_ms: When it is due, epoch ms on the store's clock.
+        revision: Grows with each replacement.
+        outcome: Whether it was stored, replaced another, or left another as it is.
+    """
+
+    id: str
+    due_ms: int
+    revision: int
+    outcome: ScheduleOutcome
+
+    @property
+    def due(self) -> datetime:
+        """When it is due, aware, UTC."""
+        return from_epoch_ms(self.due_ms)
+
+
+class Composer:
+    """Checks and encodes messages for one scheduler.
+
+    Args:
+        codec: Writes typed events.
+        sinks: By name.
+        targets: Which destinations are allowed.
+        max_payload: Most bytes of a payload.
+        traits: Of the store.
+        types: The event classes met so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        codec: Codec,
+        sinks: Mapping[str, Sink],
+        targets: Targets,
+        max_payload: int,
+        traits: StoreTraits,
+        types: EventTypes,
+    ) -> None:
+        self._codec, self._sinks, self._targets = codec, sinks, targets
+        self._max_payload, self._traits, self._types = max_payload, traits, types
+
+    def put(self, message: Message, now_ms: int) -> Put:
+        """Return the command that stores a message.
+
+        Raises:
+            InputError: Names the field, the value and what is allowed.
+            ConfigurationError: The store or the scheduler cannot do what is asked.
+        """
+        message_id = new_id() if message.id is None else check_id(message.id)
+        try:
+            return self._put(message, message_id, now_ms)
+        except InputError as error:
+            if error.message_id is None and message.id is not None:
+                raise type(error)(error.field, error.value, error.allowed, message_id) from error.__cause__
+            raise
+
+    def _put(self, message: Message, message_id: str, now_ms: int) -> Put:
+        conflict, late = message.conflict, message.late
+        if not isinstance(conflict, Conflict):
+            raise ConfigurationError(
+                "conflict", shortened(conflict), "Conflict.replace(), .keep(), .newer(n), .error()"
+            )
+        if conflict.mode not in self._traits.conflicts:
+            raise UnsupportedByStoreError("conflict", conflict.mode, " ".join(sorted(self._traits.conflicts)))
+        if not isinstance(late, Late):
+            raise ConfigurationError(
+                "late", shortened(late), "Late.deliver(), .drop(after=...), .dead_letter(after=...)"
+            )
+        due, rule = self._due(message, now_ms)
+        lane, address, type_ = self._destination(message.event, message.to, message_id)
+        payload, encoding = self._payload(message.event)
+        check_payload_size(payload, self._max_payload, message_id)
+        envelope = Envelope(
+            message_id,
+            lane,
+            address,
+            type_,
+            encoding,
+            payload,
+            check_key(message.key, message_id),
+            NO_HEADERS if not message.headers else check_headers(message.headers, message_id),
+            version=conflict.version,
+            rule=rule,
+        )
+        return Put(new_op(), envelope, due, conflict, late)
+
+    def _due(self, message: Message, now_ms: int) -> tuple[At | After, dict[str, str | int] | None]:
+        every = message.every
+        if every is None:
+            return due_of(message.at, message.delay, now_ms), None
+        if message.at is not None or message.delay is not None:
+            raise ScheduleTimeError("at, delay, every", "several given", "exactly one of them")
+        if not isinstance(every, Every | Cron):
+            raise ScheduleTimeError("every", shortened(every), "Every('10m') or Cron('0 9 * * mon', tz='Europe/Paris')")
+        return At(recurrence.first_due(every, now_ms)), recurrence.encode_rule(every)
+
+    def _destination(self, event: object, to: str | None, message_id: str) -> tuple[str, str, str]:
+        """Return lane, address and stored type name."""
+        class_ = type(event)
+        if to is None:
+            if class_ is bytes:
+                raise TargetError("to", "missing", "'<sink>:<address>', because bytes name no handler", message_id)
+            return self._event_name(class_), "", ""
+        sink_name, address = split_target(to, message_id)
+        self._targets.check(to, message_id)
+        if sink_name == HANDLER_TARGET:
+            return check_type_name(address, "to"), "", ""
+        sink = self._sinks.get(sink_name)
+        if sink is None:
+            known = ", ".join(f"{name}:" for name in sorted({*self._sinks, HANDLER_TARGET}))
+            raise UnknownSinkError("sink in to", repr(sink_name), f"{known} (name others in Scheduler(sinks=[...]))")
+        sink.check(address)
+        return sink_name, address, "" if class_ is bytes else self._event_name(class_)
+
+    def _event_name(self, class_: type) -> str:
+        if not is_event_class(class_):
+            raise PayloadTypeError(
+                "event",
+                f"a {class_.__qualname__}",
+                "bytes with to=, or a dataclass, msgspec.Struct, attrs class or pydantic model",
+            )
+        return self._types.name_of(class_)
+
+    def _payload(self, event: object) -> tuple[bytes, Any]:
+        if isinstance(event, bytes):
+            return event, ""
+        if not is_event_class(type(event)):
+            self._event_name(type(event))
+        return self._codec.encode(event), self._codec.encoding
+
+
+def names_of(sinks: Collection[Sink]) -> dict[str, Sink]:
+    """Return sinks by name.
+
+    Raises:
+        ConfigurationError: Two have the same name, or one that is reserved.
+    """
+    named: dict[str, Sink] = {}
+    for sink in sinks:
+        if sink.name in named or sink.name == HANDLER_TARGET:
+            raise ConfigurationError(
+                "sinks", f"two named {sink.name!r}", f"one sink per name, and none {HANDLER_TARGET!r}"
+            )
+        named[sink.name] = sink
+    return named

@@ -1,0 +1,688 @@
+"""The values that pass between scheduler, dispatcher, stores and sinks, and the one table of a record's fields.
+
+Times are epoch milliseconds on the store's clock unless a name says otherwise. Values on the hot path are frozen
+`msgspec.Struct`s; they hold no cycles, so the garbage collector need not look at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from .errors import ConfigurationError, shortened
+from .timeunits import Duration, parse_duration
+
+__all__ = [
+    "FIELDS",
+    "FORMAT_VERSION",
+    "LEASE_MS",
+    "MAX_CLAIM_BYTES",
+    "MAX_CLAIM_MESSAGES",
+    "MAX_LEASE_MS",
+    "RETRY_WINDOW_MS",
+    "TOMBSTONE_WINDOW_MS",
+    "After",
+    "Again",
+    "At",
+    "Cancel",
+    "CancelOutcome",
+    "Claim",
+    "Claimed",
+    "Command",
+    "Conflict",
+    "Dead",
+    "DeadKey",
+    "DeadLetter",
+    "DeadReason",
+    "Delivery",
+    "Demand",
+    "Done",
+    "Envelope",
+    "Failed",
+    "Field",
+    "Fire",
+    "FireOutcome",
+    "JournalEntry",
+    "Lane",
+    "LaneCounts",
+    "LaneState",
+    "Late",
+    "LateAction",
+    "LoadBucket",
+    "Outcome",
+    "Put",
+    "Query",
+    "Record",
+    "Refused",
+    "RenewOutcome",
+    "Renewal",
+    "Reschedule",
+    "RescheduleOutcome",
+    "ScheduleOutcome",
+    "SendOutcome",
+    "Sent",
+    "SettleOutcome",
+    "Settlement",
+    "Snapshot",
+    "SourcePosition",
+    "State",
+    "Stored",
+    "Tidied",
+    "Unknown",
+    "WorkStatus",
+]
+
+Lane: TypeAlias = str
+"""The unit of demand: a handler's event type, or a sink's name."""
+
+LEASE_MS = 15_000
+"""How long a claim lasts, in ms, unless it is renewed; it is renewed at a third of this."""
+MAX_LEASE_MS = 60_000
+"""No lease may end further ahead than this; one that does was made by a clock that has since stepped back."""
+RETRY_WINDOW_MS = 30_000
+"""How long a store remembers the op of a command whose record is gone, in ms: repeats within it are safe."""
+TOMBSTONE_WINDOW_MS = 86_400_000
+"""How long a store remembers the version of an ended message that carried one, in ms."""
+MAX_CLAIM_MESSAGES = 500
+MAX_CLAIM_BYTES = 1_048_576
+
+
+# --- the same id again, and too late ----------------------------------------------------------------------
+
+
+class Conflict(Struct, frozen=True):
+    """What scheduling an id that is already pending or in flight does; use the class methods.
+
+    The whole table stands in docs/guarantees.md, "The same id again".
+    """
+
+    mode: Literal["replace", "keep", "newer", "error"]
+    version: int | None = None
+
+    @classmethod
+    def replace(cls) -> Conflict:
+        """The newest wins: payload, time and attempts are those of this call (the default)."""
+        return _REPLACE
+
+    @classmethod
+    def keep(cls) -> Conflict:
+        """The first wins, unless both recur and this call's rule differs from the stored one."""
+        return _KEEP
+
+    @classmethod
+    def newer(cls, version: int) -> Conflict:
+        """The higher version wins, also over a message that ended within the last 24 h.
+
+        Args:
+            version: Yours, 0 to 2**63-1; compared with the stored message's, or its tombstone's.
+
+        Raises:
+            ConfigurationError: The version is not an integer in that range.
+        """
+        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < 1 << 63:
+            raise ConfigurationError("conflict.version", shortened(version), "an integer from 0 to 2**63-1")
+        return cls("newer", version)
+
+    @classmethod
+    def error(cls) -> Conflict:
+        """Refuse with `DuplicateIdError`."""
+        return _ERROR
+
+
+_REPLACE, _KEEP, _ERROR = Conflict("replace"), Conflict("keep"), Conflict("error")
+
+
+class LateAction(IntEnum):
+    """What happens to an occurrence claimed later than it may be."""
+
+    DELIVER = 0
+    DROP = 1
+    DEAD_LETTER = 2
+
+
+class Late(Struct, frozen=True):
+    """What a claim later than `after` past the due time does: first attempts and retries, live and after a restart."""
+
+    action: LateAction = LateAction.DELIVER
+    after_ms: int = 0
+
+    @classmethod
+    def deliver(cls) -> Late:
+        """Deliver however late (the default)."""
+        return _DELIVER
+
+    @classmethod
+    def drop(cls, after: Duration) -> Late:
+        """Drop the occurrence, counted, when it is claimed later than `after` past its due time."""
+        return cls(LateAction.DROP, parse_duration(after, field="late.after", error=ConfigurationError))
+
+    @classmethod
+    def dead_letter(cls, after: Duration) -> Late:
+        """Move the occurrence to the dead letters when it is claimed later than `after` past its due time."""
+        return cls(LateAction.DEAD_LETTER, parse_duration(after, field="late.after", error=ConfigurationError))
+
+
+_DELIVER = Late()
+
+
+class At(Struct, frozen=True, gc=False):
+    """Due at an instant, epoch ms; in the past it is due now."""
+
+    ms: int
+
+
+class After(Struct, frozen=True, gc=False):
+    """Due this many ms from now, on the store's clock."""
+
+    ms: int
+
+
+# --- a message as it is stored ----------------------------------------------------------------------------
+
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+NO_TRACE: Mapping[str, str] = MappingProxyType({})
+
+
+class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What the caller gave: it never changes while the message lives.
+
+    Attributes:
+        id: The message id, text.
+        lane: The event's type name, or the sink's name.
+        address: Where in the sink; empty for a handler.
+        type: The event's stable type name; empty for raw bytes, and where it equals the lane.
+        encoding: How the payload is written: `""` (raw bytes), `"json"` or `"msgpack"`.
+        payload: The bytes to deliver.
+        key: The sink's message key, if any.
+        headers: The caller's headers, delivered byte for byte.
+        trace: The trace context of the span that scheduled it.
+        version: The caller's version (`Conflict.newer`), if any.
+        rule: The recurrence rule, as `recurrence.encode_rule` writes it, if it recurs.
+    """
+
+    id: str
+    lane: Lane
+    address: str = ""
+    type: str = ""
+    encoding: Literal["", "json", "msgpack"] = ""
+    payload: bytes = b""
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = NO_HEADERS
+    trace: Mapping[str, str] = NO_TRACE
+    version: int | None = None
+    rule: Mapping[str, str | int] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against demand and limits: payload, key and headers."""
+        size = len(self.payload)
+        if self.key is not None:
+            size += len(self.key)
+        for name, value in self.headers.items():
+            size += len(name) + len(value)
+        return size
+
+
+class Record(Struct, frozen=True, gc=False, omit_defaults=True):
+    """An envelope and its state; what a store keeps under the id.
+
+    Attributes:
+        revision: Store ms at the put, or the last known revision + 1: new at each put, replace and redrive.
+        due_ms: When this occurrence may be delivered at the earliest; retries do not move it.
+        expires_ms: Claims later than this are `late`; 0 = never.
+        attempt: Runs that finished.
+        lapses: Leases that ended unsettled, in a row.
+        kills: Lapses while it was claimed alone.
+        alone: The current claim was given out alone.
+        no_retry: Cancelled while in flight: this attempt is the last.
+        op: 8 bytes; the command that wrote this revision.
+        live: Of a series: due times of earlier occurrences that are still being retried.
+    """
+
+    envelope: Envelope
+    revision: int
+    due_ms: int
+    op: bytes
+    expires_ms: int = 0
+    late: LateAction = LateAction.DELIVER
+    attempt: int = 0
+    lapses: int = 0
+    kills: int = 0
+    alone: bool = False
+    no_retry: bool = False
+    live: tuple[int, ...] = ()
+    first_error: str | None = None
+    last_error: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.envelope.id
+
+
+class Field(NamedTuple):
+    """One field of a record, in each of its representations.
+
+    Attributes:
+        name: Attribute of `Envelope` or `Record`.
+        prefix: Format in the record's fixed prefix: `u8`, `u16`, `u48`, `u64?` (only if flagged), `8s` or `flag:<bit>`.
+        body: Key in the record's MessagePack body; left out of the body where the value is the default.
+        column: Column of the SQLite table `messages`.
+        meaning: One line for docs/formats.md.
+    """
+
+    name: str
+    prefix: str | None
+    body: str | None
+    column: str
+    meaning: str
+
+
+FORMAT_VERSION = 1
+
+FIELDS: tuple[Field, ...] = (
+    Field("lane", "u16", None, "lane", "number of the lane, from the store's table of lanes"),
+    Field("revision", "u48", None, "revision", "epoch ms of the put, unique and growing per id"),
+    Field("due_ms", "u48", None, "due_ms", "epoch ms before which it is not delivered"),
+    Field("expires_ms", "u48", None, "expires_ms", "epoch ms after which a claim is late; 0 = never"),
+    Field("attempt", "u16", None, "attempt", "runs that finished"),
+    Field("lapses", "u8", None, "lapses", "leases that ended unsettled, in a row"),
+    Field("kills", "u8", None, "kills", "lapses while claimed alone"),
+    Field("op", "8s", None, "op", "the command that wrote this revision"),
+    Field("version", "u64?", None, "version", "the caller's version, if it gave one"),
+    Field("alone", "flag:1", None, "alone", "the current claim was given out alone"),
+    Field("no_retry", "flag:2", None, "no_retry", "cancelled in flight: no retry, no recurrence"),
+    Field("late", "flag:3-4", None, "late", "what a late claim does: 0 deliver, 1 drop, 2 dead letter"),
+    Field("rule", "flag:0", "r", "rule", "recurrence rule; bit 0 says that there is one"),
+    Field("payload", None, "p", "payload", "the bytes to deliver"),
+    Field("key", None, "k", "key", "the sink's message key"),
+    Field("headers", None, "h", "headers", "the caller's headers"),
+    Field("trace", None, "c", "trace", "trace context of the span that scheduled it"),
+    Field("type", None, "t", "type", "the event's stable type name, where it is not the lane"),
+    Field("encoding", None, "e", "encoding", "how the payload is written: json, msgpack, or raw bytes"),
+    Field("address", None, "a", "address", "where in the sink"),
+    Field("live", None, "l", "live", "due times of a series' occurrences that are being retried"),
+    Field("first_error", None, "f", "first_error", "the first failed attempt's error"),
+    Field("last_error", None, "g", "last_error", "the last failed attempt's error"),
+)
+
+
+# --- commands and their outcomes --------------------------------------------------------------------------
+
+
+class Put(Struct, frozen=True, gc=False):
+    """Store a message, or a new revision of it."""
+
+    op: bytes
+    envelope: Envelope
+    due: At | After
+    conflict: Conflict = _REPLACE
+    late: Late = _DELIVER
+
+    @property
+    def id(self) -> str:
+        return self.envelope.id
+
+
+class Cancel(Struct, frozen=True, gc=False):
+    """End a message and, if it recurs, its series."""
+
+    op: bytes
+    id: str
+
+
+class Reschedule(Struct, frozen=True, gc=False):
+    """Move a pending message's due time; all else stays."""
+
+    op: bytes
+    id: str
+    due: At | After
+
+
+class Fire(Struct, frozen=True, gc=False):
+    """Make a pending message due now."""
+
+    op: bytes
+    id: str
+
+
+Command: TypeAlias = Put | Cancel | Reschedule | Fire
+
+
+class Stored(Struct, frozen=True, gc=False):
+    """Done; what the command came to."""
+
+    answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "rescheduled", "fired"]
+    revision: int
+    due_ms: int
+
+
+class Refused(Struct, frozen=True, gc=False):
+    """Not done, surely nothing written; `detail` is for people."""
+
+    reason: Literal[
+        "duplicate", "outdated", "not_found", "too_late", "in_flight", "exists", "passed", "unavailable", "full"
+    ]
+    detail: str = ""
+
+
+class Unknown(Struct, frozen=True, gc=False):
+    """It may or may not have been done; repeating it with the same op is safe for `RETRY_WINDOW_MS`."""
+
+    detail: str
+
+
+Outcome: TypeAlias = Stored | Refused | Unknown
+
+
+class ScheduleOutcome(StrEnum):
+    """What `schedule()` came to."""
+
+    STORED = "stored"
+    REPLACED = "replaced"
+    KEPT = "kept"
+    IN_FLIGHT = "in_flight"
+    OUTDATED = "outdated"
+
+
+class CancelOutcome(StrEnum):
+    """What `cancel()` came to; `IN_FLIGHT`: this attempt goes on, no retry and no recurrence follows."""
+
+    CANCELLED = "cancelled"
+    IN_FLIGHT = "in_flight"
+    NOT_FOUND = "not_found"
+
+
+class RescheduleOutcome(StrEnum):
+    """What `reschedule()` came to; `TOO_LATE`: it is being delivered at its old time, and only then."""
+
+    RESCHEDULED = "rescheduled"
+    TOO_LATE = "too_late"
+    NOT_FOUND = "not_found"
+
+
+class FireOutcome(StrEnum):
+    """What `fire()` came to; `IN_FLIGHT`: it is being delivered already."""
+
+    FIRED = "fired"
+    IN_FLIGHT = "in_flight"
+    NOT_FOUND = "not_found"
+
+
+class SourcePosition(Struct, frozen=True):
+    """Where an intake stands: stored in the step that stores what was read up to it.
+
+    Attributes:
+        source: Names one ordered stream, such as a topic's partition.
+        position: The next position to read; commands that come with one already passed are refused as `passed`.
+    """
+
+    source: str
+    position: int
+
+
+# --- claims and settlements -------------------------------------------------------------------------------
+
+
+class Demand(Struct, frozen=True, gc=False):
+    """How much a subscriber can take of a lane now.
+
+    Attributes:
+        messages: Most messages wanted; 0 asks for none.
+        max_bytes: Most payload bytes wanted; one larger message is still given, alone.
+        aliases: Further lanes that share this demand, such as an event's former type names.
+    """
+
+    messages: int
+    max_bytes: int = MAX_CLAIM_BYTES
+    aliases: tuple[Lane, ...] = ()
+
+
+class Claim(Struct, frozen=True, gc=False):
+    """A leased message; `token` is what settles it, and fences off older claims."""
+
+    record: Record
+    token: int
+
+
+class Claimed(Struct, frozen=True, gc=False):
+    """The answer to a claim.
+
+    Attributes:
+        claims: Earliest due first within a lane.
+        now_ms: The store's time of the answer.
+        next_due_ms: When to look again in these lanes at the latest: the earliest due time or lease end; None = nothing.
+    """
+
+    claims: Sequence[Claim]
+    now_ms: int
+    next_due_ms: int | None
+
+
+DeadReason: TypeAlias = Literal[
+    "attempts_exhausted", "not_retryable", "rejected", "undecodable", "late", "killed_worker", "outcome_unknown"
+]
+
+
+class Done(Struct, frozen=True, gc=False):
+    """The occurrence is over; `outcome` says how, for the journal."""
+
+    id: str
+    revision: int
+    token: int
+    then_due_ms: int | None = None
+    outcome: Literal["delivered", "dropped", "skipped"] = "delivered"
+
+
+class Again(Struct, frozen=True, gc=False):
+    """Deliver it again at `due_ms`; `attempt` is the number of runs so far, `error` the text of the last failure."""
+
+    id: str
+    revision: int
+    token: int
+    due_ms: int
+    attempt: int
+    error: str | None = None
+    then_due_ms: int | None = None
+
+
+class Dead(Struct, frozen=True, gc=False):
+    """Give it up: keep it as a dead letter."""
+
+    id: str
+    revision: int
+    token: int
+    reason: DeadReason
+    attempt: int
+    error: str | None = None
+    then_due_ms: int | None = None
+
+
+Settlement: TypeAlias = Done | Again | Dead
+"""How a claim ends. `then_due_ms` re-arms a recurring record at that time in the same step; None ends the series."""
+
+
+class SettleOutcome(StrEnum):
+    """`SUPERSEDED`: a newer revision exists, nothing was written. `GONE`: the claim is no longer held."""
+
+    SETTLED = "settled"
+    SUPERSEDED = "superseded"
+    GONE = "gone"
+
+
+class Renewal(Struct, frozen=True, gc=False):
+    """Compare-and-set of a lease: from `token` to `to`; answered yes when it already is `to`."""
+
+    id: str
+    revision: int
+    token: int
+    to: int
+
+
+class RenewOutcome(StrEnum):
+    """`CANCELLED`: renewed, but no retry will follow. Only `LOST` stops a running handler."""
+
+    RENEWED = "renewed"
+    SUPERSEDED = "superseded"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+
+class WorkStatus(Struct, frozen=True):
+    """Whether claims are served: `loading` (`done` of `of` read), `ready`, or `ended` with the reason."""
+
+    phase: Literal["loading", "ready", "ended"]
+    done: int = 0
+    of: int = 0
+    why: str = ""
+
+
+class LaneState(Struct, frozen=True, gc=False):
+    """One lane as housekeeping found it; `oldest_due_ms` is that of the oldest overdue message, None if none is."""
+
+    lane: Lane
+    oldest_due_ms: int | None
+    served: bool
+
+
+class Tidied(Struct, frozen=True):
+    """What one step of housekeeping did and saw, over all lanes that hold messages."""
+
+    now_ms: int
+    lapsed: int
+    expired: int
+    lanes: Sequence[LaneState]
+
+
+# --- sinks ------------------------------------------------------------------------------------------------
+
+
+class Delivery(Struct, frozen=True, gc=False):
+    """One message on its way into a sink.
+
+    Attributes:
+        delivery_id: `id/revision/occurrence-due`, what consumers de-duplicate by.
+        attempt: From 1.
+        lateness_ms: Start of this delivery minus the due time.
+    """
+
+    envelope: Envelope
+    delivery_id: str
+    due_ms: int
+    scheduled_at_ms: int
+    attempt: int
+    lateness_ms: int
+
+
+class Sent(Struct, frozen=True, gc=False):
+    """The sink has taken it."""
+
+
+class Failed(Struct, frozen=True, gc=False):
+    """The sink refused this message; `retryable` False gives it up at once."""
+
+    error: str
+    retryable: bool = True
+
+
+SendOutcome: TypeAlias = Sent | Failed
+
+
+# --- looking into a store ---------------------------------------------------------------------------------
+
+
+class State(StrEnum):
+    """Where a message stands."""
+
+    SCHEDULED = "scheduled"
+    OVERDUE = "overdue"
+    IN_FLIGHT = "in_flight"
+    HELD = "held"
+
+
+class Snapshot(Struct, frozen=True):
+    """A stored message as it stood when asked; `next_attempt_ms` is its place in the lane."""
+
+    record: Record
+    state: State
+    next_attempt_ms: int
+
+
+class Query(Struct, frozen=True):
+    """Which messages to list, by place in their lanes.
+
+    Attributes:
+        lanes: Only these lanes; empty = all.
+        from_ms: Only those whose next attempt is not before this.
+        to_ms: Only those whose next attempt is before this.
+        after: The (next attempt, id) of the last message of the page before.
+        limit: Most messages to return, 1 to 1,000.
+    """
+
+    lanes: tuple[Lane, ...] = ()
+    from_ms: int | None = None
+    to_ms: int | None = None
+    after: tuple[int, str] | None = None
+    limit: int = 100
+
+
+class LaneCounts(Struct, frozen=True):
+    """How many messages of a lane stand where; `read_by_nobody`: no live instance serves the lane."""
+
+    scheduled: int = 0
+    overdue: int = 0
+    in_flight: int = 0
+    held: int = 0
+    dead: int = 0
+    read_by_nobody: bool = False
+
+
+class LoadBucket(Struct, frozen=True):
+    """How many messages of a lane come due from `from_ms` on, within one bucket."""
+
+    from_ms: int
+    lane: Lane
+    messages: int
+
+
+class DeadKey(NamedTuple):
+    """Names one dead letter."""
+
+    id: str
+    revision: int
+
+
+class DeadLetter(Struct, frozen=True):
+    """A message given up: its record as it was, with the reason and the time."""
+
+    record: Record
+    reason: DeadReason
+    at_ms: int
+
+    @property
+    def key(self) -> DeadKey:
+        return DeadKey(self.record.id, self.record.revision)
+
+
+class JournalEntry(Struct, frozen=True, gc=False):
+    """One outcome, written in the step that caused it.
+
+    Attributes:
+        number: Grows by one; a gap means that older entries were trimmed.
+        event: What happened: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`, `again`,
+            `dead`, `dropped`, `skipped`, `lapsed`, `redriven`.
+        detail: The reason or the error's text, never a payload.
+    """
+
+    number: int
+    at_ms: int
+    event: str
+    id: str
+    revision: int
+    lane: Lane
+    due_ms: int
+    attempt: int
+    detail: str = ""

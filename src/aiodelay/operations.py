@@ -1,0 +1,192 @@
+"""What operators do with a scheduler: look, pause, resume, redrive."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from .errors import ConfigurationError, UnsupportedByStoreError, shortened
+from .handlers import is_event_class, type_name
+from .inputs import check_id, check_type_name, split_target
+from .messages import HANDLER_TARGET
+from .model import (
+    DeadKey,
+    DeadLetter,
+    JournalEntry,
+    Lane,
+    LaneCounts,
+    LoadBucket,
+    Outcome,
+    Query,
+    Snapshot,
+)
+from .ports import DeadLetters, Holds, Inspectable, Journal, Store
+from .timeunits import Duration, parse_duration, to_epoch_ms
+
+__all__ = ["Operations"]
+
+P = TypeVar("P")
+PAGE = 500
+
+
+class Operations:
+    """The operators' half of `Scheduler`."""
+
+    def _open_store(self) -> Store:
+        """Return the store.
+
+        Raises:
+            ClosedError: The scheduler is not open.
+        """
+        raise NotImplementedError
+
+    def _able(self, ability: type[P], what: str) -> P:
+        store = self._open_store()
+        if not isinstance(store, ability):
+            raise UnsupportedByStoreError(what, f"asked of {store.name}", f"stores with {ability.__name__}")
+        return store
+
+    async def get(self, message_id: str) -> Snapshot | None:
+        """Return a message as it stands now, None if it is neither pending nor in flight.
+
+        Raises:
+            UnsupportedByStoreError: The store cannot be looked into.
+            StoreUnavailableError: It does not answer.
+        """
+        return await self._able(Inspectable, "get").get(check_id(message_id))
+
+    async def pending(
+        self,
+        of: type | str | None = None,
+        *,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Snapshot]:
+        """Yield messages that are pending or in flight, by the time of their next attempt.
+
+        Read page by page: what is scheduled meanwhile may or may not appear.
+
+        Args:
+            of: Only of this event class, handler name, or sink name.
+            since: Only those whose next attempt is not before this; aware.
+            before: Only those whose next attempt is before this; aware.
+            limit: Most messages; None = all.
+        """
+        store = self._able(Inspectable, "pending")
+        lanes = () if of is None else (self._lane_and_address(of)[0],)
+        from_ms = None if since is None else to_epoch_ms(since, field="since")
+        to_ms = None if before is None else to_epoch_ms(before, field="before")
+        after: tuple[int, str] | None = None
+        left = limit
+        while left is None or left > 0:
+            size = PAGE if left is None else min(PAGE, left)
+            page = await store.search(Query(lanes, from_ms, to_ms, after, size))
+            for snapshot in page:
+                yield snapshot
+            if len(page) < size:
+                return
+            after = (page[-1].next_attempt_ms, page[-1].record.id)
+            left = None if left is None else left - len(page)
+
+    async def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages by lane and state; a lane that no live instance reads says so."""
+        return await self._able(Inspectable, "counts").counts()
+
+    async def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
+        """Count what comes due in each of the next spans of time, by lane.
+
+        Args:
+            bucket: The length of one span.
+            buckets: How many, 1 to 10,000.
+        """
+        bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
+        if not 1 <= buckets <= 10_000:
+            raise ConfigurationError("buckets", shortened(buckets), "1 to 10000")
+        return await self._able(Inspectable, "load").load(bucket_ms=bucket_ms, buckets=buckets)
+
+    # --- holds --------------------------------------------------------------------------------------------
+
+    async def pause(self, what: type | str) -> bool:
+        """Hold back an event class, a handler's name, a sink, or one destination; return whether it was running.
+
+        Kept in the store, for all instances, until `resume`. What is held can be cancelled, replaced and listed; what
+        is in flight goes on.
+
+        Args:
+            what: An event class, or `"payment.check"`, `"stdout"`, `"stdout:audit"`.
+        """
+        lane, address = self._lane_and_address(what)
+        return await self._able(Holds, "pause").hold(lane, address)
+
+    async def resume(self, what: type | str) -> bool:
+        """Release what `pause` holds back; return whether it was held."""
+        lane, address = self._lane_and_address(what)
+        return await self._able(Holds, "resume").release(lane, address)
+
+    async def paused(self) -> Sequence[str]:
+        """List what is held: `"payment.check"`, `"stdout:audit"`."""
+        holds = await self._able(Holds, "paused").holds()
+        return [lane if address is None else f"{lane}:{address}" for lane, address in holds]
+
+    def _lane_and_address(self, what: type | str) -> tuple[Lane, str | None]:
+        if isinstance(what, type):
+            if not is_event_class(what):
+                raise ConfigurationError("what", shortened(what), "an event class, or a name")
+            return type_name(what), None
+        if isinstance(what, str) and ":" in what:
+            lane, address = split_target(what, "")
+            return (address, None) if lane == HANDLER_TARGET else (lane, address)
+        return check_type_name(what, "what"), None
+
+    # --- dead letters and history -------------------------------------------------------------------------
+
+    async def dead_letters(
+        self, of: type | str | None = None, *, limit: int | None = None
+    ) -> AsyncIterator[DeadLetter]:
+        """Yield dead letters, oldest first: each with its reason, attempts, first and last error.
+
+        Args:
+            of: Only of this event class, handler name, or sink name.
+            limit: Most letters; None = all.
+        """
+        store = self._able(DeadLetters, "dead_letters")
+        lane = None if of is None else self._lane_and_address(of)[0]
+        after: tuple[int, str, int] | None = None
+        left = limit
+        while left is None or left > 0:
+            size = PAGE if left is None else min(PAGE, left)
+            page = await store.dead_letters(lane=lane, after=after, limit=size)
+            for letter in page:
+                yield letter
+            if len(page) < size:
+                return
+            after = (page[-1].at_ms, *page[-1].key)
+            left = None if left is None else left - len(page)
+
+    async def redrive(self, *letters: DeadLetter | DeadKey) -> Sequence[Outcome]:
+        """Give dead letters a new life, due now, with attempts from 1 and a new delivery id.
+
+        Returns:
+            Per letter: `Stored`, or `Refused` as `not_found`, or as `exists` where its id is scheduled again.
+        """
+        return await self._able(DeadLetters, "redrive").redrive(_keys(letters))
+
+    async def purge(self, *letters: DeadLetter | DeadKey) -> int:
+        """Delete dead letters for good; return how many there were."""
+        return await self._able(DeadLetters, "purge").purge(_keys(letters))
+
+    async def journal(
+        self, message_id: str | None = None, *, after: int = 0, limit: int = 100
+    ) -> Sequence[JournalEntry]:
+        """List what happened, in order: of one message, or of all.
+
+        Raises:
+            UnsupportedByStoreError: The store keeps no journal, or was opened without one.
+        """
+        return await self._able(Journal, "journal").journal(message_id=message_id, after=after, limit=limit)
+
+
+def _keys(letters: Sequence[DeadLetter | DeadKey]) -> list[DeadKey]:
+    return [letter.key if isinstance(letter, DeadLetter) else letter for letter in letters]

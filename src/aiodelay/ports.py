@@ -1,0 +1,317 @@
+"""What a store and a sink must do: narrow Protocols, batches on the hot path, promises as numbered rules.
+
+A store has two roles. Every process uses `Store.apply`; dispatching processes also open `Store.work`. Further
+abilities are Protocols of their own (`Inspectable`, `DeadLetters`, `Holds`, `Journal`): `isinstance` tells whether a
+store has one. What differs between stores beyond that is declared in `StoreTraits`, not found out by catching errors.
+
+Rules (docs/guarantees.md holds the table with their tests): S1 never early. S2 nothing acknowledged is lost. S3 at
+least once. S4 the latest version wins. S5 an acknowledged cancel is honoured. S6 nothing ended comes back. S7 one live
+owner per claim. S8 bytes arrive identical. S9 order by due time, then scheduling order, where declared. B1 duplicates
+bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a poison message stops nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from .model import (
+    Claimed,
+    Command,
+    DeadKey,
+    DeadLetter,
+    Delivery,
+    Demand,
+    JournalEntry,
+    Lane,
+    LaneCounts,
+    LoadBucket,
+    Outcome,
+    Query,
+    Renewal,
+    RenewOutcome,
+    SendOutcome,
+    Settlement,
+    SettleOutcome,
+    Snapshot,
+    SourcePosition,
+    Tidied,
+    WorkStatus,
+)
+
+__all__ = ["DeadLetters", "Holds", "Inspectable", "Journal", "Sink", "Store", "StoreTraits", "Work"]
+
+
+class StoreTraits(Struct, frozen=True):
+    """What differs between stores; the conformance suite reads it.
+
+    Attributes:
+        durable: What was acknowledged survives the end of the process.
+        conflicts: `Conflict` modes that `apply` knows.
+        cancel: `verdict`: a cancel's answer is final. `recorded`: it is carried out later.
+        lookup: `anywhere`: any process may look into the store. `owner`: only the one that serves the message.
+        order_per_group: Claims of a lane leave by due time, then scheduling order (S9).
+        safety_poll_ms: A message is claimable at most this much after its due time even if every wake-up is lost.
+        wakes_other_processes: A put in one process ends `wait` in another before the safety poll.
+    """
+
+    durable: bool
+    conflicts: frozenset[str]
+    cancel: Literal["verdict", "recorded"]
+    lookup: Literal["anywhere", "owner"]
+    order_per_group: bool
+    safety_poll_ms: int
+    wakes_other_processes: bool
+
+
+class Work(Protocol):
+    """A dispatching process's side of a store; what it had claimed lapses once it is gone.
+
+    `claim`, `settle` and `renew` may be cancelled at any await: what was carried out stands, and repeating a claim
+    with the same `request` gives its messages again.
+    """
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        """Lease due messages, earliest due first within a lane (S1, S3, S7, S9).
+
+        Lanes get an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES` first, then what others left. A message
+        that is suspected of ending processes is given out alone. `Late` policies are applied on the way, save for
+        recurring messages, which are given out for the caller to settle.
+
+        Args:
+            demand: Most messages and bytes wanted per lane. Lanes not named are not touched.
+            request: Repeating a claim with the same request returns the same messages, as far as still leased.
+            lease_ms: Milliseconds until an unsettled claim may be claimed again, with another token.
+
+        Raises:
+            StoreUnavailableError: No answer. Nothing is leased, or a repeat returns it: safe to repeat.
+        """
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        """End claims, each in one step with what follows from it (S2, S6).
+
+        Returns:
+            One outcome per settlement, in order. Only a claim that is still held is written.
+
+        Raises:
+            StoreUnavailableError: No answer; repeating is safe, and what had been settled then answers `gone`.
+        """
+        ...
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        """Prolong leases from one token to another (L1).
+
+        Raises:
+            StoreUnavailableError: No answer; repeating is safe.
+        """
+        ...
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        """Return when there may be something new to claim: at `until_ms`, at a wake-up, or at the safety poll (L2).
+
+        Signals that came since the last `clear` end the wait at once.
+        """
+        ...
+
+    def wake(self) -> None:
+        """End this process's current or next `wait`."""
+        ...
+
+    def clear(self) -> None:
+        """Forget wake-ups so far; call it before looking, so that one in between is not lost."""
+        ...
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        """Do a bounded step of housekeeping over all lanes, also those that nobody serves (L1, L4).
+
+        Returns lapsed leases to their lanes, applies `Late` policies, forgets what is past its window, notes that this
+        worker serves `lanes`, and reports every lane that holds messages.
+
+        Args:
+            lanes: What this process serves.
+            limit: Most messages to touch.
+
+        Raises:
+            StoreUnavailableError: No answer; the next step makes up for it.
+        """
+        ...
+
+    def status(self) -> WorkStatus:
+        """Say whether claims are served yet."""
+        ...
+
+
+class Store(Protocol):
+    """Keeps messages until they are due."""
+
+    @property
+    def traits(self) -> StoreTraits:
+        """What this store can and cannot do."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What error messages call it: its URL, masked."""
+        ...
+
+    def now_ms(self) -> int:
+        """Return the store's time as far as known, epoch ms; due times are judged by it."""
+        ...
+
+    async def __aenter__(self) -> Store:
+        """Connect.
+
+        Raises:
+            StoreUnavailableError: It cannot be reached.
+            StoreMismatchError: Its data cannot be used by this version.
+        """
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect; idempotent."""
+        ...
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        """Carry out commands in order (S2, S4, S5); each has an outcome of its own, in the same order.
+
+        Repeating a command with its op within `RETRY_WINDOW_MS` gives its first answer and writes nothing. Never
+        raises for a fault of the store: that is an outcome.
+
+        Args:
+            commands: Each with its op id.
+            source: Moves an intake's position in the same step; all commands then share one outcome.
+        """
+        ...
+
+    def work(self, worker: str, lanes: Collection[Lane]) -> AbstractAsyncContextManager[Work]:
+        """Open the dispatching role.
+
+        Args:
+            worker: Names this process among its peers.
+            lanes: What it serves at first; `tidy` renews that.
+        """
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A store that can be looked into."""
+
+    async def get(self, message_id: str) -> Snapshot | None:
+        """Return the message as it stands now, None if it is not pending and not in flight."""
+        ...
+
+    async def search(self, query: Query) -> Sequence[Snapshot]:
+        """List messages by (next attempt, id)."""
+        ...
+
+    async def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages by lane and state."""
+        ...
+
+    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
+        """Count what comes due in each of the next `buckets` spans of `bucket_ms`, from now on; empty ones left out."""
+        ...
+
+    async def position(self, source: str) -> int | None:
+        """Return an intake's stored position."""
+        ...
+
+
+@runtime_checkable
+class DeadLetters(Protocol):
+    """A store that keeps messages given up."""
+
+    async def dead_letters(
+        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+    ) -> Sequence[DeadLetter]:
+        """List dead letters, oldest first.
+
+        Args:
+            lane: Only of this lane.
+            after: The (at_ms, id, revision) of the last one of the page before.
+            limit: 1 to 1,000.
+        """
+        ...
+
+    async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+        """Give dead letters a new life, due now: `Stored`, or `Refused` as `not_found` or `exists`."""
+        ...
+
+    async def purge(self, keys: Sequence[DeadKey]) -> int:
+        """Delete dead letters for good; return how many there were."""
+        ...
+
+
+@runtime_checkable
+class Holds(Protocol):
+    """A store in which delivery can be paused: what is held stays stored, can be cancelled, and is seen by all."""
+
+    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+        """Pause a lane, or one address of it; return whether it was not held before."""
+        ...
+
+    async def release(self, lane: Lane, address: str | None = None) -> bool:
+        """Resume; return whether it was held."""
+        ...
+
+    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+        """List what is held."""
+        ...
+
+
+@runtime_checkable
+class Journal(Protocol):
+    """A store that can keep a bounded trail of outcomes, each written in the step that causes it."""
+
+    async def journal(
+        self, *, message_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> Sequence[JournalEntry]:
+        """List entries with a number above `after`, in order; of one message if named.
+
+        Raises:
+            UnsupportedByStoreError: This store was opened without a journal.
+        """
+        ...
+
+
+class Sink(Protocol):
+    """Takes messages when they are due, at least once, as many as it has asked for."""
+
+    @property
+    def name(self) -> str:
+        """The part of `to=` before the colon."""
+        ...
+
+    @property
+    def limits(self) -> Demand:
+        """Most messages and bytes that may be in flight to it."""
+        ...
+
+    def check(self, address: str) -> None:
+        """Refuse an address that can never work, before anything is stored.
+
+        Raises:
+            TargetError: Says what is allowed.
+        """
+        ...
+
+    async def __aenter__(self) -> Sink:
+        """Connect."""
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect; idempotent."""
+        ...
+
+    async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        """Send; one outcome per delivery, in order.
+
+        Raises:
+            SinkUnavailableError: Nothing can be sent now. Costs no attempt; the messages return to the store.
+        """
+        ...

@@ -1,0 +1,380 @@
+"""When a recurring message comes next: rules, and pure functions of a rule and a time.
+
+Rules are stored as wall time and zone (`encode_rule`), never as a list of instants: each next due time is worked out
+when the series is re-armed, with the time zone data of the process that does it. docs/recurrence.md has a table of
+cases, every row of which is a test.
+
+cronsim reads and matches cron expressions here, on wall time alone. The step from wall time to instants is ours, by
+the rules of Debian's cron: cronsim's own misses occurrences where clocks change by half an hour, and may answer with
+an instant before the one it was asked from inside the hour that occurs twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import islice
+from typing import Literal, TypeAlias, get_args
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from .errors import InputError, RecordFormatError, ScheduleTimeError, shortened
+from .timeunits import Duration, check_horizon, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
+
+__all__ = [
+    "MIN_INTERVAL_MS",
+    "Cron",
+    "Every",
+    "Missed",
+    "Overlap",
+    "Rule",
+    "decode_rule",
+    "describe",
+    "encode_rule",
+    "first_due",
+    "is_missed",
+    "is_overlapped",
+    "next_due",
+    "upcoming",
+]
+
+Missed: TypeAlias = Literal["coalesce", "all", "skip"]
+"""What becomes of occurrences whose successor is due too: one run for all, a run for each, or none."""
+
+Overlap: TypeAlias = Literal["allow", "skip"]
+"""What an occurrence does while an earlier one is still being retried: run beside it, or not run."""
+
+MIN_INTERVAL_MS = 100
+"""Shortest interval of `Every`: what runs more often is a loop, not a message."""
+
+_MAX_EXPRESSION = 255
+_CRON_FIELDS = 5
+_FIVE_FIELDS = 'five fields, minute hour day-of-month month day-of-week, e.g. "0 9 * * mon"'
+_ZONES = 'a name of the IANA time zone database that this machine knows, e.g. "Europe/Paris"'
+_SOME_DAY = datetime(2000, 1, 1, tzinfo=UTC)
+_PRIVATE_ZONES = ("localtime", "posixrules", "posix/", "right/")  # mean different things on different machines
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """A fixed interval of elapsed time; clock changes do not touch it.
+
+    Occurrences keep to a grid: with `start`, `start` plus whole intervals; else the first due time plus whole
+    intervals. However late one runs, the next keeps to it.
+
+    Attributes:
+        interval: At least 100 ms; kept as the shortest text, so that `Every("60m") == Every("1h")`.
+        start: Aware; kept in UTC, rounded up to a whole millisecond. None: one interval after scheduling.
+        missed: What becomes of occurrences whose successor is due too.
+        overlap: What an occurrence does while an earlier one is still being retried.
+        interval_ms: The interval in milliseconds.
+
+    Raises:
+        ScheduleTimeError: A value is not allowed; names it as `every.<name>`.
+    """
+
+    interval: Duration
+    _: KW_ONLY
+    start: datetime | None = None
+    missed: Missed = "coalesce"
+    overlap: Overlap = "allow"
+    interval_ms: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ms = parse_duration(self.interval, field="every.interval", least_ms=MIN_INTERVAL_MS)
+        object.__setattr__(self, "interval_ms", ms)
+        object.__setattr__(self, "interval", format_duration(ms))
+        if self.start is not None:
+            object.__setattr__(self, "start", _checked_start(self.start))
+        _check_policies(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """Wall times of a zone, by a cron expression of five fields.
+
+    Lists, ranges, steps and names as in Debian's cron, and also `L` (last day), `LW` (last weekday), `5L` (last
+    Friday), `tue#2` (second Tuesday). If neither day field starts with `*`, one of the two must match, else both.
+
+    If neither the minute nor the hour starts with `*`, the expression names wall times: one that clocks jump over
+    runs right after the jump; one that occurs twice runs the first time. Other expressions follow the clock: what is
+    jumped over does not run, what occurs twice runs twice.
+
+    Attributes:
+        expression: Five fields, at most 255 characters; kept in upper case with single spaces.
+        tz: A name of the IANA time zone database.
+        missed: What becomes of occurrences whose successor is due too.
+        overlap: What an occurrence does while an earlier one is still being retried.
+
+    Raises:
+        ScheduleTimeError: A value is not allowed; names it as `every.<name>`.
+    """
+
+    expression: str
+    _: KW_ONLY
+    tz: str = "UTC"
+    missed: Missed = "coalesce"
+    overlap: Overlap = "allow"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "expression", _checked_expression(self.expression))
+        try:
+            _zone(self.tz)
+        except (KeyError, ValueError, OSError):  # zoneinfo raises each of them for some wrong name
+            raise ScheduleTimeError("every.tz", shortened(self.tz), _ZONES) from None
+        _check_policies(self)
+
+
+Rule: TypeAlias = Every | Cron
+
+
+def _check_policies(rule: Rule) -> None:
+    for name, value, words in (
+        ("every.missed", rule.missed, get_args(Missed)),
+        ("every.overlap", rule.overlap, get_args(Overlap)),
+    ):
+        if value not in words:
+            raise ScheduleTimeError(name, shortened(value), ", ".join(repr(word) for word in words))
+
+
+def _checked_start(start: datetime) -> datetime:
+    try:
+        return from_epoch_ms(to_epoch_ms(start, field="every.start"))
+    except OverflowError:
+        raise ScheduleTimeError("every.start", shortened(start), "the years 1 to 9999 in UTC") from None
+
+
+def _checked_expression(expression: object) -> str:
+    """Return the expression in its one spelling; refuse what never matches."""
+    if not isinstance(expression, str) or len(expression) > _MAX_EXPRESSION:
+        raise ScheduleTimeError("every.expression", shortened(expression), f"text of {_FIVE_FIELDS}")
+    fields = expression.upper().split()
+    if len(fields) != _CRON_FIELDS:
+        allowed = f"{_FIVE_FIELDS}; for seconds use Every"
+        raise ScheduleTimeError("every.expression", shortened(expression), allowed)
+    try:
+        # Days and weekdays repeat within 50 years, so what matches nothing from here on never will.
+        next(CronSim(" ".join(fields), _SOME_DAY))
+    except CronSimError as error:
+        raise ScheduleTimeError("every.expression", shortened(expression), f"{_FIVE_FIELDS} ({error})") from error
+    except StopIteration:
+        allowed = "an expression that matches some day of the calendar"
+        raise ScheduleTimeError("every.expression", shortened(expression), allowed) from None
+    return " ".join(fields)
+
+
+def _zone(name: object) -> tzinfo:
+    if name == "UTC":
+        return UTC  # needs no time zone data
+    if not isinstance(name, str) or name.startswith(_PRIVATE_ZONES):
+        raise ValueError(name)
+    return ZoneInfo(name)
+
+
+# --- due times ------------------------------------------------------------------------------------
+
+
+def first_due(rule: Rule, now_ms: int) -> int:
+    """Return when a series scheduled now is due first.
+
+    Args:
+        rule: The series' rule.
+        now_ms: The store's time, in epoch milliseconds.
+
+    Returns:
+        `Every`: one interval from now, or with `start` the first point of its grid that is neither before now nor
+        before `start`. `Cron`: the first match after now.
+
+    Raises:
+        ScheduleTimeError: No occurrence within `MAX_HORIZON_MS` (3650 days).
+    """
+    has_start = isinstance(rule, Every) and rule.start is not None
+    due_ms = _following(rule, now_ms, now_ms - 1 if has_start else now_ms)
+    if due_ms is None:
+        raise ScheduleTimeError("every", shortened(rule), "a rule with an occurrence before the year 10000")
+    check_horizon(due_ms, now_ms, "every")
+    return due_ms
+
+
+def next_due(rule: Rule, due_ms: int, now_ms: int) -> int | None:
+    """Return when the series is due after the occurrence that was due at `due_ms`.
+
+    Always later than `due_ms`, also when the clock was set back, so that no occurrence comes twice. Not later than
+    now only with `missed="all"`.
+
+    Args:
+        rule: The series' rule.
+        due_ms: Due time of the occurrence that is being ended.
+        now_ms: The store's time; epoch milliseconds, like all times here.
+
+    Returns:
+        The next due time; None if the calendar ends first (the year 9999).
+    """
+    return _following(rule, due_ms, due_ms if rule.missed == "all" else max(due_ms, now_ms))
+
+
+def is_missed(rule: Rule, due_ms: int, now_ms: int) -> bool:
+    """Tell whether the occurrence due at `due_ms` must not run now: `missed="skip"`, and its successor is due too."""
+    if rule.missed != "skip":
+        return False
+    successor_ms = _following(rule, due_ms, due_ms)
+    return successor_ms is not None and successor_ms <= now_ms
+
+
+def is_overlapped(rule: Rule, live: Sequence[int]) -> bool:
+    """Tell whether an occurrence must not run now: `overlap="skip"`, and an earlier one still lives.
+
+    Args:
+        rule: The series' rule.
+        live: Due times of earlier occurrences that are still being retried.
+    """
+    return rule.overlap == "skip" and len(live) > 0
+
+
+def upcoming(rule: Rule, now_ms: int, n: int) -> list[int]:
+    """Return the first `n` due times of a series scheduled now, ascending; fewer where the calendar ends.
+
+    Raises:
+        ScheduleTimeError: As `first_due`.
+    """
+    return list(islice(_series(rule, now_ms), n))
+
+
+def _series(rule: Rule, now_ms: int) -> Iterator[int]:
+    due_ms: int | None = first_due(rule, now_ms)
+    while due_ms is not None:
+        yield due_ms
+        due_ms = _following(rule, due_ms, due_ms)
+
+
+def _following(rule: Rule, grid_ms: int, after_ms: int) -> int | None:
+    """Return the rule's first point after `after_ms`; `grid_ms` is a point of an `Every` without start."""
+    if isinstance(rule, Cron):
+        return _match_after(rule, after_ms)
+    if rule.start is not None:
+        grid_ms = to_epoch_ms(rule.start, field="every.start")
+    return grid_ms + max(0, (after_ms - grid_ms) // rule.interval_ms + 1) * rule.interval_ms
+
+
+def _match_after(rule: Cron, after_ms: int) -> int | None:
+    zone, instants = _zone(rule.tz), _instants_named if _names_wall_times(rule) else _instants_followed
+    try:
+        after = from_epoch_ms(after_ms).astimezone(zone)
+        wall = after.replace(tzinfo=None)
+        # Inside an hour that occurs twice, wall times before this one are still to come: look from that much earlier.
+        matches = CronSim(rule.expression, wall - (_offset(after, fold=0) - _offset(after, fold=1)))
+        found: list[int] = []
+        while True:
+            match = next(matches)
+            found += [ms for ms in instants(match, zone) if ms > after_ms]
+            if found and match > wall:
+                return min(found)
+    except (StopIteration, OverflowError):  # the calendar of datetime ends with the year 9999
+        return None
+
+
+def _offset(at: datetime, *, fold: int) -> timedelta:
+    return at.replace(fold=fold).utcoffset() or timedelta()
+
+
+def _names_wall_times(rule: Cron) -> bool:
+    """Tell whether neither minute nor hour starts with `*`: Debian's test for what clock changes must not lose."""
+    return not any(part.startswith("*") for part in rule.expression.split()[:2])
+
+
+def _readings(wall: datetime, zone: tzinfo) -> tuple[int, int]:
+    """Return the wall time as an instant, by the zone's offset before and after a clock change nearby.
+
+    Equal: there is none. Ascending: the wall time occurs twice. Descending: it does not occur (PEP 495).
+    """
+    before, after = (to_epoch_ms(wall.replace(tzinfo=zone, fold=fold), field="every") for fold in (0, 1))
+    return before, after
+
+
+def _instants_named(wall: datetime, zone: tzinfo) -> list[int]:
+    """Return the one instant of a wall time: its first, or the end of the jump over it."""
+    before, after = _readings(wall, zone)
+    return [before if before <= after else _jump_ms(zone, after, before)]
+
+
+def _instants_followed(wall: datetime, zone: tzinfo) -> list[int]:
+    """Return every instant at which the clock shows the wall time."""
+    before, after = _readings(wall, zone)
+    return [] if before > after else sorted({before, after})
+
+
+def _jump_ms(zone: tzinfo, low_ms: int, high_ms: int) -> int:
+    """Return the first instant after the zone's one clock change in `(low_ms, high_ms]`."""
+    new = from_epoch_ms(high_ms).astimezone(zone).utcoffset()
+    while high_ms - low_ms > 1:
+        middle_ms = (low_ms + high_ms) // 2
+        if from_epoch_ms(middle_ms).astimezone(zone).utcoffset() == new:
+            high_ms = middle_ms
+        else:
+            low_ms = middle_ms
+    return high_ms
+
+
+# --- in the record, and in words ------------------------------------------------------------------
+
+
+def encode_rule(rule: Rule) -> dict[str, str | int]:
+    """Return the rule as a record holds it; equal rules, and only they, give equal mappings.
+
+    Keys: `e` interval in ms, `s` start in epoch ms (absent: none); or `c` cron expression, `z` zone. In both `m`
+    missed (absent: `coalesce`), `o` overlap (absent: `allow`).
+    """
+    encoded: dict[str, str | int]
+    if isinstance(rule, Cron):
+        encoded = {"c": rule.expression, "z": rule.tz}
+    else:
+        encoded = {"e": rule.interval_ms}
+        if rule.start is not None:
+            encoded["s"] = to_epoch_ms(rule.start, field="every.start")
+    if rule.missed != "coalesce":
+        encoded["m"] = rule.missed
+    if rule.overlap != "allow":
+        encoded["o"] = rule.overlap
+    return encoded
+
+
+def decode_rule(encoded: object) -> Rule:
+    """Return the rule that `encode_rule` wrote; keys it does not know are skipped.
+
+    Raises:
+        RecordFormatError: Not a rule, or one that this machine cannot follow: it does not know the time zone.
+    """
+    try:
+        return _decoded(encoded)
+    except (InputError, TypeError, KeyError, OverflowError) as error:
+        raise RecordFormatError(f"its recurrence rule {shortened(encoded)} is not valid: {error}") from error
+
+
+def _decoded(encoded: object) -> Rule:
+    if not isinstance(encoded, Mapping) or ("e" in encoded) == ("c" in encoded):
+        raise TypeError("it must be a map with either e or c")
+    missed, overlap = encoded.get("m", "coalesce"), encoded.get("o", "allow")
+    if "c" in encoded:
+        return Cron(encoded["c"], tz=encoded["z"], missed=missed, overlap=overlap)
+    start = from_epoch_ms(_whole(encoded["s"])) if "s" in encoded else None
+    return Every(_whole(encoded["e"]) * timedelta(milliseconds=1), start=start, missed=missed, overlap=overlap)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError("e and s must be whole numbers")
+    return value
+
+
+def describe(rule: Rule) -> str:
+    """Return the rule in English, e.g. `At 09:00 on Monday (Europe/Paris)`."""
+    if isinstance(rule, Cron):
+        text = f"{CronSim(rule.expression, _SOME_DAY).explain()} ({rule.tz})"
+    else:
+        start = f", counted from {rule.start.isoformat()}" if rule.start is not None else ""
+        text = f"Every {rule.interval}{start}"
+    missed = {"coalesce": "", "all": "; each missed one runs", "skip": "; missed ones are skipped"}[rule.missed]
+    overlap = "; skipped while an earlier one is being retried" if rule.overlap == "skip" else ""
+    return text + missed + overlap

@@ -1,0 +1,224 @@
+"""When a failed message runs again, and when it is given up: a pure decision.
+
+A `Retry` is a plan: the delays between runs, worked out once. Randomness and the number of runs are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Literal, Self, TypeAlias
+
+from .errors import ConfigurationError, shortened
+from .timeunits import Duration, format_duration, parse_duration
+
+__all__ = ["MAX_ATTEMPTS", "GiveUp", "GiveUpReason", "Retry", "RetryAfter", "RetryDecision"]
+
+MAX_ATTEMPTS = 1000
+"""Most runs that a plan may allow."""
+
+GiveUpReason: TypeAlias = Literal["attempts_exhausted", "not_retryable"]
+"""Why there is no further run: all were used, or the plan for this error allows only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAfter:
+    """Run the message again.
+
+    Attributes:
+        delay_ms: Milliseconds from the failure to the next run's place in the lane.
+    """
+
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Make the message a dead letter.
+
+    Attributes:
+        reason: The word kept with the dead letter.
+    """
+
+    reason: GiveUpReason
+
+
+RetryDecision: TypeAlias = RetryAfter | GiveUp
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Retry:
+    """How often a failing handler runs, and how long it waits in between.
+
+    The wait before run n + 1 is `first * factor ** (n - 1)`, at most `cap`, then moved at random by up to
+    `± jitter` of itself, so that what failed together does not return together. Jitter comes after the cap: a wait
+    lies between 0 and `cap * (1 + jitter)`.
+
+    `by_type` gives errors plans of their own. The most specific class of the error that is named there decides,
+    as `except` clauses would if sorted by inheritance; what is not named follows the outer plan. Runs are counted
+    per message, whatever each of them failed with:
+
+        Retry(attempts=5, by_type={ValueError: Retry.never(), ConnectionError: Retry(attempts=50, first="1s")})
+
+    An `ExceptionGroup` is looked up as what it is, not by what it holds.
+
+    Attributes:
+        delays_ms: Milliseconds between one run and the next, before jitter; one fewer than `attempts`.
+        jitter: Part of each delay that is left to chance, 0 to 1.
+        by_type: Plans for errors of these types.
+    """
+
+    delays_ms: tuple[int, ...]
+    jitter: float
+    by_type: Mapping[type[BaseException], Retry] = field(hash=False)
+
+    def __init__(
+        self,
+        *,
+        attempts: int = 10,
+        first: Duration = "5s",
+        factor: float = 2.0,
+        cap: Duration = "1h",
+        jitter: float = 0.1,
+        by_type: Mapping[type[BaseException], Retry] | None = None,
+    ) -> None:
+        """Plan delays that grow by a factor.
+
+        Args:
+            attempts: All runs, the first included: 1 to 1000.
+            first: Wait before the second run.
+            factor: What each wait is multiplied by to give the next; 1 or more.
+            cap: Longest wait before jitter; not below `first`.
+            jitter: Part of each wait that is left to chance, 0 to 1.
+            by_type: Plans for errors of these types and their subclasses.
+
+        Raises:
+            ConfigurationError: A value is out of its range; names it as `retry.<name>`.
+        """
+        first_ms = parse_duration(first, field="retry.first", error=ConfigurationError)
+        cap_ms = parse_duration(cap, field="retry.cap", error=ConfigurationError)
+        if not _is_number(attempts, int) or not 1 <= attempts <= MAX_ATTEMPTS:
+            allowed = f"a whole number from 1 to {MAX_ATTEMPTS}; it counts all runs, the first included"
+            raise ConfigurationError("retry.attempts", shortened(attempts), allowed)
+        if not _is_number(factor, int | float) or not 1 <= factor < math.inf:
+            raise ConfigurationError("retry.factor", shortened(factor), "a finite number >= 1")
+        if cap_ms < first_ms:
+            allowed = f"at least retry.first, which is {format_duration(first_ms)}"
+            raise ConfigurationError("retry.cap", shortened(cap), allowed)
+        self._fill(_growing(attempts - 1, first_ms, factor, cap_ms), jitter, by_type)
+
+    @classmethod
+    def intervals(
+        cls,
+        intervals: Sequence[Duration],
+        *,
+        jitter: float = 0.1,
+        by_type: Mapping[type[BaseException], Retry] | None = None,
+    ) -> Self:
+        """Plan these waits, in this order: one run more than there are waits.
+
+        Args:
+            intervals: Waits before the second run, the third and so on; 1 to 999 of them.
+            jitter: Part of each wait that is left to chance, 0 to 1.
+            by_type: Plans for errors of these types and their subclasses.
+
+        Raises:
+            ConfigurationError: No waits, too many, one that is no duration, or as for `Retry`.
+        """
+        if not _is_list(intervals) or not 0 < len(intervals) < MAX_ATTEMPTS:
+            allowed = f'1 to {MAX_ATTEMPTS - 1} durations, e.g. ["5s", "1m"]; Retry.never() for none'
+            raise ConfigurationError("retry.intervals", shortened(intervals), allowed)
+        delays_ms = tuple(
+            parse_duration(interval, field=f"retry.intervals[{i}]", error=ConfigurationError)
+            for i, interval in enumerate(intervals)
+        )
+        self = cls.__new__(cls)
+        self._fill(delays_ms, jitter, by_type)
+        return self
+
+    @classmethod
+    def never(cls) -> Self:
+        """Plan a single run: its first failure is final."""
+        return cls(attempts=1)
+
+    def _fill(
+        self, delays_ms: tuple[int, ...], jitter: float, by_type: Mapping[type[BaseException], Retry] | None
+    ) -> None:
+        """Check what all plans share, and set the fields."""
+        if not _is_number(jitter, int | float) or not 0 <= jitter <= 1:
+            raise ConfigurationError("retry.jitter", shortened(jitter), "a number from 0 to 1")
+        object.__setattr__(self, "delays_ms", delays_ms)
+        object.__setattr__(self, "jitter", float(jitter) if delays_ms else 0.0)
+        object.__setattr__(self, "by_type", _checked_types({} if by_type is None else by_type))
+
+    @property
+    def attempts(self) -> int:
+        """All runs that the plan allows, the first included."""
+        return len(self.delays_ms) + 1
+
+    def decide(self, attempt: int, error: BaseException, random: float) -> RetryDecision:
+        """Say what follows a failed run.
+
+        Args:
+            attempt: Runs so far, the one that failed included; 1 or more.
+            error: What it raised.
+            random: A number from 0 to below 1, new for each decision.
+
+        Returns:
+            When to run again, or why not to.
+        """
+        plan = next((self.by_type[kind] for kind in type(error).__mro__ if kind in self.by_type), self)
+        if attempt < plan.attempts:
+            delay_ms = plan.delays_ms[attempt - 1]
+            return RetryAfter(int(delay_ms * (1 + plan.jitter * (2 * random - 1))))
+        return GiveUp("attempts_exhausted" if plan.delays_ms else "not_retryable")
+
+    def __repr__(self) -> str:
+        """Return the call that builds an equal plan."""
+        types = ", ".join(f"{kind.__name__}: {plan!r}" for kind, plan in self.by_type.items())
+        by_type = f", by_type={{{types}}}" if types else ""
+        if not self.delays_ms:
+            return f"Retry(attempts=1{by_type})" if by_type else "Retry.never()"
+        waits = ", ".join(f"'{format_duration(delay)}'" for delay in self.delays_ms)
+        return f"Retry.intervals([{waits}], jitter={self.jitter!r}{by_type})"
+
+
+def _growing(count: int, first_ms: int, factor: float, cap_ms: int) -> tuple[int, ...]:
+    """Return the delays; capped at each step, so that none overflows."""
+    delay, delays = float(first_ms), []
+    for _ in range(count):
+        delays.append(round(delay))
+        delay = min(delay * factor, float(cap_ms))
+    return tuple(delays)
+
+
+def _is_number(value: object, kind: type | UnionType) -> bool:
+    """Tell whether the value is of the kind, and not a bool, which Python counts among the integers."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    """Tell whether the value is a sequence of items; text is one of characters."""
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _is_error_type(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _checked_types(by_type: Mapping[type[BaseException], Retry]) -> dict[type[BaseException], Retry]:
+    """Return a copy of the mapping, every entry checked."""
+    if not isinstance(by_type, Mapping):
+        raise ConfigurationError("retry.by_type", shortened(by_type), "a mapping from exception types to Retry")
+    for kind, plan in by_type.items():
+        if not _is_error_type(kind):
+            raise ConfigurationError("a key of retry.by_type", shortened(kind), "an exception type")
+        name = f"retry.by_type[{kind.__name__}]"
+        if not isinstance(plan, Retry):
+            raise ConfigurationError(name, shortened(plan), "a Retry, or Retry.never()")
+        if plan.by_type:
+            allowed = "a Retry without one; name every type in the outer Retry"
+            raise ConfigurationError(name, "a Retry with a by_type of its own", allowed)
+    return dict(by_type)

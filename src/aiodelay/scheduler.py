@@ -1,0 +1,577 @@
+"""`Scheduler`: what users open. It checks what it is given, wires the rest, and contains no loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from types import TracebackType
+from typing import Literal, Self, TypeGuard, TypeVar, overload
+
+from . import registry
+from ._runtime.housekeeping import Alarm
+from ._runtime.lifecycle import Running, RuntimeOptions
+from ._runtime.subscription import HandlerSpec
+from .bulk import PartlyScheduledError, schedule_in_chunks
+from .clock import Clock, SystemClock
+from .codecs import codec_named
+from .context import Context
+from .errors import (
+    AiodelayError,
+    ClosedError,
+    ConfigurationError,
+    DuplicateHandlerError,
+    DuplicateIdError,
+    OutcomeUnknownError,
+    StoreFullError,
+    StoreUnavailableError,
+    shortened,
+)
+from .handlers import EventTypes, Handler, check_concurrency, is_event_class, spec_of, type_name
+from .identifiers import new_op
+from .inputs import Targets, check_id, check_namespace, check_type_name, due_of
+from .messages import Composer, Message, Scheduled, names_of
+from .model import (
+    NO_HEADERS,
+    RETRY_WINDOW_MS,
+    Cancel,
+    CancelOutcome,
+    Command,
+    Conflict,
+    Fire,
+    FireOutcome,
+    Lane,
+    Late,
+    Outcome,
+    Put,
+    Record,
+    Refused,
+    Reschedule,
+    RescheduleOutcome,
+    ScheduleOutcome,
+    Stored,
+    Unknown,
+)
+from .operations import Operations
+from .ports import Sink, Store
+from .recurrence import Cron, Every
+from .retry import Retry
+from .timeunits import Duration, parse_duration
+
+__all__ = ["PartlyScheduledError", "Scheduler"]
+
+F = TypeVar("F", bound=Handler)
+T = TypeVar("T")
+FIRST_REPEAT_S, LONGEST_REPEAT_S = 0.05, 1.0
+LEAST_PAYLOAD, MOST_PAYLOAD = 1, 1_000_000_000
+
+
+class Scheduler(Operations):
+    """Schedules messages, and dispatches them while its `async with` block lasts.
+
+    Not thread-safe: use it on the event loop that opened it. It may be opened again after it was closed.
+
+    Args:
+        store: A URL (`sqlite:///delay.db`, `sqlite:////var/lib/delay.db`, `memory://`), or a `Store`.
+        namespace: Keeps the messages of several applications in one store apart; 1 to 64 of A-Z a-z 0-9 . _ -
+        sinks: What messages with `to=` may go to: URLs (`stdout:`) or `Sink`s.
+        dispatch: False for a process that only schedules.
+        lanes: Serve only these of the handlers (by type name) and sinks (by name); None = all.
+        encoding: How typed events are written: `json` or `msgpack`. Both are always read.
+        retry: For handlers without one of their own, and for sinks.
+        max_payload: Most bytes of an encoded event.
+        allowed_targets: Destinations that may be scheduled to: exact, or a prefix ending in `*`; None = all.
+        store_timeout: How long a call waits for the store before it fails.
+        drain: How long closing waits for what is in flight, before it is cancelled and given back.
+        overdue_alarm: Age of the oldest overdue message from which an alarm is raised.
+        on_alarm: Called with each `Alarm`, and again when it is over; alarms are logged in any case.
+        clock: Where time is read; for tests.
+
+    Raises:
+        ConfigurationError: A setting is wrong; names it, its value and what is allowed.
+    """
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        namespace: str = "default",
+        sinks: Collection[Sink | str] = (),
+        dispatch: bool = True,
+        lanes: Collection[str] | None = None,
+        encoding: Literal["json", "msgpack"] = "json",
+        retry: Retry | None = None,
+        max_payload: int = 262_144,
+        allowed_targets: Collection[str] | None = None,
+        store_timeout: Duration = "10s",
+        drain: Duration = "30s",
+        overdue_alarm: Duration = "60s",
+        on_alarm: Callable[[Alarm], object] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        namespace = check_namespace(namespace)
+        self._store = registry.open_store(store, namespace=namespace, clock=clock) if _is_url(store) else store
+        self._sinks = names_of([registry.open_sink(sink) if _is_url(sink) else sink for sink in sinks])
+        self._dispatch = dispatch
+        self._lanes = None if lanes is None else frozenset(check_type_name(lane, "lanes") for lane in lanes)
+        self._retry = _checked(retry or Retry(), Retry, "retry")
+        self._options = RuntimeOptions(
+            clock or SystemClock(),
+            parse_duration(store_timeout, field="store_timeout", error=ConfigurationError, least_ms=1),
+            parse_duration(drain, field="drain", error=ConfigurationError),
+            parse_duration(overdue_alarm, field="overdue_alarm", error=ConfigurationError, least_ms=1),
+            self._retry,
+            on_alarm,
+        )
+        if encoding not in ("json", "msgpack"):
+            raise ConfigurationError("encoding", shortened(encoding), "'json' or 'msgpack'")
+        if isinstance(max_payload, bool) or not isinstance(max_payload, int) or not 1 <= max_payload <= MOST_PAYLOAD:
+            raise ConfigurationError(
+                "max_payload", shortened(max_payload), f"an integer from 1 to {MOST_PAYLOAD} bytes"
+            )
+        self._types = EventTypes()
+        self._composer = Composer(
+            codec=codec_named(encoding),
+            sinks=self._sinks,
+            targets=Targets(allowed_targets),
+            max_payload=max_payload,
+            traits=self._store.traits,
+            types=self._types,
+        )
+        self._handlers: dict[Lane, HandlerSpec] = {}
+        self._series: dict[Lane, Message] = {}
+        self._running: Running | None = None
+        self._was_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {self._store.name} {'open' if self._running else 'closed'}>"
+
+    # --- schedule -----------------------------------------------------------------------------------------
+
+    async def schedule(
+        self,
+        event: object,
+        /,
+        *,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        every: Every | Cron | None = None,
+        id: str | None = None,
+        to: str | None = None,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] = NO_HEADERS,
+        conflict: Conflict = Conflict.replace(),  # noqa: B008 - immutable
+        late: Late = Late.deliver(),  # noqa: B008 - immutable
+    ) -> Scheduled:
+        """Store a message until it is due; once this returns it is not lost (S2).
+
+        Concurrent calls share a round trip. Cancelled before its batch was sent, a call withdraws its message; later,
+        the message may be stored.
+
+        Args:
+            event: A dataclass, `msgspec.Struct`, attrs or pydantic instance; or bytes, with `to=`.
+            at: When it is due: an aware datetime. In the past it is due now.
+            delay: Or how long from now, on the store's clock: a `timedelta`, or text such as "1h30m".
+            every: Or a rule by which it recurs.
+            id: Yours, to cancel or replace it by; up to 255 bytes of UTF-8. Made for you if not given.
+            to: `<sink>:<address>`; not given, the handler of the event's type gets it.
+            key: For sinks that have one.
+            headers: Delivered with it, byte for byte; up to 64, 16 KiB together.
+            conflict: What happens where the id is scheduled already.
+            late: What happens where it would be delivered much too late.
+
+        Returns:
+            Its id, its due time, and whether it was stored, replaced another, or left another as it is.
+
+        Raises:
+            InputError: An argument is wrong; nothing was sent.
+            DuplicateIdError: `Conflict.error()`, and the id is scheduled.
+            StoreUnavailableError, StoreFullError, StoreBusyError: Surely not stored.
+            OutcomeUnknownError: It may be stored; `await error.retry()` finds out, safely.
+        """
+        message = Message(event, at, delay, every, id, to, key, headers, conflict, late)
+        self._ready()
+        put = self._composer.put(message, self._store.now_ms())
+        return _scheduled(put.id, await self._carry_out(put, put.envelope.size))
+
+    async def schedule_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Store many messages, 500 a round trip, reading on only as fast as the store takes them.
+
+        Args:
+            messages: `Message(event, delay=..., ...)`; a plain or an asynchronous iterable, of any length.
+            progress: Called with the number stored so far after each round trip.
+
+        Returns:
+            How many were stored (or kept, or outdated, where `conflict` says so).
+
+        Raises:
+            PartlyScheduledError: Some were refused; all others are stored. Names each with its position and error.
+        """
+        self._ready()
+        return await schedule_in_chunks(messages, self._compose, self._carry_out_chunk, self._error_of, progress)
+
+    def _compose(self, message: Message) -> Put:
+        return self._composer.put(_checked(message, Message, "message"), self._store.now_ms())
+
+    async def cancel(self, message_id: str) -> CancelOutcome:
+        """End a message, and a series with all its retries.
+
+        Returns:
+            `CANCELLED`: it will not be delivered. `IN_FLIGHT`: this attempt goes on; no retry and no recurrence follows.
+            `NOT_FOUND`: nothing of this id is scheduled.
+
+        Raises:
+            StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
+        """
+        outcome = await self._carry_out(Cancel(new_op(), check_id(message_id)), 0)
+        return CancelOutcome(_word(outcome))
+
+    async def reschedule(
+        self, message_id: str, *, at: datetime | None = None, delay: Duration | None = None
+    ) -> RescheduleOutcome:
+        """Move a pending message to another time; all else stays.
+
+        Returns:
+            `RESCHEDULED`, `NOT_FOUND`, or `TOO_LATE`: it is being delivered at its old time, and only then.
+
+        Raises:
+            ScheduleTimeError: As in `schedule`.
+            StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
+        """
+        due = due_of(at, delay, self._store.now_ms())
+        outcome = await self._carry_out(Reschedule(new_op(), check_id(message_id), due), 0)
+        return RescheduleOutcome(_word(outcome))
+
+    async def fire(self, message_id: str) -> FireOutcome:
+        """Make a pending message due now.
+
+        Returns:
+            `FIRED`, `NOT_FOUND`, or `IN_FLIGHT`: it is being delivered already.
+
+        Raises:
+            StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
+        """
+        outcome = await self._carry_out(Fire(new_op(), check_id(message_id)), 0)
+        return FireOutcome(_word(outcome))
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    async def _carry_out(self, command: Command, size: int) -> Stored | Refused:
+        outcome = (await self._carry_out_chunk([command], size))[0]
+        error = self._error_of(command, outcome)
+        if error is not None:
+            raise error
+        assert not isinstance(outcome, Unknown)
+        return outcome
+
+    def _error_of(self, command: Command, outcome: Outcome) -> AiodelayError | None:
+        """Return the error for outcomes that are one; the others are answers."""
+        if isinstance(outcome, Unknown):
+            return self._unknown(command, outcome)
+        if isinstance(outcome, Refused):
+            if outcome.reason == "duplicate":
+                return DuplicateIdError(command.id)
+            if outcome.reason == "unavailable":
+                return StoreUnavailableError(self._store.name, outcome.detail or "no answer", command.id)
+            if outcome.reason == "full":
+                return StoreFullError(self._store.name, outcome.detail or "no room", command.id)
+        return None
+
+    async def _carry_out_chunk(self, commands: Sequence[Command], size: int) -> Sequence[Outcome]:
+        """Send commands; while the store surely did not, or may not have, carried them out, send them again."""
+        running = self._ready()
+        outcomes = list(await running.commit.submit(commands, size))
+        if not any(map(_is_open, outcomes)):
+            return outcomes
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._options.store_timeout_ms / 1000
+        pause = FIRST_REPEAT_S
+        while (left := ends - loop.time()) > 0:
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1), left))
+            pause = min(pause * 2, LONGEST_REPEAT_S)
+            still_open = [i for i, outcome in enumerate(outcomes) if _is_open(outcome)]
+            repeated = await running.commit.submit([commands[i] for i in still_open], size)
+            for i, outcome in zip(still_open, repeated, strict=True):
+                outcomes[i] = _surer(outcomes[i], outcome)
+            if not any(map(_is_open, outcomes)):
+                break
+        return outcomes
+
+    def _unknown(self, command: Command, outcome: Unknown) -> OutcomeUnknownError:
+        since_ms = self._options.clock.monotonic_ms()
+        window_ms = RETRY_WINDOW_MS - self._options.store_timeout_ms  # it was first sent that long ago, at the most
+
+        async def again() -> object:
+            if self._options.clock.monotonic_ms() - since_ms > window_ms:
+                raise OutcomeUnknownError(command.id, "too late: the store may have forgotten this op")
+            return await self._again(command)
+
+        return OutcomeUnknownError(command.id, outcome.detail, again)
+
+    async def _again(self, command: Command) -> object:
+        outcome = await self._carry_out(command, command.envelope.size if isinstance(command, Put) else 0)
+        match command:
+            case Put():
+                return _scheduled(command.id, outcome)
+            case Cancel():
+                return CancelOutcome(_word(outcome))
+            case Reschedule():
+                return RescheduleOutcome(_word(outcome))
+            case Fire():
+                return FireOutcome(_word(outcome))
+
+    # --- handlers -----------------------------------------------------------------------------------------
+
+    @overload
+    def handler(self, function: F, /) -> F: ...
+
+    @overload
+    def handler(
+        self,
+        *,
+        name: str | None = None,
+        concurrency: int = 16,
+        timeout: Duration | None = None,
+        retry: Retry | None = None,
+        every: Every | Cron | None = None,
+    ) -> Callable[[F], F]: ...
+
+    def handler(
+        self,
+        function: F | None = None,
+        /,
+        *,
+        name: str | None = None,
+        concurrency: int = 16,
+        timeout: Duration | None = None,
+        retry: Retry | None = None,
+        every: Every | Cron | None = None,
+    ) -> F | Callable[[F], F]:
+        """Decorate a handler: its first parameter's type is the route. The function stays callable.
+
+        A coroutine function runs on the event loop, a plain one in a worker thread. It returns None, `Later(delay)` or
+        `Reject(reason)`; an exception means retry. Other parameters: one annotated `Context`, others with defaults.
+
+        Args:
+            function: The handler, where the decorator is used without parentheses.
+            name: Only for handlers of bytes: what they are reached by, with `to="handler:<name>"`.
+            concurrency: Most runs at once in this process.
+            timeout: Longest run; a coroutine is then cancelled, which counts as a failed attempt.
+            retry: When to run again; None = the scheduler's.
+            every: A rule by which the event `Type()` recurs while any instance serves this handler.
+
+        Raises:
+            HandlerSignatureError: The function cannot be a handler; says why and what is expected.
+            DuplicateHandlerError: Another handler has this type name.
+            ConfigurationError: An option is wrong.
+        """
+        if function is not None:
+            self.add_handler(function, name=name, concurrency=concurrency, timeout=timeout, retry=retry, every=every)
+            return function
+
+        def decorate(function: F) -> F:
+            self.add_handler(function, name=name, concurrency=concurrency, timeout=timeout, retry=retry, every=every)
+            return function
+
+        return decorate
+
+    def add_handler(
+        self,
+        function: Handler,
+        *,
+        name: str | None = None,
+        concurrency: int = 16,
+        timeout: Duration | None = None,
+        retry: Retry | None = None,
+        every: Every | Cron | None = None,
+    ) -> None:
+        """Add a handler, also while the scheduler is open; arguments and errors as in `handler`."""
+        retry = self._retry if retry is None else _checked(retry, Retry, "retry")
+        spec = spec_of(function, types=self._types, name=name, concurrency=concurrency, timeout=timeout, retry=retry)
+        for other in self._handlers.values():
+            shared = {other.name, *other.aliases} & {spec.name, *spec.aliases}
+            if shared:
+                raise DuplicateHandlerError(
+                    "handler", f"a second one for {min(shared)!r}", "one handler per event type"
+                )
+        if spec.name in self._sinks:
+            raise DuplicateHandlerError("handler", f"named {spec.name!r}, as a sink is", "a name that no sink has")
+        if every is not None:
+            self._series[spec.name] = self._handler_series(spec, every)
+        self._handlers[spec.name] = spec
+        if self._running is not None and self._serves(spec):
+            self._running.add_handler(spec)
+            if every is not None:
+                self._running.spawn(self._arm(spec.name), f"aiodelay arm {spec.name}")
+
+    def _handler_series(self, spec: HandlerSpec, every: Every | Cron) -> Message:
+        class_ = self._types.class_named(spec.name)
+        allowed = "handlers of event types that can be made without arguments"
+        if class_ is None:
+            raise ConfigurationError("every", "given to a handler of bytes", allowed)
+        try:
+            event = class_()
+        except TypeError as error:
+            raise ConfigurationError("every", f"given to the handler of {spec.name} ({error})", allowed) from None
+        return Message(event, every=every, id=f"handler:{spec.name}", conflict=Conflict.keep())
+
+    async def remove_handler(self, what: type | str) -> None:
+        """Stop serving a handler; return when what it had in flight has settled, at the latest after `drain`.
+
+        Args:
+            what: The event class, or the handler's name.
+
+        Raises:
+            ConfigurationError: There is no such handler.
+        """
+        name = self._handler_name(what)
+        del self._handlers[name]
+        self._series.pop(name, None)
+        if self._running is not None:
+            await self._running.remove(name)
+
+    def set_concurrency(self, what: type | str, concurrency: int) -> None:
+        """Change how many runs of a handler may go on at once, also while the scheduler is open.
+
+        Args:
+            what: The event class, or the handler's name.
+            concurrency: 1 to 10,000. Runs under way are not touched.
+
+        Raises:
+            ConfigurationError: There is no such handler, or the number is out of range.
+        """
+        name = self._handler_name(what)
+        self._handlers[name] = replace(self._handlers[name], concurrency=check_concurrency(concurrency))
+        if self._running is not None:
+            self._running.set_concurrency(name, concurrency)
+
+    def _handler_name(self, what: type | str) -> Lane:
+        name = type_name(what) if isinstance(what, type) and is_event_class(what) else what
+        if not isinstance(name, str) or name not in self._handlers:
+            raise ConfigurationError(
+                "handler", shortened(what), ", ".join(sorted(self._handlers)) or "none: none was added"
+            )
+        return name
+
+    def _serves(self, spec: HandlerSpec) -> bool:
+        return self._lanes is None or spec.name in self._lanes
+
+    # --- open and closed ----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Connect, and start to dispatch.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+            StoreMismatchError: Its data cannot be used by this version.
+            ConfigurationError: `lanes` names something that is neither a handler nor a sink.
+        """
+        if self._running is not None:
+            raise ClosedError("scheduler", "open already")
+        sinks = [sink for name, sink in self._sinks.items() if self._lanes is None or name in self._lanes]
+        specs = [spec for spec in self._handlers.values() if self._serves(spec)]
+        unknown = (self._lanes or frozenset()) - {sink.name for sink in sinks} - {spec.name for spec in specs}
+        if unknown:
+            known = ", ".join(sorted([*self._handlers, *self._sinks])) or "none"
+            raise ConfigurationError("lanes", shortened(sorted(unknown)), f"names of handlers and sinks: {known}")
+        running = Running(self._store, sinks, self._options, self._context)
+        lanes = [lane for spec in specs for lane in (spec.name, *spec.aliases)] + [sink.name for sink in sinks]
+        await running.open(dispatch=self._dispatch, lanes=lanes)
+        self._running = running
+        for sink in sinks:
+            running.add_sink(sink)
+        for spec in specs:
+            running.add_handler(spec)
+        if self._dispatch:
+            for spec in specs:
+                await self._arm(spec.name)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop claiming, let what is in flight end within `drain`, give the rest back, disconnect."""
+        running = self._running
+        if running is None:
+            return
+        try:
+            await running.close((exc_type, exc, traceback))
+        finally:
+            self._running, self._was_closed = None, True
+
+    async def _arm(self, name: Lane) -> None:
+        message = self._series.get(name)
+        if message is not None:
+            put = self._composer.put(message, self._store.now_ms())
+            await self._carry_out(put, put.envelope.size)
+
+    async def run(self) -> None:
+        """Open, dispatch until cancelled, and close: the main job of a process that handles.
+
+        `aiodelay run module:scheduler` does this, and turns SIGTERM and SIGINT into an orderly end.
+        """
+        async with self:
+            await asyncio.get_running_loop().create_future()
+
+    async def run_until_idle(self) -> None:
+        """Return when what this scheduler serves holds no message but recurring ones, and nothing is in flight.
+
+        For scripts and examples: it waits for due times however far ahead they are.
+        """
+        await self._ready().wait_until_idle()
+
+    @property
+    def overdue_age_ms(self) -> int:
+        """Age of the oldest overdue message over all lanes, in ms, at the last look (every 10 s); 0 = none."""
+        return 0 if self._running is None else self._running.overdue_age_ms
+
+    def _ready(self) -> Running:
+        if self._running is None:
+            raise ClosedError("scheduler", "closed" if self._was_closed else "not open yet")
+        self._running.check_usable()
+        return self._running
+
+    def _open_store(self) -> Store:
+        self._ready()
+        return self._store
+
+    def _context(self, record: Record, lateness_ms: int) -> Context:
+        return Context(record, lateness_ms, self)
+
+
+def _is_url(value: object) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+def _checked(value: object, type_: type[T], setting: str) -> T:
+    if not isinstance(value, type_):
+        raise ConfigurationError(setting, f"a {type(value).__qualname__}", f"a {type_.__qualname__}")
+    return value
+
+
+def _is_open(outcome: Outcome) -> bool:
+    return isinstance(outcome, Unknown) or (isinstance(outcome, Refused) and outcome.reason == "unavailable")
+
+
+def _surer(before: Outcome, now: Outcome) -> Outcome:
+    """Return what two answers to one op come to: a later "surely not" does not clear an earlier doubt."""
+    if isinstance(before, Unknown) and isinstance(now, Refused) and now.reason in ("unavailable", "full"):
+        return before
+    return now
+
+
+def _word(outcome: Stored | Refused) -> str:
+    return outcome.answer if isinstance(outcome, Stored) else outcome.reason
+
+
+def _scheduled(message_id: str, outcome: Stored | Refused) -> Scheduled:
+    if isinstance(outcome, Stored):
+        return Scheduled(message_id, outcome.due_ms, outcome.revision, ScheduleOutcome(outcome.answer))
+    return Scheduled(message_id, 0, 0, ScheduleOutcome(outcome.reason))

@@ -1,0 +1,80 @@
+"""The sink that needs nothing: one JSON line per message on standard output."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+import msgspec
+
+from .errors import SinkUnavailableError
+from .model import Delivery, Demand, SendOutcome, Sent
+from .urls import UrlOptions
+
+__all__ = ["StdoutSink"]
+
+
+class StdoutSink:
+    """`to="stdout:<address>"`: writes one JSON object per line.
+
+    Keys: `to`, `id`, `delivery_id`, `due` (epoch ms), `lateness` (ms), `attempt`, and the payload as `payload` where
+    it is UTF-8 text, else as `payload_base64`.
+
+    Args:
+        stream: Where lines go.
+    """
+
+    name = "stdout"
+    limits = Demand(100)
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    def check(self, address: str) -> None:
+        """Accept every address: it is printed."""
+
+    async def __aenter__(self) -> StdoutSink:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        """Write the lines.
+
+        Raises:
+            SinkUnavailableError: The stream is closed or broken.
+        """
+        stream = self._stream or sys.stdout
+        lines = "".join(_line(delivery) for delivery in deliveries)
+        try:
+            stream.write(lines)
+            stream.flush()
+        except (OSError, ValueError) as error:
+            raise SinkUnavailableError(self.name, type(error).__name__) from error
+        return [Sent()] * len(deliveries)
+
+
+def _line(delivery: Delivery) -> str:
+    envelope = delivery.envelope
+    line: dict[str, object] = {
+        "to": f"{envelope.lane}:{envelope.address}",
+        "id": envelope.id,
+        "delivery_id": delivery.delivery_id,
+        "due": delivery.due_ms,
+        "lateness": delivery.lateness_ms,
+        "attempt": delivery.attempt,
+    }
+    try:
+        line["payload"] = envelope.payload.decode()
+    except UnicodeDecodeError:
+        line["payload_base64"] = base64.b64encode(envelope.payload).decode()
+    return msgspec.json.encode(line).decode() + "\n"
+
+
+def open_stdout(url: str) -> StdoutSink:
+    """Open `stdout:`."""
+    UrlOptions(url).finish()
+    return StdoutSink()

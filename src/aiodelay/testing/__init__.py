@@ -1,0 +1,1 @@
+"""Test kit: virtual time for programs that schedule messages."""

@@ -1,0 +1,409 @@
+"""The same id again, and the same op again."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
+    TOMBSTONE_WINDOW_MS,
+    After,
+    At,
+    Cancel,
+    Command,
+    Conflict,
+    Fire,
+    Late,
+    Outcome,
+    Put,
+    Refused,
+    Reschedule,
+    SettleOutcome,
+    SourcePosition,
+    Stored,
+)
+
+from .stage import HOUR_MS, OTHER, Bench, Stage, again, dead, done, staged
+from .table import SAME_ID_TABLE, Cell
+
+__all__ = ["CommandRules"]
+
+State = Literal["pending", "in flight", "done", "cancelled", "dead"]
+
+_CONFLICTS = {
+    "replace": Conflict.replace(),
+    "keep": Conflict.keep(),
+    "newer, higher version": Conflict.newer(6),
+    "newer, same version": Conflict.newer(5),
+    "newer, lower version": Conflict.newer(4),
+    "error": Conflict.error(),
+}
+_CELLS = [
+    pytest.param(row.call, state, cell, id=f"{row.call}-{state}")
+    for row in SAME_ID_TABLE
+    for state, cell in (
+        ("pending", row.pending),
+        ("in flight", row.in_flight),
+        ("done", row.done),
+        ("cancelled", row.done),
+        ("dead", row.done),
+    )
+    if (row.call, state) not in {("redrive", "done"), ("redrive", "cancelled")}  # there is no dead letter
+]
+AFTERWARDS = ("nothing", "claimed", "done", "dead", "again", "replaced", "cancelled", "rescheduled", "fired", "late")
+"""What may happen to a message between a command and its repetition."""
+
+
+class CommandRules(Bench):
+    """What `apply` promises."""
+
+    # --- the same id again --------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(("call", "state", "cell"), _CELLS)
+    @staged
+    async def test_same_id_again(self, stage: Stage, call: str, state: State, cell: Cell) -> None:
+        await self._bring(stage, call, state)
+        before = await stage.get()
+        outcome = await self._call(stage, call)
+        assert (outcome.answer if isinstance(outcome, Stored) else outcome.reason) == cell.answer
+        after = await stage.get()
+        if cell.stays == "nothing":
+            assert after is None
+        elif cell.stays == "old":
+            assert after is not None
+            assert before is not None
+            assert after.record.revision == before.record.revision
+            assert after.state is before.state
+        elif cell.stays == "moved":
+            assert after is not None
+            assert before is not None
+            assert after.record.revision == before.record.revision
+            assert after.next_attempt_ms < before.next_attempt_ms
+        else:
+            assert isinstance(outcome, Stored)
+            assert after is not None
+            assert after.record.revision == outcome.revision
+            assert before is None or after.record.revision > before.record.revision
+
+    @staticmethod
+    async def _bring(stage: Stage, call: str, state: State) -> None:
+        """Bring the message `m` where the table's column says."""
+        if call == "redrive":
+            await stage.stored(stage.put())
+            await stage.end(dead(await stage.claim_one()))
+        if call == "redrive" and state == "dead":
+            return
+        conflict = Conflict.newer(5) if call.startswith("newer") else Conflict.replace()
+        if conflict.mode == "newer":
+            stage.needs_conflict("newer")
+        await stage.stored(stage.put(due=After(HOUR_MS if state in ("pending", "cancelled") else 0), conflict=conflict))
+        if state == "cancelled":
+            stage.needs_verdict()
+            assert isinstance(await stage.do(Cancel(stage.op(), "m")), Stored)
+        elif state != "pending":
+            claim = await stage.claim_one()
+            if state != "in flight":
+                await stage.end(done(claim) if state == "done" else dead(claim))
+
+    @staticmethod
+    async def _call(stage: Stage, call: str) -> Stored | Refused:
+        """Do to `m` what the table's row says."""
+        outcome: Outcome
+        if call in _CONFLICTS:
+            stage.needs_conflict(_CONFLICTS[call].mode)
+            outcome = await stage.do(stage.put(due=After(1), conflict=_CONFLICTS[call]))
+        elif call == "cancel":
+            stage.needs_verdict()
+            outcome = await stage.do(Cancel(stage.op(), "m"))
+        elif call == "reschedule":
+            outcome = await stage.do(Reschedule(stage.op(), "m", After(1)))
+        elif call == "fire":
+            outcome = await stage.do(Fire(stage.op(), "m"))
+        else:
+            (letter,) = await stage.dead()
+            (outcome,) = await stage.graves.redrive([letter.key])
+        assert isinstance(outcome, Stored | Refused)
+        return outcome
+
+    @staged
+    async def test_same_id_in_one_batch(self, stage: Stage) -> None:
+        commands: list[Command] = [stage.put(), Cancel(stage.op(), "m"), stage.put(payload=b"2"), Fire(stage.op(), "m")]
+        outcomes = await stage.store.apply(commands)
+        assert [each.answer for each in outcomes if isinstance(each, Stored)] == [
+            "stored",
+            "cancelled",
+            "stored",
+            "fired",
+        ]
+        assert (await stage.claim_one()).record.envelope.payload == b"2"
+
+    @pytest.mark.parametrize("end", ["done", "dead", "cancelled", "late", "replaced"])
+    @staged
+    async def test_newer_remembers_the_version_for_24_h(self, stage: Stage, end: str) -> None:
+        stage.needs_conflict("newer")
+        late = Late.drop("1s") if end == "late" else Late.deliver()
+        await stage.stored(stage.put(conflict=Conflict.newer(5), late=late))
+        await self._happen(stage, end)
+        stage.move(TOMBSTONE_WINDOW_MS - 1)
+        await stage.tidy()
+        assert isinstance(await stage.do(stage.put(conflict=Conflict.newer(5))), Refused)
+        stage.move(1)
+        await stage.tidy()
+        assert isinstance(await stage.do(stage.put(conflict=Conflict.newer(5))), Stored)
+
+    @staged
+    async def test_newer_is_judged_by_version_where_the_stored_message_has_none(self, stage: Stage) -> None:
+        stage.needs_conflict("newer")
+        await stage.stored(stage.put())
+        assert isinstance(await stage.do(stage.put(conflict=Conflict.newer(0))), Stored)
+
+    # --- the same op again --------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("afterwards", AFTERWARDS)
+    @staged
+    async def test_a_repeated_put_changes_nothing(self, stage: Stage, afterwards: str) -> None:
+        late = Late.drop("1s") if afterwards == "late" else Late.deliver()
+        put = stage.put(due=At(stage.now + (HOUR_MS if afterwards == "fired" else 0)), late=late)
+        await self._check_repetition(stage, put, afterwards)
+
+    @pytest.mark.parametrize("afterwards", AFTERWARDS[:-1])
+    @staged
+    async def test_a_repeated_put_that_replaced_changes_nothing(self, stage: Stage, afterwards: str) -> None:
+        await stage.stored(stage.put(payload=b"replaced"))
+        await self._check_repetition(stage, stage.put(), afterwards)
+
+    @pytest.mark.parametrize("conflict", [Conflict.keep(), Conflict.error(), Conflict.newer(1)], ids=lambda c: c.mode)
+    @pytest.mark.parametrize("afterwards", ["nothing", "claimed", "done", "cancelled", "replaced"])
+    @staged
+    async def test_a_repeated_put_that_stored_nothing_changes_nothing(
+        self, stage: Stage, afterwards: str, conflict: Conflict
+    ) -> None:
+        stage.needs_conflict(conflict.mode)
+        await stage.stored(stage.put(conflict=conflict))
+        await self._check_repetition(stage, stage.put(conflict=conflict), afterwards)
+
+    @pytest.mark.parametrize("kind", ["cancel", "reschedule", "fire"])
+    @pytest.mark.parametrize("state", ["pending", "in flight", "done"])
+    @pytest.mark.parametrize("afterwards", ["nothing", "stored again"])
+    @staged
+    async def test_a_repeated_command_changes_nothing(
+        self, stage: Stage, kind: str, state: State, afterwards: str
+    ) -> None:
+        if kind == "cancel":
+            stage.needs_verdict()
+        await self._bring(stage, kind, state)
+        commands: dict[str, Command] = {
+            "cancel": Cancel(stage.op(), "m"),
+            "reschedule": Reschedule(stage.op(), "m", After(1000)),
+            "fire": Fire(stage.op(), "m"),
+        }
+        await self._check_repetition(stage, commands[kind], afterwards)
+
+    @staged
+    async def test_a_replaced_put_repeated_does_not_resurrect_its_payload(self, stage: Stage) -> None:
+        first = stage.put(payload=b"old")
+        answer = await stage.stored(first)
+        await stage.stored(stage.put(payload=b"new"))
+        assert await stage.do(first) == answer
+        claim = await stage.claim_one()
+        assert claim.record.envelope.payload == b"new"
+        await stage.end(done(claim))
+        assert await stage.do(first) == answer
+        assert await stage.claim() == []
+
+    @pytest.mark.parametrize("kind", ["put", "cancel"])
+    @staged
+    async def test_ops_are_remembered_for_the_retry_window_and_then_forgotten(self, stage: Stage, kind: str) -> None:
+        put, cancel = stage.put(due=After(HOUR_MS)), Cancel(stage.op(), "m")
+        first = [await stage.do(each) for each in (put, cancel)]
+        stage.move(RETRY_WINDOW_MS - 1)
+        await stage.tidy()
+        assert [await stage.do(each) for each in (put, cancel)] == first
+        assert await stage.get() is None
+        stage.move(2)
+        await stage.tidy()
+        if kind == "put":
+            outcome = await stage.do(put)
+            assert isinstance(outcome, Stored)
+            assert await stage.get() is not None
+        else:
+            await stage.stored(stage.put(due=After(HOUR_MS)))
+            assert isinstance(await stage.do(cancel), Stored)
+            assert await stage.get() is None
+
+    @staged
+    async def test_one_batch_may_hold_a_command_and_its_repetition(self, stage: Stage) -> None:
+        put, cancel = stage.put(), Cancel(stage.op(), "m")
+        outcomes = await stage.store.apply([put, put, cancel, cancel, put])
+        assert (outcomes[0], outcomes[2]) == (outcomes[1], outcomes[3])
+        assert outcomes[4] == outcomes[0]
+        assert await stage.claim() == []
+
+    async def _check_repetition(self, stage: Stage, command: Command, afterwards: str) -> None:
+        """Check that `command`, repeated after something else happened, answers as before and writes nothing."""
+        first = await stage.do(command)
+        await self._happen(stage, afterwards)
+        before = await stage.picture()
+        assert await stage.do(command) == first
+        assert await stage.picture() == before
+
+    @staticmethod
+    async def _happen(stage: Stage, what: str) -> None:
+        """Let something happen to the message `m`."""
+        match what:
+            case "claimed":
+                await stage.claim_one()
+            case "done":
+                await stage.end(done(await stage.claim_one()))
+            case "dead":
+                await stage.end(dead(await stage.claim_one()))
+            case "again":
+                await stage.end(again(await stage.claim_one(), stage.now + 1000))
+            case "replaced" | "stored again":
+                await stage.stored(stage.put(payload=b"another", due=After(HOUR_MS)))
+            case "cancelled":
+                stage.needs_verdict()
+                assert isinstance(await stage.do(Cancel(stage.op(), "m")), Stored)
+            case "rescheduled":
+                assert isinstance(await stage.do(Reschedule(stage.op(), "m", After(HOUR_MS))), Stored)
+            case "fired":
+                assert isinstance(await stage.do(Fire(stage.op(), "m")), Stored)
+            case "late":
+                stage.move(1001)
+                await stage.tidy()
+
+    # --- reschedule and fire ------------------------------------------------------------------------------
+
+    @staged
+    async def test_reschedule_moves_the_message_and_nothing_else(self, stage: Stage) -> None:
+        await stage.stored(stage.put(due=After(5000), late=Late.drop("1s"), key=b"k"))
+        before = await stage.record()
+        outcome = await stage.do(Reschedule(stage.op(), "m", After(2000)))
+        assert outcome == Stored("rescheduled", before.revision, stage.now + 2000)
+        after = await stage.record()
+        assert (after.due_ms, after.expires_ms) == (stage.now + 2000, stage.now + 3000)
+        assert (after.envelope, after.revision, after.op) == (before.envelope, before.revision, before.op)
+        stage.move(1999)
+        assert await stage.claim() == []
+        stage.move(1)
+        await stage.claim_one()
+
+    @staged
+    async def test_reschedule_gives_a_waiting_retry_a_new_due_time(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        await stage.end(again(await stage.claim_one(), stage.now + HOUR_MS, attempt=3, error="e"))
+        await stage.do(Reschedule(stage.op(), "m", After(10)))
+        stage.move(10)
+        record = (await stage.claim_one()).record
+        assert (record.due_ms, record.attempt, record.last_error) == (stage.now, 3, "e")
+
+    @staged
+    async def test_fire_makes_it_due_now(self, stage: Stage) -> None:
+        await stage.stored(stage.put(due=After(5000)))
+        outcome = await stage.do(Fire(stage.op(), "m"))
+        assert isinstance(outcome, Stored)
+        assert (outcome.answer, outcome.due_ms) == ("fired", stage.now)
+        assert (await stage.claim_one()).record.due_ms == stage.now
+
+    @staged
+    async def test_fire_keeps_the_due_time_of_a_waiting_retry(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put())).due_ms
+        await stage.end(again(await stage.claim_one(), stage.now + HOUR_MS))
+        stage.move(1000)
+        await stage.do(Fire(stage.op(), "m"))
+        assert (await stage.claim_one()).record.due_ms == due_ms
+
+    @staged
+    async def test_fire_does_not_push_an_overdue_message_back(self, stage: Stage) -> None:
+        stage.needs_order()
+        await stage.stored(stage.put("first"))
+        stage.move(10)
+        await stage.stored(stage.put("second"))
+        stage.move(10)
+        await stage.do(Fire(stage.op(), "first"))
+        assert await stage.ids() == ["first", "second"]
+
+    # --- revisions ----------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("end", ["replaced", "done", "dead", "cancelled"])
+    @pytest.mark.parametrize("back_ms", [0, HOUR_MS], ids=["same ms", "clock stepped back"])
+    @staged
+    async def test_revisions_of_an_id_only_grow(self, stage: Stage, end: str, back_ms: int) -> None:
+        first = await stage.stored(stage.put())
+        if end != "replaced":
+            await self._happen(stage, end)
+        stage.step_back(back_ms)
+        second = await stage.stored(stage.put())
+        assert second.revision > first.revision >= stage.now
+
+    # --- intake positions ---------------------------------------------------------------------------------
+
+    @staged
+    async def test_position_moves_with_the_commands(self, stage: Stage) -> None:
+        (outcome,) = await stage.store.apply([stage.put("a")], source=SourcePosition("topic 0", 5))
+        assert isinstance(outcome, Stored)
+        await stage.store.apply([stage.put("b")], source=SourcePosition("topic 1", 2))
+        assert [await stage.look.position(f"topic {i}") for i in range(3)] == [5, 2, None]
+        assert sorted(await stage.ids()) == ["a", "b"]
+
+    @pytest.mark.parametrize("position", [4, 5])
+    @staged
+    async def test_a_passed_position_is_refused_whole(self, stage: Stage, position: int) -> None:
+        await stage.stored(stage.put("kept", After(1)))
+        await stage.store.apply([], source=SourcePosition("topic", 5))
+        before = await stage.picture()
+        commands: list[Command] = [stage.put("a"), Cancel(stage.op(), "kept")]
+        outcomes = await stage.store.apply(commands, source=SourcePosition("topic", position))
+        assert [each.reason for each in outcomes if isinstance(each, Refused)] == ["passed", "passed"]
+        assert (await stage.picture(), await stage.look.position("topic")) == (before, 5)
+
+    @staged
+    async def test_a_refused_command_does_not_stop_its_batch(self, stage: Stage) -> None:
+        stage.needs_conflict("error")
+        await stage.stored(stage.put("a", lane=OTHER))
+        puts: list[Put] = [stage.put("a", conflict=Conflict.error()), stage.put("b")]
+        refused, stored = await stage.store.apply(puts, source=SourcePosition("topic", 1))
+        assert (isinstance(refused, Refused), isinstance(stored, Stored)) == (True, True)
+        assert await stage.look.position("topic") == 1
+
+    # --- cancelled in flight ------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("end", ["done", "again", "dead", "lapse"])
+    @staged
+    async def test_s5_cancelled_in_flight_ends_with_this_attempt(self, stage: Stage, end: str) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        await stage.do(Cancel(stage.op(), "m"))
+        if end == "lapse":
+            await stage.lapse()
+        else:
+            await stage.end({"done": done(claim), "again": again(claim, stage.now), "dead": dead(claim)}[end])
+        assert await stage.get() is None
+        assert len(await stage.dead()) == (end == "dead")
+        stage.move(HOUR_MS)
+        assert await stage.claim() == []
+
+    @staged
+    async def test_s5_cancelled_is_never_delivered(self, stage: Stage) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put("m", After(1000)), stage.put("retry"))
+        await stage.end(again(await stage.claim_one(), stage.now + 500))
+        outcomes = [await stage.do(Cancel(stage.op(), each)) for each in ("m", "retry")]
+        assert [each.answer for each in outcomes if isinstance(each, Stored)] == ["cancelled", "cancelled"]
+        stage.move(HOUR_MS)
+        assert await stage.claim() == []
+
+    @staged
+    async def test_s5_cancelled_in_flight_can_be_scheduled_anew(self, stage: Stage) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put(payload=b"old"))
+        old = await stage.claim_one()
+        cancels = [await stage.do(Cancel(stage.op(), "m")) for _ in range(2)]
+        assert [each.answer for each in cancels if isinstance(each, Stored)] == ["in_flight", "in_flight"]
+        await stage.stored(stage.put(payload=b"new"))
+        assert await stage.settle(again(old, stage.now)) is SettleOutcome.SUPERSEDED
+        claim = await stage.claim_one()
+        assert (claim.record.envelope.payload, claim.record.no_retry) == (b"new", False)

@@ -1,0 +1,361 @@
+"""`VirtualLoop`: an event loop whose time is computed, so that an hour costs nothing and every timer is punctual.
+
+Virtual time is a whole number of microseconds, as in `datetime`. It moves only while the loop has nothing to do, and
+then to the next timer; so a test sees every timer at its own instant and in order, in the time it takes to compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import selectors
+import sys
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, TypeVarTuple, Unpack
+
+from aiodelay.errors import AiodelayError
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+__all__ = ["VirtualLoop", "WaitingForeverError"]
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+_Events = list[tuple[selectors.SelectorKey, int]]
+
+_SECOND_US = 1_000_000
+# From here on a float of seconds cannot show the nanosecond that asyncio adds to "now" when it looks for due timers.
+_COARSE_S = 2.0**23
+_ANYIO_POLL_S = 0.01
+_TASKS_SHOWN = 20
+
+
+class WaitingForeverError(AiodelayError):
+    """Everything on a `VirtualLoop` waits, and nothing is left that could ever end the wait.
+
+    Args:
+        reason: Why the wait cannot end.
+        advice: What to do if the wait was meant to end.
+        waiting: One line per pending task: its name and where it waits.
+    """
+
+    def __init__(self, reason: str, advice: str, waiting: tuple[str, ...]) -> None:
+        super().__init__(reason, advice, waiting)
+        self.reason, self.advice, self.waiting = reason, advice, waiting
+
+    def __str__(self) -> str:
+        hidden = len(self.waiting) - _TASKS_SHOWN
+        lines = [
+            f"{self.reason}; these tasks are pending:",
+            *(f"  {line}" for line in self.waiting[:_TASKS_SHOWN]),
+            *([f"  and {hidden} more"] if hidden > 0 else []),
+            self.advice,
+        ]
+        return "\n".join(lines)
+
+
+class _Follower(Protocol):
+    def follow(self, loop: VirtualLoop) -> None: ...
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time, for tests: `asyncio.Runner(loop_factory=VirtualLoop)`.
+
+    When nothing is ready, time jumps to the next timer. When there is no timer either, the test would wait for ever:
+    the future given to `run_until_complete` is cancelled there and `WaitingForeverError` raised from it.
+
+    Time stands still, and the loop waits for real, while outside work is under way: calls of `run_in_executor`
+    (`asyncio.to_thread`, `getaddrinfo`), calls of `anyio.to_thread.run_sync`, and what is inside `outside_work()`.
+    Open sockets and pipes get `socket_grace_s` real seconds to become ready before each jump.
+
+    Timers are never early: one set for `loop.time() + ms / 1000` fires when at least `ms` milliseconds have passed on
+    the virtual clock, exactly then if the loop is idle. Exact for the first 34 years of virtual time.
+    """
+
+    socket_grace_s = 0.005
+    """Real seconds that open sockets are given before each jump."""
+
+    forever_grace_s = 0.5
+    """Real seconds given to other threads and open sockets before `WaitingForeverError`."""
+
+    outside_limit_s = 60.0
+    """Real seconds without any sign from outside work before `WaitingForeverError`."""
+
+    jump_limit = 500_000
+    """Jumps of time in one `run_until_complete`, those of `pass_time` not counted, before `WaitingForeverError`.
+
+    Ends the test that awaits what never comes while something else wakes up now and then."""
+
+    next_followers: ClassVar[weakref.WeakSet[_Follower]] = weakref.WeakSet()
+    """Clocks that will follow the virtual loop that runs next."""
+
+    def __init__(self) -> None:
+        self._now_us = 0
+        self._promised_us = 0
+        self._jumps = 0
+        self._outside = 0
+        self._stalled_s = 0.0
+        self._quiet: list[asyncio.Future[None]] = []
+        self._main: asyncio.Future[Any] | None = None
+        self._error: WaitingForeverError | None = None
+        self._selecting = _VirtualSelector(self._on_idle)
+        super().__init__(self._selecting)
+        self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
+
+    @property
+    def elapsed_us(self) -> int:
+        """Microseconds of virtual time since the loop was made."""
+        return self._now_us
+
+    def time(self) -> float:
+        """Return `elapsed_us` as seconds, as asyncio wants it."""
+        seconds = self._now_us / _SECOND_US
+        return seconds if seconds < _COARSE_S else math.nextafter(seconds, math.inf)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call back at `when` on the scale of `time()`, rounded up to a microsecond; at `math.inf` never."""
+        if when == math.inf:
+            return asyncio.TimerHandle(when, callback, args, self, context)
+        return super().call_at(_to_us(max(when, 0.0)) / _SECOND_US, callback, *args, context=context)
+
+    def run_until_complete(self, future: Generator[Any, None, _T] | Awaitable[_T]) -> _T:
+        """Run until `future` is done, as asyncio does.
+
+        Raises:
+            WaitingForeverError: It could never become done. It was cancelled where it waited, and the error is raised
+                from what came of that; only where it waits on regardless is it left pending.
+        """
+        if self.is_running():
+            return super().run_until_complete(future)
+        while self.next_followers:
+            self.next_followers.pop().follow(self)
+        main: asyncio.Future[_T] = asyncio.ensure_future(future, loop=self)  # type: ignore[arg-type]
+        self._main, self._error, self._jumps = main, None, 0
+        try:
+            result = super().run_until_complete(main)
+        except (Exception, asyncio.CancelledError) as problem:
+            if (error := self._taken_error()) is None or error is problem:
+                raise
+            raise error from problem
+        finally:
+            self._main = None
+        if (error := self._taken_error()) is not None:
+            raise error
+        return result
+
+    def set_default_executor(self, executor: ThreadPoolExecutor) -> None:  # type: ignore[override]
+        """Use `executor` for `run_in_executor(None, ...)`, as asyncio does."""
+        self._threads = executor
+        super().set_default_executor(executor)
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        """Call `func` in another thread or process; time stands still until it has ended, cancelled or not."""
+        submitting = _Submitting(self._threads if executor is None else executor)
+        answer = super().run_in_executor(submitting, func, *args)
+        self._count_outside(submitting.future, answer)
+        return answer
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait, for real, until the threads of the default executor have ended; `timeout` never passes meanwhile."""
+        with self.outside_work():
+            if sys.version_info >= (3, 12):
+                await super().shutdown_default_executor(timeout)
+            else:
+                await super().shutdown_default_executor()
+
+    @contextlib.contextmanager
+    def outside_work(self) -> Iterator[None]:
+        """Stop virtual time for the duration of the block, to wait for an answer from a thread, socket or process.
+
+        May be nested and used by several tasks at a time. Enter and leave it in the loop's thread. Do not wait for
+        virtual time inside: it does not pass.
+        """
+        self._outside += 1
+        try:
+            yield
+        finally:
+            self._outside -= 1
+
+    async def quiet(self) -> None:
+        """Return when nothing more can happen at this instant: only time itself is waited for, by any task."""
+        waiter = self.create_future()
+        self._quiet.append(waiter)
+        await waiter
+
+    async def pass_time(self, ms: int) -> None:
+        """Let `ms` milliseconds pass, then return as soon as all that could happen by then has happened."""
+        self._promised_us = max(self._promised_us, self._now_us + ms * 1000)
+        await asyncio.sleep(ms / 1000)
+        await self.quiet()
+
+    def _on_idle(self, timeout: float | None) -> _Events:
+        """Decide what follows when nothing is ready: a wait for outside work, a jump in time or the end of the test."""
+        if self._outside:
+            return self._stand_still(self.outside_limit_s)
+        if self._anyio_works():
+            return self._stand_still(_ANYIO_POLL_S)
+        self._stalled_s = 0.0
+        # Also without grace: an anyio thread may have answered between the last look and the question above.
+        if events := self._selecting.wait(self._grace_s(last_chance=timeout is None and not self._quiet)):
+            return events
+        if self._wake_quiet():
+            return []
+        if timeout is None:
+            self._end_wait(
+                "nothing is ready, no timer is set and no outside work is under way",
+                "if a thread, socket or process is to answer, await it inside 'with loop.outside_work():'",
+            )
+        else:
+            self._jump(timeout)
+        return []
+
+    def _stand_still(self, seconds: float) -> _Events:
+        events = self._selecting.wait(seconds)
+        self._stalled_s = 0.0 if events else self._stalled_s + seconds
+        if self._stalled_s >= self.outside_limit_s:
+            self._stalled_s = 0.0
+            self._end_wait(
+                f"outside work has given no sign for {self.outside_limit_s:g} real seconds",
+                "virtual time stands still meanwhile, so it must not wait for a timer; or raise loop.outside_limit_s",
+            )
+        return events
+
+    def _grace_s(self, *, last_chance: bool) -> float:
+        sockets = len(self._selecting.get_map()) > 1  # one is the loop's own, by which threads wake it
+        if last_chance:
+            return self.forever_grace_s if sockets or threading.active_count() > 1 else 0.0
+        return self.socket_grace_s if sockets else 0.0
+
+    def _wake_quiet(self) -> bool:
+        waiters = [waiter for waiter in self._quiet if not waiter.done()]
+        self._quiet.clear()
+        for waiter in waiters:
+            waiter.set_result(None)
+        return bool(waiters)
+
+    def _jump(self, timeout: float) -> None:
+        self._now_us = max(_to_us(self.time() + timeout), self._now_us + 1)
+        if self._now_us > self._promised_us:
+            self._jumps += 1
+        if self._jumps > self.jump_limit:
+            self._jumps = 0
+            self._end_wait(
+                f"time has jumped {self.jump_limit} times, to {self.time():.0f} s, without an end",
+                "let long times pass by 'await clock.advance(...)', or raise loop.jump_limit",
+            )
+
+    def _end_wait(self, reason: str, advice: str) -> None:
+        error = WaitingForeverError(reason, advice, tuple(sorted(map(_described, asyncio.all_tasks(self)))))
+        # Cancelled first, so that the traceback shows where the test waits and its cleanup runs; raised if that fails.
+        if self._error is not None or self._main is None or not self._main.cancel(reason):
+            raise error
+        self._error = error
+
+    def _taken_error(self) -> WaitingForeverError | None:
+        error, self._error = self._error, None
+        return error
+
+    def _count_outside(self, call: Future[Any], answer: asyncio.Future[Any]) -> None:
+        # Both ends count: the call ends before its answer arrives, and a cancelled answer before its call.
+        self._outside += 1
+        open_ends = 2
+
+        def end() -> None:
+            nonlocal open_ends
+            open_ends -= 1
+            self._outside -= not open_ends
+
+        def end_from_thread(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+                self.call_soon_threadsafe(end)
+
+        answer.add_done_callback(lambda _: end())
+        call.add_done_callback(end_from_thread)
+
+    def _anyio_works(self) -> bool:
+        # anyio's worker threads bypass run_in_executor; a call leaves their queue once its answer was handed over.
+        return any(
+            thread.name == "AnyIO worker thread"
+            and getattr(thread, "loop", None) is self
+            and getattr(getattr(thread, "queue", None), "unfinished_tasks", 0)
+            for thread in threading.enumerate()
+        )
+
+
+class _VirtualSelector(selectors.BaseSelector):
+    """A real selector that asks `on_idle` what to do where it would have to block."""
+
+    def __init__(self, on_idle: Callable[[float | None], _Events]) -> None:
+        self._real = selectors.DefaultSelector()
+        self._on_idle = on_idle
+
+    def select(self, timeout: float | None = None) -> _Events:
+        events = self._real.select(0)
+        if events or (timeout is not None and timeout <= 0):
+            return events
+        return self._on_idle(timeout)
+
+    def wait(self, seconds: float) -> _Events:
+        return self._real.select(seconds)
+
+    def register(self, fileobj: FileDescriptorLike, events: int, data: object = None) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def modify(self, fileobj: FileDescriptorLike, events: int, data: object = None) -> selectors.SelectorKey:
+        return self._real.modify(fileobj, events, data)
+
+    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class _Submitting(Executor):
+    """Passes one call on to an executor and keeps the future of it."""
+
+    future: Future[Any]
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Future[Any]:
+        self.future = self._executor.submit(fn, *args, **kwargs)
+        return self.future
+
+
+def _to_us(seconds: float) -> int:
+    """Round up to a microsecond, forgiving the few float roundings of `loop.time() + delay`."""
+    return math.ceil(seconds * 1e6 - 4e6 * math.ulp(seconds))
+
+
+def _described(task: asyncio.Task[Any]) -> str:
+    return f"{task.get_name()}: {' > '.join(_steps(task.get_coro())) or task.get_coro()}"
+
+
+def _steps(awaited: object) -> Iterator[str]:
+    """Name each coroutine from the task inwards, with the line where it waits."""
+    while awaited is not None:
+        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), None)
+        frame = getattr(awaited, f"{kind}_frame", None)
+        if frame is None:
+            return
+        yield f"{getattr(awaited, '__qualname__', awaited)} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")

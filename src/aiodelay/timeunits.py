@@ -1,0 +1,166 @@
+"""Durations and instants: what callers may write, and the whole milliseconds that everything inside counts in.
+
+A due time is rounded **up** to a whole millisecond, so that nothing is ever early. All arithmetic is on integers.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from functools import lru_cache
+from typing import TypeAlias
+
+from .errors import ConfigurationError, InputError, ScheduleTimeError, shortened
+
+__all__ = [
+    "MAX_HORIZON_MS",
+    "Duration",
+    "check_horizon",
+    "format_duration",
+    "from_epoch_ms",
+    "parse_duration",
+    "to_epoch_ms",
+]
+
+Duration: TypeAlias = timedelta | str
+"""A length of time: a `timedelta`, or text such as `"5s"`, `"1h30m"`, `"1.5d"`, `"250ms"`, `"PT5M"`."""
+
+MAX_HORIZON_MS = 3650 * 86_400_000
+"""How far ahead anything may be scheduled, and the longest duration: 3650 days."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+_UNIT_MS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_TEXT = re.compile("".join(rf"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in _UNIT_MS))
+_ISO = re.compile(
+    rf"P(?:(?P<w>{_NUMBER})W)?(?:(?P<d>{_NUMBER})D)?"
+    rf"(?:T(?=[0-9])(?:(?P<h>{_NUMBER})H)?(?:(?P<m>{_NUMBER})M)?(?:(?P<s>{_NUMBER})S)?)?"
+)
+_MAX_TEXT = 64  # longer text is junk; also keeps int() below its limit of 4300 digits
+_FORMS = 'a timedelta or text such as "250ms", "5s", "1h30m", "2d", "1w", "PT5M"'
+
+
+def parse_duration(
+    value: Duration,
+    *,
+    field: str,
+    error: type[InputError | ConfigurationError] = ScheduleTimeError,
+    least_ms: int = 0,
+) -> int:
+    """Return the duration in whole milliseconds, rounded up.
+
+    Text is a number and a unit (`w d h m s ms`, lower case, no spaces), or several of them from the longest unit to
+    the shortest, each unit once; numbers may have a decimal fraction. ISO 8601 durations without years and months
+    are read too.
+
+    Args:
+        value: What the caller gave.
+        field: The argument's or setting's name, for the message.
+        error: What to raise: the default for arguments, `ConfigurationError` for settings.
+        least_ms: Least duration allowed, in milliseconds.
+
+    Returns:
+        Milliseconds, from `least_ms` to `MAX_HORIZON_MS`.
+
+    Raises:
+        InputError: Or what `error` says: not a duration, not a number, negative, too short or too long.
+        ConfigurationError: The same, where `error` says so.
+    """
+    if isinstance(value, timedelta):
+        ms = -(value // -_MS) if value >= timedelta() else -1
+    elif isinstance(value, str):
+        found = _text_ms(value)
+        if found is None:
+            raise error(field, shortened(value), _FORMS)
+        ms = found
+    else:
+        raise error(field, shortened(value), _FORMS + _number_hint(value))
+    if ms < least_ms:
+        raise error(field, shortened(value), f"a duration of at least {format_duration(least_ms)}")
+    if ms > MAX_HORIZON_MS:
+        raise error(field, shortened(value), f"at most {format_duration(MAX_HORIZON_MS)}")
+    return ms
+
+
+@lru_cache(maxsize=256)  # programs use few texts, each many times; reading one takes about 15 µs
+def _text_ms(text: str) -> int | None:
+    """Read a duration's text; None if it is not one."""
+    found = len(text) <= _MAX_TEXT and (_TEXT.fullmatch(text) or _ISO.fullmatch(text))
+    parts = {unit: number for unit, number in found.groupdict().items() if number} if found else {}
+    if not parts:
+        return None
+    return -(-sum(Fraction(number) * _UNIT_MS[unit] for unit, number in parts.items()) // 1)
+
+
+def _number_hint(value: object) -> str:
+    """Say what to write in the place of a bare number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    return '; a bare number has no unit: write timedelta(seconds=5) or "5s"'
+
+
+def format_duration(ms: int) -> str:
+    """Return the duration as text, exactly: `1h30m`, `1.5s`, `250ms`, `0s`; a negative one with a minus before it.
+
+    `parse_duration` reads back what is not negative.
+    """
+    if ms < 0:
+        return "-" + format_duration(-ms)
+    text = ""
+    for unit in ("d", "h", "m"):
+        count, ms = divmod(ms, _UNIT_MS[unit])
+        text += f"{count}{unit}" if count else ""
+    seconds, thousandths = divmod(ms, 1000)
+    if seconds and thousandths:
+        return text + f"{seconds}.{thousandths:03d}".rstrip("0") + "s"
+    if thousandths:
+        return text + f"{thousandths}ms"
+    return text + f"{seconds}s" if seconds or not text else text
+
+
+def to_epoch_ms(at: datetime, *, field: str) -> int:
+    """Return the instant in milliseconds since 1970 (negative before it), rounded up, exactly.
+
+    Args:
+        at: An aware datetime of any zone.
+        field: The argument's name, for the message.
+
+    Raises:
+        ScheduleTimeError: Not a datetime, or a naive one.
+    """
+    if not isinstance(at, datetime):
+        raise ScheduleTimeError(field, shortened(at), "a timezone-aware datetime, e.g. datetime.now(UTC)")
+    if at.utcoffset() is None:
+        raise ScheduleTimeError(
+            field, f"the naive {shortened(at)}", "it must be timezone-aware, e.g. datetime.now(UTC)"
+        )
+    return -((_EPOCH - at) // _MS)
+
+
+def from_epoch_ms(ms: int) -> datetime:
+    """Return the instant as an aware datetime in UTC, exactly.
+
+    Raises:
+        OverflowError: Outside the years 1 to 9999.
+    """
+    return _EPOCH + ms * _MS
+
+
+def check_horizon(due_ms: int, now_ms: int, field: str) -> None:
+    """Refuse a due time that is more than `MAX_HORIZON_MS` ahead of now.
+
+    Args:
+        due_ms: The due time, in epoch milliseconds; in the past is fine.
+        now_ms: The store's time, in epoch milliseconds.
+        field: The argument's name, for the message.
+
+    Raises:
+        ScheduleTimeError: Too far ahead.
+    """
+    ahead_ms = due_ms - now_ms
+    if ahead_ms > MAX_HORIZON_MS:
+        raise ScheduleTimeError(
+            field, f"{format_duration(ahead_ms)} ahead", f"at most {format_duration(MAX_HORIZON_MS)} ahead"
+        )

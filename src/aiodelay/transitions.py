@@ -1,0 +1,276 @@
+"""What happens to a record, as functions of values and a time: every store applies the same ones.
+
+Nothing here waits, reads a clock or touches storage.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from msgspec.structs import replace
+
+from .model import (
+    MAX_LEASE_MS,
+    After,
+    Again,
+    At,
+    Conflict,
+    Dead,
+    Envelope,
+    LateAction,
+    Put,
+    Record,
+    Refused,
+    Stored,
+)
+
+__all__ = [
+    "KILLS_TO_DEATH",
+    "NO_OP",
+    "SUSPECT_LAPSES",
+    "after_failure",
+    "after_lapse",
+    "after_renewal",
+    "as_occurrence",
+    "base_id",
+    "delivery_id",
+    "due_of",
+    "ends_by_itself",
+    "fired",
+    "first_answer",
+    "is_killer",
+    "is_late",
+    "is_lease_over",
+    "is_lease_too_long",
+    "is_suspect",
+    "moved",
+    "next_revision",
+    "occurrence_id",
+    "occurrence_of",
+    "put_verdict",
+    "rearmed",
+    "record_of",
+    "redriven",
+    "retry_place",
+    "token_counter",
+    "token_deadline_ms",
+    "token_for",
+]
+
+SUSPECT_LAPSES = 2
+"""From this many lapses on, a message is claimed alone."""
+KILLS_TO_DEATH = 3
+"""So many lapses while it was claimed alone, and a message is given up as `killed_worker`."""
+NO_OP = bytes(8)
+"""The op of a record that no command wrote: an occurrence beside its series, a redriven dead letter."""
+TOKEN_EPOCH_MS = 1_735_689_600_000
+"""2025-01-01T00:00:00Z. Token = (deadline - epoch) * 4096 + counter: exact in a double until 2094."""
+_COUNTERS = 4096
+_OCCURRENCE = re.compile(r"^(.*)~(\d{10,})$", re.DOTALL)
+
+
+def token_for(deadline_ms: int, counter: int) -> int:
+    """Return the token of a lease that ends at `deadline_ms`; `counter` keeps tokens of one instant apart."""
+    return (deadline_ms - TOKEN_EPOCH_MS) * _COUNTERS + counter % _COUNTERS
+
+
+def token_deadline_ms(token: int) -> int:
+    """Return when the token's lease ends."""
+    return token // _COUNTERS + TOKEN_EPOCH_MS
+
+
+def token_counter(token: int) -> int:
+    """Return the counter that a renewal keeps."""
+    return token % _COUNTERS
+
+
+def is_lease_over(token: int, now_ms: int) -> bool:
+    """Say whether the lease has ended, or ends so far ahead that the clock must have stepped back since."""
+    return token_deadline_ms(token) <= now_ms or is_lease_too_long(token, now_ms)
+
+
+def is_lease_too_long(token: int, now_ms: int) -> bool:
+    """Say whether the token's lease ends further ahead than any may."""
+    return token_deadline_ms(token) > now_ms + MAX_LEASE_MS
+
+
+def occurrence_id(series: str, due_ms: int) -> str:
+    """Return the id under which a series' occurrence is retried beside the series."""
+    return f"{series}~{due_ms:010d}"
+
+
+def base_id(message_id: str) -> str:
+    """Return the id that the caller chose: of an occurrence, its series'."""
+    found = _OCCURRENCE.match(message_id)
+    return found[1] if found else message_id
+
+
+def occurrence_of(message_id: str) -> tuple[str, int] | None:
+    """Return (series, due) of an occurrence's id, None for any other id."""
+    found = _OCCURRENCE.match(message_id)
+    return (found[1], int(found[2])) if found else None
+
+
+def delivery_id(record: Record) -> str:
+    """Return what consumers de-duplicate by: the same for every attempt at one occurrence of one revision."""
+    return f"{base_id(record.envelope.id)}/{record.revision}/{record.due_ms}"
+
+
+def next_revision(now_ms: int, last: int | None) -> int:
+    """Return a revision above `last`, the newest one known of this id."""
+    return now_ms if last is None or last < now_ms else last + 1
+
+
+def due_of(due: At | After, now_ms: int) -> int:
+    """Return the due time as epoch ms: what is past stays past, so that `Late` can judge it, but not before 1970."""
+    return now_ms + due.ms if isinstance(due, After) else max(due.ms, 0)
+
+
+def first_answer(record: Record) -> Stored:
+    """Return what the put that made this record was answered, as long as nothing has moved it since."""
+    return Stored("stored", record.revision, record.due_ms)
+
+
+def record_of(put: Put, due_ms: int, revision: int) -> Record:
+    """Return the record that a put writes."""
+    late = put.late
+    return Record(
+        put.envelope,
+        revision,
+        due_ms,
+        put.op,
+        due_ms + late.after_ms if late.action else 0,
+        late.action,
+    )
+
+
+def put_verdict(
+    conflict: Conflict,
+    rule: object,
+    current: Envelope | None,
+    *,
+    in_flight: bool,
+    ended_version: int | None,
+) -> Literal["stored", "replaced", "kept", "in_flight"] | Refused:
+    """Decide the row "the same id again" of docs/guarantees.md for a put.
+
+    Args:
+        conflict: The put's.
+        rule: The put's recurrence rule, encoded.
+        current: The envelope stored under this id now.
+        in_flight: Whether that one is leased.
+        ended_version: The version of the id's tombstone, if a message that carried one has ended or was replaced.
+    """
+    if conflict.mode == "newer" and conflict.version is not None:
+        stored_version = None if current is None else current.version
+        known = max((v for v in (stored_version, ended_version) if v is not None), default=-1)
+        if conflict.version <= known:
+            return Refused("outdated", f"version {conflict.version} is not newer than {known}")
+    if current is None:
+        return "stored"
+    if conflict.mode == "error":
+        return Refused("duplicate")
+    if conflict.mode == "keep" and (rule is None or current.rule is None or current.rule == rule):
+        return "in_flight" if in_flight else "kept"
+    return "replaced"
+
+
+def moved(record: Record, due_ms: int) -> Record:
+    """Return the record with its due time moved, and the time from which it is late with it.
+
+    A series' occurrences are told apart by their due times: one that is still being retried is stepped over.
+    """
+    while due_ms in record.live:
+        due_ms += 1
+    expires_ms = record.expires_ms - record.due_ms + due_ms if record.expires_ms else 0
+    return replace(record, due_ms=due_ms, expires_ms=expires_ms)
+
+
+def fired(record: Record, now_ms: int) -> Record:
+    """Return the record due now; the due time of one that is overdue or waits for a retry stays what it was."""
+    return record if record.due_ms <= now_ms else moved(record, now_ms)
+
+
+def is_suspect(record: Record) -> bool:
+    """Say whether the message may be what ends the processes that take it, so that it is claimed alone."""
+    return record.lapses >= SUSPECT_LAPSES
+
+
+def is_killer(record: Record) -> bool:
+    """Say whether the message has ended enough processes to be given up without another run.
+
+    Of a recurring message the store cannot work out the next occurrence: its claim is given out, and whoever takes it
+    settles it as `Dead("killed_worker")` without running it.
+    """
+    return record.kills >= KILLS_TO_DEATH
+
+
+def after_lapse(record: Record) -> Record | Literal["killed_worker"]:
+    """Return the record after its lease ended unsettled, or the reason to give it up.
+
+    A recurring message is never given up here (`is_killer`), and neither is a cancelled one, which its store drops.
+    """
+    kills = min(record.kills + 1, 255) if record.alone else record.kills
+    lapsed = replace(record, lapses=min(record.lapses + 1, 255), kills=kills, alone=False)
+    if is_killer(lapsed) and record.envelope.rule is None and not record.no_retry:
+        return "killed_worker"
+    return lapsed
+
+
+def after_renewal(record: Record) -> Record:
+    """Return the record once its lease was renewed: a suspect that lives this long is innocent."""
+    return replace(record, alone=False, lapses=0) if record.alone else record
+
+
+def is_late(record: Record, now_ms: int) -> bool:
+    """Say whether the record's `Late` policy applies to a claim now."""
+    return record.late is not LateAction.DELIVER and now_ms > record.expires_ms
+
+
+def ends_by_itself(record: Record, now_ms: int) -> bool:
+    """Say whether a store ends the message now because it is late; of a recurring one, the caller settles the claim."""
+    return record.late is not LateAction.DELIVER and now_ms > record.expires_ms and record.envelope.rule is None
+
+
+def retry_place(record: Record, due_ms: int) -> int:
+    """Return when a message settled as `Again` stands next: never before its due time, whatever the clock has done."""
+    return max(due_ms, record.due_ms)
+
+
+def after_failure(record: Record, settlement: Again | Dead) -> Record:
+    """Return the record with the attempt that has just ended counted, and its error kept."""
+    error = settlement.error
+    return replace(
+        record,
+        attempt=settlement.attempt,
+        lapses=0,
+        kills=0,
+        alone=False,
+        first_error=error if record.first_error is None else record.first_error,
+        last_error=record.last_error if error is None else error,
+    )
+
+
+def rearmed(record: Record, due_ms: int, *, retrying: bool) -> Record:
+    """Return a series' record at its next occurrence; `retrying`: the occurrence just run goes on beside it."""
+    series = replace(record, live=(*record.live, record.due_ms)) if retrying else record
+    return replace(moved(series, due_ms), attempt=0, lapses=0, kills=0, alone=False, first_error=None, last_error=None)
+
+
+def as_occurrence(record: Record) -> Record:
+    """Return a series' current occurrence as a record of its own, to be retried or kept as a dead letter."""
+    envelope = replace(record.envelope, id=occurrence_id(record.envelope.id, record.due_ms), rule=None)
+    return replace(record, envelope=envelope, op=NO_OP, live=())
+
+
+def redriven(record: Record, op: bytes, revision: int, now_ms: int) -> Record:
+    """Return a dead letter's record as a new life, due now; errors and attempts start again."""
+    return Record(
+        record.envelope,
+        revision,
+        now_ms,
+        op,
+        record.expires_ms - record.due_ms + now_ms if record.expires_ms else 0,
+        record.late,
+    )
