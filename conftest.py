@@ -3,6 +3,10 @@
 import ast
 import asyncio
 import inspect
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from sybil import Example, Sybil
@@ -23,9 +27,24 @@ class PythonBlockParser(CodeBlockParser):
             asyncio.run(coroutine)
 
 
+def enter_own_folder(namespace: dict[str, Any]) -> None:
+    """A document's blocks write their files into a folder that goes with them."""
+    folder = TemporaryDirectory()
+    namespace["__folder__"] = folder, Path.cwd()
+    os.chdir(folder.name)
+
+
+def leave_own_folder(namespace: dict[str, Any]) -> None:
+    folder, before = namespace["__folder__"]
+    os.chdir(before)
+    folder.cleanup()
+
+
 pytest_collect_file = Sybil(
     parsers=[PythonBlockParser(), SkipParser()],
     patterns=["README.md", "docs/*.md", "docs/*/*.md"],
+    setup=enter_own_folder,
+    teardown=leave_own_folder,
 ).pytest()
 
 

@@ -73,9 +73,11 @@ class JsonCodec:
         self._encoder = msgspec.json.Encoder(enc_hook=_write_model)
 
     def encode(self, event: object) -> bytes:
+        """Write an event; see `Codec`."""
         return _encoded(self._encoder.encode, event, self.encoding)
 
     def decoder(self, type_: type[Any]) -> Callable[[bytes], Any]:
+        """Return a function that reads one type; see `Codec`."""
         return msgspec.json.Decoder(type_, dec_hook=_read_model).decode
 
 
@@ -88,9 +90,11 @@ class MessagePackCodec:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_write_model)
 
     def encode(self, event: object) -> bytes:
+        """Write an event; see `Codec`."""
         return _encoded(self._encoder.encode, event, self.encoding)
 
     def decoder(self, type_: type[Any]) -> Callable[[bytes], Any]:
+        """Return a function that reads one type; see `Codec`."""
         return msgspec.msgpack.Decoder(type_, dec_hook=_read_model).decode
 
 

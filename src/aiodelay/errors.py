@@ -9,7 +9,7 @@ never part of a message.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 __all__ = [
     "AiodelayError",
@@ -73,7 +73,8 @@ def masked_url(url: str) -> str:
         for pair in pairs
         for name in [pair.split("=", 1)[0]]
     )
-    return urlunsplit((parts.scheme, netloc, parts.path, query, parts.fragment))
+    masked = url.replace(parts.netloc, netloc, 1) if parts.netloc else url
+    return masked.replace(parts.query, query, 1) if parts.query else masked
 
 
 class AiodelayError(Exception):

@@ -124,6 +124,8 @@ def spec_of(
     parameters, hints = _signature(function)
     class_ = _event_class(function, parameters, hints)
     context_name = _context_parameter(function, parameters, hints)
+    names: tuple[str, ...]
+    decode: Callable[[bytes, str], Any]
     if class_ is bytes:
         if name is None:
             raise HandlerSignatureError(

@@ -260,6 +260,7 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def id(self) -> str:
+        """The message id; of an occurrence that is retried, the occurrence's own."""
         return self.envelope.id
 
 
@@ -324,6 +325,7 @@ class Put(Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
+        """The message id; of an occurrence that is retried, the occurrence's own."""
         return self.envelope.id
 
 
@@ -454,7 +456,7 @@ class Claimed(Struct, frozen=True, gc=False):
     Attributes:
         claims: Earliest due first within a lane.
         now_ms: The store's time of the answer.
-        next_due_ms: When to look again in these lanes at the latest: the earliest due time or lease end; None = nothing.
+        next_due_ms: When to look again in these lanes: the earliest due time or lease end; None = they are empty.
     """
 
     claims: Sequence[Claim]
@@ -664,6 +666,7 @@ class DeadLetter(Struct, frozen=True):
 
     @property
     def key(self) -> DeadKey:
+        """What `redrive` and `purge` name it by."""
         return DeadKey(self.record.id, self.record.revision)
 
 
@@ -672,8 +675,8 @@ class JournalEntry(Struct, frozen=True, gc=False):
 
     Attributes:
         number: Grows by one; a gap means that older entries were trimmed.
-        event: What happened: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`, `again`,
-            `dead`, `dropped`, `skipped`, `lapsed`, `redriven`.
+        event: What happened: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`,
+            `again`, `dead`, `dropped`, `skipped`, `lapsed`, `redriven`.
         detail: The reason or the error's text, never a payload.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
 
 from .errors import ConfigurationError, UnsupportedByStoreError, shortened
 from .handlers import is_event_class, type_name
@@ -26,7 +25,6 @@ from .timeunits import Duration, parse_duration, to_epoch_ms
 
 __all__ = ["Operations"]
 
-P = TypeVar("P")
 PAGE = 500
 
 
@@ -41,10 +39,25 @@ class Operations:
         """
         raise NotImplementedError
 
-    def _able(self, ability: type[P], what: str) -> P:
+    @property
+    def _inspectable(self) -> Inspectable:
         store = self._open_store()
-        if not isinstance(store, ability):
-            raise UnsupportedByStoreError(what, f"asked of {store.name}", f"stores with {ability.__name__}")
+        if not isinstance(store, Inspectable):
+            raise _unable(store, "can be looked into")
+        return store
+
+    @property
+    def _dead_letters(self) -> DeadLetters:
+        store = self._open_store()
+        if not isinstance(store, DeadLetters):
+            raise _unable(store, "keep dead letters")
+        return store
+
+    @property
+    def _holds(self) -> Holds:
+        store = self._open_store()
+        if not isinstance(store, Holds):
+            raise _unable(store, "can hold messages back")
         return store
 
     async def get(self, message_id: str) -> Snapshot | None:
@@ -54,7 +67,7 @@ class Operations:
             UnsupportedByStoreError: The store cannot be looked into.
             StoreUnavailableError: It does not answer.
         """
-        return await self._able(Inspectable, "get").get(check_id(message_id))
+        return await self._inspectable.get(check_id(message_id))
 
     async def pending(
         self,
@@ -74,7 +87,7 @@ class Operations:
             before: Only those whose next attempt is before this; aware.
             limit: Most messages; None = all.
         """
-        store = self._able(Inspectable, "pending")
+        store = self._inspectable
         lanes = () if of is None else (self._lane_and_address(of)[0],)
         from_ms = None if since is None else to_epoch_ms(since, field="since")
         to_ms = None if before is None else to_epoch_ms(before, field="before")
@@ -92,7 +105,7 @@ class Operations:
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages by lane and state; a lane that no live instance reads says so."""
-        return await self._able(Inspectable, "counts").counts()
+        return await self._inspectable.counts()
 
     async def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due in each of the next spans of time, by lane.
@@ -104,7 +117,7 @@ class Operations:
         bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
         if not 1 <= buckets <= 10_000:
             raise ConfigurationError("buckets", shortened(buckets), "1 to 10000")
-        return await self._able(Inspectable, "load").load(bucket_ms=bucket_ms, buckets=buckets)
+        return await self._inspectable.load(bucket_ms=bucket_ms, buckets=buckets)
 
     # --- holds --------------------------------------------------------------------------------------------
 
@@ -118,16 +131,16 @@ class Operations:
             what: An event class, or `"payment.check"`, `"stdout"`, `"stdout:audit"`.
         """
         lane, address = self._lane_and_address(what)
-        return await self._able(Holds, "pause").hold(lane, address)
+        return await self._holds.hold(lane, address)
 
     async def resume(self, what: type | str) -> bool:
         """Release what `pause` holds back; return whether it was held."""
         lane, address = self._lane_and_address(what)
-        return await self._able(Holds, "resume").release(lane, address)
+        return await self._holds.release(lane, address)
 
     async def paused(self) -> Sequence[str]:
         """List what is held: `"payment.check"`, `"stdout:audit"`."""
-        holds = await self._able(Holds, "paused").holds()
+        holds = await self._holds.holds()
         return [lane if address is None else f"{lane}:{address}" for lane, address in holds]
 
     def _lane_and_address(self, what: type | str) -> tuple[Lane, str | None]:
@@ -151,7 +164,7 @@ class Operations:
             of: Only of this event class, handler name, or sink name.
             limit: Most letters; None = all.
         """
-        store = self._able(DeadLetters, "dead_letters")
+        store = self._dead_letters
         lane = None if of is None else self._lane_and_address(of)[0]
         after: tuple[int, str, int] | None = None
         left = limit
@@ -171,11 +184,11 @@ class Operations:
         Returns:
             Per letter: `Stored`, or `Refused` as `not_found`, or as `exists` where its id is scheduled again.
         """
-        return await self._able(DeadLetters, "redrive").redrive(_keys(letters))
+        return await self._dead_letters.redrive(_keys(letters))
 
     async def purge(self, *letters: DeadLetter | DeadKey) -> int:
         """Delete dead letters for good; return how many there were."""
-        return await self._able(DeadLetters, "purge").purge(_keys(letters))
+        return await self._dead_letters.purge(_keys(letters))
 
     async def journal(
         self, message_id: str | None = None, *, after: int = 0, limit: int = 100
@@ -185,7 +198,14 @@ class Operations:
         Raises:
             UnsupportedByStoreError: The store keeps no journal, or was opened without one.
         """
-        return await self._able(Journal, "journal").journal(message_id=message_id, after=after, limit=limit)
+        store = self._open_store()
+        if not isinstance(store, Journal):
+            raise _unable(store, "keep a journal")
+        return await store.journal(message_id=message_id, after=after, limit=limit)
+
+
+def _unable(store: Store, what: str) -> UnsupportedByStoreError:
+    return UnsupportedByStoreError("store", store.name, f"stores that {what}")
 
 
 def _keys(letters: Sequence[DeadLetter | DeadKey]) -> list[DeadKey]:

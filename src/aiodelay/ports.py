@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
@@ -162,7 +162,7 @@ class Store(Protocol):
         """Return the store's time as far as known, epoch ms; due times are judged by it."""
         ...
 
-    async def __aenter__(self) -> Store:
+    async def __aenter__(self) -> Self:
         """Connect.
 
         Raises:
@@ -300,7 +300,7 @@ class Sink(Protocol):
         """
         ...
 
-    async def __aenter__(self) -> Sink:
+    async def __aenter__(self) -> Self:
         """Connect."""
         ...
 

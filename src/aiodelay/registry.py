@@ -40,7 +40,7 @@ def open_sink(url: str) -> Sink:
     return sink
 
 
-def _load(group: Group, url: object) -> Any:
+def _load(group: Group, url: object) -> Any:  # noqa: ANN401 - what an entry point names
     setting = "store" if group == "aiodelay.stores" else "sink"
     if not isinstance(url, str):
         raise ConfigurationError(setting, f"a {type(url).__qualname__}", f"a URL, or a {setting.capitalize()}")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mappi
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self, TypeGuard, TypeVar, overload
+from typing import Literal, Self, TypeVar, overload
 
 from . import registry
 from ._runtime.housekeeping import Alarm
@@ -112,8 +112,10 @@ class Scheduler(Operations):
         clock: Clock | None = None,
     ) -> None:
         namespace = check_namespace(namespace)
-        self._store = registry.open_store(store, namespace=namespace, clock=clock) if _is_url(store) else store
-        self._sinks = names_of([registry.open_sink(sink) if _is_url(sink) else sink for sink in sinks])
+        self._store = (
+            registry.open_store(store, namespace=namespace, clock=clock) if isinstance(store, str) else store
+        )
+        self._sinks = names_of([registry.open_sink(sink) if isinstance(sink, str) else sink for sink in sinks])
         self._dispatch = dispatch
         self._lanes = None if lanes is None else frozenset(check_type_name(lane, "lanes") for lane in lanes)
         self._retry = _checked(retry or Retry(), Retry, "retry")
@@ -158,7 +160,7 @@ class Scheduler(Operations):
         at: datetime | None = None,
         delay: Duration | None = None,
         every: Every | Cron | None = None,
-        id: str | None = None,
+        id: str | None = None,  # noqa: A002 - the word users look for
         to: str | None = None,
         key: bytes | None = None,
         headers: Mapping[str, bytes] = NO_HEADERS,
@@ -224,7 +226,7 @@ class Scheduler(Operations):
         """End a message, and a series with all its retries.
 
         Returns:
-            `CANCELLED`: it will not be delivered. `IN_FLIGHT`: this attempt goes on; no retry and no recurrence follows.
+            `CANCELLED`: it will not be delivered. `IN_FLIGHT`: this attempt goes on; no retry, no recurrence follows.
             `NOT_FOUND`: nothing of this id is scheduled.
 
         Raises:
@@ -335,6 +337,8 @@ class Scheduler(Operations):
     @overload
     def handler(
         self,
+        function: None = None,
+        /,
         *,
         name: str | None = None,
         concurrency: int = 16,
@@ -545,9 +549,6 @@ class Scheduler(Operations):
     def _context(self, record: Record, lateness_ms: int) -> Context:
         return Context(record, lateness_ms, self)
 
-
-def _is_url(value: object) -> TypeGuard[str]:
-    return isinstance(value, str)
 
 
 def _checked(value: object, type_: type[T], setting: str) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Self, TextIO
 
 import msgspec
 
@@ -35,7 +35,7 @@ class StdoutSink:
     def check(self, address: str) -> None:
         """Accept every address: it is printed."""
 
-    async def __aenter__(self) -> StdoutSink:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

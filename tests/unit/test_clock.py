@@ -80,19 +80,43 @@ def test_a_clock_follows_its_loop_from_the_moment_it_is_made() -> None:
             clock.move(1)
 
 
-def test_a_clock_of_the_next_loop_stands_still_until_it_meets_one() -> None:
-    clock = VirtualClock.of_next_loop()
-    clock.move(1000)
-
-    async def read_and_sleep() -> datetime:
+def test_a_clock_of_the_next_loop_is_moved_by_hand_until_one_runs() -> None:
+    async def told_and_slept(clock: VirtualClock) -> datetime:
         at_first = clock.now()
         await asyncio.sleep(5)
         return at_first
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(asyncio.sleep(7))
-        assert runner.run(read_and_sleep()) == START + timedelta(seconds=1)
+        clock = VirtualClock.of_next_loop()
+        clock.move(1000)
+        assert clock.now() == START + timedelta(seconds=1)
+        assert runner.run(told_and_slept(clock)) == START + timedelta(seconds=1)
         assert clock.now() == START + timedelta(seconds=6)
+
+
+def test_a_clock_of_the_next_loop_follows_the_one_that_is_running() -> None:
+    async def measured() -> int:
+        await asyncio.sleep(7)
+        clock = VirtualClock.of_next_loop()
+        await asyncio.sleep(5)
+        return clock.monotonic_ms()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(measured()) == 5000
+
+
+def test_a_clock_may_change_its_loop() -> None:
+    clock = VirtualClock()
+    clock.move(1000)
+    with asyncio.Runner(loop_factory=VirtualLoop) as first, asyncio.Runner(loop_factory=VirtualLoop) as second:
+        for runner in (first, second):
+            loop = runner.get_loop()
+            assert isinstance(loop, VirtualLoop)
+            runner.run(asyncio.sleep(7))
+            clock.follow(loop)
+            runner.run(asyncio.sleep(5))
+        assert clock.monotonic_ms() == 11_000
 
 
 def test_a_clock_of_the_next_loop_refuses_a_real_loop() -> None:
@@ -103,6 +127,9 @@ def test_a_clock_of_the_next_loop_refuses_a_real_loop() -> None:
 
     with pytest.raises(ConfigurationError) as caught:
         asyncio.run(read())
+    with pytest.raises(ConfigurationError, match="not one of asyncio"):
+        clock.advance("1s").send(None)
+    assert clock.monotonic_ms() == 0
     text = str(caught.value)
     assert "the event loop under the clock is" in text
     assert "loop_scope='function'" in text

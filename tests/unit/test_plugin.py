@@ -22,15 +22,18 @@ def is_virtual():
 class Inner:
     def __init__(self, pytester: pytest.Pytester) -> None:
         self._pytester = pytester
-        pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n")
 
     def conftest(self, source: str) -> None:
         self._pytester.makeconftest(source)
 
     def run(self, source: str, *options: str) -> pytest.RunResult:
         self._pytester.makepyfile(test_inner=BOTH_LOOPS + source)
-        plugin = [] if IS_INSTALLED else ["-p", "aiodelay.testing.plugin"]
-        return self._pytester.runpytest_inprocess(*plugin, "-p", "no:randomly", "-p", "no:cacheprovider", *options)
+        plugins = ["-p", "no:randomly", "-p", "no:cacheprovider"]
+        if not IS_INSTALLED:
+            plugins += ["-p", "aiodelay.testing.plugin"]
+        if "no:asyncio" not in options:
+            plugins += ["-o", "asyncio_default_fixture_loop_scope=function"]
+        return self._pytester.runpytest_inprocess("-W", "error", *plugins, *options)
 
 
 @pytest.fixture
@@ -56,7 +59,6 @@ async def test_each_test_begins_anew(clock):
 {mark}
 async def test_plain():
     assert not is_virtual()
-    assert type(asyncio.get_running_loop()) is type(asyncio.new_event_loop()) or True
 
 {mark}
 @pytest.mark.parametrize("n", [1, 2])
@@ -144,7 +146,7 @@ def test_counts():
     inner.run(source).assert_outcomes(passed=5)
 
 
-def test_factories_of_the_project_still_hold_for_its_other_tests(inner: Inner) -> None:
+def test_loop_factories_of_the_project_hold_for_its_other_tests(inner: Inner) -> None:
     inner.conftest("""
 import asyncio
 
@@ -163,28 +165,8 @@ async def test_virtual(clock):
 async def test_plain(request):
     mine = type(asyncio.get_running_loop()).__name__ == "Mine"
     assert mine == ("mine" in request.node.name)
-
-@pytest.mark.asyncio(loop_factories=["mine"])
-async def test_chosen():
-    assert type(asyncio.get_running_loop()).__name__ == "Mine"
 """
-    result = inner.run(source, "-v")
-    result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines(
-        ["*::test_virtual PASSED*", "*test_plain[[]mine] PASSED*", "*test_plain[[]normal] PASSED*"]
-    )
-
-
-@pytest.mark.parametrize("factories", ["{}", "{'broken': 1}", "'text'"])
-def test_broken_factories_are_still_refused_by_pytest_asyncio(inner: Inner, factories: str) -> None:
-    inner.conftest(f"def pytest_asyncio_loop_factories(config, item): return {factories}")
-    source = """
-@pytest.mark.asyncio
-async def test_plain():
-    pass
-"""
-    result = inner.run(source)
-    assert "must return a non-empty mapping" in result.stdout.str() + result.stderr.str()
+    inner.run(source).assert_outcomes(passed=4)
 
 
 def test_a_fixture_of_the_project_named_clock_changes_nothing(inner: Inner) -> None:
@@ -230,9 +212,12 @@ async def test_hidden_request(request):
     request.getfixturevalue("clock").now()
 """,
         """
+@pytest.fixture(scope="module")
+async def wide():
+    yield
+
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_own_backend(clock):
+async def test_wide_fixture(clock, wide):
     clock.now()
 """,
         """
@@ -242,23 +227,23 @@ def test_by_hand(clock):
     asyncio.run(read())
 """,
     ],
-    ids=["wide loop", "hidden request", "own backend", "by hand"],
+    ids=["wide loop", "hidden request", "wide fixture", "by hand"],
 )
 def test_a_clock_on_a_real_loop_says_what_to_write(inner: Inner, source: str) -> None:
     result = inner.run(source)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*ConfigurationError: the event loop under the clock is *; allowed: aiodelay.testing.clock.VirtualLoop,"
-            " which tests get that name the fixture 'clock' as an argument (pytest-asyncio >= 1.4: mark them"
-            " @pytest.mark.asyncio(loop_scope='function'); anyio: give them a fixture anyio_backend that returns"
-            " ('asyncio', {'loop_factory': VirtualLoop}); neither: asyncio.Runner(loop_factory=VirtualLoop))"
-        ]
-    )
+    message = result.stdout.str().replace("\n", " ")
+    for part in (
+        "ConfigurationError: the event loop under the clock is _UnixSelectorEventLoop; allowed: aiodelay.testing.clock",
+        "name the fixture 'clock'",
+        "@pytest.mark.asyncio(loop_scope='function')",
+        "anyio_backend that returns ('asyncio', {'loop_factory': VirtualLoop})",
+        "asyncio.Runner(loop_factory=VirtualLoop)",
+    ):
+        assert part in message
 
 
-def test_anyio_needs_no_configuration(inner: Inner) -> None:
-    source = """
+ANYIO_SUITE = """
 pytestmark = pytest.mark.anyio
 
 @pytest.fixture
@@ -267,50 +252,82 @@ async def machine(clock):
     yield asyncio.get_running_loop()
     await clock.advance("1h")
 
-@pytest.fixture(scope="module")
-async def wide():
-    yield is_virtual()
+@pytest.fixture
+async def answer(clock):
+    await clock.advance("1h")
+    return 42
 
-async def test_hour(clock, machine):
+async def test_hour(clock, machine, answer):
     assert machine is asyncio.get_running_loop()
     await clock.advance(hours=1)
-    assert clock.monotonic_ms() == 3_600_000
+    assert clock.monotonic_ms() == 2 * 3_600_000
+    assert answer == 42
 
-async def test_plain(wide):
+async def test_plain():
     assert not is_virtual()
-    assert not wide
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_parameters(n, clock, wide):
+async def test_parameters(n, clock, anyio_backend_name, anyio_backend_options):
     await asyncio.sleep(n * 3600)
     assert clock.monotonic_ms() == n * 3_600_000
-    assert wide
+    assert anyio_backend_name == "asyncio"
 
 def test_not_async(clock):
     clock.move(5)
 """
-    for options in ([], ["-p", "no:asyncio"]):
-        code = source if not options else source.replace("import pytest_asyncio", "")
-        result = inner.run(code, "-v", *options)
-        result.assert_outcomes(passed=5)
-        result.stdout.fnmatch_lines_random(["*::test_hour[[]asyncio] PASSED*", "*::test_plain[[]asyncio] PASSED*"])
 
 
-def test_anyio_backend_may_be_overridden(inner: Inner) -> None:
+@pytest.mark.parametrize("has_pytest_asyncio", [True, False])
+def test_anyio_needs_no_configuration(inner: Inner, has_pytest_asyncio: bool) -> None:
+    result = inner.run(ANYIO_SUITE, "-v", *([] if has_pytest_asyncio else ["-p", "no:asyncio"]))
+    result.assert_outcomes(passed=5)
+    result.stdout.fnmatch_lines_random(["*::test_hour[[]asyncio] PASSED*", "*::test_plain[[]asyncio] PASSED*"])
+
+
+@pytest.mark.parametrize("backend", ["'asyncio'", "('asyncio', {'debug': True})"])
+def test_an_anyio_backend_of_the_project_keeps_its_options(inner: Inner, backend: str) -> None:
+    source = f"""
+pytestmark = pytest.mark.anyio
+
+@pytest.fixture(scope="module")
+def anyio_backend():
+    return {backend}
+
+async def test_virtual(clock, anyio_backend):
+    assert is_virtual()
+    assert asyncio.get_running_loop().get_debug() == ("debug" in anyio_backend[1])
+
+async def test_plain(anyio_backend):
+    assert not is_virtual()
+    assert anyio_backend == {backend}
+"""
+    inner.run(source).assert_outcomes(passed=2)
+
+
+def test_a_whole_module_of_anyio_can_be_virtual(inner: Inner) -> None:
     source = """
 pytestmark = pytest.mark.anyio
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def anyio_backend():
     return "asyncio", {"loop_factory": VirtualLoop}
 
-async def test_virtual(clock):
-    await clock.advance(hours=1)
+@pytest.fixture(scope="module")
+async def wide():
+    await asyncio.sleep(3600)
+    yield
 
-async def test_virtual_too():
+async def test_virtual(clock, wide):
+    assert clock.monotonic_ms() == 0
+    await clock.advance("1h")
+
+async def test_begins_anew(clock, wide):
+    assert clock.monotonic_ms() == 0
+
+async def test_no_clock():
     assert is_virtual()
 """
-    inner.run(source).assert_outcomes(passed=2)
+    inner.run(source).assert_outcomes(passed=3)
 
 
 def test_one_async_fixture_can_serve_both_plugins(inner: Inner) -> None:
@@ -357,6 +374,31 @@ async def test_next(clock):
     result = inner.run(source)
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["*WaitingForeverError: nothing is ready*", "*: *test_stuck (*test_inner.py:*"])
+
+
+@pytest.mark.parametrize(("mark", "errors"), [("asyncio", 0), ("anyio", 1)])
+def test_async_fixtures_survive_a_test_that_waits_for_ever(inner: Inner, mark: str, errors: int) -> None:
+    source = f"""
+pytestmark = pytest.mark.{mark}
+fixture = pytest.fixture if "{mark}" == "anyio" else pytest_asyncio.fixture
+ended = []
+
+@fixture
+async def machine(clock):
+    try:
+        yield
+    finally:
+        await asyncio.sleep(1)
+        ended.append("machine")
+
+async def test_stuck(machine):
+    await asyncio.Event().wait()
+
+async def test_next(clock):
+    assert ended == ["machine"]
+    await clock.advance("1h")
+"""
+    inner.run(source).assert_outcomes(failed=1, errors=errors, passed=1)
 
 
 def test_it_works_without_any_async_plugin(inner: Inner) -> None:

@@ -23,7 +23,8 @@ IdleHook: TypeAlias = Callable[[], Awaitable[bool]]
 _HOW_TO_GET_ONE = (
     "aiodelay.testing.clock.VirtualLoop, which tests get that name the fixture 'clock' as an argument"
     " (pytest-asyncio >= 1.4: mark them @pytest.mark.asyncio(loop_scope='function');"
-    " anyio: give them a fixture anyio_backend that returns ('asyncio', {'loop_factory': VirtualLoop});"
+    " anyio: keep them apart from async fixtures of module or session scope, or give their module a fixture"
+    " anyio_backend that returns ('asyncio', {'loop_factory': VirtualLoop});"
     " neither: asyncio.Runner(loop_factory=VirtualLoop))"
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -130,6 +131,8 @@ class VirtualClock:
         ms = parse_duration(timedelta() if delta is None else delta, field="delta")
         ms += parse_duration(timedelta(hours=hours, minutes=minutes, seconds=seconds), field="hours, minutes, seconds")
         loop = self._followed()
+        if loop is None and self._refuses_real_loops:
+            raise _not_virtual("not one of asyncio")
         if loop is None:
             self._moved_us += ms * 1000
         elif loop is not asyncio.get_running_loop():
@@ -154,8 +157,12 @@ class VirtualClock:
 
     def _followed(self) -> VirtualLoop | None:
         if self._loop is None and self._refuses_real_loops and (real := _running_loop()) is not None:
-            raise ConfigurationError("the event loop under the clock", type(real).__name__, _HOW_TO_GET_ONE)
+            raise _not_virtual(type(real).__name__)
         return self._loop
+
+
+def _not_virtual(loop: str) -> ConfigurationError:
+    return ConfigurationError("the event loop under the clock", loop, _HOW_TO_GET_ONE)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -6,9 +6,10 @@ own, under pytest-asyncio (1.4 or later, strict or auto mode) and anyio's plugin
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import TypeAlias
+import functools
+import inspect
+from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,7 @@ from .loop import VirtualLoop
 
 __all__ = ["clock"]
 
-_LoopFactory: TypeAlias = Callable[[], asyncio.AbstractEventLoop]
-
 _MARK = "_aiodelay_virtual_loop"
-_in_setup = pytest.StashKey[list[pytest.FixtureRequest]]()
-_chosen = pytest.StashKey[dict[_LoopFactory, _LoopFactory]]()
 
 
 @pytest.fixture
@@ -39,61 +36,51 @@ def clock(_aiodelay_virtual_loop: None) -> VirtualClock:
     return VirtualClock.of_next_loop()
 
 
-@pytest.hookimpl(optionalhook=True, wrapper=True)
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Generator[None, Mapping[str, _LoopFactory] | None, Mapping[str, _LoopFactory]]:
-    """Put the choice between a normal and a virtual loop into the factories of pytest-asyncio.
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """Have pytest-asyncio make a virtual loop, and anyio its async fixtures on one, for a test that uses `clock`.
 
-    Every test gets the same factory objects: pytest tears down the user's wider async fixtures between two tests whose
-    factories differ. So the choice is made when a loop is needed, not here.
+    pytest-asyncio's hook for loop factories is not used: where it is, pytest makes all wider async fixtures anew for
+    every test. Fixtures wider than the test keep their real loop, since tests in real time share them.
     """
-    factories = yield
-    if factories is None:
-        factories = {"asyncio": asyncio.new_event_loop}
-    elif not isinstance(factories, Mapping) or not all(map(callable, factories.values())):
-        return factories  # pytest-asyncio says what is wrong with it
-    choosing = {name: _choosing(config, factory) for name, factory in factories.items()}
-    return dict([*choosing.items()][:1]) if _MARK in getattr(item, "fixturenames", ()) else choosing
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_fixture_setup(request: pytest.FixtureRequest) -> Generator[None, object, object]:
-    """Remember which fixture is being set up: a loop is made for that one."""
-    in_setup = request.config.stash.setdefault(_in_setup, [])
-    in_setup.append(request)
-    try:
+    if request.scope != "function" or _MARK not in request.fixturenames or not _makes_runner(fixturedef):
         return (yield)
-    finally:
-        in_setup.pop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixturedef, "func", _on_virtual_loop(fixturedef.func))
+        return (yield)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give anyio's tests that use `clock` a backend with a virtual loop, as if they were parametrized with it."""
-    names = metafunc.fixturenames
-    if _MARK not in names or "anyio_backend" not in names or _parametrizes(metafunc, "anyio_backend"):
-        return
-    # The fixture of anyio itself takes a parameter, and knows to renew wider async fixtures for it; an own one does not.
-    takes_parameter = metafunc._arg2fixturedefs["anyio_backend"][-1].params is not None
-    backend = ("asyncio", {"loop_factory": VirtualLoop})
-    mark = pytest.mark.parametrize("anyio_backend", [backend], ids=["asyncio"], indirect=takes_parameter)
-    metafunc.definition.add_marker(mark)
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Have anyio run a test that uses `clock` on a virtual loop, unless a wider async fixture keeps another one."""
+    if _MARK in pyfuncitem.fixturenames:
+        pyfuncitem.funcargs.update(_virtual(pyfuncitem.funcargs))
+    return (yield)
 
 
-def _choosing(config: pytest.Config, factory: _LoopFactory) -> _LoopFactory:
-    def chosen() -> asyncio.AbstractEventLoop:
-        in_setup = config.stash.get(_in_setup, [])
-        # A wider loop is shared with tests that want real time, whichever test happens to start it.
-        wanted = in_setup and in_setup[-1].scope == "function" and _MARK in in_setup[-1].fixturenames
-        return VirtualLoop() if wanted else factory()
-
-    return config.stash.setdefault(_chosen, {}).setdefault(factory, chosen)
+def _makes_runner(fixturedef: pytest.FixtureDef[object]) -> bool:
+    wanted = {"pytest_asyncio.plugin": "_asyncio_loop_factory", "anyio.pytest_plugin": "anyio_backend"}
+    function = fixturedef.func
+    return inspect.isgeneratorfunction(function) and wanted.get(function.__module__) in fixturedef.argnames
 
 
-def _parametrizes(metafunc: pytest.Metafunc, name: str) -> bool:
-    return any(name in _names(*mark.args, **mark.kwargs) for mark in metafunc.definition.iter_markers("parametrize"))
+def _on_virtual_loop(fixture: Callable[..., Any]) -> Callable[..., Generator[object, object, object]]:
+    @functools.wraps(fixture)
+    def on_virtual_loop(**arguments: object) -> Generator[object, object, object]:
+        return (yield from fixture(**arguments | _virtual(arguments)))
+
+    return on_virtual_loop
 
 
-def _names(argnames: str | Iterable[str], *_: object, **__: object) -> list[str]:
-    return [name.strip() for name in argnames.split(",")] if isinstance(argnames, str) else list(argnames)
+def _virtual(arguments: dict[str, Any]) -> dict[str, object]:
+    """Return those of the arguments that choose a loop, so changed that they choose a virtual one."""
+    chosen: dict[str, object] = {}
+    if "_asyncio_loop_factory" in arguments:
+        chosen["_asyncio_loop_factory"] = VirtualLoop
+    backend = arguments.get("anyio_backend")
+    name, options = backend if isinstance(backend, tuple) else (backend, {})
+    if name == "asyncio":
+        chosen["anyio_backend"] = (name, {**options, "loop_factory": VirtualLoop})
+    return chosen

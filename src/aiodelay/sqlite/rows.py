@@ -1,0 +1,295 @@
+"""Between a record and its row in the table `messages`: the only place that knows how columns are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from ..errors import RecordFormatError
+from ..model import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
+
+__all__ = [
+    "INSERT",
+    "INSERT_NEW",
+    "MOVE",
+    "ROW",
+    "Row",
+    "headers_text",
+    "insert_values",
+    "move_values",
+    "object_text",
+    "record_of",
+    "salvaged",
+]
+
+Row: TypeAlias = tuple[Any, ...]
+
+_COLUMNS = (
+    "n",
+    "place_ms",
+    "lane",
+    "id",
+    "address",
+    "type",
+    "encoding",
+    "payload",
+    "key",
+    "headers",
+    "trace",
+    "version",
+    "rule",
+    "revision",
+    "due_ms",
+    "op",
+    "expires_ms",
+    "late",
+    "attempt",
+    "lapses",
+    "kills",
+    "alone",
+    "no_retry",
+    "live",
+    "first_error",
+    "last_error",
+)
+_MOVED = (
+    "n",
+    "place_ms",
+    "due_ms",
+    "expires_ms",
+    "attempt",
+    "lapses",
+    "kills",
+    "alone",
+    "no_retry",
+    "live",
+    "first_error",
+    "last_error",
+)
+_NEW = _COLUMNS[: _COLUMNS.index("late") + 1]
+
+ROW = ", ".join(f"m.{name}" for name in _COLUMNS)
+"""What a SELECT from `messages AS m` names, for `record_of`; `n`, `place_ms` and the lane's number stand first."""
+
+
+def _insert(columns: Sequence[str]) -> str:
+    return f"INSERT INTO messages (ns, {', '.join(columns)}) VALUES ({', '.join('?' * (len(columns) + 1))})"
+
+
+INSERT = _insert(_COLUMNS)
+"""Write a row: (ns, *insert_values(...))."""
+INSERT_NEW = _insert(_NEW) + " ON CONFLICT (ns, id) DO NOTHING"
+"""Write the row of a put unless the id stands: ns and the columns up to `late`; the others have their defaults."""
+MOVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _MOVED)} WHERE n = ?"
+"""Give a row a new number, place and state: (*move_values(...), old n)."""
+
+_json = msgspec.json.Encoder()
+_read_headers = msgspec.json.Decoder(dict[str, bytes]).decode
+_read_trace = msgspec.json.Decoder(dict[str, str]).decode
+_read_rule = msgspec.json.Decoder(dict[str, str | int]).decode
+_read_live = msgspec.json.Decoder(tuple[int, ...]).decode
+_ENCODINGS = frozenset({"", "json", "msgpack"})
+_LATE = {int(action): action for action in LateAction}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_INTEGER = (1 << 48) - 1
+
+
+def object_text(value: object) -> str:
+    """Write JSON for a column."""
+    return _json.encode(value).decode()
+
+
+def headers_text(envelope: Envelope) -> str | None:
+    """Write headers for their column: a JSON object of base64, NULL for none."""
+    return object_text(dict(envelope.headers)) if envelope.headers else None
+
+
+def insert_values(n: int, place_ms: int, lane: int, record: Record) -> Row:
+    """Return the values of `INSERT`, without the namespace."""
+    envelope = record.envelope
+    return (
+        n,
+        place_ms,
+        lane,
+        envelope.id,
+        envelope.address,
+        envelope.type,
+        envelope.encoding,
+        envelope.payload,
+        envelope.key,
+        headers_text(envelope),
+        object_text(dict(envelope.trace)) if envelope.trace else None,
+        envelope.version,
+        None if envelope.rule is None else object_text(dict(envelope.rule)),
+        record.revision,
+        record.due_ms,
+        record.op,
+        record.expires_ms,
+        int(record.late),
+        *_state(record),
+    )
+
+
+def move_values(n: int, place_ms: int, record: Record) -> Row:
+    """Return the values of `MOVE`, without the old number."""
+    return (n, place_ms, record.due_ms, record.expires_ms, *_state(record))
+
+
+def _state(record: Record) -> Row:
+    return (
+        record.attempt,
+        record.lapses,
+        record.kills,
+        int(record.alone),
+        int(record.no_retry),
+        object_text(record.live) if record.live else None,
+        _storable(record.first_error),
+        _storable(record.last_error),
+    )
+
+
+def _storable(text: str | None) -> str | None:
+    """Replace what UTF-8 cannot hold: a message must not be stuck because of its error's text."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def record_of(row: Row, lane: Lane) -> Record:
+    """Read a row.
+
+    Args:
+        row: The columns of `ROW`; what follows them is ignored.
+        lane: The name of its lane.
+
+    Raises:
+        RecordFormatError: Another program wrote something that cannot be read.
+    """
+    (
+        _, _, _, id_, address, type_, encoding, payload, key, headers, trace, version, rule, revision, due_ms, op,
+        expires_ms, late, attempt, lapses, kills, alone, no_retry, live, first_error, last_error,
+    ) = row[:26]  # fmt: skip
+    if type(payload) is not bytes or type(op) is not bytes or encoding not in _ENCODINGS or type(id_) is not str:
+        raise RecordFormatError(_problem(row))
+    try:
+        if type(due_ms + revision + expires_ms + attempt + lapses + kills) is not int:
+            raise RecordFormatError(_problem(row))
+        return Record(
+            Envelope(
+                id_,
+                lane,
+                address,
+                type_,
+                encoding,
+                payload,
+                key,
+                NO_HEADERS if headers is None else _read_headers(headers),
+                NO_TRACE if trace is None else _read_trace(trace),
+                version,
+                None if rule is None else _read_rule(rule),
+            ),
+            revision,
+            due_ms,
+            op,
+            expires_ms,
+            _LATE[late],
+            attempt,
+            lapses,
+            kills,
+            alone != 0,
+            no_retry != 0,
+            () if live is None else _read_live(live),
+            first_error,
+            last_error,
+        )
+    except (msgspec.MsgspecError, TypeError, ValueError, KeyError):
+        raise RecordFormatError(_problem(row)) from None
+
+
+def _problem(row: Row) -> str:
+    """Name the columns that cannot be read; never their values."""
+    return f"column {', '.join(sorted(_unreadable(row)))} of table messages"
+
+
+def _unreadable(row: Row) -> set[str]:
+    value = dict(zip(_COLUMNS, row, strict=False))
+    texts = ("id", "address", "type", "first_error", "last_error")
+    numbers = ("revision", "due_ms", "expires_ms", "attempt", "lapses", "kills", "alone", "no_retry")
+    found = {name for name in numbers if type(value[name]) is not int}
+    found |= {name for name in texts if value[name] is not None and not _is_text(value[name])}
+    found |= {name for name in ("payload", "key", "op") if value[name] is not None and type(value[name]) is not bytes}
+    if value["version"] is not None and type(value["version"]) is not int:
+        found.add("version")
+    if value["encoding"] not in _ENCODINGS:
+        found.add("encoding")
+    if value["late"] not in _LATE:
+        found.add("late")
+    for name, read in (("headers", _read_headers), ("trace", _read_trace), ("rule", _read_rule), ("live", _read_live)):
+        try:
+            if value[name] is not None:
+                read(value[name])
+        except (msgspec.MsgspecError, TypeError, ValueError):
+            found.add(name)
+    return found
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str and not _SURROGATE.search(value)
+
+
+def is_sound(row: Row) -> bool:
+    """Look at every column, also those that `record_of` takes as they are."""
+    return not _unreadable(row)
+
+
+def salvaged(row: Row, lane: Lane) -> Record:
+    """Make a record of a row that cannot be read, keeping what can be; `last_error` names the rest.
+
+    The text of unreadable headers is kept as the header `aiodelay-unreadable`.
+    """
+    value = dict(zip(_COLUMNS, row, strict=False))
+    unreadable = _unreadable(row)
+    numbers = {name: _number(value[name]) for name in ("revision", "due_ms", "expires_ms", "attempt", "lapses", "kills")}
+    headers = {"aiodelay-unreadable": _as_bytes(value["headers"])} if "headers" in unreadable else None
+    return Record(
+        Envelope(
+            _as_text(value["id"]),
+            lane,
+            _as_text(value["address"]),
+            _as_text(value["type"]),
+            "" if "encoding" in unreadable else value["encoding"],
+            _as_bytes(value["payload"]),
+            None if value["key"] is None else _as_bytes(value["key"]),
+            headers or (_read_headers(value["headers"]) if value["headers"] is not None else NO_HEADERS),
+            NO_TRACE,
+            None if value["version"] is None or "version" in unreadable else value["version"],
+            None,
+        ),
+        numbers["revision"],
+        numbers["due_ms"],
+        _as_bytes(value["op"])[:8],
+        numbers["expires_ms"],
+        _LATE.get(value["late"], LateAction.DELIVER),
+        min(numbers["attempt"], 65_535),
+        min(numbers["lapses"], 255),
+        min(numbers["kills"], 255),
+        first_error=None if value["first_error"] is None else _as_text(value["first_error"]),
+        last_error=f"cannot be read: {_problem(row)}",
+    )
+
+
+def _number(value: object) -> int:
+    return min(max(value, 0), _MAX_INTEGER) if isinstance(value, int) else 0
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else str(value)
+
+
+def _as_bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "backslashreplace")

@@ -1,0 +1,195 @@
+-- aiodelay on SQLite, schema version 1. Documented in docs/formats.md, "SQLite"; other programs use the view
+-- `schedule`, not the tables. Times are epoch ms. Numbers named `ns`, `lane` and `n` are keys of namespaces, lanes and
+-- messages. Tables without a rowid are kept in the order of their primary key: they are the indexes.
+
+CREATE TABLE namespaces (n INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+
+CREATE TABLE lanes (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, name TEXT NOT NULL, UNIQUE (ns, name));
+
+-- What was scheduled, until it has ended and its op is forgotten. No row is rewritten on the way through claim and
+-- settlement: where it stands is said by `queue`, `parked`, `leases` or `ended`, one of which holds its `n`.
+CREATE TABLE messages (
+    n INTEGER PRIMARY KEY,  -- scheduling order: a new one, the highest, whenever the message enters its lane
+    ns INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    lane INTEGER NOT NULL,
+    address TEXT NOT NULL DEFAULT '',
+    type TEXT NOT NULL DEFAULT '',
+    encoding TEXT NOT NULL DEFAULT '',
+    key BLOB,
+    headers TEXT,  -- JSON object of base64
+    trace TEXT,  -- JSON object of text
+    version INTEGER,
+    rule TEXT,  -- JSON object
+    revision INTEGER NOT NULL,
+    due_ms INTEGER NOT NULL,
+    expires_ms INTEGER NOT NULL DEFAULT 0,
+    late INTEGER NOT NULL DEFAULT 0,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    lapses INTEGER NOT NULL DEFAULT 0,
+    kills INTEGER NOT NULL DEFAULT 0,
+    alone INTEGER NOT NULL DEFAULT 0,
+    no_retry INTEGER NOT NULL DEFAULT 0,
+    op BLOB NOT NULL,
+    live TEXT,  -- JSON array
+    first_error TEXT,
+    last_error TEXT,
+    place_ms INTEGER NOT NULL,  -- time of the next attempt: its place in the lane
+    payload BLOB NOT NULL  -- last, so that a large one is not read past
+);
+CREATE UNIQUE INDEX messages_id ON messages (ns, id);
+CREATE INDEX messages_late ON messages (ns, expires_ms) WHERE late > 0;
+
+-- Pending, in the order of delivery.
+CREATE TABLE queue (
+    lane INTEGER NOT NULL, place_ms INTEGER NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (lane, place_ms, n)
+) WITHOUT ROWID;
+
+-- Pending, but found at the head of its lane while its address was held; back to `queue` when that is released.
+CREATE TABLE parked (
+    lane INTEGER NOT NULL, address TEXT NOT NULL, place_ms INTEGER NOT NULL, n INTEGER NOT NULL,
+    PRIMARY KEY (lane, address, place_ms, n)
+) WITHOUT ROWID;
+
+-- In flight: `token` says until when, and fences off older claims.
+CREATE TABLE leases (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, lane INTEGER NOT NULL, token INTEGER NOT NULL);
+CREATE INDEX leases_token ON leases (ns, token);
+
+-- Over, but ended so soon after it was put that its op must be remembered; then the message goes too.
+CREATE TABLE ended (
+    ns INTEGER NOT NULL, n INTEGER NOT NULL, until_ms INTEGER NOT NULL, PRIMARY KEY (ns, n)
+) WITHOUT ROWID;
+
+-- Answers to commands that no message row remembers: cancel, reschedule, fire, and puts that were replaced.
+CREATE TABLE ops (
+    n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, op BLOB NOT NULL, answer TEXT NOT NULL, detail TEXT NOT NULL,
+    revision INTEGER, due_ms INTEGER, until_ms INTEGER NOT NULL
+);
+CREATE INDEX ops_op ON ops (ns, op);
+
+-- Versions of ended messages that carried one.
+CREATE TABLE tombstones (
+    ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, until_ms INTEGER NOT NULL, PRIMARY KEY (ns, id)
+) WITHOUT ROWID;
+CREATE INDEX tombstones_until ON tombstones (ns, until_ms);
+
+-- Messages given up; `record` is a record in format 1 (docs/formats.md, "Record").
+CREATE TABLE dead (
+    ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL, lane INTEGER NOT NULL, reason TEXT NOT NULL,
+    at_ms INTEGER NOT NULL, record BLOB NOT NULL
+);
+CREATE UNIQUE INDEX dead_key ON dead (ns, id, revision);
+CREATE INDEX dead_time ON dead (ns, at_ms, id, revision);
+CREATE INDEX dead_lane ON dead (lane, at_ms, id, revision);
+
+-- Lanes (`address` NULL) and addresses whose delivery is paused.
+CREATE TABLE holds (lane INTEGER NOT NULL, address TEXT);
+
+-- Dispatching processes and what they serve (JSON array of lane names).
+CREATE TABLE workers (
+    ns INTEGER NOT NULL, worker TEXT NOT NULL, lanes TEXT NOT NULL, seen_ms INTEGER NOT NULL, PRIMARY KEY (ns, worker)
+) WITHOUT ROWID;
+
+-- How far each intake has read.
+CREATE TABLE positions (
+    ns INTEGER NOT NULL, source TEXT NOT NULL, position INTEGER NOT NULL, PRIMARY KEY (ns, source)
+) WITHOUT ROWID;
+
+-- The last outcomes, if the store was opened with `?journal=`.
+CREATE TABLE journal (
+    ns INTEGER NOT NULL, number INTEGER NOT NULL, at_ms INTEGER NOT NULL, event TEXT NOT NULL, id TEXT NOT NULL,
+    revision INTEGER NOT NULL, lane TEXT NOT NULL, due_ms INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    detail TEXT NOT NULL, PRIMARY KEY (ns, number)
+) WITHOUT ROWID;
+CREATE INDEX journal_id ON journal (ns, id);
+
+-- The public face of this file for programs that are not aiodelay: INSERT schedules, DELETE cancels.
+CREATE VIEW schedule AS
+SELECT
+    s.name AS namespace, m.id, l.name AS lane, m.address, m.type, m.encoding, m.payload, m.key, m.headers, m.version,
+    m.due_ms, m.expires_ms, m.late, m.attempt, m.revision, m.place_ms, m.rule, m.first_error, m.last_error,
+    CASE WHEN c.n IS NULL THEN 'pending' ELSE 'in_flight' END AS state, m.n
+FROM messages AS m
+JOIN namespaces AS s ON s.n = m.ns
+JOIN lanes AS l ON l.n = m.lane
+LEFT JOIN leases AS c ON c.n = m.n
+WHERE NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n);
+
+-- A put with `Conflict.replace()`. 30000 is RETRY_WINDOW_MS; julianday() is the finest clock of SQLite 3.35.
+CREATE TRIGGER schedule_insert INSTEAD OF INSERT ON schedule
+BEGIN
+    SELECT RAISE(ABORT, 'schedule: id must be text of 1 to 255 characters')
+    WHERE typeof(NEW.id) <> 'text' OR length(NEW.id) NOT BETWEEN 1 AND 255;
+    SELECT RAISE(ABORT, 'schedule: lane must be text')
+    WHERE typeof(NEW.lane) <> 'text' OR NEW.lane = '';
+    SELECT RAISE(ABORT, 'schedule: due_ms must be an integer, epoch milliseconds')
+    WHERE typeof(NEW.due_ms) <> 'integer' OR NEW.due_ms < 0;
+    SELECT RAISE(ABORT, 'schedule: payload must be a blob or text')
+    WHERE typeof(NEW.payload) NOT IN ('blob', 'text');
+    SELECT RAISE(ABORT, 'schedule: encoding must be json, msgpack or empty')
+    WHERE coalesce(NEW.encoding, '') NOT IN ('', 'json', 'msgpack');
+    SELECT RAISE(ABORT, 'schedule: headers must be a JSON object of base64 text')
+    WHERE NEW.headers IS NOT NULL AND NOT json_valid(NEW.headers);
+    SELECT RAISE(ABORT, 'schedule: late must be 0, 1 or 2; unless it is 0, expires_ms must be an integer')
+    WHERE coalesce(NEW.late, 0) NOT IN (0, 1, 2)
+        OR typeof(NEW.expires_ms) NOT IN ('integer', iif(coalesce(NEW.late, 0) = 0, 'null', 'integer'));
+
+    INSERT OR IGNORE INTO namespaces (name) VALUES (coalesce(NEW.namespace, 'default'));
+    INSERT OR IGNORE INTO lanes (ns, name)
+    SELECT n, NEW.lane FROM namespaces WHERE name = coalesce(NEW.namespace, 'default');
+
+    INSERT INTO ops (ns, op, answer, detail, revision, due_ms, until_ms)
+    SELECT m.ns, m.op, 'stored', '', m.revision, m.due_ms, m.revision + 30000
+    FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
+    WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id;
+    DELETE FROM queue WHERE (lane, place_ms, n) IN (
+        SELECT m.lane, m.place_ms, m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
+        WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);
+    DELETE FROM parked WHERE (lane, address, place_ms, n) IN (
+        SELECT m.lane, m.address, m.place_ms, m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
+        WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);
+    DELETE FROM ended WHERE (ns, n) IN (
+        SELECT m.ns, m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
+        WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);
+    DELETE FROM leases WHERE n IN (
+        SELECT m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
+        WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);
+    INSERT OR REPLACE INTO tombstones (ns, id, version, until_ms)
+    SELECT m.ns, m.id, m.version, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + 86400000
+    FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
+    WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id AND m.version IS NOT NULL;
+
+    INSERT INTO messages (n, ns, id, lane, address, type, encoding, key, headers, version, revision, due_ms, expires_ms,
+                          late, op, place_ms, payload)
+    SELECT
+        (SELECT coalesce(max(n), 0) + 1 FROM messages), s.n, NEW.id, l.n, coalesce(NEW.address, ''),
+        coalesce(NEW.type, ''), coalesce(NEW.encoding, ''), CAST(NEW.key AS BLOB), NEW.headers, NEW.version,
+        CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER), NEW.due_ms, coalesce(NEW.expires_ms, 0),
+        coalesce(NEW.late, 0), randomblob(8), NEW.due_ms, CAST(NEW.payload AS BLOB)
+    FROM namespaces AS s JOIN lanes AS l ON l.ns = s.n
+    WHERE s.name = coalesce(NEW.namespace, 'default') AND l.name = NEW.lane
+    ON CONFLICT (ns, id) DO UPDATE SET
+        n = excluded.n, lane = excluded.lane, address = excluded.address, type = excluded.type,
+        encoding = excluded.encoding, key = excluded.key, headers = excluded.headers, trace = NULL,
+        version = excluded.version, rule = NULL, revision = max(excluded.revision, revision + 1),
+        due_ms = excluded.due_ms, expires_ms = excluded.expires_ms, late = excluded.late, attempt = 0, lapses = 0,
+        kills = 0, alone = 0, no_retry = 0, op = excluded.op, live = NULL, first_error = NULL, last_error = NULL,
+        place_ms = excluded.place_ms, payload = excluded.payload;
+    INSERT INTO queue SELECT lane, place_ms, n FROM messages WHERE n = (SELECT max(n) FROM messages);
+END;
+
+-- A cancel: what is pending ends; what is in flight goes on to the end of this attempt and is not retried.
+CREATE TRIGGER schedule_delete INSTEAD OF DELETE ON schedule
+BEGIN
+    UPDATE messages SET no_retry = 1 WHERE n = OLD.n AND EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
+    DELETE FROM queue WHERE (lane, place_ms, n) IN (SELECT lane, place_ms, n FROM messages WHERE n = OLD.n);
+    DELETE FROM parked
+    WHERE (lane, address, place_ms, n) IN (SELECT lane, address, place_ms, n FROM messages WHERE n = OLD.n);
+    INSERT INTO ended (ns, n, until_ms)
+    SELECT ns, n, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + 30000
+    FROM messages WHERE n = OLD.n AND NOT EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
+    INSERT OR REPLACE INTO tombstones (ns, id, version, until_ms)
+    SELECT ns, id, version, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + 86400000
+    FROM messages
+    WHERE n = OLD.n AND version IS NOT NULL AND NOT EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
+END;

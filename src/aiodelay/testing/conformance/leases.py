@@ -1,0 +1,373 @@
+"""Claims, leases, retries, and what lapses tell of a message."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodelay.model import (
+    LEASE_MS,
+    MAX_LEASE_MS,
+    After,
+    At,
+    Cancel,
+    Claim,
+    Demand,
+    Renewal,
+    RenewOutcome,
+    SettleOutcome,
+    State,
+    Stored,
+)
+from aiodelay.transitions import (
+    KILLS_TO_DEATH,
+    SUSPECT_LAPSES,
+    delivery_id,
+    token_counter,
+    token_deadline_ms,
+    token_for,
+)
+
+from .stage import HOUR_MS, LANE, OTHER, Bench, Stage, again, dead, done, ids_of, staged
+
+__all__ = ["LeaseRules"]
+
+
+class LeaseRules(Bench):
+    """What holds between a claim and its settlement."""
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    @staged
+    async def test_a_claim_says_when_its_lease_ends(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        claimed = await stage.claimed()
+        (claim,) = claimed.claims
+        assert token_deadline_ms(claim.token) == stage.now + LEASE_MS
+        assert (claimed.now_ms, claimed.next_due_ms) == (stage.now, stage.now + LEASE_MS)
+        snapshot = await stage.get()
+        assert snapshot is not None
+        assert snapshot.state is State.IN_FLIGHT
+
+    @staged
+    async def test_a_claim_repeated_with_its_request_gives_the_same_messages(self, stage: Stage) -> None:
+        await stage.stored(*[stage.put(f"m{i}") for i in range(6)])
+        demand = {LANE: Demand(3)}
+        first = await stage.claimed(demand, request="r1")
+        assert len(first.claims) == 3
+        again_ = await stage.claimed(demand, request="r1")
+        assert list(again_.claims) == list(first.claims)
+        other = await stage.claimed(demand, request="r2")
+        assert set(ids_of(other.claims)).isdisjoint(ids_of(first.claims))
+        assert len(other.claims) == 3
+
+    @staged
+    async def test_a_repeated_claim_gives_what_is_still_leased(self, stage: Stage) -> None:
+        await stage.stored(*[stage.put(each) for each in ("a", "b", "c")])
+        first = await stage.claimed(request="r")
+        kept, settled, cancelled = first.claims
+        await stage.end(done(settled))
+        stage.needs_verdict()
+        await stage.do(Cancel(stage.op(), cancelled.record.id))
+        repeated = (await stage.claimed(request="r")).claims
+        assert [each.token for each in repeated] == [kept.token, cancelled.token]
+        assert [each.record.no_retry for each in repeated] == [False, True]
+        await stage.lapse()
+        assert not (await stage.claimed(request="r")).claims
+
+    @staged
+    async def test_an_empty_claim_repeated_stays_empty(self, stage: Stage) -> None:
+        assert not (await stage.claimed(request="r")).claims
+        await stage.stored(stage.put())
+        assert not (await stage.claimed(request="r")).claims
+        assert len((await stage.claimed(request="s")).claims) == 1
+
+    # --- settlements --------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("kind", ["done", "again", "dead"])
+    @staged
+    async def test_a_settlement_sent_twice_has_one_effect(self, stage: Stage, kind: str) -> None:
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        settlement = {"done": done(claim), "again": again(claim, stage.now), "dead": dead(claim)}[kind]
+        assert list(await stage.work.settle([settlement, settlement])) == [SettleOutcome.SETTLED, SettleOutcome.GONE]
+        before = await stage.picture()
+        assert await stage.settle(settlement) is SettleOutcome.GONE
+        assert await stage.picture() == before
+        assert len(await stage.claim()) == (kind == "again")
+
+    @staged
+    async def test_settlements_are_answered_in_order(self, stage: Stage) -> None:
+        await stage.stored(*[stage.put(each) for each in ("a", "b", "c")])
+        claims = {claim.record.id: claim for claim in await stage.claim()}
+        await stage.stored(stage.put("b"))
+        await stage.end(done(claims["c"]))
+        outcomes = await stage.work.settle([done(claims["c"]), done(claims["b"]), done(claims["a"])])
+        assert list(outcomes) == [SettleOutcome.GONE, SettleOutcome.SUPERSEDED, SettleOutcome.SETTLED]
+
+    # --- retries ------------------------------------------------------------------------------------------
+
+    @staged
+    async def test_attempts_count_only_as_settlements_say(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        assert claim.record.attempt == 0
+        await stage.lapse()
+        claim = await stage.claim_one()
+        assert claim.record.attempt == 0
+        await stage.end(again(claim, stage.now, attempt=0))  # given back, never run
+        claim = await stage.claim_one()
+        assert claim.record.attempt == 0
+        await stage.end(again(claim, stage.now, attempt=1))
+        assert (await stage.claim_one()).record.attempt == 1
+
+    @staged
+    async def test_a_retry_stands_at_its_time_and_keeps_its_due_time(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put())).due_ms
+        await stage.end(again(await stage.claim_one(), due_ms + 700))
+        snapshot = await stage.get()
+        assert snapshot is not None
+        assert (snapshot.record.due_ms, snapshot.next_attempt_ms) == (due_ms, due_ms + 700)
+        assert (await stage.claimed()).next_due_ms == due_ms + 700
+
+    @staged
+    async def test_first_and_last_error_are_kept(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        for attempt, error in enumerate(["é first", "second", None], start=1):
+            await stage.end(again(await stage.claim_one(), stage.now, attempt, error))
+        record = await stage.record()
+        assert (record.attempt, record.first_error, record.last_error) == (3, "é first", "second")
+        await stage.end(dead(await stage.claim_one(), "rejected", 4, "last"))
+        (letter,) = await stage.dead()
+        errors = (letter.record.attempt, letter.record.first_error, letter.record.last_error)
+        assert (letter.reason, errors) == ("rejected", (4, "é first", "last"))
+
+    @staged
+    async def test_delivery_id_is_kept_by_retries_and_lapses_and_new_with_every_life(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        seen = [delivery_id(claim.record)]
+        await stage.lapse()
+        claim = await stage.claim_one()
+        assert delivery_id(claim.record) == seen[0]
+        await stage.end(again(claim, stage.now + 5))
+        stage.move(5)
+        claim = await stage.claim_one()
+        assert delivery_id(claim.record) == seen[0]
+        due = At(claim.record.due_ms)
+        await stage.stored(stage.put(due=due))  # replaces
+        claim = await stage.claim_one()
+        seen.append(delivery_id(claim.record))
+        await stage.end(dead(claim))
+        await stage.graves.redrive([letter.key for letter in await stage.dead()])
+        claim = await stage.claim_one()
+        seen.append(delivery_id(claim.record))
+        await stage.end(done(claim))
+        await stage.stored(stage.put(due=due))
+        seen.append(delivery_id((await stage.claim_one()).record))
+        assert len(set(seen)) == 4
+
+    # --- L1: leases end -----------------------------------------------------------------------------------
+
+    @staged
+    async def test_l1_a_lease_ends_with_its_worker(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        async with stage.store.work("short-lived", (LANE,)) as gone:
+            await stage.claim_one(work=gone)
+        stage.move(LEASE_MS)
+        await stage.claim_one()
+
+    @staged
+    async def test_l1_tidy_returns_lapsed_leases(self, stage: Stage) -> None:
+        await stage.stored(stage.put("a"), stage.put("b", lane="nobody's"))
+        await stage.claimed({LANE: Demand(1), "nobody's": Demand(1)})
+        stage.move(LEASE_MS - 1)
+        assert (await stage.tidy()).lapsed == 0
+        stage.move(1)
+        assert (await stage.tidy()).lapsed == 2
+        for message_id in ("a", "b"):
+            snapshot = await stage.get(message_id)
+            assert snapshot is not None
+            assert (snapshot.state, snapshot.record.lapses) == (State.OVERDUE, 1)
+
+    @staged
+    async def test_l1_tidy_is_bounded(self, stage: Stage) -> None:
+        await stage.stored(*[stage.put(f"m{i}") for i in range(7)])
+        await stage.claim()
+        stage.move(LEASE_MS)
+        assert [(await stage.tidy(limit=3)).lapsed for _ in range(4)] == [3, 3, 1, 0]
+
+    @staged
+    async def test_l1_leases_too_far_ahead_are_returned(self, stage: Stage) -> None:
+        await stage.stored(stage.put("past", At(stage.now - 2 * HOUR_MS)), stage.put("now", lane=OTHER))
+        old = await stage.claim_one()
+        await stage.claim_one(OTHER)
+        stage.step_back(HOUR_MS)
+        new = await stage.claim_one()
+        assert (new.record.id, new.token != old.token) == ("past", True)
+        assert await stage.settle(done(old)) is SettleOutcome.GONE
+        await stage.tidy()
+        snapshot = await stage.get("now")
+        assert snapshot is not None
+        assert snapshot.state is State.SCHEDULED
+
+    # --- renewals -----------------------------------------------------------------------------------------
+
+    @staged
+    async def test_l1_a_renewed_lease_lasts_longer(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        old = await stage.claim_one()
+        stage.move(LEASE_MS // 3)
+        new, outcome = await stage.renew(old)
+        assert outcome is RenewOutcome.RENEWED
+        stage.move(LEASE_MS - 1)
+        assert await stage.claim() == []
+        assert await stage.settle(done(old)) is SettleOutcome.GONE
+        await stage.end(done(new))
+
+    @staged
+    async def test_l1_a_renewed_lease_ends(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        await stage.renew(await stage.claim_one())
+        stage.move(LEASE_MS)
+        await stage.claim_one()
+
+    @staged
+    async def test_a_renewal_sent_twice_is_answered_renewed(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        stage.move(1000)
+        to = token_for(stage.now + LEASE_MS, token_counter(claim.token))
+        renewal = Renewal(claim.record.id, claim.record.revision, claim.token, to)
+        assert list(await stage.work.renew([renewal, renewal])) == [RenewOutcome.RENEWED] * 2
+        assert list(await stage.work.renew([renewal])) == [RenewOutcome.RENEWED]
+
+    @pytest.mark.parametrize("end", ["done", "again", "dead"])
+    @staged
+    async def test_a_renewal_after_the_settlement_is_lost_and_writes_nothing(self, stage: Stage, end: str) -> None:
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        await stage.end({"done": done(claim), "again": again(claim, stage.now), "dead": dead(claim)}[end])
+        before = await stage.picture()
+        assert (await stage.renew(claim))[1] is RenewOutcome.LOST
+        assert await stage.picture() == before
+
+    @staged
+    async def test_a_renewal_too_far_ahead_is_refused(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        renewed, outcome = await stage.renew(claim, MAX_LEASE_MS)
+        assert outcome is RenewOutcome.RENEWED
+        assert (await stage.renew(renewed, MAX_LEASE_MS + 1))[1] is RenewOutcome.LOST
+        await stage.end(done(renewed))
+
+    @staged
+    async def test_a_renewal_says_what_became_of_the_message(self, stage: Stage) -> None:
+        stage.needs_verdict()
+        await stage.stored(*[stage.put(each) for each in ("cancelled", "replaced", "taken")])
+        claims = {claim.record.id: claim for claim in await stage.claim()}
+        await stage.do(Cancel(stage.op(), "cancelled"))
+        await stage.stored(stage.put("replaced"))
+        outcomes = {each: (await stage.renew(claims[each]))[1] for each in ("cancelled", "replaced")}
+        assert outcomes == {"cancelled": RenewOutcome.CANCELLED, "replaced": RenewOutcome.SUPERSEDED}
+        await stage.lapse()
+        await stage.claim()
+        assert (await stage.renew(claims["taken"]))[1] is RenewOutcome.LOST
+
+    # --- L5: poison ---------------------------------------------------------------------------------------
+
+    @staticmethod
+    async def _make_suspect(stage: Stage) -> None:
+        """Let everything that is due lapse until it is suspect."""
+        for _ in range(SUSPECT_LAPSES):
+            assert await stage.claim()
+            await stage.lapse()
+
+    @staged
+    async def test_l5_suspects_are_claimed_alone(self, stage: Stage) -> None:
+        await stage.stored(*[stage.put(f"m{i}") for i in range(3)])
+        await self._make_suspect(stage)
+        await stage.stored(stage.put("fresh", lane=OTHER))
+        taken: list[str] = []
+        while claims := list((await stage.claimed()).claims):
+            if claims[0].record.id != "fresh":
+                assert (len(claims), claims[0].record.alone) == (1, True)
+            taken += ids_of(claims)
+        assert sorted(taken) == ["fresh", "m0", "m1", "m2"]
+
+    @staged
+    async def test_l5_a_message_that_kills_three_times_alone_is_given_up(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        for lapses in range(SUSPECT_LAPSES + KILLS_TO_DEATH):
+            claim = await stage.claim_one()
+            assert (claim.record.lapses, claim.record.kills) == (lapses, max(lapses - SUSPECT_LAPSES, 0))
+            await stage.lapse()
+        (letter,) = await stage.dead()
+        assert (letter.reason, letter.record.kills, letter.record.attempt) == ("killed_worker", KILLS_TO_DEATH, 0)
+        assert await stage.get() is None
+
+    @staged
+    async def test_l5_its_499_neighbours_are_delivered(self, stage: Stage) -> None:
+        ids = [f"m{i:03}" for i in range(499)]
+        await stage.stored(*[stage.put(each) for each in ids[:250]], stage.put("poison"))
+        await stage.stored(*[stage.put(each) for each in ids[250:]])
+        delivered: list[str] = []
+        while claims := await stage.claim():
+            if "poison" in ids_of(claims):
+                stage.move(LEASE_MS)  # the process dies before it settles anything
+            else:
+                delivered += ids_of(claims)
+                await stage.work.settle([done(claim) for claim in claims])
+        assert sorted(delivered) == ids
+        assert [letter.record.id for letter in await stage.dead()] == ["poison"]
+
+    @staged
+    async def test_l5_a_suspect_whose_lease_is_renewed_is_innocent(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        await self._make_suspect(stage)
+        claim = await stage.claim_one()
+        stage.move(LEASE_MS // 3)
+        await stage.renew(claim)
+        record = await stage.record()
+        assert (record.alone, record.lapses, record.kills) == (False, 0, 0)
+        await stage.stored(stage.put("other"))
+        await stage.lapse()
+        assert sorted(await stage.ids()) == ["m", "other"]
+
+    @staged
+    async def test_l5_lapses_of_a_message_that_was_not_alone_never_end_it(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        for _ in range(30):
+            claim = await stage.claim_one()
+            stage.move(1000)
+            await stage.renew(claim)
+            await stage.lapse()
+        assert (await stage.record()).kills == 0
+        assert await stage.dead() == []
+
+    @pytest.mark.parametrize("end", ["again", "replaced", "redriven"])
+    @staged
+    async def test_l5_lapses_and_kills_start_again(self, stage: Stage, end: str) -> None:
+        await stage.stored(stage.put())
+        await self._make_suspect(stage)
+        await stage.claim_one()
+        await stage.lapse()
+        claim = await stage.claim_one()
+        if end == "again":
+            await stage.end(again(claim, stage.now))
+        elif end == "replaced":
+            await stage.stored(stage.put())
+        else:
+            await stage.end(dead(claim))
+            (outcome,) = await stage.graves.redrive([letter.key for letter in await stage.dead()])
+            assert isinstance(outcome, Stored)
+        record = (await stage.claim_one()).record
+        assert (record.lapses, record.kills, record.alone) == (0, 0, False)
+
+    @staged
+    async def test_l5_a_suspect_does_not_stop_other_workers(self, stage: Stage) -> None:
+        await stage.stored(stage.put("suspect"))
+        await self._make_suspect(stage)
+        await stage.stored(stage.put("fresh", After(0)))
+        other = await stage.another_worker("second")
+        taken: list[Claim] = [*await stage.claim(), *await stage.claim(work=other)]
+        assert ids_of(taken) == ["suspect", "fresh"]
