@@ -9,7 +9,7 @@ from msgspec import MsgspecError
 from aiodelay import recurrence
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import Again, Dead, DeadReason, Done, LateAction, Record, Settlement
-from aiodelay.transitions import is_late
+from aiodelay.transitions import is_killer, is_late
 
 ERROR_LIMIT = 500
 """Most characters of an error's text that are kept with a message."""
@@ -65,6 +65,8 @@ def without_running(record: Record, token: int, now_ms: int) -> Settlement | Non
         rule = recurrence.decode_rule(encoded)
     except RecordFormatError as error:
         return dead(record, token, now_ms, reason="undecodable", attempt=record.attempt, error=error_text(error))
+    if is_killer(record):
+        return dead(record, token, now_ms, reason="killed_worker", attempt=record.attempt)
     if is_late(record, now_ms):
         if record.late is LateAction.DEAD_LETTER:
             return dead(record, token, now_ms, reason="late", attempt=record.attempt)

@@ -19,6 +19,7 @@ __all__ = [
     "Row",
     "headers_text",
     "insert_values",
+    "is_sound",
     "move_values",
     "object_text",
     "record_of",
@@ -172,9 +173,11 @@ def record_of(row: Row, lane: Lane) -> Record:
         _, _, _, id_, address, type_, encoding, payload, key, headers, trace, version, rule, revision, due_ms, op,
         expires_ms, late, attempt, lapses, kills, alone, no_retry, live, first_error, last_error,
     ) = row[:26]  # fmt: skip
-    if type(payload) is not bytes or type(op) is not bytes or encoding not in _ENCODINGS or type(id_) is not str:
-        raise RecordFormatError(_problem(row))
     try:
+        if not (type(payload) is type(op) is bytes and type(id_) is type(address) is type(type_) is str):
+            raise RecordFormatError(_problem(row))
+        if encoding not in _ENCODINGS:
+            raise RecordFormatError(_problem(row))
         if type(due_ms + revision + expires_ms + attempt + lapses + kills) is not int:
             raise RecordFormatError(_problem(row))
         return Record(

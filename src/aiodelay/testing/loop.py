@@ -72,7 +72,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     Time stands still, and the loop waits for real, while outside work is under way: calls of `run_in_executor`
     (`asyncio.to_thread`, `getaddrinfo`), calls of `anyio.to_thread.run_sync`, and what is inside `outside_work()`.
-    Open sockets and pipes get `socket_grace_s` real seconds to become ready before each jump.
+    Open sockets and pipes get `socket_grace_s` real seconds to become ready before each jump. Other threads and
+    processes are not seen: without `outside_work()`, time may jump while they work.
 
     Timers are never early: one set for `loop.time() + ms / 1000` fires when at least `ms` milliseconds have passed on
     the virtual clock, exactly then if the loop is idle. Exact for the first 34 years of virtual time.
@@ -154,6 +155,26 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if (error := self._taken_error()) is not None:
             raise error
         return result
+
+    async def watch(self, awaitable: Awaitable[_T]) -> _T:
+        """Await `awaitable` in the place of the future given to `run_until_complete`.
+
+        For what runs a test in a task that must survive it, as anyio's plugin does.
+
+        Raises:
+            WaitingForeverError: It could never become done; it was cancelled where it waited.
+        """
+        main, task = self._main, asyncio.current_task()
+        self._main = task
+        try:
+            return await awaitable
+        except asyncio.CancelledError as problem:
+            if task is None or (error := self._taken_error()) is None:
+                raise
+            task.uncancel()
+            raise error from problem
+        finally:
+            self._main = main
 
     def set_default_executor(self, executor: ThreadPoolExecutor) -> None:  # type: ignore[override]
         """Use `executor` for `run_in_executor(None, ...)`, as asyncio does."""

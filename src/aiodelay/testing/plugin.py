@@ -6,9 +6,10 @@ own, under pytest-asyncio (1.4 or later, strict or auto mode) and anyio's plugin
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import pytest
@@ -55,9 +56,13 @@ def pytest_fixture_setup(
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Have anyio run a test that uses `clock` on a virtual loop, unless a wider async fixture keeps another one."""
-    if _MARK in pyfuncitem.fixturenames:
-        pyfuncitem.funcargs.update(_virtual(pyfuncitem.funcargs))
-    return (yield)
+    if _MARK not in pyfuncitem.fixturenames or not (chosen := _virtual(pyfuncitem.funcargs)):
+        return (yield)
+    pyfuncitem.funcargs.update(chosen)
+    with pytest.MonkeyPatch.context() as patch:
+        if inspect.iscoroutinefunction(pyfuncitem.obj):
+            patch.setattr(pyfuncitem, "obj", _watched(pyfuncitem.obj))
+        return (yield)
 
 
 def _makes_runner(fixturedef: pytest.FixtureDef[object]) -> bool:
@@ -72,6 +77,16 @@ def _on_virtual_loop(fixture: Callable[..., Any]) -> Callable[..., Generator[obj
         return (yield from fixture(**arguments | _virtual(arguments)))
 
     return on_virtual_loop
+
+
+def _watched(test: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+    @functools.wraps(test)
+    async def watched(**arguments: object) -> object:
+        loop = asyncio.get_running_loop()
+        running = test(**arguments)
+        return await (loop.watch(running) if isinstance(loop, VirtualLoop) else running)
+
+    return watched
 
 
 def _virtual(arguments: dict[str, Any]) -> dict[str, object]:

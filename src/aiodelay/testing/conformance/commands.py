@@ -1,5 +1,7 @@
 """The same id again, and the same op again."""
 
+# ruff: noqa: D102 - the name of a rule's test says what it promises
+
 from __future__ import annotations
 
 from typing import Literal
@@ -25,7 +27,7 @@ from aiodelay.model import (
     Stored,
 )
 
-from .stage import HOUR_MS, OTHER, Bench, Stage, again, dead, done, staged
+from .stage import HOUR_MS, OTHER, Bench, Stage, again, dead, done, ending, staged
 from .table import SAME_ID_TABLE, Cell
 
 __all__ = ["CommandRules"]
@@ -380,7 +382,7 @@ class CommandRules(Bench):
         if end == "lapse":
             await stage.lapse()
         else:
-            await stage.end({"done": done(claim), "again": again(claim, stage.now), "dead": dead(claim)}[end])
+            await stage.end(ending(end, claim, due_ms=stage.now))
         assert await stage.get() is None
         assert len(await stage.dead()) == (end == "dead")
         stage.move(HOUR_MS)

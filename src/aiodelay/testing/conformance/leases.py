@@ -1,5 +1,7 @@
 """Claims, leases, retries, and what lapses tell of a message."""
 
+# ruff: noqa: D102 - the name of a rule's test says what it promises
+
 from __future__ import annotations
 
 import pytest
@@ -27,7 +29,7 @@ from aiodelay.transitions import (
     token_for,
 )
 
-from .stage import HOUR_MS, LANE, OTHER, Bench, Stage, again, dead, done, ids_of, staged
+from .stage import HOUR_MS, LANE, OTHER, Bench, Stage, again, dead, done, ending, ids_of, staged
 
 __all__ = ["LeaseRules"]
 
@@ -88,7 +90,7 @@ class LeaseRules(Bench):
     async def test_a_settlement_sent_twice_has_one_effect(self, stage: Stage, kind: str) -> None:
         await stage.stored(stage.put())
         claim = await stage.claim_one()
-        settlement = {"done": done(claim), "again": again(claim, stage.now), "dead": dead(claim)}[kind]
+        settlement = ending(kind, claim, due_ms=stage.now)
         assert list(await stage.work.settle([settlement, settlement])) == [SettleOutcome.SETTLED, SettleOutcome.GONE]
         before = await stage.picture()
         assert await stage.settle(settlement) is SettleOutcome.GONE
@@ -246,7 +248,7 @@ class LeaseRules(Bench):
     async def test_a_renewal_after_the_settlement_is_lost_and_writes_nothing(self, stage: Stage, end: str) -> None:
         await stage.stored(stage.put())
         claim = await stage.claim_one()
-        await stage.end({"done": done(claim), "again": again(claim, stage.now), "dead": dead(claim)}[end])
+        await stage.end(ending(end, claim, due_ms=stage.now))
         before = await stage.picture()
         assert (await stage.renew(claim))[1] is RenewOutcome.LOST
         assert await stage.picture() == before
@@ -311,7 +313,8 @@ class LeaseRules(Bench):
         await stage.stored(*[stage.put(each) for each in ids[:250]], stage.put("poison"))
         await stage.stored(*[stage.put(each) for each in ids[250:]])
         delivered: list[str] = []
-        while claims := await stage.claim():
+        for _ in range(len(ids) + SUSPECT_LAPSES + KILLS_TO_DEATH + 1):
+            claims = await stage.claim()
             if "poison" in ids_of(claims):
                 stage.move(LEASE_MS)  # the process dies before it settles anything
             else:

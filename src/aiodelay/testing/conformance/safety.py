@@ -1,5 +1,7 @@
 """Rules S1 to S9: what must hold whatever happens."""
 
+# ruff: noqa: D102 - the name of a rule's test says what it promises
+
 from __future__ import annotations
 
 import asyncio

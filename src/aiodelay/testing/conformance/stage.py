@@ -61,6 +61,7 @@ __all__ = [
     "again",
     "dead",
     "done",
+    "ending",
     "ids_of",
     "staged",
 ]
@@ -138,8 +139,9 @@ class Stage:
         """Open one more dispatching role; it is closed with the stage."""
         return await self._opened.enter_async_context(self.store.work(name, lanes))
 
-    async def another_stage(self, *, journal: int = 0) -> Stage:
-        """Open one more store, with data of its own; it is closed with this stage."""
+    async def with_journal(self, journal: int) -> Stage:
+        """Open one more store, empty, that keeps a journal; it is closed with this stage."""
+        assert isinstance(self.diary, Journal)
         return await self._opened.enter_async_context(Stage(self.bench, journal=journal))
 
     async def reopen(self) -> None:
@@ -173,35 +175,36 @@ class Stage:
     @property
     def look(self) -> Inspectable:
         """The store as `Inspectable`; skips the test if it is not."""
-        if isinstance(self.store, Inspectable):
-            return self.store
-        self._skip("cannot be looked into")
+        if not isinstance(self.store, Inspectable):
+            self._skip("cannot be looked into")
+        return self.store
 
     @property
     def holds(self) -> Holds:
         """The store as `Holds`; skips the test if it is not."""
-        if isinstance(self.store, Holds):
-            return self.store
-        self._skip("cannot hold messages")
+        if not isinstance(self.store, Holds):
+            self._skip("cannot hold messages")
+        return self.store
 
     @property
     def graves(self) -> DeadLetters:
         """The store as `DeadLetters`; skips the test if it is not."""
-        if isinstance(self.store, DeadLetters):
-            return self.store
-        self._skip("keeps no dead letters")
+        if not isinstance(self.store, DeadLetters):
+            self._skip("keeps no dead letters")
+        return self.store
 
     @property
     def diary(self) -> Journal:
         """The store as `Journal`; skips the test if it is not."""
-        if isinstance(self.store, Journal):
-            return self.store
-        self._skip("keeps no journal")
+        if not isinstance(self.store, Journal):
+            self._skip("keeps no journal")
+        return self.store
 
     # --- time ---------------------------------------------------------------------------------------------
 
     @property
     def now(self) -> int:
+        """The clock's time, epoch ms."""
         return self.clock.now_ms()
 
     def move(self, ms: int) -> None:
@@ -272,8 +275,9 @@ class Stage:
 
     async def claim_one(self, lane: Lane = LANE, *, work: Work | None = None) -> Claim:
         """Claim from one lane, where exactly one message must be due."""
-        (claim,) = await self.claim(lane=lane, work=work)
-        return claim
+        claims = await self.claim(lane=lane, work=work)
+        assert len(claims) == 1, f"{len(claims)} messages were given where one is due"
+        return claims[0]
 
     async def ids(self, lane: Lane = LANE) -> list[str]:
         """Claim all that is due in a lane, and return the ids in the order given."""
@@ -319,10 +323,13 @@ class Stage:
         """List all dead letters."""
         return list(await self.graves.dead_letters(limit=1000))
 
+    async def messages(self) -> list[Snapshot]:
+        """List all messages that are pending or in flight."""
+        return list(await self.look.search(Query(limit=1000)))
+
     async def picture(self) -> object:
         """Return all that can be seen of the store's messages, to compare it with another moment."""
-        dead = await self.dead() if isinstance(self.store, DeadLetters) else []
-        return list(await self.look.search(Query(limit=1000))), dead
+        return await self.messages(), await self.dead() if isinstance(self.store, DeadLetters) else []
 
     async def wakes(self, action: Callable[[], Awaitable[object]], *, work: Work | None = None) -> None:
         """Check that a `wait` under way ends by what `action` does, well before the safety poll would end it."""
@@ -359,6 +366,13 @@ def dead(
 ) -> Dead:
     """Settle: give up."""
     return Dead(claim.record.id, claim.record.revision, claim.token, reason, attempt, error, then)
+
+
+def ending(kind: str, claim: Claim, *, due_ms: int, then: int | None = None) -> Settlement:
+    """Settle in one of the three ways, named by `kind`."""
+    if kind == "done":
+        return done(claim, then)
+    return again(claim, due_ms, then=then) if kind == "again" else dead(claim, then=then)
 
 
 def ids_of(claims: Sequence[Claim]) -> list[str]:

@@ -1,0 +1,61 @@
+"""`python -m benchmarks [BF1 ...]`: measure, print, and write what docs/performance.md shows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import bf1_memory_dispatch
+from .harness import Benchmark, Plan, Row
+from .report import as_json, as_line, as_markdown, put_between_markers, surroundings
+
+BENCHMARKS: tuple[Benchmark, ...] = (bf1_memory_dispatch.BENCHMARK,)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was named, all if nothing was. A missed goal is a finding, not a failure."""
+    options = _parser().parse_args(arguments)
+    by_id = {benchmark.id: benchmark for benchmark in BENCHMARKS}
+    unknown = sorted(set(options.ids) - set(by_id))
+    if unknown:
+        print(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(by_id)}", file=sys.stderr)
+        return 2
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="aiodelay-bench-", dir=options.directory) as directory:
+        plan = Plan(Path(directory), options.runs, options.scale, options.nightly, options.uvloop)
+        around = surroundings(plan)
+        print(", ".join(f"{name} {value}" for name, value in around.items()), flush=True)
+        for name in options.ids or by_id:
+            print(f"{name}: {by_id[name].title}, {plan.runs} rounds ...", flush=True)
+            measured = by_id[name].run(plan)
+            print("\n".join(map(as_line, measured)), flush=True)
+            rows += measured
+    if options.json is not None:
+        options.json.write_bytes(as_json(rows, around))
+    if options.markdown is not None:
+        document = options.markdown.read_text(encoding="utf-8")
+        table = as_markdown(rows, around)
+        options.markdown.write_text(put_between_markers(document, table), encoding="utf-8")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("ids", nargs="*", metavar="BF1", help="which; all if none is named")
+    parser.add_argument("--runs", type=int, default=5, help="rounds; a figure is their median (default: 5)")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the full size, to try it out")
+    parser.add_argument("--nightly", action="store_true", help="also what takes long")
+    parser.add_argument("--uvloop", action="store_true", help="run both sides on uvloop")
+    parser.add_argument("--directory", type=Path, help="where files go (default: the system's, often /tmp)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the table between the markers of this file"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

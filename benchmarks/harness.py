@@ -1,0 +1,230 @@
+"""What the benchmarks share: how they are run, what a figure is, and when its goal is met.
+
+Each benchmark measures the bare limit and aiodelay in turn, in one process, and checks what it has done: all delivered,
+once, none early, rows equal. Other processes slow both sides of a round, so a round's ratio says more than its times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+__all__ = [
+    "PAYLOAD_BYTES",
+    "Benchmark",
+    "Goal",
+    "Order",
+    "Plan",
+    "Row",
+    "WrongResultError",
+    "check",
+    "check_once_each",
+    "in_turn",
+    "order",
+    "quantile",
+    "raw_payload",
+]
+
+T = TypeVar("T")
+
+PAYLOAD_BYTES = 200
+LONGEST_S = 1800
+"""A benchmark's part that takes longer hangs."""
+
+
+class WrongResultError(Exception):
+    """A benchmark did not do what it was to measure; its figures would mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to run.
+
+    Attributes:
+        directory: For files; on a disk, or its fsync costs nothing.
+        runs: Rounds; each figure is their median.
+        scale: Part of the full size, 0 to 1; below 1 the figures mean nothing, but what is checked must hold.
+        nightly: Also what takes long.
+        uvloop: Run both sides on uvloop.
+    """
+
+    directory: Path
+    runs: int = 5
+    scale: float = 1.0
+    nightly: bool = False
+    uvloop: bool = False
+
+    def size(self, full: int) -> int:
+        """Return how many instead of `full`."""
+        return max(1, round(full * self.scale))
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on a new loop."""
+        with asyncio.Runner(loop_factory=self._new_loop) as runner:
+            return runner.run(_within(main))
+
+    def _new_loop(self) -> asyncio.AbstractEventLoop:
+        if not self.uvloop:
+            return asyncio.new_event_loop()
+        import uvloop  # noqa: PLC0415 - the other loop's users need not have it
+
+        return uvloop.new_event_loop()
+
+
+async def _within(main: Coroutine[Any, Any, T]) -> T:
+    async with asyncio.timeout(LONGEST_S):
+        return await main
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a row's median must reach."""
+
+    sense: Literal["at least", "at most"]
+    limit: float
+
+    def is_met(self, value: float) -> bool:
+        return value >= self.limit if self.sense == "at least" else value <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.sense == 'at least' else '≤'} {self.limit:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        id: The benchmark's, as in issue 3.
+        what: What was measured.
+        unit: Of the values: what they are a multiple of, or `ms`, or `%`.
+        values: One per round.
+        goal: None where the figure is only shown.
+        beside: What the values were made of, in words: both sides, with units.
+    """
+
+    id: str
+    what: str
+    unit: str
+    values: tuple[float, ...]
+    goal: Goal | None
+    beside: str
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The lowest and the highest value."""
+        return min(self.values), max(self.values)
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the median reaches the goal; None without one."""
+        return None if self.goal is None else self.goal.is_met(self.median)
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    id: str
+    title: str
+    run: Callable[[Plan], list[Row]]
+
+
+def in_turn(plan: Plan, sides: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Measure each side once a round, another one first each time; return their times, round by round."""
+    figures: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
+    for number in range(plan.runs):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            gc.collect()
+            figures[name].append(sides[name]())
+    return figures
+
+
+def ratios(bare: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
+    """Return how fast ours is as a part of bare, round by round, given their times."""
+    return tuple(b / o for b, o in zip(bare, ours, strict=True))
+
+
+def per_message_us(seconds: Sequence[float], n: int) -> str:
+    """Return the median time of one message, in words."""
+    return f"{statistics.median(seconds) / n * 1e6:.1f} µs"
+
+
+def quantile(values: Iterable[float], part: float) -> float:
+    """Return the value below which `part` of them lie (nearest rank)."""
+    ordered = sorted(values)
+    if not ordered:
+        raise WrongResultError("no values")
+    return ordered[min(int(len(ordered) * part), len(ordered) - 1)]
+
+
+def check(holds: bool, what: str) -> None:  # noqa: FBT001 - as `assert`, which -O would take away
+    """Fail loudly unless it holds."""
+    if not holds:
+        raise WrongResultError(what)
+
+
+def check_once_each(delivered: Iterable[int], n: int) -> None:
+    """Fail unless each of 0 to n-1 was delivered once."""
+    times = Counter(delivered)
+    missing = [number for number in range(n) if not times[number]]
+    repeated = [number for number, count in times.items() if count > 1]
+    strange = [number for number in times if not 0 <= number < n]
+    check(
+        not missing and not repeated and not strange,
+        f"of {n} messages {len(missing)} were not delivered, {len(repeated)} more than once, {len(strange)} unknown",
+    )
+
+
+class Stopwatch:
+    """Seconds between entering and leaving."""
+
+    seconds: float
+
+    def __enter__(self) -> Self:
+        self._since = time.perf_counter()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.seconds = time.perf_counter() - self._since
+
+
+# --- what is scheduled ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An event of 200 bytes as JSON."""
+
+    number: int
+    text: str
+
+
+_AROUND = len('{"number":,"text":""}')
+
+
+def order(number: int) -> Order:
+    """Return the event of that number."""
+    return Order(number, "x" * (PAYLOAD_BYTES - _AROUND - len(str(number))))
+
+
+def raw_payload(number: int) -> bytes:
+    """Return 200 bytes that begin with the number."""
+    return number.to_bytes(8, sys.byteorder).ljust(PAYLOAD_BYTES, b"x")
+
+
+def number_of(payload: bytes) -> int:
+    """Return the number that `raw_payload` wrote."""
+    return int.from_bytes(payload[:8], sys.byteorder)

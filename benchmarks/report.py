@@ -1,0 +1,104 @@
+"""Rows as text, JSON and Markdown, with the machine and the versions they were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+import aiodelay
+
+from .harness import Plan, Row
+
+__all__ = ["BEGIN", "END", "as_json", "as_line", "as_markdown", "put_between_markers", "surroundings"]
+
+BEGIN = "<!-- benchmarks: begin -->"
+END = "<!-- benchmarks: end -->"
+
+
+def surroundings(plan: Plan) -> dict[str, str]:
+    """Return what the figures depend on."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "aiodelay": aiodelay.__version__,
+        "Python": platform.python_version(),
+        "SQLite": sqlite3.sqlite_version,
+        "msgspec": msgspec.__version__,
+        "event loop": f"uvloop {metadata.version('uvloop')}" if plan.uvloop else "asyncio",
+        "machine": f"{_cpu()}, {os.cpu_count()} cores",
+        "system": f"{platform.system()} {platform.release()}",
+        "rounds": str(plan.runs),
+        "scale": f"{plan.scale:g}",
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def as_line(row: Row) -> str:
+    """Return a row for the terminal."""
+    low, high = row.spread
+    verdict = {True: "met", False: "NOT MET", None: "shown"}[row.is_met]
+    goal = "" if row.goal is None else f" (goal {row.goal})"
+    return f"{row.id}  {row.what}: {row.median:.3g} [{low:.3g}-{high:.3g}] {row.unit}{goal} {verdict}; {row.beside}"
+
+
+def as_json(rows: Sequence[Row], around: dict[str, str]) -> bytes:
+    """Return everything, each round's value included."""
+    results = [
+        {
+            "id": row.id,
+            "what": row.what,
+            "unit": row.unit,
+            "median": row.median,
+            "spread": row.spread,
+            "values": row.values,
+            "goal": None if row.goal is None else str(row.goal),
+            "met": row.is_met,
+            "beside": row.beside,
+        }
+        for row in rows
+    ]
+    return msgspec.json.format(msgspec.json.encode({"surroundings": around, "results": results}), indent=2) + b"\n"
+
+
+def as_markdown(rows: Sequence[Row], around: dict[str, str]) -> str:
+    """Return the table for docs/performance.md."""
+    lines = [
+        "| id | what | goal | median [min-max] | met | medians of both sides |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        low, high = row.spread
+        goal = "" if row.goal is None else f"{row.goal} {row.unit}"
+        met = {True: "yes", False: "**no**", None: ""}[row.is_met]
+        value = f"{row.median:.2f} [{low:.2f}-{high:.2f}]"
+        lines.append(f"| {row.id} | {row.what} | {goal} | {value} | {met} | {row.beside} |")
+    return "\n".join(
+        [*lines, "", "Measured with " + ", ".join(f"{name} {value}" for name, value in around.items()) + "."]
+    )
+
+
+def put_between_markers(document: str, text: str) -> str:
+    """Return the document with `text` in the place of what stands between its markers.
+
+    Raises:
+        ValueError: It does not have both markers, once each and in order.
+    """
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in after:
+        raise ValueError(f"the document must hold {BEGIN!r} and then {END!r}, once each")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"

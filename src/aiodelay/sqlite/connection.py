@@ -1,0 +1,241 @@
+"""One connection to the file: how it is opened, what is checked, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import sys
+import time
+from importlib.resources import files
+
+from msgspec import Struct
+
+from ..errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
+
+__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Database", "Failure", "failure_of"]
+
+APPLICATION_ID = 0x61696F64  # "aiod"
+SCHEMA_VERSION = 1
+LEAST_SQLITE = (3, 35, 0)  # RETURNING
+BUSY_S = 5.0
+"""How long to try for the write lock that another process holds."""
+CACHE_KIB = 32_768
+TABLES = ("namespaces", "lanes", "messages", "queue", "parked", "leases", "ended", "ops", "tombstones", "dead", "holds")
+
+
+class Failure(Struct, frozen=True):
+    """Why a transaction came to nothing.
+
+    Attributes:
+        reason: For people.
+        is_full: There is no room to write.
+        is_in_doubt: The commit itself failed: it may have been done.
+    """
+
+    reason: str
+    is_full: bool = False
+    is_in_doubt: bool = False
+
+
+# By primary result code: what an operator reads. What is not listed is named by SQLite's own text.
+_MEANING = {
+    sqlite3.SQLITE_BUSY: f"another process has kept it locked for {BUSY_S:.0f} s",
+    sqlite3.SQLITE_LOCKED: "another process has kept it locked",
+    sqlite3.SQLITE_READONLY: "the file or its directory cannot be written",
+    sqlite3.SQLITE_IOERR: "disk I/O error",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged",
+    sqlite3.SQLITE_NOTADB: "the file is damaged",
+    sqlite3.SQLITE_FULL: "no space is left on the disk",
+    sqlite3.SQLITE_CANTOPEN: "the file, or one beside it, cannot be opened",
+    sqlite3.SQLITE_NOMEM: "out of memory",
+}
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# A commit that failed so has certainly not reached its end.
+_NOT_COMMITTED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY)
+_ROOM = 1 << 20
+
+
+def failure_of(error: sqlite3.Error, path: str, *, at_commit: bool = False) -> Failure:
+    """Say what an error of SQLite means for the transaction that it ended."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    primary = code & 0xFF
+    is_full = primary == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR_WRITE and _lacks_room(path))
+    if is_full:
+        return Failure(_MEANING[sqlite3.SQLITE_FULL], is_full=True)
+    reason = _MEANING.get(primary, "")
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    text = f"{reason} ({name})" if reason else f"{error} ({name})"
+    # A write that failed ends before the commit mark; a sync that failed may come after it.
+    in_doubt = at_commit and primary not in _NOT_COMMITTED and code != sqlite3.SQLITE_IOERR_WRITE
+    return Failure(text, is_in_doubt=in_doubt)
+
+
+def _lacks_room(path: str) -> bool:
+    """Tell a full disk, or a limit on file sizes, from a broken one: SQLite answers both with the same code."""
+    try:
+        if sys.platform != "win32":
+            import resource  # noqa: PLC0415 - there is none on Windows
+
+            space = os.statvfs(os.path.dirname(path))
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            sizes = [os.path.getsize(name) for name in (path, f"{path}-wal") if os.path.exists(name)]
+            limited = limit != resource.RLIM_INFINITY and max(sizes, default=0) + _ROOM >= limit
+            return limited or space.f_bavail * space.f_frsize < _ROOM
+    except OSError:
+        pass
+    return False
+
+
+class Database:
+    """A connection, used by one thread.
+
+    Args:
+        path: The file, absolute.
+        query_only: Refuse to write.
+    """
+
+    def __init__(self, path: str, *, query_only: bool = False) -> None:
+        self.path = path
+        self._is_full_sync = True
+        self.connection = _opened(path)
+        try:
+            if query_only:
+                self.connection.execute("PRAGMA query_only = ON")
+                self.connection.text_factory = decoded_anyhow
+            else:
+                self._prepare()
+        except sqlite3.Error as error:
+            self.connection.close()
+            raise _open_error(error, path) from error
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        connection = self.connection
+        self._check_owner()
+        if self._patiently("PRAGMA journal_mode = WAL") != "wal":
+            raise StoreMismatchError("sqlite file", repr(self.path), "one on a file system that allows WAL mode")
+        connection.execute("PRAGMA synchronous = FULL")
+        # Some builds overwrite with zeros whatever is deleted; a message's end must not cost more than its beginning.
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        self._patiently("BEGIN IMMEDIATE")
+        try:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                self._create()
+            connection.execute("COMMIT")
+        except BaseException:
+            self.rollback()
+            raise
+        connection.execute("PRAGMA busy_timeout = 0")  # from here on `_patiently` waits
+        self._check_owner()
+        for table in TABLES:  # a damaged file is better found now than under load
+            connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()  # noqa: S608 - names from above
+
+    def _create(self) -> None:
+        script = files("aiodelay.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
+        for statement in _statements(script):
+            self.connection.execute(statement)
+        self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _check_owner(self) -> None:
+        """Refuse a file that something else wrote.
+
+        Raises:
+            StoreMismatchError: It is another program's, or of a newer schema.
+        """
+        owner = self.connection.execute("PRAGMA application_id").fetchone()[0]
+        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        is_empty = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        if owner != APPLICATION_ID and not is_empty:
+            raise StoreMismatchError("sqlite file", f"{self.path!r}, another program's database", "a file of its own")
+        if version > SCHEMA_VERSION:
+            raise StoreMismatchError(
+                "schema version", f"{version} in {self.path!r}", f"up to {SCHEMA_VERSION}; install a newer aiodelay"
+            )
+
+    def _patiently(self, statement: str) -> object:
+        """Execute, waiting for a lock that another process holds.
+
+        The waits are shorter than those of SQLite's busy handler, which grow to 100 ms: a process that commits without
+        a pause would seldom let another in. They are counted, not measured, so that no clock is read here.
+        """
+        waited = 0.0
+        while True:
+            try:
+                found = self.connection.execute(statement).fetchone()
+            except sqlite3.OperationalError as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY or waited >= BUSY_S:
+                    raise
+                pause = random.uniform(0.0002, 0.002 if waited < BUSY_S / 10 else 0.02)
+                time.sleep(pause)
+                waited += pause
+            else:
+                return None if found is None else found[0]
+
+    def begin(self, *, is_durable: bool) -> None:
+        """Take the write lock.
+
+        Args:
+            is_durable: The commit returns when the disk has it. Otherwise the system may lose it with its power, not
+                with this process.
+        """
+        if is_durable is not self._is_full_sync:
+            self.connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+            self._is_full_sync = is_durable
+        self._patiently("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """End the transaction."""
+        self.connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo the transaction, if SQLite has not done so already."""
+        try:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # what made the transaction fail is what gets reported
+
+    def close(self) -> None:
+        """Close; the last connection to a file also merges its WAL."""
+        self.connection.close()
+
+
+def decoded_anyhow(data: bytes) -> str:
+    """Read a text column that may not be UTF-8 (`text_factory`)."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    if sqlite3.sqlite_version_info < LEAST_SQLITE:
+        raise ConfigurationError("SQLite library", sqlite3.sqlite_version, ".".join(map(str, LEAST_SQLITE)) + " or newer")
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, cached_statements=256)
+    except sqlite3.Error as error:
+        raise _open_error(error, path) from error
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+def _open_error(error: sqlite3.Error, path: str) -> Exception:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+        return StoreMismatchError("sqlite file", repr(path), f"a database in good order ({error})")
+    hint = "" if os.path.isdir(os.path.dirname(path)) else f"; there is no directory {os.path.dirname(path)!r}"
+    return StoreUnavailableError(f"sqlite file {path!r}", failure_of(error, path).reason + hint)
+
+
+def _statements(script: str) -> list[str]:
+    """Split a script where its statements end: `executescript` would commit first."""
+    statements: list[str] = []
+    text = ""
+    for line in script.splitlines(keepends=True):
+        text += line
+        if line.rstrip().endswith(";") and sqlite3.complete_statement(text):
+            statements.append(text)
+            text = ""
+    return statements

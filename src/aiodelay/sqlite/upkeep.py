@@ -1,0 +1,175 @@
+"""Housekeeping, holds and dead letters, as far as they write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from .. import transitions as t
+from ..codecs import decode_record
+from ..errors import RecordFormatError
+from ..model import DeadKey, Lane, LaneState, Outcome, Refused, Stored, Tidied
+from .claims import expire, return_lapsed
+from .rows import object_text
+from .settling import purge_ended
+from .tables import Tables
+
+__all__ = ["SERVED_WINDOW_MS", "hold", "leave", "purge", "redrive", "release", "serve", "served_lanes", "tidy", "unpark"]
+
+SERVED_WINDOW_MS = 60_000
+"""A worker that tidied within this many ms counts as alive."""
+PURGE_FACTOR = 8
+UNPARKED_AT_ONCE = 5_000
+_read_lanes = msgspec.json.Decoder(list[str]).decode
+
+
+# --- housekeeping -----------------------------------------------------------------------------------------
+
+
+def tidy(tables: Tables, worker: str, lanes: Collection[Lane], limit: int) -> Tidied:
+    """Do a bounded step over all lanes of the namespace."""
+    serve(tables, worker, lanes)
+    lapsed = return_lapsed(tables, limit)
+    expired = _expire_late(tables, limit)
+    _purge_memory(tables, limit * PURGE_FACTOR)
+    _unpark_released(tables)
+    served = served_lanes(tables)
+    states: list[LaneState] = []
+    for number, lane in tables.lanes():
+        query = "SELECT place_ms FROM queue WHERE lane = ? ORDER BY place_ms LIMIT 1"
+        head = tables.execute(query, (number,)).fetchone()
+        if head is not None:
+            states.append(LaneState(lane, head[0] if head[0] <= tables.now else None, lane in served))
+    return Tidied(tables.now, lapsed, expired, states)
+
+
+def _expire_late(tables: Tables, limit: int) -> int:
+    query = """
+        SELECT m.n FROM messages AS m
+        WHERE m.ns = ? AND m.late > 0 AND m.expires_ms < ? AND m.place_ms <= ? AND m.rule IS NULL
+        AND NOT EXISTS (SELECT 1 FROM leases AS l WHERE l.n = m.n)
+        AND NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n) LIMIT ?
+    """
+    numbers = [n for (n,) in tables.execute(query, (tables.ns, tables.now, tables.now, limit))]
+    late = [entry for entry in tables.entries(numbers) if t.is_late(entry.record, tables.now)] if numbers else []
+    for entry in late:
+        expire(tables, entry)
+    return len(late)
+
+
+def _purge_memory(tables: Tables, limit: int) -> None:
+    """Forget what is past its window."""
+    purge_ended(tables, limit)
+    tables.execute(
+        "DELETE FROM ops WHERE n IN (SELECT n FROM ops WHERE ns = ? ORDER BY n LIMIT ?) AND until_ms <= ?",
+        (tables.ns, limit, tables.now),
+    )
+    tables.execute(
+        "DELETE FROM tombstones WHERE ns = ?1 AND id IN"
+        " (SELECT id FROM tombstones WHERE ns = ?1 AND until_ms <= ?2 ORDER BY until_ms LIMIT ?3)",
+        (tables.ns, tables.now, limit),
+    )
+    query = "DELETE FROM workers WHERE ns = ? AND seen_ms <= ?"
+    tables.execute(query, (tables.ns, tables.now - SERVED_WINDOW_MS))
+
+
+def serve(tables: Tables, worker: str, lanes: Collection[Lane]) -> None:
+    """Note that a worker is alive and serves these lanes."""
+    tables.execute(
+        "INSERT OR REPLACE INTO workers (ns, worker, lanes, seen_ms) VALUES (?, ?, ?, ?)",
+        (tables.ns, worker, object_text(sorted(lanes)), tables.now),
+    )
+
+
+def leave(tables: Tables, worker: str) -> None:
+    """Forget a worker."""
+    tables.execute("DELETE FROM workers WHERE ns = ? AND worker = ?", (tables.ns, worker))
+
+
+def served_lanes(tables: Tables) -> set[Lane]:
+    """Return the lanes of live workers."""
+    query = "SELECT lanes FROM workers WHERE ns = ? AND seen_ms > ?"
+    rows = tables.execute(query, (tables.ns, tables.now - SERVED_WINDOW_MS))
+    return {lane for (lanes,) in rows for lane in _read_lanes(lanes)}
+
+
+# --- holds ------------------------------------------------------------------------------------------------
+
+
+def hold(tables: Tables, lane: Lane, address: str | None) -> bool:
+    """Pause a lane or an address; say whether that is new."""
+    number = tables.lane_number(lane)
+    query = "SELECT 1 FROM holds WHERE lane = ? AND address IS ?"
+    if tables.execute(query, (number, address)).fetchone():
+        return False
+    tables.execute("INSERT INTO holds (lane, address) VALUES (?, ?)", (number, address))
+    return True
+
+
+def release(tables: Tables, lane: Lane, address: str | None) -> bool:
+    """Resume a lane or an address; say whether it was held. What was parked follows by `unpark`."""
+    query = "DELETE FROM holds WHERE lane = ? AND address IS ?"
+    return tables.execute(query, (tables.known_lane(lane), address)).rowcount > 0
+
+
+def unpark(tables: Tables, lane: Lane, address: str) -> bool:
+    """Return parked messages of an address to the queue, so many at once; say whether there may be more."""
+    return _unpark(tables, tables.known_lane(lane), address) == UNPARKED_AT_ONCE
+
+
+def _unpark(tables: Tables, lane: int, address: str) -> int:
+    head = "SELECT place_ms, n FROM parked WHERE lane = ?1 AND address = ?2 ORDER BY place_ms, n LIMIT ?3"
+    places = tables.execute(head, (lane, address, UNPARKED_AT_ONCE)).fetchall()
+    if places:
+        tables.executemany("INSERT INTO queue (lane, place_ms, n) VALUES (?, ?, ?)", [(lane, *place) for place in places])
+        query = "DELETE FROM parked WHERE lane = ? AND address = ? AND (place_ms, n) <= (?, ?)"
+        tables.execute(query, (lane, address, *places[-1]))
+    return len(places)
+
+
+def _unpark_released(tables: Tables) -> None:
+    """Return what is parked without a hold: its release was cut short."""
+    at: tuple[int, str] | None = (0, "")
+    query = "SELECT lane, address FROM parked WHERE (lane, address) > (?, ?) ORDER BY lane, address LIMIT 1"
+    held = "SELECT 1 FROM holds WHERE lane = ? AND address = ?"
+    while at is not None and (at := tables.execute(query, at).fetchone()) is not None:
+        if not tables.execute(held, at).fetchone():
+            _unpark(tables, *at)
+
+
+# --- dead letters -----------------------------------------------------------------------------------------
+
+
+def redrive(tables: Tables, keys: Sequence[DeadKey]) -> list[Outcome]:
+    """Give dead letters a new life; one outcome per key, in order."""
+    return [_redrive(tables, key) for key in keys]
+
+
+def _redrive(tables: Tables, key: DeadKey) -> Outcome:
+    query = "SELECT lane, record FROM dead WHERE ns = ? AND id = ? AND revision = ?"
+    found = tables.execute(query, (tables.ns, *key)).fetchone()
+    if found is None:
+        return Refused("not_found")
+    entry = tables.find(key.id)
+    if entry is not None and not entry.is_over:
+        return Refused("exists")
+    lane = tables.lane_name(found[0])
+    try:
+        letter = decode_record(found[1], message_id=key.id, lane=lambda _: lane)
+    except RecordFormatError as error:
+        return Refused("unavailable", str(error))
+    last = key.revision if entry is None else max(key.revision, entry.record.revision)
+    record = t.redriven(letter, letter.op, t.next_revision(tables.now, last), tables.now)
+    n = tables.next_n()
+    tables.displace(entry)
+    purge(tables, [key])
+    tables.insert(record, tables.now, n)
+    tables.note("redriven", record)
+    return Stored("stored", record.revision, tables.now)
+
+
+def purge(tables: Tables, keys: Sequence[DeadKey]) -> int:
+    """Delete dead letters; return how many there were."""
+    query = "DELETE FROM dead WHERE ns = ? AND id = ? AND revision = ?"
+    return sum(tables.execute(query, (tables.ns, *key)).rowcount for key in keys)

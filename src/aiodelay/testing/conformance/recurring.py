@@ -1,0 +1,326 @@
+"""Recurring messages: one record, re-armed in the step that ends an occurrence's first attempt."""
+
+# ruff: noqa: D102 - the name of a rule's test says what it promises
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import pytest
+
+from aiodelay.model import (
+    After,
+    At,
+    Cancel,
+    Claim,
+    Conflict,
+    Fire,
+    Late,
+    RenewOutcome,
+    Reschedule,
+    SettleOutcome,
+    State,
+    Stored,
+)
+from aiodelay.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES, delivery_id, occurrence_id
+
+from .stage import HOUR_MS, Bench, Stage, again, dead, done, ending, staged
+
+__all__ = ["RecurringRules"]
+
+MINUTE_MS = 60_000
+RULE: Mapping[str, str | int] = {"e": MINUTE_MS}
+OTHER_RULE: Mapping[str, str | int] = {"e": 2 * MINUTE_MS}
+
+End = Literal["done", "again", "dead"]
+
+
+class RecurringRules(Bench):
+    """What holds of a series and its occurrences."""
+
+    # --- re-arming ----------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("end", ["done", "again", "dead"])
+    @staged
+    async def test_recurring_first_attempt_rearms_the_series_whatever_its_outcome(self, stage: Stage, end: End) -> None:
+        put = stage.put("s", rule=RULE)
+        first = await stage.stored(put)
+        await self._settle(stage, await stage.claim_one(), end, then=first.due_ms + MINUTE_MS)
+        record = await stage.record("s")
+        assert (record.due_ms, record.attempt, record.revision) == (first.due_ms + MINUTE_MS, 0, first.revision)
+        assert (record.envelope, record.first_error, record.last_error) == (put.envelope, None, None)
+        assert record.live == ((first.due_ms,) if end == "again" else ())
+        stage.move(MINUTE_MS)
+        assert "s" in await stage.ids()
+
+    @staged
+    async def test_recurring_retry_goes_on_beside_its_series(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE, payload=b"p"))).due_ms
+        first = await stage.claim_one()
+        await stage.end(again(first, due_ms + 500, 1, "e", due_ms + MINUTE_MS))
+        stage.move(500)
+        retry = await stage.claim_one()
+        assert retry.record.id == occurrence_id("s", due_ms)
+        assert delivery_id(retry.record) == delivery_id(first.record)
+        envelope = retry.record.envelope
+        assert (envelope.rule, envelope.payload, retry.record.live) == (None, b"p", ())
+        assert (retry.record.due_ms, retry.record.attempt, retry.record.last_error) == (due_ms, 1, "e")
+        await stage.end(again(retry, stage.now + 500, 2, "f"))
+        assert (await stage.record("s")).live == (due_ms,)
+
+    @staged
+    async def test_recurring_occurrences_have_delivery_ids_of_their_own(self, stage: Stage) -> None:
+        await stage.stored(stage.put("s", rule=RULE))
+        seen = set()
+        for _ in range(5):
+            claim = await stage.claim_one()
+            seen.add(delivery_id(claim.record))
+            await stage.end(done(claim, then=claim.record.due_ms + MINUTE_MS))
+            stage.move(MINUTE_MS)
+        assert len(seen) == 5
+
+    @staged
+    async def test_recurring_given_back_stays_where_it_stands(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        await stage.end(again(await stage.claim_one(), stage.now, attempt=0))
+        claim = await stage.claim_one()
+        assert (claim.record.id, claim.record.due_ms, claim.record.envelope.rule) == ("s", due_ms, RULE)
+        assert claim.record.live == ()
+
+    @pytest.mark.parametrize("end", ["done", "dead"])
+    @staged
+    async def test_recurring_ends_without_a_next_time(self, stage: Stage, end: End) -> None:
+        await stage.stored(stage.put("s", rule=RULE))
+        await self._settle(stage, await stage.claim_one(), end, then=None)
+        assert await stage.get("s") is None
+        stage.move(HOUR_MS)
+        assert await stage.claim() == []
+
+    @staged
+    async def test_recurring_dead_letter_never_ends_the_series(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        for number in range(1, 4):
+            await stage.end(dead(await stage.claim_one(), then=due_ms + number * MINUTE_MS))
+            stage.move(MINUTE_MS)
+        letters = [letter.record for letter in await stage.dead()]
+        assert [each.id for each in letters] == [occurrence_id("s", due_ms + i * MINUTE_MS) for i in range(3)]
+        assert {each.envelope.rule for each in letters} == {None}
+        await stage.claim_one()
+
+    @staged
+    async def test_recurring_dead_occurrence_can_be_redriven_beside_its_series(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        first = await stage.claim_one()
+        await stage.end(dead(first, then=due_ms + MINUTE_MS))
+        (letter,) = await stage.dead()
+        await stage.graves.redrive([letter.key])
+        claim = await stage.claim_one()
+        assert claim.record.id == occurrence_id("s", due_ms)
+        assert delivery_id(claim.record) != delivery_id(first.record)
+        await stage.end(done(claim))
+        assert await stage.get("s") is not None
+
+    @staged
+    async def test_recurring_lateness_limit_moves_along(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE, late=Late.drop("5s")))).due_ms
+        await stage.end(again(await stage.claim_one(), due_ms + 1, then=due_ms + MINUTE_MS))
+        assert (await stage.record("s")).expires_ms == due_ms + MINUTE_MS + 5000
+        assert (await stage.record(occurrence_id("s", due_ms))).expires_ms == due_ms + 5000
+
+    @staged
+    async def test_recurring_put_repeated_after_rearming_answers_as_before(self, stage: Stage) -> None:
+        put = stage.put("s", rule=RULE)
+        first = await stage.do(put)
+        claim = await stage.claim_one()
+        await stage.end(again(claim, stage.now + 1, then=claim.record.due_ms + MINUTE_MS))
+        before = await stage.picture()
+        assert await stage.do(put) == first
+        assert await stage.picture() == before
+
+    @staged
+    async def test_recurring_settlement_sent_twice_rearms_once(self, stage: Stage) -> None:
+        await stage.stored(stage.put("s", rule=RULE))
+        claim = await stage.claim_one()
+        settlement = again(claim, stage.now + 1, then=claim.record.due_ms + MINUTE_MS)
+        await stage.end(settlement)
+        before = await stage.picture()
+        assert await stage.settle(settlement) is SettleOutcome.GONE
+        assert (await stage.renew(claim))[1] is RenewOutcome.LOST
+        assert await stage.picture() == before
+
+    @staged
+    async def test_recurring_lapse_does_not_rearm(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        await stage.claim_one()
+        await stage.lapse()
+        record = (await stage.claim_one()).record
+        assert (record.due_ms, record.lapses, record.envelope.rule) == (due_ms, 1, RULE)
+
+    # --- the list of live occurrences ---------------------------------------------------------------------
+
+    @pytest.mark.parametrize("end", ["done", "dead", "cancelled", "late", "cancelled in flight", "killed"])
+    @staged
+    async def test_recurring_live_list_shrinks_as_occurrences_end(self, stage: Stage, end: str) -> None:
+        live = await self._with_retries(stage, late=Late.drop("1h"))
+        assert (await stage.record("s")).live == live
+        ending = occurrence_id("s", live[0])
+        if end == "late":
+            stage.move(HOUR_MS + 1 - 2 * MINUTE_MS)  # the first is late, the second not yet
+            await stage.tidy()
+        elif end == "cancelled":
+            stage.needs_verdict()
+            await stage.do(Cancel(stage.op(), ending))
+        else:
+            await self._end_retry(stage, ending, end)
+        assert await stage.get(ending) is None
+        assert (await stage.record("s")).live == live[1:]
+
+    @staticmethod
+    async def _end_retry(stage: Stage, message_id: str, end: str) -> None:
+        await stage.do(Fire(stage.op(), message_id))
+        claim = await stage.claim_one()
+        if end == "done":
+            await stage.end(done(claim))
+        elif end == "dead":
+            await stage.end(dead(claim))
+        elif end == "cancelled in flight":
+            stage.needs_verdict()
+            await stage.do(Cancel(stage.op(), message_id))
+            await stage.lapse()
+        else:
+            for _ in range(SUSPECT_LAPSES + KILLS_TO_DEATH - 1):
+                await stage.lapse()
+                await stage.claim_one()
+            await stage.lapse()
+
+    @staticmethod
+    async def _with_retries(stage: Stage, late: Late = Late.deliver()) -> tuple[int, ...]:  # noqa: B008 - frozen
+        """Make a series `s`, an hour ahead, with two occurrences that wait for a retry; return their due times."""
+        live: tuple[int, ...] = ()
+        await stage.stored(stage.put("s", rule=RULE, late=late))
+        for _ in range(2):
+            claim = await stage.claim_one()
+            live = (*live, claim.record.due_ms)
+            await stage.end(again(claim, stage.now + HOUR_MS // 2, then=claim.record.due_ms + MINUTE_MS))
+            stage.move(MINUTE_MS)
+        await stage.do(Reschedule(stage.op(), "s", After(5 * HOUR_MS)))
+        return live
+
+    @pytest.mark.parametrize("how", ["reschedule", "then"])
+    @staged
+    async def test_recurring_occurrences_never_share_a_due_time(self, stage: Stage, how: str) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        claim = await stage.claim_one()
+        await stage.end(again(claim, stage.now + HOUR_MS, then=due_ms + MINUTE_MS))
+        if how == "reschedule":
+            await stage.do(Reschedule(stage.op(), "s", At(due_ms)))
+            stage.move(1)
+        else:
+            stage.move(MINUTE_MS)
+            await stage.end(done(await stage.claim_one(), then=due_ms))
+        claim = await stage.claim_one()
+        await stage.end(again(claim, stage.now + HOUR_MS, then=due_ms + 5 * MINUTE_MS))
+        live = (await stage.record("s")).live
+        assert len(set(live)) == 2
+        for each in live:
+            assert await stage.get(occurrence_id("s", each)) is not None
+
+    # --- cancel and replace -------------------------------------------------------------------------------
+
+    @staged
+    async def test_recurring_cancel_ends_the_series_and_its_waiting_retries(self, stage: Stage) -> None:
+        stage.needs_verdict()
+        await self._with_retries(stage)
+        outcome = await stage.do(Cancel(stage.op(), "s"))
+        assert isinstance(outcome, Stored)
+        assert outcome.answer == "cancelled"
+        assert await stage.picture() == ([], [])
+        stage.move(10 * HOUR_MS)
+        assert await stage.claim() == []
+
+    @pytest.mark.parametrize("end", ["done", "again", "dead", "lapse"])
+    @staged
+    async def test_recurring_cancel_lets_a_retry_in_flight_run_for_the_last_time(self, stage: Stage, end: str) -> None:
+        stage.needs_verdict()
+        live = await self._with_retries(stage)
+        await stage.do(Fire(stage.op(), occurrence_id("s", live[0])))
+        claim = await stage.claim_one()
+        outcome = await stage.do(Cancel(stage.op(), "s"))
+        assert isinstance(outcome, Stored)
+        assert outcome.answer == "in_flight"
+        claim, renewed = await stage.renew(claim)
+        assert renewed is RenewOutcome.CANCELLED
+        await self._end_cancelled(stage, claim, end)
+
+    @pytest.mark.parametrize("end", ["done", "again", "dead", "lapse"])
+    @staged
+    async def test_recurring_cancelled_in_flight_does_not_recur(self, stage: Stage, end: str) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put("s", rule=RULE))
+        claim = await stage.claim_one()
+        await stage.do(Cancel(stage.op(), "s"))
+        await self._end_cancelled(stage, claim, end)
+
+    async def _end_cancelled(self, stage: Stage, claim: Claim, end: str) -> None:
+        """End the one message in flight, which was cancelled; nothing may be left."""
+        (snapshot,) = await stage.messages()
+        assert (snapshot.state, snapshot.record.no_retry) == (State.IN_FLIGHT, True)
+        if end == "lapse":
+            await stage.lapse()
+        else:
+            await self._settle(stage, claim, end, then=stage.now + MINUTE_MS)
+        assert await stage.messages() == []
+        assert len(await stage.dead()) == (end == "dead")
+        stage.move(10 * HOUR_MS)
+        assert await stage.claim() == []
+
+    @staged
+    async def test_recurring_replace_ends_retries_of_the_old_series(self, stage: Stage) -> None:
+        live = await self._with_retries(stage)
+        await stage.do(Fire(stage.op(), occurrence_id("s", live[0])))
+        in_flight = await stage.claim_one()
+        await stage.stored(stage.put("s", After(HOUR_MS), rule=OTHER_RULE))
+        await stage.end(again(in_flight, stage.now))
+        (snapshot,) = await stage.messages()
+        assert (snapshot.record.id, snapshot.record.envelope.rule, snapshot.record.live) == ("s", OTHER_RULE, ())
+
+    @pytest.mark.parametrize(
+        ("old", "new", "answer"),
+        [
+            (RULE, RULE, "kept"),
+            (RULE, OTHER_RULE, "replaced"),
+            (None, RULE, "kept"),
+            (RULE, None, "kept"),
+            (None, None, "kept"),
+        ],
+    )
+    @staged
+    async def test_recurring_keep_replaces_only_a_rule_that_changed(
+        self, stage: Stage, old: Mapping[str, str | int] | None, new: Mapping[str, str | int] | None, answer: str
+    ) -> None:
+        stage.needs_conflict("keep")
+        await stage.stored(stage.put("s", rule=old))
+        outcome = await stage.do(stage.put("s", rule=new, conflict=Conflict.keep()))
+        assert isinstance(outcome, Stored)
+        assert outcome.answer == answer
+        assert (await stage.record("s")).envelope.rule == (new if answer == "replaced" else old)
+
+    # --- poison -------------------------------------------------------------------------------------------
+
+    @staged
+    async def test_l5_recurring_killer_is_given_out_for_its_taker_to_end_the_occurrence(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        for _ in range(SUSPECT_LAPSES + KILLS_TO_DEATH):
+            await stage.claim_one()
+            await stage.lapse()
+        claim = await stage.claim_one()
+        assert (claim.record.kills, await stage.dead()) == (KILLS_TO_DEATH, [])
+        await stage.end(dead(claim, "killed_worker", 0, then=due_ms + MINUTE_MS))
+        record = await stage.record("s")
+        assert (record.due_ms, record.lapses, record.kills) == (due_ms + MINUTE_MS, 0, 0)
+        assert [letter.reason for letter in await stage.dead()] == ["killed_worker"]
+
+    @staticmethod
+    async def _settle(stage: Stage, claim: Claim, end: str, *, then: int | None) -> None:
+        await stage.end(ending(end, claim, due_ms=stage.now + 500, then=then))

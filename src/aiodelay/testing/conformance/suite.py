@@ -1,0 +1,35 @@
+"""The suite as third parties use it."""
+
+from __future__ import annotations
+
+from .commands import CommandRules
+from .dispatching import DispatchRules
+from .leases import LeaseRules
+from .looking import LookingRules
+from .recurring import RecurringRules
+from .safety import SafetyRules
+
+__all__ = ["StoreConformance"]
+
+
+class StoreConformance(SafetyRules, CommandRules, LeaseRules, RecurringRules, DispatchRules, LookingRules):
+    """What every store must do, as tests named after the rules of docs/guarantees.md.
+
+    Subclass it in a test module, say how a store is made, and let pytest collect the class:
+
+    ```python
+    class TestMyStore(StoreConformance):
+        def make_store(self, clock, *, journal=0):
+            return MyStore(clock=clock)
+    ```
+
+    Each test has a new store, an event loop of its own, and a clock that only the test moves; nothing sleeps. No
+    plugin for async tests is needed, and any may be there. `loop_factory` chooses another event loop.
+
+    A store that says `durable` in its traits also overrides `reopen`. What the traits or a missing ability
+    (`Inspectable`, `DeadLetters`, `Holds`, `Journal`) declare away is skipped, with the reason; most rules look at
+    what they have done through `Inspectable`.
+
+    To see that a test can fail, call it: `MySuite().test_s6_nothing_ended_comes_back()` raises `AssertionError` on a
+    store that breaks the rule.
+    """

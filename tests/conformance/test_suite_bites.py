@@ -1,0 +1,282 @@
+"""The suite can fail: each of these stores breaks one rule, and the test of that rule must say so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import count
+
+import pytest
+from msgspec.structs import replace
+
+from aiodelay import transitions as t
+from aiodelay.memory import MemoryStore
+from aiodelay.memory.claims import _Group, _Taking
+from aiodelay.memory.commands import Commands
+from aiodelay.memory.store import _MemoryWork
+from aiodelay.memory.tables import Worker
+from aiodelay.memory.waiting import Entry, Remembered
+from aiodelay.model import (
+    Claim,
+    Claimed,
+    Command,
+    Dead,
+    Demand,
+    Done,
+    Lane,
+    Outcome,
+    Put,
+    Record,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+    Stored,
+)
+from aiodelay.testing.clock import VirtualClock
+from aiodelay.testing.conformance import SAME_ID_TABLE, StoreConformance
+
+
+class Early(MemoryStore):
+    def _first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
+        return super()._first_due(lanes, now + 1)
+
+
+class EarlyAfterAStep(MemoryStore):
+    def _insert(self, record: Record, place_ms: int) -> None:
+        super()._insert(record, min(place_ms, self.now_ms() + 10))
+
+
+class Loses(MemoryStore):
+    def _return_lapsed(self, now: int, limit: int) -> int:
+        for entry in [entry for entry in self._leased.values() if t.is_lease_over(entry.token, now)]:
+            self._end(entry, now)
+        return 0
+
+
+class KeepsLeases(MemoryStore):
+    def _return_lapsed(self, now: int, limit: int) -> int:
+        return 0
+
+
+class IgnoresTokens(MemoryStore):
+    def _settle(self, settlement: Settlement) -> SettleOutcome:
+        entry = self._entries.get(settlement.id)
+        return super()._settle(settlement if entry is None else replace(settlement, token=entry.token))
+
+
+class RepeatsTokens(MemoryStore):
+    def _lease(self, entry: Entry, token: int, now: int) -> Claim:
+        return super()._lease(entry, t.token_for(t.token_deadline_ms(token), 0), now)
+
+
+class OldestWins(MemoryStore):
+    def _put(self, put: Put, entry: Entry | None, now: int) -> Outcome:
+        if entry is not None:
+            return Stored("replaced", entry.record.revision + 1, entry.record.due_ms)
+        return super()._put(put, entry, now)
+
+
+class CancelsNothingInFlight(MemoryStore):
+    def _cancel(self, entry: Entry | None, now: int) -> Outcome:
+        if entry is not None and entry.token:
+            return Stored("in_flight", entry.record.revision, entry.record.due_ms)
+        return super()._cancel(entry, now)
+
+
+class Resurrects(MemoryStore):
+    def _settle(self, settlement: Settlement) -> SettleOutcome:
+        entry = self._entries.get(settlement.id)
+        outcome = super()._settle(settlement)
+        if entry is not None and isinstance(settlement, Done):
+            self._insert(entry.record, self.now_ms() + 60_000)
+        return outcome
+
+
+class Shares(MemoryStore):
+    def _lease(self, entry: Entry, token: int, now: int) -> Claim:
+        claim = super()._lease(entry, token, now)
+        self._lanes[entry.record.envelope.lane].add(entry)
+        return claim
+
+
+class TrimsPayloads(MemoryStore):
+    def _insert(self, record: Record, place_ms: int) -> None:
+        envelope = replace(record.envelope, payload=record.envelope.payload.rstrip(b"\xff"))
+        super()._insert(replace(record, envelope=envelope), place_ms)
+
+
+class LastFirst(MemoryStore):
+    def __init__(self, *, clock: VirtualClock, journal: int = 0) -> None:
+        super().__init__(clock=clock, journal=journal)
+        self._sequence = count(0, -1)
+
+
+class ForgetsOps(MemoryStore):
+    def _apply(self, command: Command, now: int) -> Outcome:
+        self._answers = Remembered()
+        return super()._apply(command, now)
+
+
+class ForgetsRevisions(MemoryStore):
+    def _apply(self, command: Command, now: int) -> Outcome:
+        self._revisions = Remembered()
+        return super()._apply(command, now)
+
+
+class NeverForgets(MemoryStore):
+    def _apply(self, command: Command, now: int) -> Outcome:
+        return super()._apply(command, now - 86_400_000)
+
+
+class NewRequests(MemoryStore):
+    def _claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
+        return self._claim(demand, 15_000, 1)
+
+
+class Asleep(MemoryStore):
+    traits = replace(MemoryStore.traits, safety_poll_ms=50)
+
+    def _wake(self) -> None:
+        pass
+
+
+class _ForgetfulWork(_MemoryWork):
+    async def wait(self, *, until_ms: int | None) -> None:
+        self.clear()
+        await super().wait(until_ms=until_ms)
+
+
+class LosesSignals(MemoryStore):
+    traits = replace(MemoryStore.traits, safety_poll_ms=50)
+
+    def work(self, worker: str, lanes: Collection[Lane]) -> AbstractAsyncContextManager[_MemoryWork]:
+        return _Opened(_ForgetfulWork(self, Worker(lanes, self.now_ms())))
+
+
+class _Opened(AbstractAsyncContextManager[_MemoryWork]):
+    def __init__(self, work: _MemoryWork) -> None:
+        self._work = work
+
+    async def __aenter__(self) -> _MemoryWork:
+        return self._work
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+
+class Unfair(MemoryStore):
+    def _fill(self, group: _Group, parts: int, taking: _Taking) -> None:
+        super()._fill(group, 1, taking)
+
+
+class NoTurns(MemoryStore):
+    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
+        return super()._claim(demand, lease_ms, 0)
+
+
+class TrustsAll(MemoryStore):
+    def _return_lapsed(self, now: int, limit: int) -> int:
+        lapsed = super()._return_lapsed(now, limit)
+        for entry in self._entries.values():
+            entry.record = replace(entry.record, lapses=0)
+        return lapsed
+
+
+class CountsEveryLapse(MemoryStore):
+    def _return_lapsed(self, now: int, limit: int) -> int:
+        for entry in self._leased.values():
+            entry.record = replace(entry.record, alone=True)
+        return super()._return_lapsed(now, limit)
+
+
+class NeverLate(MemoryStore):
+    def _expire_late(self, now: int, limit: int) -> int:
+        return 0
+
+
+class EndsSeries(MemoryStore):
+    def _settle(self, settlement: Settlement) -> SettleOutcome:
+        return super()._settle(replace(settlement, then_due_ms=None) if isinstance(settlement, Dead) else settlement)
+
+
+class KeepsLiveLists(MemoryStore):
+    def _leave_series(self, series_id: str, due_ms: int) -> None:
+        pass
+
+
+class LeavesRetries(MemoryStore):
+    def _end_retries(self, series: Record, now: int) -> bool:
+        return False
+
+
+class StretchesLeases(MemoryStore):
+    def _renew(self, renewal: Renewal, now: int) -> RenewOutcome:
+        return super()._renew(renewal, now + 3_600_000)
+
+
+class RefusesAfterMoving(MemoryStore):
+    apply = Commands.apply
+
+    async def position(self, source: str) -> int | None:
+        found = await super().position(source)
+        return None if found is None else found - 1
+
+
+class BusyWhenHeld(MemoryStore):
+    def _next_due_ms(self, demand: Mapping[Lane, Demand]) -> int | None:
+        return min((entry.place_ms for entry in self._entries.values()), default=None)
+
+
+BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
+    (Early, "test_s1_never_early", ("at",)),
+    (EarlyAfterAStep, "test_s1_holds_when_the_clock_steps_back", ()),
+    (Loses, "test_s2_nothing_acknowledged_is_lost", ()),
+    (KeepsLeases, "test_s3_expired_lease_is_claimable_again", ()),
+    (KeepsLeases, "test_l1_tidy_returns_lapsed_leases", ()),
+    (IgnoresTokens, "test_s3_an_old_token_settles_nothing", ()),
+    (IgnoresTokens, "test_s4_the_latest_version_wins_over_one_in_flight", ()),
+    (RepeatsTokens, "test_s3_every_claim_of_a_message_has_another_token", ()),
+    (OldestWins, "test_s4_the_latest_version_wins", ()),
+    (OldestWins, "test_same_id_again", ("replace", "in flight", SAME_ID_TABLE[0].in_flight)),
+    (CancelsNothingInFlight, "test_s5_cancelled_in_flight_ends_with_this_attempt", ("again",)),
+    (Resurrects, "test_s6_nothing_ended_comes_back", ()),
+    (Shares, "test_s7_two_workers_never_hold_the_same_message", ()),
+    (TrimsPayloads, "test_s8_payload_arrives_identical", (b"\xff",)),
+    (LastFirst, "test_s9_by_due_time_then_scheduling_order", ()),
+    (ForgetsOps, "test_a_repeated_put_changes_nothing", ("done",)),
+    (ForgetsOps, "test_a_repeated_command_changes_nothing", ("cancel", "pending", "stored again")),
+    (ForgetsRevisions, "test_revisions_of_an_id_only_grow", ("done", 0)),
+    (NeverForgets, "test_ops_are_remembered_for_the_retry_window_and_then_forgotten", ("put",)),
+    (NewRequests, "test_a_claim_repeated_with_its_request_gives_the_same_messages", ()),
+    (Asleep, "test_l2_wait_ends_when_a_message_may_be_earlier", ("put",)),
+    (LosesSignals, "test_l2_a_signal_between_clear_and_wait_is_not_lost", ()),
+    (Unfair, "test_l3_a_flooded_lane_leaves_the_others_their_share", ()),
+    (NoTurns, "test_l3_lanes_are_served_first_in_turn", ()),
+    (TrustsAll, "test_l5_its_499_neighbours_are_delivered", ()),
+    (TrustsAll, "test_l5_suspects_are_claimed_alone", ()),
+    (CountsEveryLapse, "test_l5_lapses_of_a_message_that_was_not_alone_never_end_it", ()),
+    (NeverLate, "test_late_policy", ("retry", "drop", "tidy")),
+    (EndsSeries, "test_recurring_dead_letter_never_ends_the_series", ()),
+    (KeepsLiveLists, "test_recurring_live_list_shrinks_as_occurrences_end", ("done",)),
+    (LeavesRetries, "test_recurring_cancel_ends_the_series_and_its_waiting_retries", ()),
+    (StretchesLeases, "test_a_renewal_too_far_ahead_is_refused", ()),
+    (BusyWhenHeld, "test_other_addresses_flow_past_a_held_one", ()),
+]
+
+
+def play(store: type[MemoryStore], test: str, values: tuple[object, ...]) -> None:
+    class Suite(StoreConformance):
+        def make_store(self, clock: VirtualClock, *, journal: int = 0) -> MemoryStore:
+            return store(clock=clock, journal=journal)
+
+    getattr(Suite(), test)(*values)
+
+
+@pytest.mark.parametrize(("store", "test", "values"), BITES, ids=lambda value: getattr(value, "__name__", None))
+def test_a_store_that_breaks_a_rule_fails_its_test(
+    store: type[MemoryStore], test: str, values: tuple[object, ...]
+) -> None:
+    play(MemoryStore, test, values)
+    with pytest.raises((AssertionError, TimeoutError)):
+        play(store, test, values)
