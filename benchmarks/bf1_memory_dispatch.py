@@ -95,7 +95,8 @@ async def bare(n: int, *, at_once: int) -> float:
 
 async def typed(n: int, concurrency: int) -> float:
     """Ours: from the opening of the scheduler to its close, all messages settled."""
-    store, scheduler, delivered, all_delivered = await _loaded(n, (Message(order(i), at=NOW) for i in range(n)))
+    at = datetime.now(UTC)
+    store, scheduler, delivered, all_delivered = await _loaded(n, (Message(order(i), at=at) for i in range(n)))
 
     @scheduler.handler(concurrency=concurrency, timeout="30s")
     async def handle(event: Order, context: Context) -> None:
@@ -109,7 +110,8 @@ async def typed(n: int, concurrency: int) -> float:
 
 async def untyped(n: int, concurrency: int) -> float:
     """Ours, with a handler of bytes."""
-    messages = (Message(raw_payload(i), at=NOW, to="handler:raw") for i in range(n))
+    at = datetime.now(UTC)
+    messages = (Message(raw_payload(i), at=at, to="handler:raw") for i in range(n))
     store, scheduler, delivered, all_delivered = await _loaded(n, messages)
 
     @scheduler.handler(concurrency=concurrency, timeout="30s", name="raw")
@@ -120,10 +122,6 @@ async def untyped(n: int, concurrency: int) -> float:
             all_delivered.set_result(None)
 
     return await _drained(store, scheduler, delivered, all_delivered, n)
-
-
-NOW = datetime.now(UTC)
-"""One instant for all, so that they are due before the scheduler opens."""
 
 
 async def _loaded(

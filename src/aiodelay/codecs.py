@@ -6,13 +6,14 @@ are in tests/unit/test_record_format.py. Readers skip body keys they do not know
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import msgspec
 
-from .errors import CodecError, RecordFormatError
+from .errors import CodecError, RecordFormatError, kind_of
 from .model import FORMAT_VERSION, NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
 
 __all__ = [
@@ -48,12 +49,20 @@ class Codec(Protocol):
         ...
 
 
+class _UnwritableError(TypeError):
+    """Something inside an event cannot be written; the text is ours and holds no value."""
+
+
 def _write_model(value: object) -> object:
     """Let pydantic models through (`enc_hook`)."""
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
-        raise TypeError(f"{type(value).__qualname__} cannot be written")
-    return dump(mode="json")
+    try:
+        dump = getattr(value, "model_dump", None)
+        if dump is not None:
+            return dump(mode="json")
+        problem = f"holds {kind_of(value)}"
+    except Exception as error:  # noqa: BLE001 - a model's own serializers; their texts may hold values
+        problem = f"holds {kind_of(value)} whose model_dump raises {type(error).__name__}"
+    raise _UnwritableError(problem)
 
 
 def _read_model(type_: type[Any], value: object) -> object:
@@ -98,16 +107,51 @@ class MessagePackCodec:
         return msgspec.msgpack.Decoder(type_, dec_hook=_read_model).decode
 
 
+_KNOWN_PROBLEMS = ("Only dicts with", "can't serialize ints")  # texts of msgspec that hold no value
+
+
 def _encoded(encode: Callable[[object], bytes], event: object, encoding: str) -> bytes:
     try:
-        return encode(event)
-    except RecursionError:
-        problem = "refers to itself"
-    except (TypeError, ValueError, OverflowError) as error:
-        problem = f"cannot be written as {encoding} ({type(error).__name__}: {_first_line(error)})"
-    raise CodecError(
-        "event", f"a {type(event).__qualname__} that {problem}", "dataclass, msgspec.Struct, pydantic model"
+        payload = encode(event)
+    except Exception as error:  # noqa: BLE001 - encoding runs code of the event's own types
+        problem = _problem(error)
+    else:
+        if encoding == "msgpack" or b"null" not in payload or not _holds_nan(event):
+            return payload
+        problem = "holds a float that is not finite, which JSON lacks"
+    raise CodecError(  # out here, so that no chained exception holds a value
+        "event",
+        f"{kind_of(event)} that {problem}",
+        f"what {encoding} can hold: values, lists and dicts of them, models",
     )
+
+
+def _problem(error: Exception) -> str:
+    """Say why an event cannot be written, without any value out of it."""
+    match error:
+        case _UnwritableError():
+            return str(error)
+        case RecursionError():
+            return "refers to itself, or is nested too deeply"
+        case UnicodeEncodeError():
+            return "holds text with a lone surrogate"
+        case TypeError() | OverflowError() if str(error).startswith(_KNOWN_PROBLEMS):
+            return f"cannot be written ({error})"
+    return f"raises {type(error).__name__}"
+
+
+def _holds_nan(event: object) -> bool:
+    """Tell whether there is a NaN or an infinity, which would be written as null and could not be read back."""
+    values = [msgspec.to_builtins(event, enc_hook=_write_model)]
+    while values:
+        value = values.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return True
+        if isinstance(value, dict):
+            values.extend(value.values())
+        elif isinstance(value, list | tuple | set | frozenset):
+            values.extend(value)
+    return False
 
 
 def _first_line(error: Exception) -> str:
@@ -132,9 +176,10 @@ def codec_named(encoding: str) -> Codec:
 
 # --- records ----------------------------------------------------------------------------------------------
 
-_PREFIX = struct.Struct(">BBHHIHIHIHBB8s")  # u48 as u16 and u32
+_PREFIX = struct.Struct(">BBH6s6s6sHBB8s")  # format, flags, lane, revision, due, expires, attempt, lapses, kills, op
 _RECURRING, _ALONE, _NO_RETRY, _HAS_VERSION = 1, 2, 4, 32
 _LATE_SHIFT, _LATE_MASK = 3, 3
+_MOST_ATTEMPTS = 65_535
 _body_encoder = msgspec.msgpack.Encoder()
 
 
@@ -165,41 +210,43 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         lane_number: The number of its lane in the store's table of lanes, 0 to 65535.
     """
     envelope = record.envelope
-    flags = (
-        (_RECURRING if envelope.rule is not None else 0)
-        | (_ALONE if record.alone else 0)
-        | (_NO_RETRY if record.no_retry else 0)
-        | record.late << _LATE_SHIFT
-        | (_HAS_VERSION if envelope.version is not None else 0)
-    )
     prefix = _PREFIX.pack(
         FORMAT_VERSION,
-        flags,
+        _flags(record),
         lane_number,
-        *divmod(record.revision, 1 << 32),
-        *divmod(record.due_ms, 1 << 32),
-        *divmod(record.expires_ms, 1 << 32),
-        min(record.attempt, 65_535),
+        record.revision.to_bytes(6, "big"),
+        record.due_ms.to_bytes(6, "big"),
+        record.expires_ms.to_bytes(6, "big"),
+        min(record.attempt, _MOST_ATTEMPTS),
         record.lapses,
         record.kills,
         record.op,
     )
-    if envelope.version is not None:
-        prefix += envelope.version.to_bytes(8, "big")
+    version = b"" if envelope.version is None else envelope.version.to_bytes(8, "big")
     body = _Body(
-        envelope.payload,
-        envelope.key,
-        dict(envelope.headers),
-        dict(envelope.trace),
-        envelope.type,
-        envelope.encoding,
-        envelope.address,
-        None if envelope.rule is None else dict(envelope.rule),
-        record.live,
-        record.first_error,
-        record.last_error,
+        p=envelope.payload,
+        k=envelope.key,
+        h=dict(envelope.headers),
+        c=dict(envelope.trace),
+        t=envelope.type,
+        e=envelope.encoding,
+        a=envelope.address,
+        r=None if envelope.rule is None else dict(envelope.rule),
+        l=record.live,
+        f=record.first_error,
+        g=record.last_error,
     )
-    return prefix + _body_encoder.encode(body)
+    return prefix + version + _body_encoder.encode(body)
+
+
+def _flags(record: Record) -> int:
+    return (
+        (_RECURRING if record.envelope.rule is not None else 0)
+        | (_ALONE if record.alone else 0)
+        | (_NO_RETRY if record.no_retry else 0)
+        | (record.late << _LATE_SHIFT)
+        | (_HAS_VERSION if record.envelope.version is not None else 0)
+    )
 
 
 def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) -> Record:
@@ -208,56 +255,55 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
     Args:
         data: The record.
         message_id: The id it stands under.
-        lane: Gives a lane's name by its number.
+        lane: Gives a lane's name by its number; raises `LookupError` if there is none.
 
     Raises:
         RecordFormatError: It is cut short, damaged, or of a newer format.
     """
-    if data[:1] and data[0] > FORMAT_VERSION:
-        raise RecordFormatError(f"format {data[0]} is newer than {FORMAT_VERSION}, the newest known")
+    if data[:1] and not 1 <= data[0] <= FORMAT_VERSION:
+        raise RecordFormatError(f"format {data[0]} is not known; the newest known is {FORMAT_VERSION}")
     if len(data) < _PREFIX.size:
         raise RecordFormatError(f"{len(data)} bytes are shorter than the prefix of {_PREFIX.size}")
-    (version, flags, number, r_high, r_low, d_high, d_low, e_high, e_low, attempt, lapses, kills, op) = (
-        _PREFIX.unpack_from(data)
-    )
-    if version < 1:
-        raise RecordFormatError("format 0 has never been written")
-    start = _PREFIX.size + (8 if flags & _HAS_VERSION else 0)
+    _, flags, number, revision, due, expires, attempt, lapses, kills, op = _PREFIX.unpack_from(data)
+    version_end = _PREFIX.size + (8 if flags & _HAS_VERSION else 0)
     try:
-        body = _body_decoder.decode(memoryview(data)[start:])
+        body = _body_decoder.decode(memoryview(data)[version_end:])
         late = LateAction(flags >> _LATE_SHIFT & _LATE_MASK)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise RecordFormatError(f"damaged body ({_first_line(error)})") from None
-    try:
         lane_name = lane(number)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise RecordFormatError(f"it is damaged ({_first_line(error)})") from None
     except LookupError:
         raise RecordFormatError(f"no lane has the number {number}") from None
-    envelope = Envelope(
-        message_id,
-        lane_name,
-        body.a,
-        body.t,
-        body.e,
-        body.p,
-        body.k,
-        body.h or NO_HEADERS,
-        body.c or NO_TRACE,
-        int.from_bytes(data[_PREFIX.size : start], "big") if flags & _HAS_VERSION else None,
-        body.r,
-    )
+    version = int.from_bytes(data[_PREFIX.size : version_end], "big") if flags & _HAS_VERSION else None
     return Record(
-        envelope,
-        r_high << 32 | r_low,
-        d_high << 32 | d_low,
-        op,
-        e_high << 32 | e_low,
-        late,
-        attempt,
-        lapses,
-        kills,
-        bool(flags & _ALONE),
-        bool(flags & _NO_RETRY),
-        body.l,
-        body.f,
-        body.g,
+        _envelope(message_id, lane_name, version, body),
+        revision=int.from_bytes(revision, "big"),
+        due_ms=int.from_bytes(due, "big"),
+        op=op,
+        expires_ms=int.from_bytes(expires, "big"),
+        late=late,
+        attempt=attempt,
+        lapses=lapses,
+        kills=kills,
+        alone=bool(flags & _ALONE),
+        no_retry=bool(flags & _NO_RETRY),
+        live=body.l,
+        first_error=body.f,
+        last_error=body.g,
+    )
+
+
+def _envelope(message_id: str, lane: Lane, version: int | None, body: _Body) -> Envelope:
+    return Envelope(
+        message_id,
+        lane,
+        address=body.a,
+        type=body.t,
+        encoding=body.e,
+        payload=body.p,
+        key=body.k,
+        headers=body.h or NO_HEADERS,
+        trace=body.c or NO_TRACE,
+        version=version,
+        rule=body.r,
     )

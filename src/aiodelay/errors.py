@@ -8,8 +8,10 @@ never part of a message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit
+from datetime import date, time, timedelta, tzinfo
+from urllib.parse import unquote
 
 __all__ = [
     "AiodelayError",
@@ -41,40 +43,80 @@ __all__ = [
     "UnknownSinkError",
     "UnsupportedByStoreError",
     "WrongLoopError",
+    "cut",
+    "kind_of",
     "masked_url",
     "shortened",
 ]
 
 
-def shortened(value: object, limit: int = 60) -> str:
-    """Render a value for an error message: its `repr`, cut in the middle beyond `limit` characters."""
-    text = repr(value)
+_SHOWN = (str, int, float, complex, type, date, time, timedelta, tzinfo)
+_MOST_ITEMS = 100
+_MAX_URL = 200
+_NO_PORT = re.compile(r"(\[[^\]]*\])|:(?!\d*(?:[,?#]|$))[^,?#]*")  # or, as group 1, an IPv6 address
+_SECRET = re.compile(r"(?i)pass|pwd|secret|token|key|auth|cred")
+
+
+def cut(text: str, limit: int = 60) -> str:
+    """Return the text on one line: what does not print is escaped, the middle left out beyond `limit` characters."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     if len(text) <= limit:
         return text
     half = (limit - 1) // 2
     return f"{text[:half]}…{text[-half:]}"
 
 
-def masked_url(url: str) -> str:
-    """Return the URL with its password, and any query value that looks like a secret, replaced by `***`."""
+def kind_of(value: object) -> str:
+    """Name a value's type, with its article: what is said of values that must not be shown."""
+    if value is None:
+        return "None"
+    name = type(value).__qualname__
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+
+
+def shortened(value: object, limit: int = 60) -> str:
+    """Render a value for an error message, on one line.
+
+    Text, numbers, times, types, and short lists of them, by their `repr`, cut in the middle beyond `limit` characters;
+    bytes by their number, all else by its type: it may hold payloads or secrets, or have no `repr` that works.
+    """
+    if isinstance(value, bytes | bytearray):
+        return f"{len(value)} bytes"
     try:
-        parts = urlsplit(url)
-        password = parts.password
-    except ValueError:
-        return "<unreadable url>"
-    netloc = parts.netloc
-    if password is not None:
-        user, _, host = netloc.rpartition("@")
-        netloc = f"{user.split(':', 1)[0]}:***@{host}"
-    pairs = parts.query.split("&") if parts.query else []
-    secret = ("password", "secret", "token", "key")
-    query = "&".join(
-        f"{name}=***" if any(word in name.lower() for word in secret) else pair
-        for pair in pairs
-        for name in [pair.split("=", 1)[0]]
-    )
-    masked = url.replace(parts.netloc, netloc, 1) if parts.netloc else url
-    return masked.replace(parts.query, query, 1) if parts.query else masked
+        return cut(repr(value), limit) if _may_be_shown(value) else kind_of(value)
+    except Exception:  # noqa: BLE001 - a `repr` of the caller's; also int's, beyond 4300 digits
+        return kind_of(value)
+
+
+def _may_be_shown(value: object) -> bool:
+    if isinstance(value, list | tuple | set | frozenset):
+        return len(value) <= _MOST_ITEMS and all(item is None or isinstance(item, _SHOWN) for item in value)
+    return value is None or isinstance(value, _SHOWN)
+
+
+def masked_url(url: str) -> str:
+    """Return the URL with its password, and the value of any option that may be a secret, replaced by `***`.
+
+    Masks too much rather than too little where the URL is not well formed: a password with unescaped `/`, `?`, `#` or
+    `@` ends at the last `@`, and one without any `@` after it is taken for a port that is no number.
+    """
+    head = re.match(r"(?:[^:/?#@]*:)?(/*)", url)
+    assert head is not None  # it matches the empty text
+    before, at, after = url[head.end() :].rpartition("@")
+    if at and not head[1]:
+        before = "***"
+    elif at and ":" in before:
+        before = before.partition(":")[0] + ":***"
+    elif head[1] == "//":
+        netloc, slash, path = after.partition("/")
+        after = _NO_PORT.sub(lambda found: found[1] or ":***", netloc) + slash + path
+    text = re.sub(r"(?<=[?&;])([^=&;?]*)=([^&;]*)", _masked_option, f"{head[0]}{before}{at}{after}")
+    return cut(text, _MAX_URL)
+
+
+def _masked_option(option: re.Match[str]) -> str:
+    return f"{option[1]}=***" if _SECRET.search(unquote(option[1])) else option[0]
 
 
 class AiodelayError(Exception):
@@ -86,6 +128,11 @@ class AiodelayError(Exception):
 
 class InputError(AiodelayError, ValueError):
     """An argument was refused before anything was stored or sent."""
+
+    field: str
+    value: str
+    allowed: str
+    message_id: str | None
 
     def __init__(self, field: str, value: str, allowed: str, message_id: str | None = None) -> None:
         super().__init__(field, value, allowed, message_id)
@@ -131,6 +178,8 @@ class TargetNotAllowedError(TargetError):
 class RecordFormatError(AiodelayError, ValueError):
     """A stored record cannot be read: it is cut short, damaged, or of a newer format."""
 
+    problem: str
+
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
         self.problem = problem
@@ -141,6 +190,10 @@ class RecordFormatError(AiodelayError, ValueError):
 
 class ConfigurationError(AiodelayError, ValueError):
     """A setting is wrong; raised where it is given, never at the first message."""
+
+    setting: str
+    value: str
+    allowed: str
 
     def __init__(self, setting: str, value: str, allowed: str) -> None:
         super().__init__(setting, value, allowed)
@@ -180,6 +233,8 @@ class StoreMismatchError(ConfigurationError):
 class DuplicateIdError(AiodelayError):
     """`Conflict.error()`: a message with this id is pending or in flight; nothing was written."""
 
+    message_id: str
+
     def __init__(self, message_id: str) -> None:
         super().__init__(message_id)
         self.message_id = message_id
@@ -190,6 +245,9 @@ class DuplicateIdError(AiodelayError):
 
 class ClosedError(AiodelayError):
     """The object is not open: use it inside its `async with` block."""
+
+    what: str
+    state: str
 
     def __init__(self, what: str, state: str) -> None:
         super().__init__(what, state)
@@ -202,6 +260,9 @@ class ClosedError(AiodelayError):
 class WrongLoopError(AiodelayError):
     """Used from another event loop, thread or process than the one that opened it."""
 
+    what: str
+    where: str
+
     def __init__(self, what: str, where: str) -> None:
         super().__init__(what, where)
         self.what, self.where = what, where
@@ -213,6 +274,9 @@ class WrongLoopError(AiodelayError):
 class HandlerTimeoutError(AiodelayError, TimeoutError):
     """A handler ran longer than its `timeout`; counts as a failed attempt."""
 
+    handler: str
+    timeout_ms: int
+
     def __init__(self, handler: str, timeout_ms: int) -> None:
         super().__init__(handler, timeout_ms)
         self.handler, self.timeout_ms = handler, timeout_ms
@@ -223,6 +287,9 @@ class HandlerTimeoutError(AiodelayError, TimeoutError):
 
 class HandlerResultError(AiodelayError, TypeError):
     """A handler returned something other than None, `Later` or `Reject`; counts as a failed attempt."""
+
+    handler: str
+    result_type: str
 
     def __init__(self, handler: str, result_type: str) -> None:
         super().__init__(handler, result_type)
@@ -242,6 +309,10 @@ class StoreError(AiodelayError):
 class StoreUnavailableError(StoreError):
     """The store could not be reached; nothing was stored, so trying again is safe."""
 
+    store: str
+    reason: str
+    message_id: str | None
+
     def __init__(self, store: str, reason: str, message_id: str | None = None) -> None:
         super().__init__(store, reason, message_id)
         self.store, self.reason, self.message_id = store, reason, message_id
@@ -254,6 +325,10 @@ class StoreUnavailableError(StoreError):
 class StoreFullError(StoreError):
     """The store refused to grow: disk or memory is full; nothing was stored."""
 
+    store: str
+    reason: str
+    message_id: str | None
+
     def __init__(self, store: str, reason: str, message_id: str | None = None) -> None:
         super().__init__(store, reason, message_id)
         self.store, self.reason, self.message_id = store, reason, message_id
@@ -265,6 +340,10 @@ class StoreFullError(StoreError):
 
 class StoreBusyError(StoreError):
     """The command waited longer than `store_timeout` before it could be sent; nothing was stored."""
+
+    message_id: str
+    waited_ms: int
+    waiting_bytes: int
 
     def __init__(self, message_id: str, waited_ms: int, waiting_bytes: int) -> None:
         super().__init__(message_id, waited_ms, waiting_bytes)
@@ -285,6 +364,9 @@ class OutcomeUnknownError(StoreError):
         reason: What went wrong on the way.
         again: Sends the same command, with the same id and op, once more; None when copied or unpickled.
     """
+
+    message_id: str
+    reason: str
 
     def __init__(self, message_id: str, reason: str, again: Callable[[], Awaitable[object]] | None = None) -> None:
         super().__init__(message_id, reason)
@@ -312,6 +394,9 @@ class OutcomeUnknownError(StoreError):
 
 class SinkUnavailableError(AiodelayError):
     """A sink cannot take anything now; raised by sinks, costs no attempt."""
+
+    sink: str
+    reason: str
 
     def __init__(self, sink: str, reason: str) -> None:
         super().__init__(sink, reason)

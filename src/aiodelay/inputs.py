@@ -6,8 +6,9 @@ The limits are those of docs/reference.md, "Limits".
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from .errors import (
     ConfigurationError,
@@ -17,6 +18,7 @@ from .errors import (
     ScheduleTimeError,
     TargetError,
     TargetNotAllowedError,
+    kind_of,
     shortened,
 )
 from .model import NO_HEADERS, After, At
@@ -24,12 +26,15 @@ from .timeunits import Duration, check_horizon, parse_duration, to_epoch_ms
 from .transitions import occurrence_of
 
 __all__ = [
+    "MAX_ADDRESS_BYTES",
     "MAX_HEADERS",
     "MAX_HEADER_BYTES",
     "MAX_HEADER_NAME",
     "MAX_ID_BYTES",
     "MAX_KEY_BYTES",
     "Targets",
+    "check_count",
+    "check_flag",
     "check_headers",
     "check_id",
     "check_key",
@@ -37,6 +42,7 @@ __all__ = [
     "check_payload_size",
     "check_type_name",
     "due_of",
+    "listed",
     "split_target",
 ]
 
@@ -52,7 +58,14 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SINK_NAME = re.compile(r"[a-z][a-z0-9.+-]{0,63}")
-_TYPE_NAME = re.compile(r"[^\x00-\x20\x7f:{}]{1,128}")
+_TYPE_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f:{}]{1,128}")
+_NO_CONTROL = "no control characters or line breaks"
+_UTF8 = "text that can be written as UTF-8 (no lone surrogates)"
+
+
+def _plain(text: str) -> str:
+    """Return the characters of a text without its class: enum members and the like are not stored as such."""
+    return text if type(text) is str else str.__str__(text)
 
 
 def _utf8_length(text: str) -> int | None:
@@ -70,18 +83,19 @@ def check_id(message_id: object) -> str:
         MessageIdError: Not text, empty, too long, of the reserved form, or with control characters.
     """
     if not isinstance(message_id, str):
-        raise MessageIdError("id", f"a {type(message_id).__qualname__}", "a str")
+        raise MessageIdError("id", kind_of(message_id), "a str")
+    message_id = _plain(message_id)
     if not message_id:
         raise MessageIdError("id", "empty", f"1 to {MAX_ID_BYTES} bytes of UTF-8")
-    if _CONTROL.search(message_id):
-        raise MessageIdError("id", shortened(message_id), "no control characters or line breaks")
     length = _utf8_length(message_id)
     if length is None:
-        raise MessageIdError("id", shortened(message_id), "text that can be written as UTF-8 (no lone surrogates)")
+        raise MessageIdError("id", shortened(message_id), _UTF8)
     if length > MAX_ID_BYTES:
         raise MessageIdError(
             "id", f"{length} bytes long ({shortened(message_id)})", f"1 to {MAX_ID_BYTES} bytes of UTF-8"
         )
+    if _CONTROL.search(message_id):
+        raise MessageIdError("id", shortened(message_id), _NO_CONTROL)
     if occurrence_of(message_id) is not None:
         allowed = "an id that does not end in '~' and ten or more digits, which names an occurrence of a series"
         raise MessageIdError("id", shortened(message_id), allowed)
@@ -97,37 +111,45 @@ def check_key(key: object, message_id: str) -> bytes | None:
     if key is None:
         return None
     if not isinstance(key, bytes):
-        raise HeaderError("key", f"a {type(key).__qualname__}", "bytes or None", message_id)
+        raise HeaderError("key", kind_of(key), "bytes or None", message_id)
     if len(key) > MAX_KEY_BYTES:
         raise HeaderError("key", f"{len(key)} bytes long", f"at most {MAX_KEY_BYTES} bytes", message_id)
-    return key
+    return b"".join((key,))
 
 
 def check_headers(headers: object, message_id: str) -> Mapping[str, bytes]:
-    """Check a caller's headers, and copy them.
+    """Check a caller's headers, and copy them: what is checked is what is stored.
 
     Raises:
         HeaderError: Names the header and what is wrong with it; never its value.
     """
     if not isinstance(headers, Mapping):
-        raise HeaderError("headers", f"a {type(headers).__qualname__}", "a mapping of str to bytes", message_id)
-    if not headers:
-        return NO_HEADERS
-    if len(headers) > MAX_HEADERS:
-        raise HeaderError("headers", f"{len(headers)} of them", f"at most {MAX_HEADERS}", message_id)
+        raise HeaderError("headers", kind_of(headers), "a mapping of str to bytes", message_id)
+    checked: dict[str, bytes] = {}
     total = 0
-    for name, value in headers.items():
-        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            allowed = f"1 to {MAX_HEADER_NAME} of A-Z a-z 0-9 . _ -"
-            raise HeaderError("header name", shortened(name), allowed, message_id)
-        if name.lower().startswith(RESERVED_HEADER_PREFIX):
-            raise HeaderError(f"header {name!r}", "reserved", f"names without {RESERVED_HEADER_PREFIX!r}", message_id)
+    for given, value in headers.items():
+        if len(checked) == MAX_HEADERS:
+            raise HeaderError(
+                "headers", f"{max(len(headers), MAX_HEADERS + 1)} of them", f"at most {MAX_HEADERS}", message_id
+            )
+        name = _checked_header_name(given, message_id)
         if not isinstance(value, bytes):
-            raise HeaderError(f"value of header {name!r}", f"a {type(value).__qualname__}", "bytes", message_id)
+            raise HeaderError(f"value of header {name!r}", kind_of(value), "bytes", message_id)
+        checked[name] = b"".join((value,))
         total += len(name) + len(value)
     if total > MAX_HEADER_BYTES:
         raise HeaderError("headers", f"{total} bytes together", f"at most {MAX_HEADER_BYTES} bytes", message_id)
-    return dict(headers)
+    return checked or NO_HEADERS
+
+
+def _checked_header_name(name: object, message_id: str) -> str:
+    if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+        allowed = f"1 to {MAX_HEADER_NAME} of A-Z a-z 0-9 . _ -"
+        raise HeaderError("header name", shortened(name), allowed, message_id)
+    name = _plain(name)
+    if name.lower().startswith(RESERVED_HEADER_PREFIX):
+        raise HeaderError(f"header {name!r}", "reserved", f"names without {RESERVED_HEADER_PREFIX!r}", message_id)
+    return name
 
 
 def check_payload_size(payload: bytes, most: int, message_id: str) -> None:
@@ -150,7 +172,7 @@ def check_namespace(namespace: object) -> str:
     """
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise ConfigurationError("namespace", shortened(namespace), "1 to 64 of A-Z a-z 0-9 . _ -")
-    return namespace
+    return _plain(namespace)
 
 
 def check_type_name(name: object, setting: str) -> str:
@@ -159,13 +181,13 @@ def check_type_name(name: object, setting: str) -> str:
     Raises:
         ConfigurationError: It does not match.
     """
-    if not isinstance(name, str) or not _TYPE_NAME.fullmatch(name):
+    if not isinstance(name, str) or not _TYPE_NAME.fullmatch(name) or _utf8_length(name) is None:
         allowed = "1 to 128 characters without spaces, control characters, ':', '{' or '}'"
         raise ConfigurationError(setting, shortened(name), allowed)
-    return name
+    return _plain(name)
 
 
-def split_target(to: object, message_id: str) -> tuple[str, str]:
+def split_target(to: object, message_id: str | None, *, field: str = "to") -> tuple[str, str]:
     """Split `<sink>:<address>`.
 
     Raises:
@@ -173,15 +195,17 @@ def split_target(to: object, message_id: str) -> tuple[str, str]:
     """
     allowed = "'<sink>:<address>', such as 'stdout:audit'"
     if not isinstance(to, str):
-        raise TargetError("to", f"a {type(to).__qualname__}", allowed, message_id)
+        raise TargetError(field, kind_of(to), allowed, message_id)
     sink, colon, address = to.partition(":")
     if not colon or not _SINK_NAME.fullmatch(sink) or not address:
-        raise TargetError("to", shortened(to), allowed, message_id)
+        raise TargetError(field, shortened(to), allowed, message_id)
     length = _utf8_length(address)
-    if _CONTROL.search(address) or length is None:
-        raise TargetError("to", shortened(to), "no control characters or line breaks", message_id)
+    if length is None:
+        raise TargetError(field, shortened(to), _UTF8, message_id)
     if length > MAX_ADDRESS_BYTES:
-        raise TargetError("to", f"{length} bytes of address", f"at most {MAX_ADDRESS_BYTES} bytes", message_id)
+        raise TargetError(field, f"{length} bytes of address", f"at most {MAX_ADDRESS_BYTES} bytes", message_id)
+    if _CONTROL.search(address):
+        raise TargetError(field, shortened(to), _NO_CONTROL, message_id)
     return sink, address
 
 
@@ -193,16 +217,15 @@ class Targets:
     """
 
     def __init__(self, allowed: Collection[str] | None) -> None:
-        self._allowed = allowed
-        if isinstance(allowed, str):
-            raise ConfigurationError("allowed_targets", shortened(allowed), "a collection, such as ['kafka:orders.*']")
-        for entry in allowed or ():
+        self._allows_all = allowed is None
+        entries = () if allowed is None else listed(allowed, "allowed_targets", "['kafka:orders.*']")
+        for entry in entries:
             if not isinstance(entry, str) or ":" not in entry or "*" in entry[:-1]:
                 raise ConfigurationError(
                     "allowed_targets", shortened(entry), "'<sink>:<address>', or such a prefix ending in '*'"
                 )
-        self._exact = frozenset(entry for entry in allowed or () if not entry.endswith("*"))
-        self._prefixes = tuple(entry[:-1] for entry in allowed or () if entry.endswith("*"))
+        self._exact = frozenset(entry for entry in entries if not entry.endswith("*"))
+        self._prefixes = tuple(entry[:-1] for entry in entries if entry.endswith("*"))
 
     def check(self, to: str, message_id: str) -> None:
         """Refuse a destination that is not allowed.
@@ -210,9 +233,42 @@ class Targets:
         Raises:
             TargetNotAllowedError: Names it.
         """
-        if self._allowed is None or to in self._exact or to.startswith(self._prefixes or ("\0",)):
+        if self._allows_all or to in self._exact or to.startswith(self._prefixes):
             return
         raise TargetNotAllowedError("to", shortened(to), "what Scheduler(allowed_targets=...) lists", message_id)
+
+
+def listed(value: object, setting: str, example: str) -> tuple[Any, ...]:
+    """Return the items of a setting that holds several; text is not taken for its letters.
+
+    Raises:
+        ConfigurationError: It is one text, or nothing that can be looped over.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise ConfigurationError(setting, shortened(value), f"a collection, such as {example}")
+    return tuple(value)
+
+
+def check_count(value: object, setting: str, least: int, most: int) -> int:
+    """Check a number of things.
+
+    Raises:
+        ConfigurationError: Not a whole number from `least` to `most`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigurationError(setting, shortened(value), f"an integer from {least} to {most}")
+    return value
+
+
+def check_flag(value: object, setting: str) -> bool:
+    """Check a setting that is on or off; text such as "false" would count as on.
+
+    Raises:
+        ConfigurationError: Not a bool.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(setting, shortened(value), "True or False")
+    return value
 
 
 def due_of(at: datetime | None, delay: Duration | None, now_ms: int) -> At | After:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -18,6 +18,7 @@ from .errors import (
     TargetError,
     UnknownSinkError,
     UnsupportedByStoreError,
+    kind_of,
     shortened,
 )
 from .handlers import EventTypes, is_event_class
@@ -32,9 +33,9 @@ from .inputs import (
     due_of,
     split_target,
 )
-from .model import NO_HEADERS, After, At, Conflict, Envelope, Late, Put, ScheduleOutcome
+from .model import NO_HEADERS, After, At, Conflict, Envelope, Late, LateAction, Put, ScheduleOutcome
 from .ports import Sink, StoreTraits
-from .recurrence import Cron, Every
+from .recurrence import Cron, Every, Rule
 from .timeunits import Duration, from_epoch_ms
 
 __all__ = ["HANDLER_TARGET", "Composer", "Message", "Scheduled"]
@@ -120,17 +121,9 @@ class Composer:
             raise
 
     def _put(self, message: Message, message_id: str, now_ms: int) -> Put:
-        conflict, late = message.conflict, message.late
-        if not isinstance(conflict, Conflict):
-            raise ConfigurationError(
-                "conflict", shortened(conflict), "Conflict.replace(), .keep(), .newer(n), .error()"
-            )
+        conflict, late = _checked_conflict(message.conflict), _checked_late(message.late)
         if conflict.mode not in self._traits.conflicts:
             raise UnsupportedByStoreError("conflict", conflict.mode, " ".join(sorted(self._traits.conflicts)))
-        if not isinstance(late, Late):
-            raise ConfigurationError(
-                "late", shortened(late), "Late.deliver(), .drop(after=...), .dead_letter(after=...)"
-            )
         due, rule = self._due(message, now_ms)
         lane, address, type_ = self._destination(message.event, message.to, message_id)
         payload, encoding = self._payload(message.event)
@@ -143,7 +136,7 @@ class Composer:
             encoding,
             payload,
             check_key(message.key, message_id),
-            NO_HEADERS if not message.headers else check_headers(message.headers, message_id),
+            NO_HEADERS if message.headers is NO_HEADERS else check_headers(message.headers, message_id),
             version=conflict.version,
             rule=rule,
         )
@@ -155,43 +148,74 @@ class Composer:
             return due_of(message.at, message.delay, now_ms), None
         if message.at is not None or message.delay is not None:
             raise ScheduleTimeError("at, delay, every", "several given", "exactly one of them")
-        if not isinstance(every, Every | Cron):
-            raise ScheduleTimeError("every", shortened(every), "Every('10m') or Cron('0 9 * * mon', tz='Europe/Paris')")
+        every = check_rule(every)
         return At(recurrence.first_due(every, now_ms)), recurrence.encode_rule(every)
 
     def _destination(self, event: object, to: str | None, message_id: str) -> tuple[str, str, str]:
         """Return lane, address and stored type name."""
-        class_ = type(event)
         if to is None:
-            if class_ is bytes:
+            if type(event) is bytes:
                 raise TargetError("to", "missing", "'<sink>:<address>', because bytes name no handler", message_id)
-            return self._event_name(class_), "", ""
+            return self._event_name(event), "", ""
         sink_name, address = split_target(to, message_id)
-        self._targets.check(to, message_id)
+        self._targets.check(f"{sink_name}:{address}", message_id)
         if sink_name == HANDLER_TARGET:
-            return check_type_name(address, "to"), "", ""
+            return _checked_handler_name(address, message_id), "", ""
         sink = self._sinks.get(sink_name)
         if sink is None:
             known = ", ".join(f"{name}:" for name in sorted({*self._sinks, HANDLER_TARGET}))
             raise UnknownSinkError("sink in to", repr(sink_name), f"{known} (name others in Scheduler(sinks=[...]))")
         sink.check(address)
-        return sink_name, address, "" if class_ is bytes else self._event_name(class_)
+        return sink_name, address, "" if type(event) is bytes else self._event_name(event)
 
-    def _event_name(self, class_: type) -> str:
-        if not is_event_class(class_):
-            raise PayloadTypeError(
-                "event",
-                f"a {class_.__qualname__}",
-                "bytes with to=, or a dataclass, msgspec.Struct, attrs class or pydantic model",
-            )
-        return self._types.name_of(class_)
+    def _event_name(self, event: object) -> str:
+        _check_event(event)
+        return self._types.name_of(type(event))
 
-    def _payload(self, event: object) -> tuple[bytes, Any]:
-        if isinstance(event, bytes):
+    def _payload(self, event: object) -> tuple[bytes, Literal["", "json", "msgpack"]]:
+        if type(event) is bytes:
             return event, ""
-        if not is_event_class(type(event)):
-            self._event_name(type(event))
+        _check_event(event)
         return self._codec.encode(event), self._codec.encoding
+
+
+def _check_event(event: object) -> None:
+    if not is_event_class(type(event)):
+        got = f"the class {event.__qualname__}" if isinstance(event, type) else kind_of(event)
+        allowed = "bytes with to=, or an instance of a dataclass, msgspec.Struct, attrs class or pydantic model"
+        raise PayloadTypeError("event", got, allowed)
+
+
+def check_rule(every: object) -> Rule:
+    """Check a recurrence rule.
+
+    Raises:
+        ScheduleTimeError: It is none.
+    """
+    if not isinstance(every, Every | Cron):
+        raise ScheduleTimeError("every", shortened(every), "Every('10m') or Cron('0 9 * * mon', tz='Europe/Paris')")
+    return every
+
+
+def _checked_conflict(conflict: Conflict) -> Conflict:
+    if not isinstance(conflict, Conflict) or (conflict.mode == "newer") != (type(conflict.version) is int):
+        raise ConfigurationError("conflict", shortened(conflict), "Conflict.replace(), .keep(), .newer(n), .error()")
+    return conflict
+
+
+def _checked_late(late: Late) -> Late:
+    if not isinstance(late, Late) or not isinstance(late.action, LateAction) or type(late.after_ms) is not int:
+        allowed = "Late.deliver(), .drop(after=...), .dead_letter(after=...)"
+        raise ConfigurationError("late", shortened(late), allowed)
+    return late
+
+
+def _checked_handler_name(name: str, message_id: str) -> str:
+    try:
+        return check_type_name(name, "to")
+    except ConfigurationError as error:
+        value, allowed = error.value, error.allowed
+    raise TargetError("handler name in to", value, allowed, message_id)
 
 
 def names_of(sinks: Collection[Sink]) -> dict[str, Sink]:
@@ -202,6 +226,8 @@ def names_of(sinks: Collection[Sink]) -> dict[str, Sink]:
     """
     named: dict[str, Sink] = {}
     for sink in sinks:
+        if not hasattr(sink, "send") or not isinstance(sink.name, str):
+            raise ConfigurationError("sinks", f"holding {shortened(sink)}", "URLs such as 'stdout:', and Sinks")
         if sink.name in named or sink.name == HANDLER_TARGET:
             raise ConfigurationError(
                 "sinks", f"two named {sink.name!r}", f"one sink per name, and none {HANDLER_TARGET!r}"

@@ -230,7 +230,7 @@ def is_late(record: Record, now_ms: int) -> bool:
 
 def ends_by_itself(record: Record, now_ms: int) -> bool:
     """Say whether a store ends the message now because it is late; of a recurring one, the caller settles the claim."""
-    return record.late is not LateAction.DELIVER and now_ms > record.expires_ms and record.envelope.rule is None
+    return is_late(record, now_ms) and record.envelope.rule is None
 
 
 def retry_place(record: Record, due_ms: int) -> int:

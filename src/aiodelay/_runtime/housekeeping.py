@@ -148,30 +148,42 @@ class Housekeeping:
 class LoopLag:
     """Notices when the event loop was blocked: nothing fresh is claimed until it runs freely again.
 
+    It probes only while something is in flight: that is when a handler may block, and an idle loop costs nothing.
+
     Args:
         limit_s: A callback this much late means that something blocks the loop.
+        is_needed: Says whether to go on probing.
         on_clear: Called when the loop runs freely again.
     """
 
     PROBE_S = 0.5
 
-    def __init__(self, limit_s: float, on_clear: Callable[[], None]) -> None:
-        self._limit_s, self._on_clear = limit_s, on_clear
+    def __init__(self, limit_s: float, is_needed: Callable[[], bool], on_clear: Callable[[], None]) -> None:
+        self._limit_s, self._is_needed, self._on_clear = limit_s, is_needed, on_clear
         self._loop = asyncio.get_running_loop()
-        self._due = self._loop.time() + self.PROBE_S
-        self._timer = self._loop.call_at(self._due, self._probe)
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._was_lagging = False
 
-    @property
-    def is_lagging(self) -> bool:
-        """Whether the loop was blocked, or the probe is overdue right now."""
-        return self._was_lagging or self._loop.time() - self._due > self._limit_s
+    def may_claim(self) -> bool:
+        """Say whether the loop runs freely, and go on watching it while that is needed."""
+        if self._timer is None:
+            if self._is_needed():
+                self._arm()
+            return True
+        return not self._was_lagging and self._loop.time() - self._due <= self._limit_s
 
     def stop(self) -> None:
         """End the probe."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
+        self._due = self._loop.time() + self.PROBE_S
+        self._timer = self._loop.call_at(self._due, self._probe)
 
     def _probe(self) -> None:
+        self._timer = None
         lag = self._loop.time() - self._due
         if lag > self._limit_s:
             log.warning("the event loop was blocked for %.1f s; a handler must not block it", lag)
@@ -179,5 +191,5 @@ class LoopLag:
         elif self._was_lagging:
             self._was_lagging = False
             self._on_clear()
-        self._due = self._loop.time() + self.PROBE_S
-        self._timer = self._loop.call_at(self._due, self._probe)
+        if self._was_lagging or self._is_needed():
+            self._arm()

@@ -241,11 +241,9 @@ class _Dispatching:
 
     def __init__(self, running: Running, work: Work, options: RuntimeOptions, tasks: asyncio.TaskGroup) -> None:
         self._running, self._work = running, work
-        self._lag = LoopLag(LAG_LIMIT_S, work.wake)
+        self._lag = LoopLag(LAG_LIMIT_S, lambda: len(self.book) > 0, work.wake)
         self.book = LeaseBook(work, options.clock, options.lease_ms, self.freed)
-        self._dispatcher = Dispatcher(
-            work, self.book, running.subscriptions, options.lease_ms, lambda: not self._lag.is_lagging
-        )
+        self._dispatcher = Dispatcher(work, self.book, running.subscriptions, options.lease_ms, self._lag.may_claim)
         self.housekeeping = Housekeeping(work, options.clock, running.lanes, options.alarm_ms, options.on_alarm)
         self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
         self._dispatch_task = tasks.create_task(self._dispatcher.run(), name="aiodelay dispatcher")

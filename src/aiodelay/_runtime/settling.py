@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from msgspec import MsgspecError
@@ -13,6 +14,9 @@ from aiodelay.transitions import is_killer, is_late
 
 ERROR_LIMIT = 500
 """Most characters of an error's text that are kept with a message."""
+_PLACE = re.compile(r" - at `\$[^`]*`$")
+_INVALID_VALUE = re.compile(r"^(Invalid (?:enum )?value) .*?(?=$| - at `\$[^`]*`$)", re.DOTALL)
+"""The two texts of msgspec that hold the value itself."""
 
 
 def error_text(error: BaseException) -> str:
@@ -78,8 +82,10 @@ def without_running(record: Record, token: int, now_ms: int) -> Settlement | Non
 
 def decode_error_text(error: Exception) -> str:
     """Return why a payload could not be read: never the payload, and no value out of it."""
-    return (
-        f"{type(error).__name__}: {error}"[:ERROR_LIMIT]
-        if isinstance(error, MsgspecError | RecordFormatError)
-        else type(error).__name__
-    )
+    if not isinstance(error, MsgspecError | RecordFormatError):
+        return type(error).__name__
+    if error.__cause__ is not None:  # raised by the event's own type, in words that may hold values
+        place = _PLACE.search(str(error))
+        return f"{type(error.__cause__).__name__}{place[0] if place else ''}"
+    text = _INVALID_VALUE.sub(r"\1", str(error))
+    return f"{type(error).__name__}: {text}"[:ERROR_LIMIT]

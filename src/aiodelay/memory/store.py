@@ -35,7 +35,7 @@ _TRAITS = StoreTraits(
     cancel="verdict",
     lookup="anywhere",
     order_per_group=True,
-    safety_poll_ms=2_000,
+    safety_poll_ms=30_000,
     wakes_other_processes=False,
 )
 

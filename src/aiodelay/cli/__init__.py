@@ -1,0 +1,21 @@
+"""The command line: `aiodelay`, or `python -m aiodelay`."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+HINT = "aiodelay: the command line needs the package {name}; install it with: pip install 'aiodelay[cli]'"
+
+
+def main() -> None:
+    """Run the command line on `sys.argv` and exit: 0 done, 1 failed, 2 not understood."""
+    try:
+        from .app import run_app
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("aiodelay"):
+            raise
+        print(HINT.format(name=error.name), file=sys.stderr)
+        sys.exit(2)
+    sys.exit(run_app(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""`aiodelay demo`: a real store, a living traffic, one line for whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import anyio
+from cyclopts import Parameter, validators
+
+from aiodelay import Scheduler, UnsupportedByStoreError, __version__
+from aiodelay.errors import masked_url
+from aiodelay.ports import Store
+from aiodelay.registry import open_store
+
+from .errors import NOT_UNDERSTOOD, CommandError
+from .report import Report
+from .screen import Screen
+from .signals import stop_signals
+from .traffic import ChargeCard, LogSink, Traffic
+
+__all__ = ["demo"]
+
+NAMESPACE = "aiodelay-demo"
+SUMMARY_EVERY_S, STATUS_EVERY_S = 5.0, 1.0
+
+
+def demo(
+    *,
+    seconds: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
+    store: str | None = None,
+    keep: Path | None = None,
+) -> None:
+    """Show messages being scheduled, delivered, retried, cancelled, replaced and given up, for real.
+
+    Ends with Ctrl-C, SIGTERM or after --seconds, always with exit code 0 and a summary. The numbers are those of what
+    happened: lateness is the start of a message's first attempt minus its due time.
+
+    Parameters
+    ----------
+    seconds: float | None
+        Stop after so many seconds; without it, run until Ctrl-C.
+    store: str | None
+        URL of the store, such as memory:// or sqlite:///delay.db; without it, a SQLite file that is deleted at the end.
+    keep: Path | None
+        Keep the SQLite file under this name; what is pending in it is resumed the next time.
+    """
+    if store is not None and keep is not None:
+        raise CommandError("--store and --keep both say where messages are kept; give one", exit_code=NOT_UNDERSTOOD)
+    with _place(store, keep) as place:
+        opened = open_store(place.url, namespace=NAMESPACE, clock=None)
+        asyncio.run(_demo(opened, place, seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the demo's messages are kept.
+
+    Attributes:
+        name: As it is shown.
+        kept: As it is shown afterwards, where something remains.
+    """
+
+    url: str
+    name: str
+    kept: str | None
+
+
+@contextmanager
+def _place(store: str | None, keep: Path | None) -> Iterator[Place]:
+    if store is not None:
+        shown = masked_url(store)
+        yield Place(store, shown, f"{shown}, namespace {NAMESPACE}")
+    elif keep is not None:
+        yield Place(_sqlite_url(keep), f"sqlite, {keep}", str(keep))
+    else:
+        with tempfile.TemporaryDirectory(prefix="aiodelay-demo-") as folder:
+            yield Place(_sqlite_url(Path(folder, "demo.db")), "sqlite, a temporary file", None)
+
+
+def _sqlite_url(path: Path) -> str:
+    return f"sqlite:///{quote(str(path.absolute()))}"
+
+
+async def _demo(store: Store, place: Place, seconds: float | None) -> None:
+    with stop_signals() as stop:
+        screen = Screen(sys.stdout, stop.set, os.environ)
+        ends = "Ctrl-C to stop" if seconds is None else f"stops after {seconds:g} s, or with Ctrl-C"
+        screen.line(f"aiodelay {__version__} │ store {place.name} │ {ends}")
+        _log_to(screen)
+        waiting = await _pending(store)
+        if waiting:
+            screen.line(f"resuming {waiting} pending messages")
+        report = Report(screen, datetime.now(UTC))
+        scheduler = Scheduler(store, sinks=[LogSink(report)], drain="2s")
+        traffic = Traffic(scheduler, report)
+        async with scheduler, anyio.create_task_group() as tasks:
+            tasks.start_soon(traffic.run)
+            tasks.start_soon(_summarize, scheduler, report, screen)
+            with anyio.move_on_after(seconds):
+                await stop.wait()
+            tasks.cancel_scope.cancel()
+        screen.end_status()
+        left = await _pending(store)
+        if place.kept is not None and left:
+            screen.line(f"{left} pending messages remain in {place.kept}; the same command resumes them")
+        screen.line(report.tally.summary(left))
+
+
+async def _summarize(scheduler: Scheduler, report: Report, screen: Screen) -> None:
+    while True:
+        await asyncio.sleep(STATUS_EVERY_S if screen.is_terminal else SUMMARY_EVERY_S)
+        screen.status(report.tally.summary(await _count(scheduler)))
+
+
+async def _pending(store: Store) -> int | None:
+    """Return how many messages are pending, while nobody dispatches."""
+    async with Scheduler(store, dispatch=False) as scheduler:
+        return await _count(scheduler)
+
+
+async def _count(scheduler: Scheduler) -> int | None:
+    """Return how many messages are pending; None if the store cannot say."""
+    try:
+        lanes = (await scheduler.counts()).values()
+    except UnsupportedByStoreError:
+        return None
+    return sum(lane.scheduled + lane.overdue + lane.in_flight + lane.held for lane in lanes)
+
+
+class _LogLines(logging.Handler):
+    """Warnings become lines; that the expired cards are given up is told already, as dead letters."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(logging.WARNING)
+        self._screen = screen
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        args = record.args if isinstance(record.args, tuple) else ()
+        return not (record.name == "aiodelay.handlers" and not record.exc_info and args[:1] == (ChargeCard.__name__,))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._screen.line(self.format(record))
+
+
+def _log_to(screen: Screen) -> None:
+    logging.getLogger().addHandler(_LogLines(screen))

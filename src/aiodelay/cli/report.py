@@ -1,0 +1,128 @@
+"""What happened in the demo: each event is counted and told in a line by the same call, so that the two agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from .screen import Screen
+
+__all__ = ["Attempt", "Report", "Tally"]
+
+SHORT_ID = 8
+
+
+@dataclass
+class Tally:
+    """Counts, and lateness as it was measured.
+
+    Attributes:
+        scheduled: Messages whose `schedule()` returned; a recurring message's occurrences are not scheduled by anybody.
+        delivered: Handlers that returned, and messages that the sink took.
+        lateness_ms: How often a first attempt started so many ms after its due time.
+    """
+
+    scheduled: int = 0
+    delivered: int = 0
+    cancelled: int = 0
+    replaced: int = 0
+    retried: int = 0
+    dead: int = 0
+    lateness_ms: Counter[int] = field(default_factory=Counter)
+
+    def percentile_ms(self, percent: int) -> int | None:
+        """Return the least lateness that `percent` of the first attempts did not exceed; None if there were none."""
+        rank = -(-self.lateness_ms.total() * percent // 100)
+        for lateness_ms, count in sorted(self.lateness_ms.items()):
+            rank -= count
+            if rank <= 0:
+                return lateness_ms
+        return None
+
+    def summary(self, pending: int | None) -> str:
+        """Return the summary line; `pending` is what the store holds, None if that is not known."""
+        counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        if pending is not None:
+            counts["pending"] = pending
+        p50, p99 = self.percentile_ms(50), self.percentile_ms(99)
+        parts = [f"{name} {value}" for name, value in counts.items()]
+        if p50 is not None:
+            parts.append(f"lateness p50 {p50} ms p99 {p99} ms")
+        return " │ ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at delivering one message.
+
+    Attributes:
+        what: The event's type, or the destination.
+        number: From 1.
+    """
+
+    what: str
+    id: str
+    due: datetime
+    lateness_ms: int
+    number: int
+
+
+class Report:
+    """Tells and counts.
+
+    Args:
+        screen: Where the lines go.
+        started: Lateness of what was due before this is told, but not counted: nobody was there to deliver it.
+    """
+
+    def __init__(self, screen: Screen, started: datetime) -> None:
+        self._screen, self._started = screen, started
+        self.tally = Tally()
+
+    def scheduled(self, n: int = 1) -> None:
+        """Messages were stored; the delivery will be told."""
+        self.tally.scheduled += n
+
+    def delivered(self, attempt: Attempt, note: str = "") -> None:
+        """A handler returned, or the sink took a message."""
+        self.tally.delivered += 1
+        again = "" if attempt.number == 1 else f"attempt {attempt.number} worked, "
+        self._tell("delivered", attempt.what, attempt.id, again + self._lateness(attempt) + note)
+
+    def retried(self, attempt: Attempt, note: str) -> None:
+        """A handler failed, and its message will be delivered again."""
+        self.tally.retried += 1
+        told = f"{self._lateness(attempt)}, attempt {attempt.number} failed: {note}"
+        self._tell("retry", attempt.what, attempt.id, told)
+
+    def cancelled(self, what: str, message_id: str, note: str) -> None:
+        """The store confirmed a cancellation."""
+        self.tally.cancelled += 1
+        self._tell("cancelled", what, message_id, note)
+
+    def replaced(self, what: str, message_id: str, note: str) -> None:
+        """The store confirmed a replacement."""
+        self.tally.replaced += 1
+        self._tell("replaced", what, message_id, note)
+
+    def dead(self, what: str, message_id: str, note: str) -> None:
+        """The store holds a dead letter."""
+        self.tally.dead += 1
+        self._tell("dead letter", what, message_id, note)
+
+    def failed(self, what: str, error: Exception) -> None:
+        """A call to the scheduler failed."""
+        self._tell("error", what, "", f"{type(error).__name__}: {error}")
+
+    def _lateness(self, attempt: Attempt) -> str:
+        if attempt.number > 1:
+            return f"{attempt.lateness_ms} ms after it was due"
+        if attempt.due < self._started:
+            return f"late {attempt.lateness_ms} ms (was due before this start)"
+        self.tally.lateness_ms[attempt.lateness_ms] += 1
+        return f"late {attempt.lateness_ms} ms"
+
+    def _tell(self, verb: str, what: str, message_id: str, note: str) -> None:
+        time = datetime.now(UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        self._screen.line(f"{time}  {verb:<11}  {what:<12}  {message_id[-SHORT_ID:]:<8}  {note}", verb)

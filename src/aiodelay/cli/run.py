@@ -1,0 +1,119 @@
+"""`aiodelay run MODULE:SCHEDULER`: a process that dispatches until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import pkgutil
+import sys
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from aiodelay import AiodelayError, Scheduler
+
+from .errors import NOT_UNDERSTOOD, CommandError
+from .signals import stop_signals
+
+__all__ = ["find_scheduler", "run"]
+
+log = logging.getLogger("aiodelay.cli")
+
+
+def run(
+    target: str,
+    /,
+    *,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative="")] = False,
+) -> None:
+    """Dispatch and handle until SIGTERM or Ctrl-C, then drain.
+
+    Draining stops claiming, lets what is in flight end within the scheduler's `drain` time, and gives the rest back to
+    the store. A second signal ends the process at once; its messages are delivered again when their leases have ended.
+
+    Parameters
+    ----------
+    target: str
+        The scheduler, as MODULE:OBJECT, such as shop:scheduler. Modules are also looked for in the working directory.
+    quiet: bool
+        Log warnings and errors only.
+    verbose: bool
+        Log also what aiodelay does in detail.
+    """
+    scheduler = find_scheduler(target)
+    # After the import: an application that sets up logging of its own keeps it.
+    logging.basicConfig(
+        level=logging.WARNING if quiet else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if verbose:
+        logging.getLogger("aiodelay").setLevel(logging.DEBUG)
+    asyncio.run(_dispatch(scheduler, target))
+
+
+async def _dispatch(scheduler: Scheduler, target: str) -> None:
+    with stop_signals() as stop:
+        async with scheduler:
+            log.info("%s is dispatching; SIGTERM or Ctrl-C drains it", target)
+            await stop.wait()
+            log.info("draining; a second signal stops at once")
+        log.info("%s has stopped", target)
+
+
+def find_scheduler(target: str) -> Scheduler:
+    """Import the scheduler that `MODULE:OBJECT` names; the working directory comes first on the path.
+
+    Raises:
+        CommandError: It is not of that form, is not there, or is no scheduler; says what is there instead.
+    """
+    module_name, _, path = target.partition(":")
+    if not module_name or not path:
+        raise CommandError(
+            f"{target!r} names no scheduler: write MODULE:OBJECT, such as shop:scheduler", exit_code=NOT_UNDERSTOOD
+        )
+    if sys.path[:1] != [os.getcwd()]:
+        sys.path.insert(0, os.getcwd())
+    module = _import(module_name)
+    found: object = module
+    for name in path.split("."):
+        found = _attribute(found, name, target, module)
+    if not isinstance(found, Scheduler):
+        raise CommandError(f"{target} is a {type(found).__qualname__}, not a Scheduler{_schedulers_in(module)}")
+    return found
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; one that it imports is not
+        here = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
+        hint = _did_you_mean(name, here)
+        raise CommandError(f"no module {error.name!r} in {os.getcwd()}, and none is installed{hint}") from None
+    except AiodelayError as error:
+        error.add_note(f"while importing {name}")
+        raise
+
+
+def _attribute(owner: object, name: str, target: str, module: ModuleType) -> object:
+    try:
+        found: object = getattr(owner, name)
+    except AttributeError:
+        near = _did_you_mean(name, [other for other in dir(owner) if not other.startswith("_")])
+        raise CommandError(f"{target} is not there: no {name!r}{near or _schedulers_in(module)}") from None
+    return found
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _schedulers_in(module: ModuleType) -> str:
+    names = [name for name, value in vars(module).items() if isinstance(value, Scheduler)]
+    return f"; {module.__name__} has " + (", ".join(names) or "no Scheduler")

@@ -1,0 +1,273 @@
+"""The demo's traffic: a small shop. Some of what it schedules is cancelled, replaced, fails, or is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aiodelay import (
+    AiodelayError,
+    CancelOutcome,
+    Context,
+    DeadLetter,
+    Every,
+    Message,
+    Retry,
+    Scheduled,
+    ScheduleOutcome,
+    Scheduler,
+)
+from aiodelay.model import Delivery, Demand, SendOutcome, Sent
+from aiodelay.timeunits import format_duration, from_epoch_ms
+
+from .report import Attempt, Report
+
+__all__ = ["ChargeCard", "LogSink", "Traffic"]
+
+
+@dataclass
+class CheckPayment:
+    """Is this order paid by now?"""
+
+    order: int
+
+
+@dataclass
+class SendReceipt:
+    """The mail server is away for the first two attempts."""
+
+    order: int
+
+
+@dataclass
+class ChargeCard:
+    """The card has expired: three attempts, then a dead letter."""
+
+    order: int
+
+
+@dataclass
+class Heartbeat:
+    """Recurs."""
+
+
+@dataclass
+class RenewContract:
+    """Due in days and weeks."""
+
+    contract: int
+
+
+class MailServerAwayError(Exception):
+    """The mail server does not answer."""
+
+
+class CardExpiredError(Exception):
+    """The bank refuses."""
+
+
+RECEIPT_RETRY = Retry.intervals(["250ms", "500ms"], jitter=0)
+CARD_RETRY = Retry.intervals(["200ms", "300ms"], jitter=0)
+HEARTBEAT = Every("1s")
+WORK_S, LOOK_S = 0.01, 0.05
+CONTRACTS = 200
+OPENING_ORDERS, OPENING_PACE_S = 12, 0.06
+PACE_S = (0.15, 0.45)
+DEAD_LETTERS_KEPT = 100
+
+
+class Traffic:
+    """Schedules messages and handles them.
+
+    Args:
+        scheduler: Not yet open; gets the handlers.
+        report: Told what happens.
+    """
+
+    def __init__(self, scheduler: Scheduler, report: Report) -> None:
+        self._scheduler, self._report = scheduler, report
+        self._given_up: set[str] = set()
+        self._new_given_up = asyncio.Event()
+        scheduler.add_handler(self._check_payment)
+        scheduler.add_handler(self._send_receipt, retry=RECEIPT_RETRY)
+        scheduler.add_handler(self._charge_card, retry=CARD_RETRY)
+        scheduler.add_handler(self._beat, every=HEARTBEAT)
+        scheduler.add_handler(self._renew_contract)
+
+    # --- handlers -----------------------------------------------------------------------------------------
+
+    async def _check_payment(self, event: CheckPayment, context: Context) -> None:
+        await asyncio.sleep(WORK_S)
+        self._report.delivered(_attempt(event, context))
+
+    async def _send_receipt(self, event: SendReceipt, context: Context) -> None:
+        await asyncio.sleep(WORK_S)
+        if context.attempt <= 2:
+            error = MailServerAwayError("no answer")
+            self._failed(_attempt(event, context), RECEIPT_RETRY, error)
+            raise error
+        self._report.delivered(_attempt(event, context))
+
+    async def _charge_card(self, event: ChargeCard, context: Context) -> None:
+        await asyncio.sleep(WORK_S)
+        error = CardExpiredError("refused by the bank")
+        if context.attempt > len(CARD_RETRY.delays_ms):
+            self._given_up.add(context.id)
+            self._new_given_up.set()
+        else:
+            self._failed(_attempt(event, context), CARD_RETRY, error)
+        raise error
+
+    async def _beat(self, event: Heartbeat, context: Context) -> None:
+        self._report.delivered(_attempt(event, context), f", every {HEARTBEAT.interval}")
+
+    async def _renew_contract(self, event: RenewContract, context: Context) -> None:
+        self._report.delivered(_attempt(event, context))
+
+    def _failed(self, attempt: Attempt, plan: Retry, error: Exception) -> None:
+        again = format_duration(plan.delays_ms[attempt.number - 1])
+        self._report.retried(attempt, f"{type(error).__name__}: {error}; again in {again}")
+
+    # --- what is scheduled --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take orders until cancelled; what an order leads to is told as it happens."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._tell_dead_letters)
+            with self._telling_errors("contracts"):
+                await self._schedule_contracts()
+            for order in count(1):
+                with self._telling_errors(f"order {order}"):
+                    await self._place(order, tasks)
+                await asyncio.sleep(OPENING_PACE_S if order < OPENING_ORDERS else random.uniform(*PACE_S))
+
+    async def _schedule_contracts(self) -> None:
+        """Give the store something to keep, unless it keeps some already."""
+        if [snapshot async for snapshot in self._scheduler.pending(RenewContract, limit=1)]:
+            return
+        contracts = (
+            Message(RenewContract(contract), delay=timedelta(days=random.uniform(1, 90)))
+            for contract in range(CONTRACTS)
+        )
+        self._report.scheduled(await self._scheduler.schedule_many(contracts))
+
+    async def _place(self, order: int, tasks: TaskGroup) -> None:
+        match order % 12:
+            case 1:
+                await self._schedule(ChargeCard(order), 0.5, 0.8)
+            case 2 | 8:
+                await self._schedule(SendReceipt(order), 0.5, 1)
+            case 3 | 9:
+                tasks.start_soon(self._pay, await self._schedule(CheckPayment(order), 2.5, 3))
+            case 4 | 10:
+                tasks.start_soon(self._postpone, order, await self._schedule(CheckPayment(order), 1.5, 2))
+            case 5 | 11:
+                await self._schedule(f"order {order} placed".encode(), 0.5, 1.5, to="log:audit")
+            case _:
+                await self._schedule(CheckPayment(order), 0.5, 3)
+
+    async def _schedule(self, event: object, least_s: float, most_s: float, to: str | None = None) -> Scheduled:
+        delay = timedelta(seconds=random.uniform(least_s, most_s))
+        scheduled = await self._scheduler.schedule(event, delay=delay, to=to)
+        self._report.scheduled()
+        return scheduled
+
+    async def _pay(self, check: Scheduled) -> None:
+        """The customer pays before the check is due."""
+        await asyncio.sleep(random.uniform(0.4, 1.2))
+        with self._telling_errors("cancel"):
+            if await self._scheduler.cancel(check.id) is CancelOutcome.CANCELLED:
+                note = f"paid {_ahead(check)} before the check was due"
+                self._report.cancelled(CheckPayment.__name__, check.id, note)
+
+    async def _postpone(self, order: int, check: Scheduled) -> None:
+        """The customer asks for more time: the same id again replaces."""
+        await asyncio.sleep(random.uniform(0.4, 1))
+        delay = timedelta(seconds=random.uniform(1, 3))
+        with self._telling_errors("replace"):
+            later = await self._scheduler.schedule(CheckPayment(order), delay=delay, id=check.id)
+            self._report.scheduled()
+            if later.outcome is ScheduleOutcome.REPLACED:
+                self._report.replaced(CheckPayment.__name__, check.id, f"now due in {_ahead(later)}")
+
+    @contextmanager
+    def _telling_errors(self, what: str) -> Iterator[None]:
+        """Go on after an error: a store that is away comes back."""
+        try:
+            yield
+        except AiodelayError as error:
+            self._report.failed(what, error)
+
+    # --- dead letters -------------------------------------------------------------------------------------
+
+    async def _tell_dead_letters(self) -> None:
+        """Tell each message that was given up as soon as the store holds it as a dead letter; keep the newest."""
+        while True:
+            await self._new_given_up.wait()
+            self._new_given_up.clear()
+            while self._given_up:
+                with self._telling_errors("dead letters"):
+                    letters = [letter async for letter in self._scheduler.dead_letters(ChargeCard)]
+                    for letter in letters:
+                        self._tell_dead_letter(letter)
+                    await self._scheduler.purge(*letters[:-DEAD_LETTERS_KEPT])
+                await asyncio.sleep(LOOK_S)
+
+    def _tell_dead_letter(self, letter: DeadLetter) -> None:
+        record = letter.record
+        if record.id in self._given_up:
+            self._given_up.remove(record.id)
+            note = f"{letter.reason} after attempt {record.attempt}: {record.last_error}"
+            self._report.dead(ChargeCard.__name__, record.id, note)
+
+
+class LogSink:
+    """`to="log:<address>"`: tells each message as a line.
+
+    Args:
+        report: Told what happens.
+    """
+
+    name = "log"
+    limits = Demand(100)
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def check(self, address: str) -> None:
+        """Accept every address."""
+
+    async def __aenter__(self) -> Self:
+        """Nothing to connect."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Nothing to close."""
+
+    async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        """Tell them."""
+        for delivery in deliveries:
+            envelope = delivery.envelope
+            due = from_epoch_ms(delivery.due_ms)
+            what = f"{envelope.lane}:{envelope.address}"
+            attempt = Attempt(what, envelope.id, due, delivery.lateness_ms, delivery.attempt)
+            self._report.delivered(attempt, f", {envelope.payload.decode()!r}")
+        return [Sent()] * len(deliveries)
+
+
+def _attempt(event: object, context: Context) -> Attempt:
+    lateness_ms = context.lateness // timedelta(milliseconds=1)
+    return Attempt(type(event).__name__, context.id, context.due, lateness_ms, context.attempt)
+
+
+def _ahead(scheduled: Scheduled) -> str:
+    return f"{(scheduled.due - datetime.now(UTC)).total_seconds():.1f} s"

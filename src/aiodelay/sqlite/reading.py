@@ -1,0 +1,226 @@
+"""Looking into the tables on a connection that does not write, so that claims go on meanwhile.
+
+Every function is one transaction's worth of SELECTs. Pages cost the page, not the table: the one exception is said
+where it stands.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from heapq import nsmallest
+from typing import Any
+
+import msgspec
+
+from ..codecs import decode_record
+from ..errors import RecordFormatError
+from ..model import (
+    DeadLetter,
+    JournalEntry,
+    Lane,
+    LaneCounts,
+    LoadBucket,
+    Query,
+    Record,
+    Snapshot,
+    State,
+)
+from .rows import ROW, Row, is_sound, object_text, record_of, salvaged
+from .upkeep import SERVED_WINDOW_MS
+
+__all__ = ["Reader"]
+
+log = logging.getLogger("aiodelay.sqlite")
+
+FIRST_MS, LAST_MS = -(1 << 62), (1 << 62)
+SNAPSHOT = f"SELECT {ROW}, EXISTS (SELECT 1 FROM leases AS c WHERE c.n = m.n) FROM messages AS m"  # noqa: S608
+_read_lanes = msgspec.json.Decoder(list[str]).decode
+
+
+class Reader:
+    """Reads one namespace.
+
+    Args:
+        connection: For this thread; its text may hold surrogates where other programs wrote no UTF-8.
+        namespace: If it does not exist yet, it is empty.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, namespace: str) -> None:
+        self._execute, self._namespace = connection.execute, namespace
+
+    def _ns(self) -> int:
+        found = self._execute("SELECT n FROM namespaces WHERE name = ?", (self._namespace,)).fetchone()
+        return found[0] if found else 0
+
+    def _lanes(self, names: Collection[Lane] = ()) -> dict[int, Lane]:
+        rows = self._execute("SELECT n, name FROM lanes WHERE ns = ?", (self._ns(),))
+        return {n: name for n, name in rows if not names or name in names}
+
+    def _holds(self) -> set[tuple[int, str | None]]:
+        return set(self._execute("SELECT lane, address FROM holds"))
+
+    # --- messages -----------------------------------------------------------------------------------------
+
+    def get(self, message_id: str, now: int) -> Snapshot | None:
+        """Return one message."""
+        query = f"{SNAPSHOT} WHERE m.ns = ? AND m.id = ? AND NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n)"
+        row = self._execute(query, (self._ns(), message_id)).fetchone()
+        return None if row is None else self._snapshot(row, self._lanes(), self._holds(), now)
+
+    def _snapshot(
+        self, row: Row, lanes: Mapping[int, Lane], holds: Collection[tuple[int, str | None]], now: int
+    ) -> Snapshot:
+        record = _read(row, lanes[row[2]])
+        if row[-1]:
+            state = State.IN_FLIGHT
+        elif (row[2], None) in holds or (row[2], record.envelope.address) in holds:
+            state = State.HELD
+        else:
+            state = State.OVERDUE if row[1] <= now else State.SCHEDULED
+        return Snapshot(record, state, row[1])
+
+    def search(self, query: Query, now: int) -> list[Snapshot]:
+        """List messages by (place, id).
+
+        The tables are in order of place only: among messages of one and the same place the cost is that of all of
+        them, not of the page.
+        """
+        lanes = self._lanes(query.lanes)
+        after_ms, after_id = query.after or (FIRST_MS, "")
+        first = max(after_ms, FIRST_MS if query.from_ms is None else query.from_ms)
+        end = LAST_MS if query.to_ms is None else query.to_ms
+        beyond = [ms for lane in lanes for ms, _ in self._places(lane, first + 1, end, query.limit)]
+        last = max(nsmallest(query.limit, beyond), default=first)
+        found = [
+            (row[0], row[1], n)
+            for lane in lanes
+            for ms, n in self._places(lane, first, min(end, last + 1), -1)
+            for row in self._execute("SELECT place_ms, id FROM messages WHERE n = ?", (n,))
+        ]
+        page = nsmallest(query.limit, (each for each in found if query.after is None or each[:2] > (after_ms, after_id)))
+        return self._snapshots([n for _, _, n in page], now)
+
+    def _places(self, lane: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
+        """Return (place, n) of a lane's messages from place `first` to before `end`, by place; limit -1 = all."""
+        sources = (
+            "SELECT place_ms, n FROM queue WHERE lane = ?1 AND place_ms >= ?2 AND place_ms < ?3"
+            " ORDER BY place_ms LIMIT ?4",
+            "SELECT place_ms, n FROM parked WHERE lane = ?1 AND place_ms >= ?2 AND place_ms < ?3"
+            " ORDER BY place_ms LIMIT ?4",
+            "SELECT m.place_ms, m.n FROM leases AS l JOIN messages AS m ON m.n = l.n"
+            " WHERE l.lane = ?1 AND m.place_ms >= ?2 AND m.place_ms < ?3 ORDER BY m.place_ms LIMIT ?4",
+        )
+        found = [row for source in sources for row in self._execute(source, (lane, first, end, limit))]
+        return found if limit < 0 else nsmallest(limit, found)
+
+    def _snapshots(self, numbers: Sequence[int], now: int) -> list[Snapshot]:
+        query = f"{SNAPSHOT} WHERE m.n IN (SELECT value FROM json_each(?))"
+        lanes, holds = self._lanes(), self._holds()
+        found = {row[0]: row for row in self._execute(query, (object_text(list(numbers)),))}
+        return [self._snapshot(found[n], lanes, holds, now) for n in numbers if n in found]
+
+    # --- counts -------------------------------------------------------------------------------------------
+
+    def counts(self, now: int) -> dict[Lane, LaneCounts]:
+        """Count messages by lane and state."""
+        holds, served = self._holds(), self._served(now)
+        counts: dict[Lane, LaneCounts] = {}
+        for lane, name in sorted(self._lanes().items(), key=lambda each: each[1]):
+            scheduled, overdue = self._pending(lane, now)
+            held = self._one("SELECT count(*) FROM parked WHERE lane = ?", lane)
+            if (lane, None) in holds:
+                scheduled, overdue, held = 0, 0, held + scheduled + overdue
+            for address in [address for number, address in holds if number == lane and (lane, None) not in holds]:
+                later, now_due = self._pending_of(lane, address, now)
+                scheduled, overdue, held = scheduled - later, overdue - now_due, held + later + now_due
+            in_flight = self._one("SELECT count(*) FROM leases WHERE lane = ?", lane)
+            dead = self._one("SELECT count(*) FROM dead WHERE lane = ?", lane)
+            if scheduled or overdue or held or in_flight or dead:
+                counts[name] = LaneCounts(scheduled, overdue, in_flight, held, dead, name not in served)
+        return counts
+
+    def _one(self, query: str, *parameters: Any) -> int:
+        found = self._execute(query, parameters).fetchone()
+        return int(found[0])
+
+    def _pending(self, lane: int, now: int) -> tuple[int, int]:
+        return (
+            self._one("SELECT count(*) FROM queue WHERE lane = ? AND place_ms > ?", lane, now),
+            self._one("SELECT count(*) FROM queue WHERE lane = ? AND place_ms <= ?", lane, now),
+        )
+
+    def _pending_of(self, lane: int, address: str | None, now: int) -> tuple[int, int]:
+        """Count what is in the queue, though held: it parks when it comes to the head."""
+        query = "SELECT count(*) FROM queue AS q JOIN messages AS m ON m.n = q.n WHERE q.lane = ? AND m.address = ?"
+        total = self._one(query, lane, address)
+        overdue = self._one(f"{query} AND q.place_ms <= ?", lane, address, now)
+        return total - overdue, overdue
+
+    def _served(self, now: int) -> set[Lane]:
+        query = "SELECT lanes FROM workers WHERE ns = ? AND seen_ms > ?"
+        rows = self._execute(query, (self._ns(), now - SERVED_WINDOW_MS))
+        return {lane for (lanes,) in rows for lane in _read_lanes(lanes)}
+
+    def load(self, bucket_ms: int, buckets: int, now: int) -> list[LoadBucket]:
+        """Count what comes due in each of the next spans."""
+        found: dict[tuple[int, Lane], int] = {}
+        for lane, name in self._lanes().items():
+            for table in ("queue", "parked"):
+                query = (
+                    f"SELECT (place_ms - ?1) / ?2, count(*) FROM {table}"  # noqa: S608 - names from above
+                    " WHERE lane = ?3 AND place_ms >= ?1 AND place_ms < ?4 GROUP BY 1"
+                )
+                for bucket, n in self._execute(query, (now, bucket_ms, lane, now + bucket_ms * buckets)):
+                    found[bucket, name] = found.get((bucket, name), 0) + n
+        return [LoadBucket(now + bucket * bucket_ms, lane, found[bucket, lane]) for bucket, lane in sorted(found)]
+
+    # --- the rest -----------------------------------------------------------------------------------------
+
+    def position(self, source: str) -> int | None:
+        """Return an intake's position."""
+        query = "SELECT position FROM positions WHERE ns = ? AND source = ?"
+        found = self._execute(query, (self._ns(), source)).fetchone()
+        return None if found is None else int(found[0])
+
+    def dead_letters(self, lane: Lane | None, after: tuple[int, str, int] | None, limit: int) -> list[DeadLetter]:
+        """List dead letters, oldest first."""
+        lanes = self._lanes(() if lane is None else (lane,))
+        by, number = ("ns", self._ns()) if lane is None else ("lane", next(iter(lanes), 0))
+        query = (
+            "SELECT lane, id, revision, reason, at_ms, record FROM dead"  # noqa: S608 - names from above
+            f" WHERE {by} = ? AND (at_ms, id, revision) > (?, ?, ?) ORDER BY at_ms, id, revision LIMIT ?"
+        )
+        letters: list[DeadLetter] = []
+        for row in self._execute(query, (number, *(after or (-1, "", -1)), limit)):
+            try:
+                record = decode_record(row[5], message_id=row[1], lane=lambda _, row=row: lanes[row[0]])
+            except RecordFormatError as error:
+                log.warning("dead letter %s/%d is passed over: %s", row[1], row[2], error)
+            else:
+                letters.append(DeadLetter(record, row[3], row[4]))
+        return letters
+
+    def holds(self) -> list[tuple[Lane, str | None]]:
+        """List what is held."""
+        lanes = self._lanes()
+        found = [(lanes[lane], address) for lane, address in self._holds() if lane in lanes]
+        return sorted(found, key=lambda hold: (hold[0], hold[1] or ""))
+
+    def journal(self, message_id: str | None, after: int, limit: int) -> list[JournalEntry]:
+        """List journal entries in order."""
+        columns = "number, at_ms, event, id, revision, lane, due_ms, attempt, detail"
+        query = f"SELECT {columns} FROM journal WHERE ns = ? AND number > ? ORDER BY number LIMIT ?"  # noqa: S608
+        parameters: tuple[Any, ...] = (self._ns(), after, limit)
+        if message_id is not None:
+            query = f"SELECT {columns} FROM journal WHERE ns = ? AND number > ? AND id = ? ORDER BY number LIMIT ?"  # noqa: S608
+            parameters = (self._ns(), after, message_id, limit)
+        return [JournalEntry(*row) for row in self._execute(query, parameters)]
+
+
+def _read(row: Row, lane: Lane) -> Record:
+    try:
+        return record_of(row, lane) if is_sound(row) else salvaged(row, lane)
+    except RecordFormatError:
+        return salvaged(row, lane)

@@ -1,0 +1,52 @@
+"""Noticing what other processes write: a thread that asks `PRAGMA data_version`, which costs no more than a lock."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+
+__all__ = ["Watcher"]
+
+POLL_S = 0.05
+
+
+class Watcher:
+    """Calls `changed`, in its own thread, within 50 ms of a commit by another connection.
+
+    The store's own commits count as such: one more look, at most every 50 ms and only while something is going on.
+
+    Args:
+        path: The file.
+        changed: Must not block.
+    """
+
+    def __init__(self, path: str, changed: Callable[[], object]) -> None:
+        self._path, self._changed = path, changed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aiodelay-sqlite-watcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; blocks until it has ended, a few ms."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                connection = sqlite3.connect(self._path, isolation_level=None)
+                try:
+                    self._watch(connection)
+                finally:
+                    connection.close()
+            except sqlite3.Error:  # the safety poll goes on; perhaps the file can be opened again
+                self._stop.wait(1)
+
+    def _watch(self, connection: sqlite3.Connection) -> None:
+        seen = None
+        while not self._stop.wait(POLL_S):
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            if version != seen:
+                seen = version
+                self._changed()

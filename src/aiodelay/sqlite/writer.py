@@ -1,0 +1,267 @@
+"""The thread that writes: what gathers while one transaction is under way is the next, and shares its fsync.
+
+Everything on the loop's side is callbacks of `run_in_executor`'s futures: no task is created here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ..clock import Clock
+from ..errors import ClosedError
+from .connection import Database, Failure, failure_of
+from .tables import Tables
+
+__all__ = ["Job", "Writer"]
+
+T = TypeVar("T")
+
+log = logging.getLogger("aiodelay.sqlite")
+
+MOST_JOBS = 500
+MOST_MESSAGES = 2_000
+
+
+class Job(Generic[T]):
+    """One call of the store.
+
+    Args:
+        run: What to do in the transaction; done again from the start, alone and carefully, when a batch fails.
+        failed: Makes the answer, or raises the error, when nothing was written.
+        size: Messages it is about.
+        is_durable: The answer waits for the disk.
+        wakes: It may have given a lane an earlier head.
+        committed: Called in the writer's thread with the answer, also when the caller was cancelled meanwhile.
+    """
+
+    __slots__ = ("answer", "committed", "error", "failed", "future", "is_durable", "run", "size", "wakes")
+
+    def __init__(
+        self,
+        run: Callable[[Tables], T],
+        failed: Callable[[Failure], T],
+        *,
+        size: int = 1,
+        is_durable: bool = True,
+        wakes: bool = False,
+        committed: Callable[[T], object] | None = None,
+    ) -> None:
+        self.run, self.failed, self.size = run, failed, size
+        self.is_durable, self.wakes, self.committed = is_durable, wakes, committed
+        self.future: asyncio.Future[T] | None = None
+        self.answer: T | None = None
+        self.error: BaseException | None = None
+
+    def finish(self) -> None:
+        """Hand the answer to the caller, on the loop."""
+        if self.future is None or self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.answer)  # type: ignore[arg-type]
+
+    def give_up(self, failure: Failure, cause: BaseException) -> None:
+        """Answer that nothing was written."""
+        if not isinstance(cause, sqlite3.Error) and not failure.is_in_doubt:
+            self.error = cause  # a fault of ours: as it is
+            return
+        try:
+            self.answer = self.failed(failure)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            error.__cause__ = cause
+            self.error = error
+
+
+class Writer:
+    """Runs jobs in batches, in the order in which they came, on a thread of its own.
+
+    Args:
+        path: The file.
+        namespace: Whose tables the jobs see.
+        journal: Most entries to keep.
+        clock: Read in the thread, once the lock is held: a time read before may be seconds old by then.
+        woken: Called on the loop after a batch in which a job `wakes`.
+    """
+
+    def __init__(self, path: str, namespace: str, journal: int, clock: Clock, woken: Callable[[], object]) -> None:
+        self._path, self._namespace, self._journal, self._clock, self._woken = path, namespace, journal, clock, woken
+        self._loop = asyncio.get_running_loop()
+        self._executor = ThreadPoolExecutor(1, "aiodelay-sqlite-writer")
+        self._waiting: deque[Job[Any]] = deque()
+        self._is_running = False
+        self._is_closed = False
+        self._idle: asyncio.Future[None] | None = None
+
+    async def open(self) -> None:
+        """Open the file, making it if need be.
+
+        Raises:
+            StoreUnavailableError: It cannot be opened.
+            StoreMismatchError: It is not ours, damaged, or newer.
+        """
+        opening = self._loop.run_in_executor(self._executor, self._open)
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_look)
+            self._abandon()
+            raise
+        except Exception:
+            self._executor.shutdown()
+            raise
+
+    def _open(self) -> None:
+        self._database = Database(self._path)
+        self._tables = Tables(self._database.connection, self._namespace, self._journal)
+        try:
+            self._database.begin(is_durable=True)
+            self._tables.open()
+            self._database.commit()
+        except BaseException:
+            self._database.close()
+            raise
+
+    async def do(self, job: Job[T]) -> T:
+        """Queue a job and wait for its answer.
+
+        Cancelled before it started, it is withdrawn; later, it goes on without its caller.
+
+        Raises:
+            ClosedError: The store is closing.
+        """
+        if self._is_closed:
+            raise ClosedError("store", "closed")
+        future: asyncio.Future[T] = self._loop.create_future()
+        job.future = future
+        self._waiting.append(job)
+        if not self._is_running:
+            self._start()
+        return await future
+
+    def _start(self) -> None:
+        jobs = self._next_batch()
+        if not jobs:
+            self._is_running = False
+            if self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
+            return
+        self._is_running = True
+        try:
+            running = self._loop.run_in_executor(self._executor, self._run, jobs)
+        except RuntimeError:  # abandoned meanwhile, or the interpreter is ending
+            self._refuse([*jobs, *self._waiting])
+            return
+        running.add_done_callback(lambda done: self._finished(jobs, done))
+
+    def _refuse(self, jobs: Sequence[Job[Any]]) -> None:
+        self._waiting.clear()
+        self._is_running = False
+        for job in jobs:
+            job.error = ClosedError("store", "closed")
+            job.finish()
+
+    def _next_batch(self) -> list[Job[Any]]:
+        jobs: list[Job[Any]] = []
+        size = 0
+        while self._waiting and len(jobs) < MOST_JOBS:
+            job = self._waiting[0]
+            if jobs and size + job.size > MOST_MESSAGES:
+                break
+            self._waiting.popleft()
+            if job.future is not None and not job.future.done():  # else its caller has withdrawn it
+                jobs.append(job)
+                size += job.size
+        return jobs
+
+    def _finished(self, jobs: Sequence[Job[Any]], done: asyncio.Future[None]) -> None:
+        error = None if done.cancelled() else done.exception()
+        for job in jobs:
+            if error is not None and job.error is None:
+                job.error = error
+            job.finish()
+        if any(job.wakes for job in jobs):
+            self._woken()
+        self._start()
+
+    async def close(self) -> None:
+        """Wait for what was queued, then close the file and end the thread."""
+        self._is_closed = True
+        try:
+            while self._is_running:
+                self._idle = self._loop.create_future()
+                await self._idle
+            await self._loop.run_in_executor(self._executor, self._close)
+        except asyncio.CancelledError:
+            self._abandon()
+            raise
+        self._executor.shutdown()
+
+    def _abandon(self) -> None:
+        """Let the thread close the file and end by itself, after what it is doing now."""
+        self._is_closed = True
+        self._loop.run_in_executor(self._executor, self._close).add_done_callback(_look)
+        self._executor.shutdown(wait=False)
+
+    def _close(self) -> None:
+        if hasattr(self, "_database"):
+            self._database.close()
+
+    # --- in the thread ------------------------------------------------------------------------------------
+
+    def _run(self, jobs: Sequence[Job[Any]]) -> None:
+        """Do all jobs in one transaction; if that fails, each in one of its own, so that none harms another."""
+        failed = self._attempt(jobs, careful=False)
+        if failed is None:
+            return
+        for job in jobs:
+            alone = failed if failed.is_common else self._attempt([job], careful=True)
+            if alone is not None:
+                job.give_up(alone.failure, alone.error)
+
+    def _attempt(self, jobs: Sequence[Job[Any]], *, careful: bool) -> _Failed | None:
+        step = "begin"
+        try:
+            self._database.begin(is_durable=any(job.is_durable for job in jobs))
+            step = "run"
+            self._tables.begin(self._clock.now_ms(), careful=careful)
+            for job in jobs:
+                job.answer = job.run(self._tables)
+            step = "commit"
+            self._database.commit()
+        except Exception as error:
+            self._database.rollback()
+            self._tables.forget_caches()
+            return self._judged(error, step, careful=careful)
+        for job in jobs:
+            if job.committed is not None:
+                job.committed(job.answer)
+        return None
+
+    def _judged(self, error: Exception, step: str, *, careful: bool) -> _Failed:
+        if isinstance(error, sqlite3.Error):
+            failure = failure_of(error, self._path, at_commit=step == "commit")
+            return _Failed(failure, error, is_common=step == "begin" or failure.is_in_doubt)
+        if careful:
+            log.error("a transaction failed unexpectedly; it was undone", exc_info=error)
+        return _Failed(Failure(f"{type(error).__name__} in aiodelay itself"), error, is_common=False)
+
+
+class _Failed(NamedTuple):
+    """A transaction that came to nothing; `is_common`: it would be no better for each job alone."""
+
+    failure: Failure
+    error: Exception
+    is_common: bool
+
+
+def _look(done: asyncio.Future[None]) -> None:
+    """Take note of a result that nobody waits for."""
+    if not done.cancelled():
+        done.exception()

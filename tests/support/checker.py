@@ -1,0 +1,401 @@
+"""Checks a recorded history against the promises of docs/guarantees.md (RELIABILITY.md section 1 says how).
+
+Every command has one of three outcomes: `ok`, `fail` (surely not done), `info` (unknown). What is unknown may have
+happened at any time from its call to its process's end, and each rule gives it the benefit of that doubt.
+Known limits: messages recur nowhere in these histories, and nothing is dropped for being late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
+
+from .history import Event
+from .story import NEVER, Attempt, Lease, Operation, Story
+
+__all__ = ["RULES", "Limits", "Report", "Violation", "check"]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that was broken, and how."""
+
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a test promises beyond what always holds.
+
+    Attributes:
+        lateness_ms: L2: longest from when a message could have been run to its first run.
+        lane_lateness_ms: L3: the same for single lanes, whatever befalls the others.
+        takeover_ms: L1: longest from the end of a process to the next run of what it held.
+        poison: L5: ids that must end as dead letters, with the reason; all others must be delivered.
+        lapses: Whether leases may end without a fault that the history names: on a busy machine they may.
+        spare: R1: how many tasks, threads and files more than at the beginning are no leak.
+    """
+
+    lateness_ms: int | None = None
+    lane_lateness_ms: dict[str, int] = field(default_factory=dict)
+    takeover_ms: int | None = None
+    poison: dict[str, str] = field(default_factory=dict)
+    lapses: bool = True
+    spare: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """What a history came to."""
+
+    violations: list[Violation]
+    operations: Counter[str]
+    delivered: int
+    duplicates: int
+    in_flight_at_faults: int
+
+    def __str__(self) -> str:
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.operations.items()))
+        return (
+            f"{self.delivered} delivered, {self.duplicates} of them again, {self.in_flight_at_faults} in flight at "
+            f"faults; commands: {outcomes or 'none'}; {len(self.violations)} violations"
+        )
+
+    def verify(self) -> None:
+        """Raise AssertionError if a rule was broken."""
+        if self.violations:
+            shown = "\n".join(f"  {violation}" for violation in self.violations[:20])
+            raise AssertionError(f"{self}\n{shown}")
+
+
+def check(events: Iterable[Event], limits: Limits | None = None) -> Report:
+    """Check a history against all rules."""
+    story = Story(events)
+    limits = limits or Limits()
+    found = [Violation(rule, text) for rule, holds in RULES.items() for text in holds(story, limits)]
+    duplicates = sum(1 for _ in _duplicates(story))
+    in_flight = sum(story.in_flight(fault) for fault in story.faults)
+    return Report(
+        found,
+        Counter(operation.outcome for operation in story.operations),
+        sum(attempt.result == "ok" for attempt in story.attempts),
+        duplicates,
+        in_flight,
+    )
+
+
+# --- safety -----------------------------------------------------------------------------------------------
+
+
+def s1_never_early(story: Story, limits: Limits) -> Iterator[str]:
+    """No run starts before the due time: the record's, and that of the last command that surely set it."""
+    by_id = story.by_id()
+    for attempt in story.attempts:
+        due_ms = max(attempt.due_ms, _due_as_commanded(attempt, by_id.get(attempt.start.id, [])))
+        if attempt.start.wall_ms < due_ms:
+            yield f"{attempt} started {due_ms - attempt.start.wall_ms} ms before it was due"
+
+
+def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
+    """Return the due time that the last command before the claim set; 0 where several may have been the last."""
+    able = [each for each in operations if each.call.op in ("schedule", "reschedule", "fire") and _took_effect(each)]
+    possible = [each for each in able if each.asked_ns < attempt.asked_ns]
+    if not possible:
+        return 0
+    last = max(possible, key=lambda each: each.asked_ns)
+    if (
+        last.outcome != "ok"
+        or last.answered_ns > attempt.asked_ns
+        or any(
+            each.answered_ns > last.asked_ns
+            for each in able
+            if each is not last and each.asked_ns < attempt.start.at_ns
+        )
+    ):
+        return 0
+    return last.due_ms or last.call.at_ms or 0
+
+
+def _took_effect(operation: Operation) -> bool:
+    """Say whether the command may have changed the message."""
+    return operation.outcome == "info" or operation.answer in ("stored", "replaced", "rescheduled", "fired")
+
+
+def s2_nothing_lost(story: Story, limits: Limits) -> Iterator[str]:
+    """Every acknowledged message is delivered, replaced, cancelled, dead or still there."""
+    if story.final is None:
+        yield "the history does not say what the store holds in the end"
+        return
+    accounted = {(attempt.start.id, attempt.revision) for attempt in story.attempts if attempt.result == "ok"}
+    accounted |= {(lease.note.id, lease.note.revision) for lease in story.leases if _is_known_delivered(lease)}
+    accounted |= {(note.id, note.revision) for note in story.final.pending}
+    accounted |= {(message_id, revision) for message_id, revision, _ in story.final.dead}
+    by_id = story.by_id()
+    for put in story.puts():
+        if (put.id, put.revision) not in accounted and not _may_have_ended(put, by_id[put.id]):
+            yield f"{put.id} revision {put.revision}, stored by {put.call.process}, is nowhere"
+
+
+def _is_known_delivered(lease: Lease) -> bool:
+    return any(each.note.kind == "delivered" and each.outcome == "settled" for each in lease.settlements)
+
+
+def _may_have_ended(put: Operation, operations: list[Operation]) -> bool:
+    """Say whether a later command may have replaced or cancelled what this one stored."""
+    for other in operations:
+        if other is put or other.answered_ns < put.asked_ns:
+            continue
+        if other.may_be_put or (other.is_put and other.revision > put.revision):
+            return True
+        if other.call.op == "cancel" and (other.outcome == "info" or other.answer in ("cancelled", "in_flight")):
+            return True
+    return False
+
+
+def s3_at_least_once(story: Story, limits: Limits) -> Iterator[str]:
+    """What is settled as delivered was run to its end before."""
+    runs: dict[int, list[Attempt]] = defaultdict(list)
+    for attempt in story.attempts:
+        runs[id(attempt.lease)].append(attempt)
+    for lease in story.leases:
+        for settlement in lease.settlements:
+            ends = [attempt.ended_ns for attempt in runs[id(lease)] if attempt.result == "ok"]
+            if settlement.note.kind == "delivered" and min(ends, default=NEVER) > settlement.asked_ns:
+                yield f"{lease.note.id} was settled as delivered by {lease.process} and had not been run"
+
+
+def s4_latest_version_wins(story: Story, limits: Limits) -> Iterator[str]:
+    """After a replacement was acknowledged, no claim gives out what it replaced."""
+    puts = defaultdict(list)
+    for put in story.puts():
+        puts[put.id].append(put)
+    for attempt in story.attempts:
+        for put in puts[attempt.start.id]:
+            if put.revision > attempt.revision and put.answered_ns < attempt.asked_ns:
+                yield f"{attempt} was claimed after revision {put.revision} had been acknowledged"
+                break
+
+
+def s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[str]:
+    """After a cancel was acknowledged, no claim gives out what surely stood before it."""
+    cancels = defaultdict(list)
+    for operation in story.operations:
+        if operation.call.op == "cancel" and operation.answer in ("cancelled", "in_flight"):
+            cancels[operation.id].append(operation)
+    stored_ns = {(put.id, put.revision): put.answered_ns for put in story.puts()}
+    for attempt in story.attempts:
+        stored = stored_ns.get((attempt.start.id, attempt.revision), NEVER)
+        for cancel in cancels[attempt.start.id]:
+            if stored < cancel.asked_ns and cancel.answered_ns < attempt.asked_ns:
+                yield f"{attempt} was claimed after its cancel had been acknowledged as {cancel.answer}"
+                break
+
+
+def s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[str]:
+    """After a settlement for good was acknowledged, no claim gives the message out again."""
+    over: dict[tuple[str, int, int], float] = {}
+    for lease in story.leases:
+        for settlement in lease.settlements:
+            if settlement.outcome == "settled" and settlement.note.kind != "again":
+                key = (lease.note.id, lease.note.revision, lease.note.due_ms)
+                over[key] = min(settlement.answered_ns, over.get(key, NEVER))
+    for lease in story.leases:
+        if over.get((lease.note.id, lease.note.revision, lease.note.due_ms), NEVER) < lease.asked_ns:
+            yield f"{lease.note.id} revision {lease.note.revision} was claimed by {lease.process} after its end"
+
+
+def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
+    """Claims of one message do not overlap, their tokens grow, and only the newest may settle."""
+    leases: dict[tuple[str, int], list[Lease]] = defaultdict(list)
+    for lease in story.leases:
+        leases[lease.note.id, lease.note.revision].append(lease)
+    for (message_id, _), owners in leases.items():
+        for older, newer in pairwise(owners):
+            yield from (f"{message_id}: {text}" for text in _overlap(older, newer))
+
+
+def _overlap(older: Lease, newer: Lease) -> Iterator[str]:
+    if newer.note.token <= older.note.token:
+        yield f"token {newer.note.token} of {newer.process} follows {older.note.token} of {older.process}"
+    held_until_ms = older.deadline_ms(newer.asked_ns)
+    if older.is_open(newer.answered_ns) and newer.now_ms < held_until_ms:
+        early_ms = held_until_ms - newer.now_ms
+        yield f"claimed by {newer.process} {early_ms} ms before the lease of {older.process} ended"
+    for settlement in older.settlements:
+        if settlement.outcome == "settled" and settlement.asked_ns > newer.answered_ns:
+            yield f"settled by {older.process} although {newer.process} had claimed it since"
+
+
+def s8_bytes_identical(story: Story, limits: Limits) -> Iterator[str]:
+    """Payload, key and headers arrive as they were scheduled under this id and revision."""
+    known = {(put.id, put.revision): put for put in story.puts()}
+    doubtful: dict[str, list[Operation]] = defaultdict(list)
+    for operation in story.operations:
+        if operation.may_be_put:
+            doubtful[operation.id].append(operation)
+    for attempt in story.attempts:
+        start = attempt.start
+        put = known.get((start.id, attempt.revision))
+        candidates = doubtful[start.id] if put is None else [put]
+        if not candidates:
+            yield f"{attempt} delivered what nobody scheduled"
+        elif all((each.call.digest, each.call.lane) != (start.digest, start.lane) for each in candidates):
+            yield f"{attempt} delivered other bytes, or to another lane, than was scheduled"
+
+
+def s9_in_order(story: Story, limits: Limits) -> Iterator[str]:
+    """One claim's messages of a lane come by due time; those tried before stand elsewhere."""
+    last: dict[tuple[str, int, str], Lease] = {}
+    for lease in story.leases:
+        if lease.note.attempt:
+            continue
+        key = (lease.process, lease.answered_ns, lease.note.lane)
+        before = last.get(key)
+        if before is not None and before.note.due_ms > lease.note.due_ms:
+            yield f"{lease.note.id} was given out behind {before.note.id}, which is due later"
+        last[key] = lease
+
+
+def b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[str]:
+    """Whatever runs again was in flight when a fault struck, or its lease had ended."""
+    for again, earlier in _duplicates(story):
+        lease = earlier.lease
+        if lease is None or not _is_explained(story, lease, again, limits):
+            yield f"{again} ran again without a cause: {earlier} came before"
+
+
+def _duplicates(story: Story) -> Iterator[tuple[Attempt, Attempt]]:
+    """Yield runs of something that ran before, or still ran, and had not failed; with the run before."""
+    runs: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in story.attempts:
+        earlier = [each for each in runs[attempt.start.delivery_id] if each.result in ("", "ok")]
+        if earlier:
+            yield attempt, earlier[-1]
+        runs[attempt.start.delivery_id].append(attempt)
+
+
+def _is_explained(story: Story, lease: Lease, again: Attempt, limits: Limits) -> bool:
+    until_ns = again.start.at_ns if again.lease is None else again.lease.answered_ns
+    for fault in story.faults:
+        if fault.process == lease.process and lease.asked_ns <= fault.at_ns <= until_ns < lease.settled_ns:
+            return True
+    return limits.lapses and again.lease is not None and lease.deadline_ms(until_ns) <= again.lease.now_ms
+
+
+# --- liveness ---------------------------------------------------------------------------------------------
+
+
+def l1_no_stuck_lease(story: Story, limits: Limits) -> Iterator[str]:
+    """In the end nothing is leased; what a process held when it ended runs again soon."""
+    if story.final is not None:
+        stuck = [note.id for note in story.final.pending if note.state == "in_flight"]
+        if stuck or story.final.leases:
+            yield f"{max(len(stuck), story.final.leases)} leases are left in the end: {', '.join(stuck[:5])}"
+    if limits.takeover_ms is not None:
+        yield from _late_takeovers(story, limits.takeover_ms)
+
+
+def _late_takeovers(story: Story, takeover_ms: int) -> Iterator[str]:
+    """Look, in the leases after one that its process did not survive, for the next owner; none is S2's matter."""
+    leases: dict[tuple[str, int], list[Lease]] = defaultdict(list)
+    for lease in story.leases:
+        leases[lease.note.id, lease.note.revision].append(lease)
+    for (message_id, _), owners in leases.items():
+        for older, newer in pairwise(owners):
+            served_ns = min((ns for ns in story.ready.values() if ns > older.asked_ns), default=0)
+            taken_ms = newer.now_ms - older.deadline_ms(newer.asked_ns)
+            since_served_ms = (newer.answered_ns - max(served_ns, older.asked_ns)) / 1e6
+            if older.settled_ns == NEVER and min(taken_ms, since_served_ms) > takeover_ms:
+                yield f"{message_id}: {newer.process} took over {taken_ms} ms after the lease of {older.process} ended"
+
+
+def l2_no_lost_wake_up(story: Story, limits: Limits) -> Iterator[str]:
+    """The first run starts soon after the message could be run."""
+    if limits.lateness_ms is not None:
+        for attempt, late_ms in _first_runs(story):
+            if late_ms > limits.lateness_ms:
+                yield f"{attempt} started {late_ms:.0f} ms after it could have"
+
+
+def l3_lanes_are_fair(story: Story, limits: Limits) -> Iterator[str]:
+    """The same for lanes that must not feel what befalls others."""
+    for attempt, late_ms in _first_runs(story):
+        limit = limits.lane_lateness_ms.get(attempt.start.lane, math.inf)
+        if late_ms > limit:
+            yield f"{attempt} of lane {attempt.start.lane} started {late_ms:.0f} ms after it could have"
+
+
+def _first_runs(story: Story) -> Iterator[tuple[Attempt, float]]:
+    """Yield each message's first run, and how long it took from when it was due, stored, and a process was there."""
+    stored_ns = {(put.id, put.revision): put.answered_ns for put in story.puts()}
+    seen: set[str] = set()
+    for attempt in story.attempts:
+        start = attempt.start
+        if start.delivery_id in seen:
+            continue
+        seen.add(start.delivery_id)
+        since_ns = max(stored_ns.get((start.id, attempt.revision), 0), story.ready.get(start.process, 0))
+        yield attempt, min(start.wall_ms - attempt.due_ms, (start.at_ns - since_ns) / 1e6)
+
+
+def l4_converges(story: Story, limits: Limits) -> Iterator[str]:
+    """In the end nothing that is due is left."""
+    if story.final is not None:
+        overdue = [note.id for note in story.final.pending if note.state == "overdue"]
+        if overdue:
+            yield f"{len(overdue)} messages are due and were left: {', '.join(overdue[:5])}"
+
+
+def l5_poison_stops_nobody(story: Story, limits: Limits) -> Iterator[str]:
+    """Poison ends as a dead letter for its reason; every other message is delivered, none is given up."""
+    if not limits.poison or story.final is None:
+        return
+    dead = {message_id: reason for message_id, _, reason in story.final.dead}
+    for message_id, reason in limits.poison.items():
+        if dead.pop(message_id, None) != reason:
+            yield f"{message_id} should have become a dead letter as {reason}"
+    delivered = {attempt.start.id for attempt in story.attempts if attempt.result == "ok"}
+    neighbours = {put.id for put in story.puts()} - set(limits.poison)
+    yield from (f"{message_id}, a neighbour, was given up as {reason}" for message_id, reason in dead.items())
+    yield from (f"{message_id}, a neighbour, was not delivered" for message_id in sorted(neighbours - delivered))
+
+
+def r1_resources_return(story: Story, limits: Limits) -> Iterator[str]:
+    """Tasks, threads and files are back where they were."""
+    for process, phases in story.resources.items():
+        if "baseline" in phases and "end" in phases:
+            before, after = phases["baseline"], phases["end"]
+            for what in ("tasks", "threads", "files"):
+                grown = getattr(after, what) - getattr(before, what)
+                if grown > limits.spare:
+                    yield f"{process} has {grown} {what} more than at the beginning"
+
+
+Rule: TypeAlias = Callable[[Story, Limits], Iterable[str]]
+
+RULES: dict[str, Rule] = {
+    "S1": s1_never_early,
+    "S2": s2_nothing_lost,
+    "S3": s3_at_least_once,
+    "S4": s4_latest_version_wins,
+    "S5": s5_cancel_honoured,
+    "S6": s6_nothing_ended_comes_back,
+    "S7": s7_one_live_owner,
+    "S8": s8_bytes_identical,
+    "S9": s9_in_order,
+    "B1": b1_duplicates_bounded,
+    "L1": l1_no_stuck_lease,
+    "L2": l2_no_lost_wake_up,
+    "L3": l3_lanes_are_fair,
+    "L4": l4_converges,
+    "L5": l5_poison_stops_nobody,
+    "R1": r1_resources_return,
+}

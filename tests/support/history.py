@@ -1,0 +1,250 @@
+"""What happened, as several processes saw it: one JSON line per event, appended to one file by all of them.
+
+A line is written by one `write` call in append mode, so lines of different processes do not mix. Each begins with a
+line break as well: one that a kill cut short costs itself and not the next.
+Times: `at_ns` is CLOCK_MONOTONIC, one order for all processes of a machine; `wall_ms` is what due times compare with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+__all__ = [
+    "Blocked",
+    "ClaimNote",
+    "Claimed",
+    "Claiming",
+    "Event",
+    "Final",
+    "History",
+    "Invoked",
+    "Outcome",
+    "PendingNote",
+    "Process",
+    "Renewed",
+    "Renewing",
+    "Resources",
+    "Returned",
+    "RunEnded",
+    "RunStarted",
+    "Settled",
+    "Settling",
+    "SettlingNote",
+    "digest_of",
+    "read",
+]
+
+Outcome: TypeAlias = Literal["ok", "fail", "info"]
+"""`info`: nobody knows whether it was done, as with Jepsen's histories."""
+
+
+def digest_of(payload: bytes, key: bytes | None = None, headers: Mapping[str, bytes] | None = None) -> str:
+    """Return what tells whether a message arrived as it was sent (S8)."""
+    hashed = hashlib.sha256(repr((payload, key, sorted((headers or {}).items()))).encode())
+    return hashed.hexdigest()[:20]
+
+
+class _Event(Struct, kw_only=True, tag_field="event", omit_defaults=True):
+    process: str = ""
+    at_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+    wall_ms: int = msgspec.field(default_factory=lambda: time.time_ns() // 1_000_000)
+
+
+class Invoked(_Event, tag="invoked"):
+    """A command is about to be given; `at_ms` is the due time it asks for, if it names one."""
+
+    call: int
+    op: Literal["schedule", "cancel", "reschedule", "fire"]
+    id: str
+    digest: str = ""
+    lane: str = ""
+    at_ms: int | None = None
+
+
+class Returned(_Event, tag="returned"):
+    """It was answered. A command without this has the outcome `info`, at the latest at its process's end."""
+
+    call: int
+    outcome: Outcome
+    answer: str = ""
+    revision: int = 0
+    due_ms: int = 0
+
+
+class Claiming(_Event, tag="claiming"):
+    call: int
+
+
+class ClaimNote(Struct, array_like=True):
+    id: str
+    revision: int
+    due_ms: int
+    lane: str
+    attempt: int
+    token: int
+    alone: bool = False
+
+
+class Claimed(_Event, tag="claimed"):
+    call: int
+    now_ms: int
+    claims: list[ClaimNote]
+
+
+class SettlingNote(Struct, array_like=True):
+    id: str
+    revision: int
+    token: int
+    kind: Literal["delivered", "dropped", "skipped", "again", "dead"]
+
+
+class Settling(_Event, tag="settling"):
+    call: int
+    batch: list[SettlingNote]
+
+
+class Settled(_Event, tag="settled"):
+    call: int
+    outcomes: list[str]
+
+
+class Renewing(_Event, tag="renewing"):
+    """`batch`: id, token, new token."""
+
+    call: int
+    batch: list[tuple[str, int, int]]
+
+
+class Renewed(_Event, tag="renewed"):
+    call: int
+    outcomes: list[str]
+
+
+class RunStarted(_Event, tag="run"):
+    """A handler, or a sink, has got a message."""
+
+    id: str
+    delivery_id: str
+    attempt: int
+    lane: str
+    digest: str
+
+
+class RunEnded(_Event, tag="ran"):
+    """How the run ended; only `ok` counts as delivered."""
+
+    delivery_id: str
+    attempt: int
+    result: Literal["ok", "failed", "cancelled"]
+
+
+class Process(_Event, tag="process"):
+    """What befalls a process: `ready` to work, about to be `killed` or `stopped`, `continued`, found `ended`.
+
+    `code` is that of its end: 0 for an orderly one.
+    """
+
+    what: Literal["ready", "killed", "stopped", "continued", "ended"]
+    code: int = 0
+
+
+class Blocked(_Event, tag="blocked"):
+    """A handler is about to hold up its event loop for so long."""
+
+    ms: int
+
+
+class PendingNote(Struct, array_like=True):
+    id: str
+    revision: int
+    state: str
+    next_attempt_ms: int
+
+
+class Final(_Event, tag="final"):
+    """What the store holds in the end; `dead`: id, revision, reason. `leases` counts claims that stand."""
+
+    now_ms: int
+    pending: list[PendingNote]
+    dead: list[tuple[str, int, str]]
+    leases: int = 0
+
+
+class Resources(_Event, tag="resources"):
+    """Counters of a process, before and after what might leak."""
+
+    phase: Literal["baseline", "end"]
+    tasks: int
+    threads: int
+    files: int
+
+
+Event: TypeAlias = (
+    Invoked
+    | Returned
+    | Claiming
+    | Claimed
+    | Settling
+    | Settled
+    | Renewing
+    | Renewed
+    | RunStarted
+    | RunEnded
+    | Process
+    | Blocked
+    | Final
+    | Resources
+)
+
+
+class History:
+    """One process's end of the file.
+
+    Args:
+        path: The file; made if need be.
+        process: Names the process, or the part of it that writes; unique.
+    """
+
+    def __init__(self, path: str | Path, process: str) -> None:
+        self.process = process
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._encode = msgspec.json.Encoder().encode
+        self._calls = 0
+
+    def write(self, event: Event) -> None:
+        """Append an event; it is this process's unless it says otherwise."""
+        event.process = event.process or self.process
+        line = b"\n" + self._encode(event) + b"\n"
+        if os.write(self._file, line) != len(line):
+            raise OSError("a line of the history was cut short")
+
+    def next_call(self) -> int:
+        """Return a number for a call whose beginning and end are separate events."""
+        self._calls += 1
+        return self._calls
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def read(path: str | Path) -> list[Event]:
+    """Return all events in the order in which they happened; what a kill cut short is left out."""
+    decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+    events: list[Event] = []
+    for line in Path(path).read_bytes().splitlines():
+        try:
+            events += [decoder.decode(line)] if line else []
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            continue
+    return sorted(events, key=lambda event: event.at_ns)

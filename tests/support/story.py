@@ -1,0 +1,273 @@
+"""The events of a history joined into what the rules speak of: operations, leases, runs, faults."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from aiodelay.transitions import base_id, token_deadline_ms
+
+from .history import (
+    Blocked,
+    Claimed,
+    Claiming,
+    ClaimNote,
+    Event,
+    Final,
+    Invoked,
+    Outcome,
+    Process,
+    Renewed,
+    Renewing,
+    Resources,
+    Returned,
+    RunEnded,
+    RunStarted,
+    Settled,
+    Settling,
+    SettlingNote,
+)
+
+__all__ = ["Attempt", "Fault", "Lease", "Operation", "Settlement", "Story"]
+
+NEVER = math.inf
+
+
+@dataclass(slots=True)
+class Operation:
+    """A command: from `asked_ns` to `answered_ns` it may have taken effect; where that is unknown, for ever."""
+
+    call: Invoked
+    answered_ns: float = NEVER
+    outcome: Outcome = "info"
+    answer: str = ""
+    revision: int = 0
+    due_ms: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.call.id
+
+    @property
+    def asked_ns(self) -> int:
+        return self.call.at_ns
+
+    @property
+    def is_put(self) -> bool:
+        """Whether it surely wrote a new revision."""
+        return self.call.op == "schedule" and self.outcome == "ok" and self.answer in ("stored", "replaced")
+
+    @property
+    def may_be_put(self) -> bool:
+        return self.call.op == "schedule" and self.outcome == "info"
+
+
+@dataclass(slots=True)
+class Settlement:
+    note: SettlingNote
+    asked_ns: int
+    answered_ns: float = NEVER
+    outcome: str = "info"
+
+
+@dataclass(slots=True)
+class Lease:
+    """A claim of one message by one process."""
+
+    process: str
+    note: ClaimNote
+    asked_ns: int
+    answered_ns: int
+    now_ms: int
+    renewals: list[tuple[int, int]] = field(default_factory=list)
+    settlements: list[Settlement] = field(default_factory=list)
+
+    @property
+    def settled_ns(self) -> float:
+        """When its settlement was answered with `settled`."""
+        return min((each.answered_ns for each in self.settlements if each.outcome == "settled"), default=NEVER)
+
+    def deadline_ms(self, at_ns: float) -> int:
+        """Return until when it is held, as was known at that time."""
+        tokens = [self.note.token, *(token for renewed_ns, token in self.renewals if renewed_ns <= at_ns)]
+        return max(token_deadline_ms(token) for token in tokens)
+
+    def is_open(self, at_ns: float) -> bool:
+        """Whether nobody has tried to settle it yet."""
+        return all(each.asked_ns > at_ns for each in self.settlements)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A run of a handler, or a send."""
+
+    start: RunStarted
+    lease: Lease | None
+    ended_ns: float = NEVER
+    result: str = ""
+
+    @property
+    def revision(self) -> int:
+        return int(self.start.delivery_id.rsplit("/", 2)[1])
+
+    @property
+    def due_ms(self) -> int:
+        return int(self.start.delivery_id.rsplit("/", 1)[1])
+
+    @property
+    def asked_ns(self) -> int:
+        """When the claim was sent that led to it: what was acknowledged before must have been seen."""
+        return self.start.at_ns if self.lease is None else self.lease.asked_ns
+
+    def __str__(self) -> str:
+        return f"{self.start.delivery_id} attempt {self.start.attempt} in {self.start.process}"
+
+
+@dataclass(slots=True)
+class Fault:
+    """What may end a process's leases unsettled, from `at_ns` on: it is `killed`, `stopped` or `blocked`."""
+
+    process: str
+    at_ns: int
+    what: str
+
+
+class Story:
+    """See the module.
+
+    Attributes:
+        operations: In the order in which they were asked.
+        attempts: In the order in which they started.
+        leases: In the order in which they were answered.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.operations: list[Operation] = []
+        self.leases: list[Lease] = []
+        self.attempts: list[Attempt] = []
+        self.faults: list[Fault] = []
+        self.resources: dict[str, dict[str, Resources]] = defaultdict(dict)
+        self.ready: dict[str, int] = {}
+        self.ended: dict[str, int] = {}
+        self.final: Final | None = None
+        self._calls: dict[tuple[str, int], Operation | Claiming | list[Settlement] | Renewing] = {}
+        self._by_token: dict[tuple[str, str, int], Lease] = {}
+        self._latest: dict[tuple[str, str, int], Lease] = {}
+        self._running: dict[tuple[str, str, int], Attempt] = {}
+        for event in events:
+            self._tell(event)
+        for operation in self.operations:  # what a dead process asked for happened before its end, or never
+            if operation.outcome == "info" and operation.answered_ns == NEVER:
+                operation.answered_ns = self.ended.get(operation.call.process, NEVER)
+
+    def _tell(self, event: Event) -> None:  # noqa: PLR0912 - one case per event
+        match event:
+            case Invoked():
+                operation = Operation(event)
+                self.operations.append(operation)
+                self._calls[event.process, event.call] = operation
+            case Returned():
+                self._returned(event)
+            case Claiming() | Renewing():
+                self._calls[event.process, event.call] = event
+            case Claimed():
+                self._claimed(event)
+            case Settling():
+                self._calls[event.process, event.call] = list(self._settling(event))
+            case Settled():
+                self._settled(event)
+            case Renewed():
+                self._renewed(event)
+            case RunStarted():
+                self._run_started(event)
+            case RunEnded():
+                attempt = self._running[event.process, event.delivery_id, event.attempt]
+                attempt.ended_ns, attempt.result = event.at_ns, event.result
+            case Blocked():
+                self.faults.append(Fault(event.process, event.at_ns, "blocked"))
+            case Process():
+                self._process(event)
+            case Resources():
+                self.resources[event.process][event.phase] = event
+            case Final():
+                self.final = event
+
+    def _returned(self, event: Returned) -> None:
+        operation = self._calls[event.process, event.call]
+        assert isinstance(operation, Operation)
+        operation.outcome, operation.answer = event.outcome, event.answer
+        operation.revision, operation.due_ms = event.revision, event.due_ms
+        operation.answered_ns = NEVER if event.outcome == "info" else event.at_ns
+
+    def _claimed(self, event: Claimed) -> None:
+        asked = self._calls[event.process, event.call]
+        assert isinstance(asked, Claiming)
+        for note in event.claims:
+            if (event.process, note.id, note.token) in self._by_token:
+                continue  # a claim that was repeated
+            lease = Lease(event.process, note, asked.at_ns, event.at_ns, event.now_ms)
+            self.leases.append(lease)
+            self._by_token[event.process, note.id, note.token] = lease
+            self._latest[event.process, base_id(note.id), note.revision] = lease
+
+    def _settling(self, event: Settling) -> Iterator[Settlement]:
+        for note in event.batch:
+            settlement = Settlement(note, event.at_ns)
+            lease = self._by_token.get((event.process, note.id, note.token))
+            if lease is not None:
+                lease.settlements.append(settlement)
+            yield settlement
+
+    def _settled(self, event: Settled) -> None:
+        settlements = self._calls[event.process, event.call]
+        assert isinstance(settlements, list)
+        for settlement, outcome in zip(settlements, event.outcomes, strict=True):
+            settlement.answered_ns, settlement.outcome = event.at_ns, outcome
+
+    def _renewed(self, event: Renewed) -> None:
+        renewing = self._calls[event.process, event.call]
+        assert isinstance(renewing, Renewing)
+        for (message_id, token, to), outcome in zip(renewing.batch, event.outcomes, strict=True):
+            lease = self._by_token.get((event.process, message_id, token))
+            if lease is not None and outcome in ("renewed", "cancelled"):
+                lease.renewals.append((event.at_ns, to))
+                self._by_token[event.process, message_id, to] = lease
+
+    def _run_started(self, event: RunStarted) -> None:
+        revision = int(event.delivery_id.rsplit("/", 2)[1])
+        attempt = Attempt(event, self._latest.get((event.process, event.id, revision)))
+        self.attempts.append(attempt)
+        self._running[event.process, event.delivery_id, event.attempt] = attempt
+
+    def _process(self, event: Process) -> None:
+        if event.what == "ready":
+            self.ready[event.process] = event.at_ns
+        elif event.what == "stopped":
+            self.faults.append(Fault(event.process, event.at_ns, "stopped"))
+        elif event.what in ("killed", "ended"):
+            if event.what == "ended":
+                self.ended[event.process] = event.at_ns
+            known = any(fault.process == event.process and fault.what == "killed" for fault in self.faults)
+            if not known and (event.what == "killed" or event.code):
+                self.faults.append(Fault(event.process, event.at_ns, "killed"))
+
+    def puts(self) -> Iterator[Operation]:
+        """Yield the commands that surely wrote a new revision."""
+        return (operation for operation in self.operations if operation.is_put)
+
+    def by_id(self) -> dict[str, list[Operation]]:
+        """Group operations by message id."""
+        grouped: dict[str, list[Operation]] = defaultdict(list)
+        for operation in self.operations:
+            grouped[operation.id].append(operation)
+        return grouped
+
+    def in_flight(self, fault: Fault) -> int:
+        """Count what the process held when it befell it, as far as it knew; a dead one holds it for ever."""
+        at_ns = self.ended.get(fault.process, NEVER) if fault.what == "killed" else fault.at_ns
+        return sum(
+            lease.process == fault.process and lease.answered_ns <= at_ns and lease.settled_ns > at_ns
+            for lease in self.leases
+        )

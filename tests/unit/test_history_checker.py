@@ -1,0 +1,386 @@
+"""The checker of histories is itself checked: for every rule a clean history, and one that breaks this rule alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+
+from aiodelay.transitions import token_for
+from tests.support import history as h
+from tests.support.checker import RULES, Limits, Report, check
+
+EPOCH_MS = 1_900_000_000_000
+LEASE_MS = 1_000
+REVISION = EPOCH_MS
+
+
+class Tale:
+    """A history written by hand; `now` is in ms since its beginning, each step takes 1 ms unless it says otherwise."""
+
+    def __init__(self) -> None:
+        self.events: list[h.Event] = []
+        self.now = 0
+        self._calls = 0
+        self.token = 0
+
+    def tell(self, event: h.Event, *, by: str) -> None:
+        event.process, event.at_ns, event.wall_ms = by, self.now * 1_000_000, EPOCH_MS + self.now
+        self.events.append(event)
+        self.now += 1
+
+    def _call(self) -> int:
+        self._calls += 1
+        return self._calls
+
+    def wait(self, until: int) -> Tale:
+        assert until >= self.now
+        self.now = until
+        return self
+
+    def put(
+        self,
+        id_: str = "a",
+        *,
+        due: int = 10,
+        version: int = 0,
+        outcome: Literal["ok", "fail", "info", "none"] = "ok",
+        answer: str = "stored",
+        by: str = "producer",
+    ) -> Tale:
+        call = self._call()
+        self.tell(h.Invoked(call=call, op="schedule", id=id_, digest=f"{id_}{version}", lane="x"), by=by)
+        if outcome != "none":
+            returned = h.Returned(call=call, outcome=outcome)
+            if outcome == "ok":
+                returned.answer, returned.revision, returned.due_ms = answer, REVISION + version, EPOCH_MS + due
+            self.tell(returned, by=by)
+        return self
+
+    def command(self, op: Literal["cancel", "reschedule"], answer: str, *, at: int | None = None) -> Tale:
+        call = self._call()
+        at_ms = None if at is None else EPOCH_MS + at
+        self.tell(h.Invoked(call=call, op=op, id="a", at_ms=at_ms), by="producer")
+        self.tell(h.Returned(call=call, outcome="ok", answer=answer), by="producer")
+        return self
+
+    def claim(
+        self, *ids: str, version: int = 0, due: int = 10, by: str = "p", attempt: int = 0, token: int | None = None
+    ) -> Tale:
+        """Claim `a`, or these; of several, each is due 1 ms earlier than the one before."""
+        call = self._call()
+        self.tell(h.Claiming(call=call), by=by)
+        self.token = token_for(EPOCH_MS + self.now + LEASE_MS, 0) if token is None else token
+        notes = [
+            h.ClaimNote(id_, REVISION + version, EPOCH_MS + due - i, "x", attempt, self.token)
+            for i, id_ in enumerate(ids or ("a",))
+        ]
+        self.tell(h.Claimed(call=call, now_ms=EPOCH_MS + self.now, claims=notes), by=by)
+        return self
+
+    def run(
+        self,
+        id_: str = "a",
+        *,
+        version: int = 0,
+        due: int = 10,
+        by: str = "p",
+        attempt: int = 1,
+        digest: str = "",
+        result: Literal["ok", "failed", "cancelled", ""] = "ok",
+    ) -> Tale:
+        delivery = f"{id_}/{REVISION + version}/{EPOCH_MS + due}"
+        digest = digest or f"{id_}{version}"
+        started = h.RunStarted(id=id_, delivery_id=delivery, attempt=attempt, lane="x", digest=digest)
+        self.tell(started, by=by)
+        if result:
+            self.tell(h.RunEnded(delivery_id=delivery, attempt=attempt, result=result), by=by)
+        return self
+
+    def settle(
+        self,
+        id_: str = "a",
+        *,
+        version: int = 0,
+        kind: Literal["delivered", "again", "dead"] = "delivered",
+        outcome: str = "settled",
+        by: str = "p",
+        token: int | None = None,
+    ) -> Tale:
+        call = self._call()
+        note = h.SettlingNote(id_, REVISION + version, self.token if token is None else token, kind)
+        self.tell(h.Settling(call=call, batch=[note]), by=by)
+        if outcome:
+            self.tell(h.Settled(call=call, outcomes=[outcome]), by=by)
+        return self
+
+    def process(self, what: Literal["ready", "killed", "stopped", "ended"], *, by: str = "p", code: int = 0) -> Tale:
+        self.tell(h.Process(what=what, code=code), by=by)
+        return self
+
+    def resources(self, phase: Literal["baseline", "end"], tasks: int) -> Tale:
+        self.tell(h.Resources(phase=phase, tasks=tasks, threads=3, files=9), by="p")
+        return self
+
+    def final(self, *pending: h.PendingNote, dead: tuple[str, ...] = (), leases: int = 0) -> Tale:
+        letters = [(each, REVISION, "killed_worker") for each in dead]
+        final = h.Final(now_ms=EPOCH_MS + self.now, pending=list(pending), dead=letters, leases=leases)
+        self.tell(final, by="judge")
+        return self
+
+    def report(self, limits: Limits | None = None) -> Report:
+        return check(self.events, limits)
+
+
+def delivered(id_: str = "a") -> Tale:
+    return Tale().put(id_).wait(10).claim(id_).run(id_).settle(id_)
+
+
+def pending(id_: str = "a", *, version: int = 0, state: str = "scheduled") -> h.PendingNote:
+    return h.PendingNote(id_, REVISION + version, state, EPOCH_MS + 10)
+
+
+def taken_over(*, at: int) -> Tale:
+    """Process p dies with a message, q takes it over."""
+    story = Tale().process("ready").process("ready", by="q").put().wait(10).claim().run(result="")
+    story.process("killed").process("ended", code=-9)
+    return story.wait(at).claim(by="q").run(by="q").settle(by="q").final()
+
+
+def zombie_settles() -> Tale:
+    """Process p settles although q has taken over."""
+    story = Tale().put().wait(10).claim().run()
+    token = story.token
+    return story.wait(1_100).claim(by="q").settle(token=token).final(pending())
+
+
+CLEAN: dict[str, Callable[[], Tale]] = {
+    "delivered": lambda: delivered().final(),
+    "still pending": lambda: Tale().put(due=90_000).final(pending()),
+    "refused, never stored": lambda: Tale().put(outcome="fail").final(),
+    "unknown, and not stored": lambda: Tale().put(outcome="info").final(),
+    "unknown, and delivered": lambda: Tale().put(outcome="info").wait(10).claim().run().settle().final(),
+    "its producer died while asking": lambda: (
+        Tale().put(outcome="none").process("ended", by="producer", code=-9).wait(10).claim().run().settle().final()
+    ),
+    "cancelled": lambda: Tale().put().command("cancel", "cancelled").final(),
+    "cancelled in flight: this run goes on": lambda: (
+        Tale().put().wait(10).claim().command("cancel", "in_flight").run().settle().final()
+    ),
+    "replaced": lambda: (
+        Tale()
+        .put()
+        .put(version=1, answer="replaced")
+        .wait(20)
+        .claim(version=1)
+        .run(version=1)
+        .settle(version=1)
+        .final()
+    ),
+    "replaced in flight: both are run": lambda: (
+        Tale()
+        .put()
+        .wait(10)
+        .claim()
+        .put(version=1, answer="replaced")
+        .run()
+        .settle(outcome="superseded")
+        .claim(version=1)
+        .run(version=1)
+        .settle(version=1)
+        .final()
+    ),
+    "may have been replaced by one that is unknown": lambda: Tale().put().put(version=1, outcome="info").final(),
+    "kept": lambda: delivered().put(answer="kept").final(),
+    "failed, then delivered": lambda: (
+        Tale()
+        .put()
+        .wait(10)
+        .claim()
+        .run(result="failed")
+        .settle(kind="again")
+        .claim(attempt=1)
+        .run(attempt=2)
+        .settle()
+        .final()
+    ),
+    "given up": lambda: Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").final(dead=("a",)),
+    "run again after a kill": lambda: taken_over(at=1_100),
+    "run again after its lease ended": lambda: (
+        Tale().put().wait(10).claim().run(result="").wait(1_100).claim(by="q").run(by="q").settle(by="q").final()
+    ),
+    "rescheduled": lambda: (
+        Tale().put().command("reschedule", "rescheduled", at=50).wait(50).claim(due=50).run(due=50).settle().final()
+    ),
+}
+
+GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
+    "S1 before its due time": (
+        "S1",
+        lambda: Tale().put(due=100).wait(10).claim(due=100).run(due=100).settle().final(),
+        Limits(),
+    ),
+    "S1 at the time from before it was rescheduled": (
+        "S1",
+        lambda: Tale().put().command("reschedule", "rescheduled", at=90).wait(20).claim().run().settle().final(),
+        Limits(),
+    ),
+    "S1 at a time that the record has and nobody gave": (
+        "S1",
+        lambda: Tale().put(due=100).wait(20).claim(due=10).run(due=10).settle().final(),
+        Limits(),
+    ),
+    "S2 acknowledged and gone": ("S2", lambda: Tale().put().final(), Limits()),
+    "S2 the later version is gone": (
+        "S2",
+        lambda: Tale().put().wait(10).claim().put(version=1, answer="replaced").run().settle(outcome="gone").final(),
+        Limits(),
+    ),
+    "S2 an earlier unknown put is no excuse": (
+        "S2",
+        lambda: Tale().put(outcome="none", by="x").process("ended", by="x", code=-9).put(version=1).final(),
+        Limits(),
+    ),
+    "S2 a refused cancel is no excuse": ("S2", lambda: Tale().put().command("cancel", "not_found").final(), Limits()),
+    "S3 settled before it was run": ("S3", lambda: Tale().put().wait(10).claim().settle().run().final(), Limits()),
+    "S3 settled as delivered after it failed": (
+        "S3",
+        lambda: Tale().put().wait(10).claim().run(result="failed").settle().final(),
+        Limits(),
+    ),
+    "S4 the version that was replaced": (
+        "S4",
+        lambda: (
+            Tale().put().put(version=1, answer="replaced").wait(10).claim().run().settle().final(pending(version=1))
+        ),
+        Limits(),
+    ),
+    "S5 cancelled, and run": (
+        "S5",
+        lambda: Tale().put().command("cancel", "cancelled").wait(10).claim().run().settle().final(),
+        Limits(),
+    ),
+    "S5 cancelled in flight, and retried": (
+        "S5",
+        lambda: (
+            Tale()
+            .put()
+            .wait(10)
+            .claim()
+            .command("cancel", "in_flight")
+            .run(result="failed")
+            .settle(kind="again")
+            .claim(attempt=1)
+            .run(attempt=2)
+            .settle()
+            .final()
+        ),
+        Limits(),
+    ),
+    "S6 claimed after it was settled": (
+        "S6",
+        lambda: delivered().wait(5_000).claim(by="q").settle("b").final(),
+        Limits(),
+    ),
+    "S7 two owners": (
+        "S7",
+        lambda: Tale().put().wait(10).claim().run(result="").claim(by="q").run(by="q").settle(by="q").final(),
+        Limits(),
+    ),
+    "S7 an old owner's settlement was accepted": (
+        "S7",
+        zombie_settles,
+        Limits(),
+    ),
+    "S7 tokens that do not grow": (
+        "S7",
+        lambda: (
+            Tale().put().wait(10).claim().settle(kind="again").claim(by="q", token=1).run(by="q").settle(by="q").final()
+        ),
+        Limits(),
+    ),
+    "S8 other bytes": ("S8", lambda: Tale().put().wait(10).claim().run(digest="?").settle().final(), Limits()),
+    "S8 what nobody scheduled": ("S8", lambda: Tale().claim("b").wait(10).run("b").settle("b").final(), Limits()),
+    "S9 out of order": (
+        "S9",
+        lambda: (
+            Tale()
+            .put("a")
+            .put("b", due=9)
+            .wait(10)
+            .claim("a", "b")
+            .run("a")
+            .settle("a")
+            .run("b", due=9)
+            .settle("b")
+            .final()
+        ),
+        Limits(),
+    ),
+    "B1 twice by one claim": ("B1", lambda: Tale().put().wait(10).claim().run().run().settle().final(), Limits()),
+    "B1 again after an orderly end": (
+        "B1",
+        lambda: (
+            Tale()
+            .put()
+            .wait(10)
+            .claim()
+            .run()
+            .process("ended")
+            .wait(1_100)
+            .claim(by="q")
+            .run(by="q")
+            .settle(by="q")
+            .final()
+        ),
+        Limits(lapses=False),
+    ),
+    "L1 leased in the end": ("L1", lambda: Tale().put().final(pending(state="in_flight")), Limits()),
+    "L1 a lease without a message": ("L1", lambda: delivered().final(leases=1), Limits()),
+    "L1 taken over much too late": ("L1", lambda: taken_over(at=9_000), Limits(takeover_ms=2_000)),
+    "L2 slept too long": (
+        "L2",
+        lambda: Tale().put().wait(9_000).claim().run().settle().final(),
+        Limits(lateness_ms=5_000),
+    ),
+    "L3 a lane that starved": (
+        "L3",
+        lambda: Tale().put().wait(9_000).claim().run().settle().final(),
+        Limits(lane_lateness_ms={"x": 5_000}),
+    ),
+    "L4 due and left": ("L4", lambda: Tale().put().wait(10).final(pending(state="overdue")), Limits()),
+    "L5 the poison goes on": (
+        "L5",
+        lambda: delivered().put("p").final(pending("p")),
+        Limits(poison={"p": "killed_worker"}),
+    ),
+    "L5 a neighbour was given up": (
+        "L5",
+        lambda: Tale().put("p").put("a").final(dead=("p", "a")),
+        Limits(poison={"p": "killed_worker"}),
+    ),
+    "R1 tasks leak": (
+        "R1",
+        lambda: delivered().resources("baseline", 4).resources("end", 9).final(),
+        Limits(spare=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_clean_history_passes(name: str) -> None:
+    CLEAN[name]().report().verify()
+
+
+@pytest.mark.parametrize("name", GUILTY)
+def test_a_history_that_breaks_a_rule_fails_for_it(name: str) -> None:
+    rule, tale, limits = GUILTY[name]
+    report = tale().report(limits)
+    assert {violation.rule for violation in report.violations} == {rule}, report.violations
+    with pytest.raises(AssertionError, match=f"{rule}: "):
+        report.verify()
+
+
+def test_every_rule_has_a_history_that_breaks_it() -> None:
+    assert {rule for rule, _, _ in GUILTY.values()} == set(RULES)
