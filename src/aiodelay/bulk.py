@@ -30,7 +30,15 @@ class Rejected(Struct, frozen=True):
 
 
 class PartlyScheduledError(AiodelayError):
-    """Some messages of a `schedule_many` were refused; all others are stored."""
+    """Some messages of a `schedule_many` were refused; all others are stored.
+
+    Attributes:
+        stored: How many were stored.
+        rejected: The refused ones, by position.
+    """
+
+    stored: int
+    rejected: Sequence[Rejected]
 
     def __init__(self, stored: int, rejected: Sequence[Rejected]) -> None:
         super().__init__(stored, rejected)

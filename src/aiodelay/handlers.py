@@ -12,12 +12,31 @@ import msgspec
 from ._runtime.subscription import HandlerSpec
 from .codecs import codec_named
 from .context import Context, Later, Reject
-from .errors import ConfigurationError, DuplicateHandlerError, HandlerSignatureError, RecordFormatError, shortened
-from .inputs import check_type_name
+from .errors import (
+    ConfigurationError,
+    DuplicateHandlerError,
+    HandlerSignatureError,
+    RecordFormatError,
+    cut,
+    kind_of,
+    shortened,
+)
+from .inputs import check_count, check_type_name, listed
 from .retry import Retry
 from .timeunits import Duration, parse_duration
 
-__all__ = ["EventTypes", "Handler", "Result", "event", "type_name"]
+__all__ = [
+    "MAX_CONCURRENCY",
+    "EventTypes",
+    "Handler",
+    "Result",
+    "check_concurrency",
+    "event",
+    "is_event_class",
+    "spec_of",
+    "type_name",
+    "type_names",
+]
 
 Result: TypeAlias = Later | Reject | None
 """What a handler may return."""
@@ -37,11 +56,14 @@ def event(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[type[T]], ty
     Raises:
         ConfigurationError: A name is not of that form, or repeated.
     """
-    names = (check_type_name(name, "event name"), *(check_type_name(alias, "event alias") for alias in aliases))
+    former = listed(aliases, "event aliases", "('payment.checked',)")
+    names = (check_type_name(name, "event name"), *(check_type_name(alias, "event alias") for alias in former))
     if len(set(names)) < len(names):
-        raise ConfigurationError("event aliases", shortened(aliases), "names that differ from each other and the name")
+        raise ConfigurationError("event aliases", shortened(former), "names that differ from each other and the name")
 
     def name_it(class_: type[T]) -> type[T]:
+        if not isinstance(class_, type):
+            raise ConfigurationError("@event", f"given to {kind_of(class_)}", "a class")
         class_.__aiodelay_type__ = names  # type: ignore[attr-defined]
         return class_
 
@@ -81,25 +103,33 @@ class EventTypes:
 
         Raises:
             DuplicateHandlerError: Another class has this name.
+            ConfigurationError: A class name that was not given by `@event` is of no allowed form.
         """
         known = self._names.get(class_)
         if known is not None:
             return known
         names = type_names(class_)
         for name in names:
-            other = self._by_name.setdefault(name, class_)
+            other = self._by_name.get(check_type_name(name, "event type name"), class_)
             if other is not class_:
                 raise DuplicateHandlerError(
                     "event type",
                     f"{name!r}, the name of both {_path(other)} and {_path(class_)}",
                     "one class per name; give one of them another with @event(...)",
                 )
+        self._by_name.update(dict.fromkeys(names, class_))
         self._names[class_] = names[0]
         return names[0]
 
     def class_named(self, name: str) -> type | None:
         """Return the class of that name or alias, if it was met."""
         return self._by_name.get(name)
+
+    def copy(self) -> EventTypes:
+        """Return another that has met the same classes."""
+        copied = EventTypes()
+        copied._by_name, copied._names = dict(self._by_name), dict(self._names)
+        return copied
 
 
 def _path(class_: type) -> str:
@@ -138,7 +168,7 @@ def spec_of(
                 "handler name", shortened(name), f"none for typed events; name {class_.__name__} with @event(...)"
             )
         types.name_of(class_)
-        names, decode = type_names(class_), _typed(class_)
+        names, decode = type_names(class_), _typed(class_, function)
     return HandlerSpec(
         name=names[0],
         aliases=names[1:],
@@ -159,22 +189,18 @@ def check_concurrency(concurrency: object) -> int:
     Raises:
         ConfigurationError: It is out of its range.
     """
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
-        raise ConfigurationError(
-            "handler concurrency", shortened(concurrency), f"an integer from 1 to {MAX_CONCURRENCY}"
-        )
-    return concurrency
+    return check_count(concurrency, "handler concurrency", 1, MAX_CONCURRENCY)
 
 
 def _signature(function: Handler) -> tuple[list[inspect.Parameter], Mapping[str, Any]]:
     if not callable(function):
-        raise HandlerSignatureError("handler", f"a {type(function).__qualname__}", "a function")
+        raise HandlerSignatureError("handler", kind_of(function), "a function")
     target = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     try:
         return list(inspect.signature(function).parameters.values()), get_type_hints(target)
-    except (TypeError, ValueError, NameError) as error:
+    except Exception as error:  # noqa: BLE001 - annotations given as text are evaluated here
         raise HandlerSignatureError(
-            _named(function), f"of a signature that cannot be read ({error})", "annotations that can be resolved"
+            _named(function), f"of a signature that cannot be read ({_in_short(error)})", "annotations that resolve"
         ) from None
 
 
@@ -189,7 +215,8 @@ def _event_class(function: Handler, parameters: list[inspect.Parameter], hints: 
     if class_ is bytes:
         return bytes
     if not isinstance(class_, type) or not is_event_class(class_):
-        got = f"with event parameter {parameters[0].name!r} of {shortened(class_)}"
+        of = f"annotated {cut(repr(class_))}" if parameters[0].name in hints else "without annotation"
+        got = f"with event parameter {parameters[0].name!r} {of}"
         raise HandlerSignatureError(_named(function), got, expected)
     return class_
 
@@ -223,23 +250,31 @@ def _is_coroutine(function: Handler) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _typed(class_: type) -> Callable[[bytes, str], Any]:
-    decoders = {encoding: codec_named(encoding).decoder(class_) for encoding in ("json", "msgpack")}
+def _typed(class_: type, function: Handler) -> Callable[[bytes, str], Any]:
+    try:
+        decoders = {encoding: codec_named(encoding).decoder(class_) for encoding in ("json", "msgpack")}
+    except Exception as error:  # noqa: BLE001 - annotations of the event's fields are evaluated here
+        got = f"of the event type {class_.__qualname__}, which cannot be read back ({_in_short(error)})"
+        raise HandlerSignatureError(_named(function), got, "fields of types that msgspec or pydantic knows") from None
     json = decoders["json"]
 
-    def decode(payload: bytes, encoding: str) -> Any:
+    def decode(payload: bytes, encoding: str) -> object:
         if encoding == "json" or not encoding:
             return json(payload)
-        try:
-            return decoders[encoding](payload)
-        except KeyError:
-            raise RecordFormatError(f"unknown encoding {encoding[:20]!r}") from None
+        decoder = decoders.get(encoding)
+        if decoder is None:
+            raise RecordFormatError(f"unknown encoding {shortened(encoding)}")
+        return decoder(payload)
 
     return decode
 
 
 def _as_bytes(payload: bytes, encoding: str) -> bytes:
     return payload
+
+
+def _in_short(error: Exception) -> str:
+    return cut(f"{type(error).__name__}: {error}", 120)
 
 
 def _named(function: object) -> str:

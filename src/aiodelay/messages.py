@@ -226,8 +226,6 @@ def names_of(sinks: Collection[Sink]) -> dict[str, Sink]:
     """
     named: dict[str, Sink] = {}
     for sink in sinks:
-        if not hasattr(sink, "send") or not isinstance(sink.name, str):
-            raise ConfigurationError("sinks", f"holding {shortened(sink)}", "URLs such as 'stdout:', and Sinks")
         if sink.name in named or sink.name == HANDLER_TARGET:
             raise ConfigurationError(
                 "sinks", f"two named {sink.name!r}", f"one sink per name, and none {HANDLER_TARGET!r}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 
-from .errors import ConfigurationError, UnsupportedByStoreError, shortened
+from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, shortened
 from .handlers import is_event_class, type_name
-from .inputs import check_id, check_type_name, split_target
+from .inputs import check_count, check_id, check_type_name, split_target
 from .messages import HANDLER_TARGET
 from .model import (
     DeadKey,
@@ -26,6 +26,7 @@ from .timeunits import Duration, parse_duration, to_epoch_ms
 __all__ = ["Operations"]
 
 PAGE = 500
+MOST = (1 << 63) - 1
 
 
 class Operations:
@@ -92,7 +93,7 @@ class Operations:
         from_ms = None if since is None else to_epoch_ms(since, field="since")
         to_ms = None if before is None else to_epoch_ms(before, field="before")
         after: tuple[int, str] | None = None
-        left = limit
+        left = None if limit is None else check_count(limit, "limit", 0, MOST)
         while left is None or left > 0:
             size = PAGE if left is None else min(PAGE, left)
             page = await store.search(Query(lanes, from_ms, to_ms, after, size))
@@ -115,9 +116,7 @@ class Operations:
             buckets: How many, 1 to 10,000.
         """
         bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
-        if not 1 <= buckets <= 10_000:
-            raise ConfigurationError("buckets", shortened(buckets), "1 to 10000")
-        return await self._inspectable.load(bucket_ms=bucket_ms, buckets=buckets)
+        return await self._inspectable.load(bucket_ms=bucket_ms, buckets=check_count(buckets, "buckets", 1, 10_000))
 
     # --- holds --------------------------------------------------------------------------------------------
 
@@ -149,7 +148,7 @@ class Operations:
                 raise ConfigurationError("what", shortened(what), "an event class, or a name")
             return type_name(what), None
         if isinstance(what, str) and ":" in what:
-            lane, address = split_target(what, "")
+            lane, address = split_target(what, None, field="what")
             return (address, None) if lane == HANDLER_TARGET else (lane, address)
         return check_type_name(what, "what"), None
 
@@ -167,7 +166,7 @@ class Operations:
         store = self._dead_letters
         lane = None if of is None else self._lane_and_address(of)[0]
         after: tuple[int, str, int] | None = None
-        left = limit
+        left = None if limit is None else check_count(limit, "limit", 0, MOST)
         while left is None or left > 0:
             size = PAGE if left is None else min(PAGE, left)
             page = await store.dead_letters(lane=lane, after=after, limit=size)
@@ -201,7 +200,11 @@ class Operations:
         store = self._open_store()
         if not isinstance(store, Journal):
             raise _unable(store, "keep a journal")
-        return await store.journal(message_id=message_id, after=after, limit=limit)
+        return await store.journal(
+            message_id=None if message_id is None else check_id(message_id),
+            after=check_count(after, "after", 0, MOST),
+            limit=check_count(limit, "limit", 1, MOST),
+        )
 
 
 def _unable(store: Store, what: str) -> UnsupportedByStoreError:
@@ -209,4 +212,8 @@ def _unable(store: Store, what: str) -> UnsupportedByStoreError:
 
 
 def _keys(letters: Sequence[DeadLetter | DeadKey]) -> list[DeadKey]:
-    return [letter.key if isinstance(letter, DeadLetter) else letter for letter in letters]
+    keys = [letter.key if isinstance(letter, DeadLetter) else letter for letter in letters]
+    for key in keys:
+        if not isinstance(key, DeadKey):
+            raise ConfigurationError("letter", kind_of(key), "a DeadLetter or its key")
+    return keys

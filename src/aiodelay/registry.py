@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from .clock import Clock
-from .errors import ConfigurationError, MissingExtraError, masked_url, shortened
+from .errors import ConfigurationError, MissingExtraError, kind_of, masked_url, shortened
 from .ports import Sink, Store
 
 __all__ = ["open_sink", "open_store"]
@@ -18,41 +18,49 @@ __all__ = ["open_sink", "open_store"]
 Group = Literal["aiodelay.stores", "aiodelay.sinks"]
 
 
-def open_store(url: str, *, namespace: str, clock: Clock | None) -> Store:
-    """Make the store that a URL names; nothing is connected yet.
+def open_store(given: str | Store, *, namespace: str, clock: Clock | None) -> Store:
+    """Return the store given, or make the one that a URL names; nothing is connected yet.
 
     Raises:
         ConfigurationError: The scheme or an option is not known.
         MissingExtraError: Its client library is not installed.
     """
-    store: Store = _load("aiodelay.stores", url)(url, namespace=namespace, clock=clock)
-    return store
+    if isinstance(given, str):
+        store: Store = _load("aiodelay.stores", given)(given, namespace=namespace, clock=clock)
+        return store
+    if not hasattr(given, "apply") or not hasattr(given, "traits"):
+        raise ConfigurationError("store", kind_of(given), "a URL such as 'sqlite:///delay.db', or a Store")
+    return given
 
 
-def open_sink(url: str) -> Sink:
-    """Make the sink that a URL names; nothing is connected yet.
+def open_sink(given: str | Sink) -> Sink:
+    """Return the sink given, or make the one that a URL names; nothing is connected yet.
 
     Raises:
         ConfigurationError: The scheme or an option is not known.
         MissingExtraError: Its client library is not installed.
     """
-    sink: Sink = _load("aiodelay.sinks", url)(url)
-    return sink
+    if isinstance(given, str):
+        sink: Sink = _load("aiodelay.sinks", given)(given)
+        return sink
+    if not hasattr(given, "send") or not isinstance(given.name, str):
+        raise ConfigurationError("sinks", f"holding {kind_of(given)}", "URLs such as 'stdout:', and Sinks")
+    return given
 
 
-def _load(group: Group, url: object) -> Any:  # noqa: ANN401 - what an entry point names
+def _load(group: Group, url: str) -> Any:  # noqa: ANN401 - what an entry point names
     setting = "store" if group == "aiodelay.stores" else "sink"
-    if not isinstance(url, str):
-        raise ConfigurationError(setting, f"a {type(url).__qualname__}", f"a URL, or a {setting.capitalize()}")
     scheme = url.split(":", 1)[0]
     known = entry_points(group=group)
     if scheme not in known.names or ":" not in url:
         schemes = ", ".join(f"{name}:" for name in sorted(known.names))
         shown = masked_url(url) if ":" in url else shortened(url)
-        raise ConfigurationError(f"scheme of {setting} {shown}", repr(scheme), schemes)
+        raise ConfigurationError(f"scheme of {setting} {shown}", shortened(scheme), schemes)
     point = known[scheme]
     try:
         return point.load()
     except ImportError as error:
+        if (error.name or "").startswith("aiodelay"):
+            raise
         extra = f"pip install 'aiodelay[{scheme}]'"
         raise MissingExtraError(f"{setting} {masked_url(url)}", f"missing {error.name}", extra) from error

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self, TypeVar, overload
 
+from msgspec import structs
+
 from . import registry
 from ._runtime.housekeeping import Alarm
 from ._runtime.lifecycle import Running, RuntimeOptions
 from ._runtime.subscription import HandlerSpec
-from .bulk import PartlyScheduledError, schedule_in_chunks
+from .bulk import schedule_in_chunks
 from .clock import Clock, SystemClock
 from .codecs import codec_named
 from .context import Context
@@ -24,15 +28,18 @@ from .errors import (
     ConfigurationError,
     DuplicateHandlerError,
     DuplicateIdError,
+    InputError,
     OutcomeUnknownError,
     StoreFullError,
     StoreUnavailableError,
+    cut,
+    kind_of,
     shortened,
 )
 from .handlers import EventTypes, Handler, check_concurrency, is_event_class, spec_of, type_name
 from .identifiers import new_op
-from .inputs import Targets, check_id, check_namespace, check_type_name, due_of
-from .messages import Composer, Message, Scheduled, names_of
+from .inputs import Targets, check_count, check_flag, check_id, check_namespace, check_type_name, due_of, listed
+from .messages import Composer, Message, Scheduled, check_rule, names_of
 from .model import (
     NO_HEADERS,
     RETRY_WINDOW_MS,
@@ -60,12 +67,12 @@ from .recurrence import Cron, Every
 from .retry import Retry
 from .timeunits import Duration, parse_duration
 
-__all__ = ["PartlyScheduledError", "Scheduler"]
+__all__ = ["Scheduler"]
 
 F = TypeVar("F", bound=Handler)
 T = TypeVar("T")
 FIRST_REPEAT_S, LONGEST_REPEAT_S = 0.05, 1.0
-LEAST_PAYLOAD, MOST_PAYLOAD = 1, 1_000_000_000
+MOST_PAYLOAD = 1_000_000_000
 
 
 class Scheduler(Operations):
@@ -112,13 +119,15 @@ class Scheduler(Operations):
         clock: Clock | None = None,
     ) -> None:
         namespace = check_namespace(namespace)
-        self._store = (
-            registry.open_store(store, namespace=namespace, clock=clock) if isinstance(store, str) else store
-        )
-        self._sinks = names_of([registry.open_sink(sink) if isinstance(sink, str) else sink for sink in sinks])
-        self._dispatch = dispatch
-        self._lanes = None if lanes is None else frozenset(check_type_name(lane, "lanes") for lane in lanes)
-        self._retry = _checked(retry or Retry(), Retry, "retry")
+        self._store = registry.open_store(store, namespace=namespace, clock=clock)
+        self._sinks = names_of([registry.open_sink(sink) for sink in listed(sinks, "sinks", "['stdout:']")])
+        self._dispatch = check_flag(dispatch, "dispatch")
+        self._lanes = None if lanes is None else _checked_lanes(lanes)
+        self._retry = Retry() if retry is None else _checked(retry, Retry, "retry")
+        if on_alarm is not None and not callable(on_alarm):
+            raise ConfigurationError("on_alarm", kind_of(on_alarm), "a function that takes an Alarm")
+        if clock is not None and not hasattr(clock, "now_ms"):
+            raise ConfigurationError("clock", kind_of(clock), "a Clock")
         self._options = RuntimeOptions(
             clock or SystemClock(),
             parse_duration(store_timeout, field="store_timeout", error=ConfigurationError, least_ms=1),
@@ -129,16 +138,12 @@ class Scheduler(Operations):
         )
         if encoding not in ("json", "msgpack"):
             raise ConfigurationError("encoding", shortened(encoding), "'json' or 'msgpack'")
-        if isinstance(max_payload, bool) or not isinstance(max_payload, int) or not 1 <= max_payload <= MOST_PAYLOAD:
-            raise ConfigurationError(
-                "max_payload", shortened(max_payload), f"an integer from 1 to {MOST_PAYLOAD} bytes"
-            )
         self._types = EventTypes()
         self._composer = Composer(
             codec=codec_named(encoding),
             sinks=self._sinks,
             targets=Targets(allowed_targets),
-            max_payload=max_payload,
+            max_payload=check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
             traits=self._store.traits,
             types=self._types,
         )
@@ -217,6 +222,10 @@ class Scheduler(Operations):
             PartlyScheduledError: Some were refused; all others are stored. Names each with its position and error.
         """
         self._ready()
+        if not isinstance(messages, Iterable | AsyncIterable):
+            raise InputError("messages", kind_of(messages), "an iterable or asynchronous iterable of Message")
+        if progress is not None and not callable(progress):
+            raise InputError("progress", kind_of(progress), "a function that takes a number")
         return await schedule_in_chunks(messages, self._compose, self._carry_out_chunk, self._error_of, progress)
 
     def _compose(self, message: Message) -> Put:
@@ -416,14 +425,16 @@ class Scheduler(Operations):
                 self._running.spawn(self._arm(spec.name), f"aiodelay arm {spec.name}")
 
     def _handler_series(self, spec: HandlerSpec, every: Every | Cron) -> Message:
+        check_rule(every)
         class_ = self._types.class_named(spec.name)
         allowed = "handlers of event types that can be made without arguments"
         if class_ is None:
             raise ConfigurationError("every", "given to a handler of bytes", allowed)
         try:
             event = class_()
-        except TypeError as error:
-            raise ConfigurationError("every", f"given to the handler of {spec.name} ({error})", allowed) from None
+        except Exception as error:  # noqa: BLE001 - whatever a user's type raises
+            got = f"given to the handler of {spec.name}, which raises {type(error).__name__} ({cut(str(error))})"
+            raise ConfigurationError("every", got, allowed) from None
         return Message(event, every=every, id=f"handler:{spec.name}", conflict=Conflict.keep())
 
     async def remove_handler(self, what: type | str) -> None:
@@ -549,12 +560,45 @@ class Scheduler(Operations):
     def _context(self, record: Record, lateness_ms: int) -> Context:
         return Context(record, lateness_ms, self)
 
+    # --- tests --------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _elsewhere(
+        self, store: Store, sinks: Mapping[str, Sink], clock: Clock, note_run: Callable[[Record, int], None]
+    ) -> Iterator[None]:
+        """Move to another store, other sinks and another clock for a while, for `aiodelay.testing`.
+
+        Handlers and event types that are added meanwhile are forgotten at the end. `note_run` is told of every run
+        before it begins.
+        """
+        if self._running is not None:
+            raise ClosedError("scheduler", "open already")
+        before = dict(self.__dict__)
+
+        def context(record: Record, lateness_ms: int) -> Context:
+            note_run(record, lateness_ms)
+            return Context(record, lateness_ms, self)
+
+        self._store, self._sinks, self._types = store, dict(sinks), self._types.copy()
+        self._options = structs.replace(self._options, clock=clock)
+        self._composer = copy(self._composer)
+        self._composer._sinks, self._composer._types = self._sinks, self._types
+        self._handlers, self._series, self._was_closed = dict(self._handlers), dict(self._series), False
+        self._context = context  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            self.__dict__.clear()
+            self.__dict__.update(before)
 
 def _checked(value: object, type_: type[T], setting: str) -> T:
     if not isinstance(value, type_):
-        raise ConfigurationError(setting, f"a {type(value).__qualname__}", f"a {type_.__qualname__}")
+        raise ConfigurationError(setting, kind_of(value), f"a {type_.__qualname__}")
     return value
+
+
+def _checked_lanes(lanes: object) -> frozenset[Lane]:
+    return frozenset(check_type_name(lane, "lanes") for lane in listed(lanes, "lanes", "['payment.check']"))
 
 
 def _is_open(outcome: Outcome) -> bool:

@@ -13,7 +13,7 @@ from .errors import SinkUnavailableError
 from .model import Delivery, Demand, SendOutcome, Sent
 from .urls import UrlOptions
 
-__all__ = ["StdoutSink"]
+__all__ = ["StdoutSink", "open_stdout"]
 
 
 class StdoutSink:
@@ -26,8 +26,8 @@ class StdoutSink:
         stream: Where lines go.
     """
 
-    name = "stdout"
-    limits = Demand(100)
+    name: str = "stdout"
+    limits: Demand = Demand(100)
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -76,5 +76,5 @@ def _line(delivery: Delivery) -> str:
 
 def open_stdout(url: str) -> StdoutSink:
     """Open `stdout:`."""
-    UrlOptions(url).finish()
+    UrlOptions(url).finish(bare=True)
     return StdoutSink()

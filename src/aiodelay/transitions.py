@@ -108,6 +108,8 @@ def base_id(message_id: str) -> str:
 
 def occurrence_of(message_id: str) -> tuple[str, int] | None:
     """Return (series, due) of an occurrence's id, None for any other id."""
+    if "~" not in message_id:  # nearly all, and ten times as fast as the pattern
+        return None
     found = _OCCURRENCE.match(message_id)
     return (found[1], int(found[2])) if found else None
 

@@ -8,18 +8,33 @@ from .errors import ConfigurationError, masked_url, shortened
 
 __all__ = ["UrlOptions"]
 
+_MOST_DIGITS = 18
+
+
+def _split(url: str, masked: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        pass
+    raise ConfigurationError("url", masked, "a URL")  # out here: urlsplit's own error quotes the password
+
 
 class UrlOptions:
     """Reads a URL's query, one option at a time; `finish` refuses what nobody asked for."""
 
+    parts: SplitResult
+    """The URL, taken apart."""
+    masked: str
+    """The URL without its secrets, for messages and logs."""
+
     def __init__(self, url: str) -> None:
-        self._url = masked_url(url)
-        try:
-            self.parts: SplitResult = urlsplit(url)
-        except ValueError as error:
-            raise ConfigurationError("url", self._url, f"a URL ({error})") from None
-        self._options = dict(parse_qsl(self.parts.query, keep_blank_values=True))
+        self.masked = masked_url(url)
+        self.parts = _split(url, self.masked)
+        given = parse_qsl(self.parts.query, keep_blank_values=True)
+        self._options = dict(given)
         self._known: list[str] = []
+        if len(self._options) < len(given):
+            raise ConfigurationError(f"an option of {self.masked}", "given twice", "each option once")
 
     def integer(self, name: str, default: int, least: int, most: int) -> int:
         """Return an integer option.
@@ -31,15 +46,21 @@ class UrlOptions:
         text = self._options.pop(name, None)
         if text is None:
             return default
-        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise ConfigurationError(f"{name} in {self._url}", shortened(text), f"an integer from {least} to {most}")
+        is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+        if not is_number or not least <= int(text) <= most:
+            raise ConfigurationError(f"{name} in {self.masked}", shortened(text), f"an integer from {least} to {most}")
         return int(text)
 
-    def finish(self) -> None:
+    def finish(self, *, bare: bool = False) -> None:
         """Refuse options that are left.
+
+        Args:
+            bare: Refuse a host, a path and a fragment too: the scheme says all.
 
         Raises:
             ConfigurationError: Names the first unknown option, and those that are known.
         """
+        if bare and (self.parts.netloc or self.parts.path or self.parts.fragment):
+            raise ConfigurationError("url", self.masked, f"{self.parts.scheme}: without host or path")
         for name in self._options:
-            raise ConfigurationError(f"option of {self._url}", shortened(name), ", ".join(self._known) or "none")
+            raise ConfigurationError(f"option of {self.masked}", shortened(name), ", ".join(self._known) or "none")

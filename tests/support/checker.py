@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
+from aiodelay.transitions import token_deadline_ms
+
 from .history import Event
 from .story import NEVER, Attempt, Lease, Operation, Story
 
@@ -223,9 +225,9 @@ def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def _overlap(older: Lease, newer: Lease) -> Iterator[str]:
-    if newer.note.token <= older.note.token:
-        yield f"token {newer.note.token} of {newer.process} follows {older.note.token} of {older.process}"
     held_until_ms = older.deadline_ms(newer.asked_ns)
+    if token_deadline_ms(newer.note.token) < token_deadline_ms(older.note.token):
+        yield f"the token of {newer.process} is older than that of {older.process}, who had it before"
     if older.is_open(newer.answered_ns) and newer.now_ms < held_until_ms:
         early_ms = held_until_ms - newer.now_ms
         yield f"claimed by {newer.process} {early_ms} ms before the lease of {older.process} ended"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from subprocess import Popen
 from typing import Literal
 
 import pytest
@@ -11,6 +14,7 @@ from aiodelay.transitions import token_for
 from tests.support import history as h
 from tests.support.checker import RULES, Limits, Report, check
 
+ROOT = Path(__file__).parents[2]
 EPOCH_MS = 1_900_000_000_000
 LEASE_MS = 1_000
 REVISION = EPOCH_MS
@@ -285,7 +289,7 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
     ),
     "S7 two owners": (
         "S7",
-        lambda: Tale().put().wait(10).claim().run(result="").claim(by="q").run(by="q").settle(by="q").final(),
+        lambda: Tale().put().wait(10).claim().claim(by="q").run(by="q").settle(by="q").final(),
         Limits(),
     ),
     "S7 an old owner's settlement was accepted": (
@@ -384,3 +388,30 @@ def test_a_history_that_breaks_a_rule_fails_for_it(name: str) -> None:
 
 def test_every_rule_has_a_history_that_breaks_it() -> None:
     assert {rule for rule, _, _ in GUILTY.values()} == set(RULES)
+
+
+def test_a_line_cut_short_by_a_kill_costs_only_itself(tmp_path: Path) -> None:
+    one, other = (h.History(tmp_path / "h.jsonl", name) for name in ("one", "other"))
+    one.write(h.Claiming(call=1))
+    with (tmp_path / "h.jsonl").open("ab") as file:
+        file.write(b'\n{"event":"claiming","call":2,"proc')
+    other.write(h.Claiming(call=3))
+    one.close()
+    other.close()
+    assert [(e.process, e.call) for e in h.read(tmp_path / "h.jsonl") if isinstance(e, h.Claiming)] == [
+        ("one", 1),
+        ("other", 3),
+    ]
+
+
+def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
+    program = (
+        "import sys; from tests.support.history import *; h = History(sys.argv[1], sys.argv[2])\n"
+        "for i in range(500): h.write(Invoked(call=i, op='cancel', id='x' * 200))"
+    )
+    path = tmp_path / "h.jsonl"
+    writers = [Popen([sys.executable, "-c", program, str(path), name], cwd=ROOT) for name in "abc"]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    events = h.read(path)
+    assert len(events) == 1_500
+    assert all(isinstance(event, h.Invoked) and event.id == "x" * 200 for event in events)

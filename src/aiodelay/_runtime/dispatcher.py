@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
-from uuid import uuid4
 
 from aiodelay.errors import StoreError
+from aiodelay.identifiers import new_id
 from aiodelay.model import Claim, Claimed, Demand, Lane
 from aiodelay.ports import Work
 
@@ -121,7 +121,7 @@ class Dispatcher:
 
     async def _claim(self, demand: Mapping[Lane, Demand]) -> Claimed:
         """Claim; after a lost reply, ask again with the same request, which gives the same messages."""
-        request = uuid4().hex
+        request = new_id()
         backoff = Backoff()
         while True:
             try:

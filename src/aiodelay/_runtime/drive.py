@@ -1,14 +1,14 @@
-"""Run a coroutine inside the current task, in a context of its own, and learn whether it ever waited.
+"""Run a coroutine inside the current task, in a context of its own, without a task of its own.
 
 A task per message costs more than all else that delivering one takes (docs/decisions/0003-runners.md has the figures).
-So runner tasks take one message after another, and each message's coroutine is driven here: its context variables end
-with it, as they would in a task of its own, and `on_wait` is called when it first gives up control.
+So runner tasks take one message after another, and begin each message's coroutine by a plain call; `rest_of` awaits
+what is left of one that waits. Its context variables end with it, as they would in a task of its own.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -16,15 +16,19 @@ T = TypeVar("T")
 
 
 @types.coroutine
-def drive(coroutine: Coroutine[Any, Any, T], context: Context, on_wait: Callable[[], None]) -> Generator[Any, Any, T]:
-    """Await a coroutine in `context`; call `on_wait` once, before it first waits.
+def rest_of(coroutine: Coroutine[Any, Any, T], context: Context, awaited: object) -> Generator[Any, Any, T]:
+    """Await what is left of a coroutine that was begun in `context`, in this task.
 
-    Cancelling the task cancels the coroutine where it waits, as with a plain await.
+    Nothing else may be awaited between its beginning and this. Cancelling the task cancels the coroutine where it
+    waits, as with a plain await.
+
+    Args:
+        coroutine: Begun with `send(None)`.
+        context: Where it was begun.
+        awaited: What that returned.
     """
     run, send, throw = context.run, coroutine.send, coroutine.throw
     try:
-        awaited = run(send, None)
-        on_wait()
         while True:
             try:
                 value = yield awaited

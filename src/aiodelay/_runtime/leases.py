@@ -31,7 +31,7 @@ class Taker(Protocol):
     """Whom a claim was delivered to."""
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """The claim is over: its place in the demand is free."""
+        """The claim is over: its place in the demand is free. `on_change` of the book follows."""
         ...
 
     def lost(self, held: Held) -> None:
@@ -107,6 +107,7 @@ class LeaseBook:
         """End a claim; it is sent as soon as the call before has been answered."""
         if held.is_lost:
             self._drop(held, SettleOutcome.GONE)
+            self._on_change()
             return
         held.settlement = settlement
         self._ended.append(held)

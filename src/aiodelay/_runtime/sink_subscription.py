@@ -76,7 +76,6 @@ class SinkSubscription:
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         self.in_flight -= 1
         self._bytes -= held.claim.record.envelope.size
-        self.on_free()
 
     def lost(self, held: Held) -> None:
         """A send cannot be taken back; its settlement will find the lease gone."""

@@ -8,7 +8,7 @@ import inspect
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, 
 from aiodelay.retry import GiveUp, Retry
 
 from . import settling
-from .drive import drive
+from .drive import rest_of
 from .leases import Held, LeaseBook
 
 __all__ = ["HandlerSpec", "HandlerSubscription"]
@@ -58,10 +58,11 @@ class HandlerSpec:
 
 @dataclass(slots=True)
 class _Run:
-    """One handler at work."""
+    """A handler that waits."""
 
     held: Held
     started_s: float
+    rest: Awaitable[Any]
     task: asyncio.Task[None] | None = None
     timed_out: bool = False
     cancels: int = 0
@@ -129,7 +130,6 @@ class HandlerSubscription:
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         self.in_flight -= 1
-        self.on_free()
 
     def lost(self, held: Held) -> None:
         run = self._running.get(id(held))
@@ -175,23 +175,27 @@ class HandlerSubscription:
                 held = self._waiting.popleft()
                 if held.is_lost:
                     self.settled(held, SettleOutcome.GONE)
+                    self.on_free()
                     continue
-                self.book.settle(held, await self._handle_safely(held, loop))
+                try:
+                    begun = self._begin(held, loop)
+                    settlement = await self._go_on(begun, loop) if isinstance(begun, _Run) else begun
+                except Exception:
+                    log.exception("%s: delivering %s failed in aiodelay itself", self.lane, held.claim.record.id)
+                    settlement = self._own_fault(held)
+                self.book.settle(held, settlement)
                 if loop.time() >= slice_ends:
                     await asyncio.sleep(0)
                     slice_ends = loop.time() + SLICE_S
         finally:
             self._runners -= 1
 
-    async def _handle_safely(self, held: Held, loop: asyncio.AbstractEventLoop) -> Settlement:
-        try:
-            return await self._handle(held, loop)
-        except Exception:
-            log.exception("%s: delivering %s failed in aiodelay itself; trying again", self.lane, held.claim.record.id)
-            record, now = held.claim.record, self.now_ms()
-            return settling.again(record, held.claim.token, now, due_ms=now + OWN_FAULT_MS, attempt=record.attempt)
+    def _own_fault(self, held: Held) -> Settlement:
+        record, now = held.claim.record, self.now_ms()
+        return settling.again(record, held.claim.token, now, due_ms=now + OWN_FAULT_MS, attempt=record.attempt)
 
-    async def _handle(self, held: Held, loop: asyncio.AbstractEventLoop) -> Settlement:
+    def _begin(self, held: Held, loop: asyncio.AbstractEventLoop) -> Settlement | _Run:
+        """Run a message's handler up to its end, or to where it first waits. No `await`: most end right here."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
         if record.envelope.rule is not None:
@@ -202,13 +206,37 @@ class HandlerSubscription:
             event = self.spec.decode(record.envelope.payload, record.envelope.encoding)
         except Exception as error:  # noqa: BLE001 - whatever a user's type raises: the payload cannot be read
             text = settling.decode_error_text(error)
-            log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)
+            log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows it
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
-        run = _Run(held, loop.time())
-        self._running[id(held)] = run
         context = self.context(record, max(now - record.due_ms, 0))
+        variables, started_s = contextvars.copy_context(), loop.time()
+        if not self.spec.is_coroutine:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self.spec.concurrency, f"aiodelay {self.lane}")
+            return _Run(
+                held, started_s, loop.run_in_executor(self._threads, variables.run, self.spec.call, event, context)
+            )
         try:
-            result = await self._call(run, event, context, loop)
+            coroutine: Coroutine[Any, Any, Any] = self.spec.call(event, context)
+            awaited = variables.run(coroutine.send, None)
+        except StopIteration as end:
+            return self._returned(held, end.value)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - data for the handler's retry policy
+            return self._failed(held, error)
+        return _Run(held, started_s, rest_of(coroutine, variables, awaited))
+
+    async def _go_on(self, run: _Run, loop: asyncio.AbstractEventLoop) -> Settlement:
+        """Wait for the rest of a run: from here on others may run beside it, and it can be cancelled."""
+        held = run.held
+        if self.spec.is_coroutine:
+            run.task = asyncio.current_task()
+        self._running[id(held)] = run
+        if self.spec.timeout_ms is not None and self._timer is None:
+            self._timer = loop.call_at(run.started_s + self.spec.timeout_ms / 1000, self._time_out)
+        if self._waiting:
+            self._start_runners()
+        try:
+            result = await run.rest
         except asyncio.CancelledError as error:
             return self._cancelled(run, error)
         except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
@@ -219,25 +247,6 @@ class HandlerSubscription:
                 if run.task is not None:
                     run.task.uncancel()
         return self._returned(held, result)
-
-    async def _call(self, run: _Run, event: Any, context: Context, loop: asyncio.AbstractEventLoop) -> Any:
-        variables = contextvars.copy_context()
-        if not self.spec.is_coroutine:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.spec.concurrency, f"aiodelay {self.lane}")
-            self._started_waiting(run, loop)
-            return await loop.run_in_executor(self._threads, variables.run, self.spec.call, event, context)
-        coroutine: Coroutine[Any, Any, Any] = self.spec.call(event, context)
-        return await drive(coroutine, variables, lambda: self._started_waiting(run, loop))
-
-    def _started_waiting(self, run: _Run, loop: asyncio.AbstractEventLoop) -> None:
-        """A handler has given up control: from here on others may run beside it, and it can be cancelled."""
-        if self.spec.is_coroutine:
-            run.task = asyncio.current_task()
-        if self.spec.timeout_ms is not None and self._timer is None:
-            self._timer = loop.call_at(run.started_s + self.spec.timeout_ms / 1000, self._time_out)
-        if self._waiting:
-            self._start_runners()
 
     def _time_out(self) -> None:
         """End the runs whose time is up: the oldest stand first, and all have the same limit."""

@@ -46,14 +46,11 @@ def demo(
     Ends with Ctrl-C, SIGTERM or after --seconds, always with exit code 0 and a summary. The numbers are those of what
     happened: lateness is the start of a message's first attempt minus its due time.
 
-    Parameters
-    ----------
-    seconds: float | None
-        Stop after so many seconds; without it, run until Ctrl-C.
-    store: str | None
-        URL of the store, such as memory:// or sqlite:///delay.db; without it, a SQLite file that is deleted at the end.
-    keep: Path | None
-        Keep the SQLite file under this name; what is pending in it is resumed the next time.
+    Args:
+        seconds: Stop after so many seconds; without it, run until Ctrl-C.
+        store: URL of the store, such as memory:// or sqlite:///delay.db; without it, a SQLite file that is deleted at
+            the end.
+        keep: Keep the SQLite file under this name; what is pending in it is resumed the next time.
     """
     if store is not None and keep is not None:
         raise CommandError("--store and --keep both say where messages are kept; give one", exit_code=NOT_UNDERSTOOD)
@@ -112,7 +109,7 @@ async def _demo(store: Store, place: Place, seconds: float | None) -> None:
             tasks.cancel_scope.cancel()
         screen.end_status()
         left = await _pending(store)
-        if place.kept is not None and left:
+        if place.kept is not None and store.traits.durable and left:
             screen.line(f"{left} pending messages remain in {place.kept}; the same command resumes them")
         screen.line(report.tally.summary(left))
 

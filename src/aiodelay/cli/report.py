@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from .screen import Screen
+from .screen import SEPARATOR, Screen
 
 __all__ = ["Attempt", "Report", "Tally"]
 
-SHORT_ID = 8
+SHORT_ID, MADE_ID = 8, 32
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Tally:
         parts = [f"{name} {value}" for name, value in counts.items()]
         if p50 is not None:
             parts.append(f"lateness p50 {p50} ms p99 {p99} ms")
-        return " │ ".join(parts)
+        return SEPARATOR.join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +80,24 @@ class Report:
         self._screen, self._started = screen, started
         self.tally = Tally()
 
-    def scheduled(self, n: int = 1) -> None:
-        """Messages were stored; the delivery will be told."""
+    def scheduled(self) -> None:
+        """A message was stored; what becomes of it is told when it happens."""
+        self.tally.scheduled += 1
+
+    def scheduled_many(self, what: str, n: int, note: str) -> None:
+        """Messages were stored together."""
         self.tally.scheduled += n
+        self._tell("scheduled", what, "", f"{n} messages {note}")
 
     def delivered(self, attempt: Attempt, note: str = "") -> None:
         """A handler returned, or the sink took a message."""
         self.tally.delivered += 1
-        again = "" if attempt.number == 1 else f"attempt {attempt.number} worked, "
-        self._tell("delivered", attempt.what, attempt.id, again + self._lateness(attempt) + note)
+        self._tell("delivered", attempt.what, attempt.id, self._lateness(attempt) + note)
 
     def retried(self, attempt: Attempt, note: str) -> None:
         """A handler failed, and its message will be delivered again."""
         self.tally.retried += 1
-        told = f"{self._lateness(attempt)}, attempt {attempt.number} failed: {note}"
-        self._tell("retry", attempt.what, attempt.id, told)
+        self._tell("retry", attempt.what, attempt.id, f"{self._lateness(attempt)}, {note}")
 
     def cancelled(self, what: str, message_id: str, note: str) -> None:
         """The store confirmed a cancellation."""
@@ -117,7 +120,7 @@ class Report:
 
     def _lateness(self, attempt: Attempt) -> str:
         if attempt.number > 1:
-            return f"{attempt.lateness_ms} ms after it was due"
+            return f"attempt {attempt.number}, due {attempt.lateness_ms} ms ago"
         if attempt.due < self._started:
             return f"late {attempt.lateness_ms} ms (was due before this start)"
         self.tally.lateness_ms[attempt.lateness_ms] += 1
@@ -125,4 +128,11 @@ class Report:
 
     def _tell(self, verb: str, what: str, message_id: str, note: str) -> None:
         time = datetime.now(UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        self._screen.line(f"{time}  {verb:<11}  {what:<12}  {message_id[-SHORT_ID:]:<8}  {note}", verb)
+        self._screen.line(f"{time}  {verb:<11}  {what:<12}  {_shortened(message_id):<8}  {note}", verb)
+
+
+def _shortened(message_id: str) -> str:
+    """Return the part of an id that tells: the random end of one that was made, the start of one that was chosen."""
+    if len(message_id) == MADE_ID:
+        return message_id[-SHORT_ID:]
+    return message_id if len(message_id) <= SHORT_ID else message_id[: SHORT_ID - 1] + "…"

@@ -36,14 +36,11 @@ def run(
     Draining stops claiming, lets what is in flight end within the scheduler's `drain` time, and gives the rest back to
     the store. A second signal ends the process at once; its messages are delivered again when their leases have ended.
 
-    Parameters
-    ----------
-    target: str
-        The scheduler, as MODULE:OBJECT, such as shop:scheduler. Modules are also looked for in the working directory.
-    quiet: bool
-        Log warnings and errors only.
-    verbose: bool
-        Log also what aiodelay does in detail.
+    Args:
+        target: The scheduler, as MODULE:OBJECT, such as shop:scheduler. Modules are looked for in the working directory
+            first.
+        quiet: Log warnings and errors only.
+        verbose: Log also what aiodelay does in detail.
     """
     scheduler = find_scheduler(target)
     # After the import: an application that sets up logging of its own keeps it.

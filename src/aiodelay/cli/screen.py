@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from io import TextIOWrapper
 from typing import TextIO
 
-__all__ = ["Screen"]
+__all__ = ["SEPARATOR", "Screen"]
 
-CLEAR_LINE = "\r\x1b[2K"
+SEPARATOR = " │ "
 COLOURS = {"delivered": 32, "retry": 33, "cancelled": 36, "replaced": 36, "dead letter": 31}
 
 
@@ -41,22 +41,27 @@ class Screen:
         """
         if self._has_colour and colour in COLOURS:
             text = text.replace(colour, f"\x1b[{COLOURS[colour]}m{colour}\x1b[0m", 1)
-        above = CLEAR_LINE if self._status else ""
-        self._write(f"{above}{text}\n{self._status}")
+        self._write(f"{self._clear()}{text}\n{self._status}")
 
     def status(self, text: str) -> None:
-        """Show a line that the next status replaces; where nothing can be replaced, write it as a line."""
+        """Show a text that the next status replaces; where nothing can be replaced, write it as a line."""
         if not self.is_terminal:
             self.line(text)
             return
-        self._status = text[: shutil.get_terminal_size().columns - 1]
-        self._write(CLEAR_LINE + self._status)
+        cleared, self._status = self._clear(), _folded(text, shutil.get_terminal_size().columns - 1)
+        self._write(cleared + self._status)
 
     def end_status(self) -> None:
         """Remove the status; what follows are lines."""
-        if self._status:
-            self._status = ""
-            self._write(CLEAR_LINE)
+        cleared, self._status = self._clear(), ""
+        self._write(cleared)
+
+    def _clear(self) -> str:
+        """Return what takes the cursor to the start of the status and clears all from there on."""
+        if not self._status:
+            return ""
+        above = self._status.count("\n")
+        return f"\r\x1b[{above}A\x1b[J" if above else "\r\x1b[J"
 
     def _write(self, text: str) -> None:
         if self.is_gone:
@@ -74,3 +79,15 @@ class Screen:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, self._stream.fileno())
         os.close(devnull)
+
+
+def _folded(text: str, columns: int) -> str:
+    """Break a line between its parts, so that no line of the status is wrapped by the terminal."""
+    lines = [""]
+    for part in text.split(SEPARATOR):
+        longer = f"{lines[-1]}{SEPARATOR}{part}" if lines[-1] else part
+        if len(longer) <= columns or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(line[:columns] for line in lines)

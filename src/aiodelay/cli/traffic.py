@@ -27,7 +27,7 @@ from aiodelay import (
     Scheduler,
 )
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent
-from aiodelay.timeunits import format_duration, from_epoch_ms
+from aiodelay.timeunits import from_epoch_ms
 
 from .report import Attempt, Report
 
@@ -79,7 +79,7 @@ RECEIPT_RETRY = Retry.intervals(["250ms", "500ms"], jitter=0)
 CARD_RETRY = Retry.intervals(["200ms", "300ms"], jitter=0)
 HEARTBEAT = Every("1s")
 WORK_S, LOOK_S = 0.01, 0.05
-CONTRACTS = 200
+CONTRACTS, CONTRACT_DAYS = 200, 90
 OPENING_ORDERS, OPENING_PACE_S = 12, 0.06
 PACE_S = (0.15, 0.45)
 DEAD_LETTERS_KEPT = 100
@@ -134,8 +134,7 @@ class Traffic:
         self._report.delivered(_attempt(event, context))
 
     def _failed(self, attempt: Attempt, plan: Retry, error: Exception) -> None:
-        again = format_duration(plan.delays_ms[attempt.number - 1])
-        self._report.retried(attempt, f"{type(error).__name__}: {error}; again in {again}")
+        self._report.retried(attempt, f"{error}, again in {plan.delays_ms[attempt.number - 1]} ms")
 
     # --- what is scheduled --------------------------------------------------------------------------------
 
@@ -155,25 +154,26 @@ class Traffic:
         if [snapshot async for snapshot in self._scheduler.pending(RenewContract, limit=1)]:
             return
         contracts = (
-            Message(RenewContract(contract), delay=timedelta(days=random.uniform(1, 90)))
+            Message(RenewContract(contract), delay=timedelta(days=random.uniform(1, CONTRACT_DAYS)))
             for contract in range(CONTRACTS)
         )
-        self._report.scheduled(await self._scheduler.schedule_many(contracts))
+        stored = await self._scheduler.schedule_many(contracts)
+        self._report.scheduled_many(RenewContract.__name__, stored, f"due in the next {CONTRACT_DAYS} days")
 
     async def _place(self, order: int, tasks: TaskGroup) -> None:
         match order % 12:
             case 1:
-                await self._schedule(ChargeCard(order), 0.5, 0.8)
-            case 2 | 8:
-                await self._schedule(SendReceipt(order), 0.5, 1)
+                await self._schedule(ChargeCard(order), 0.3, 0.6)
+            case 2:
+                await self._schedule(SendReceipt(order), 0.2, 0.8)
             case 3 | 9:
                 tasks.start_soon(self._pay, await self._schedule(CheckPayment(order), 2.5, 3))
-            case 4 | 10:
+            case 4:
                 tasks.start_soon(self._postpone, order, await self._schedule(CheckPayment(order), 1.5, 2))
             case 5 | 11:
                 await self._schedule(f"order {order} placed".encode(), 0.5, 1.5, to="log:audit")
             case _:
-                await self._schedule(CheckPayment(order), 0.5, 3)
+                await self._schedule(CheckPayment(order), 0.3, 3)
 
     async def _schedule(self, event: object, least_s: float, most_s: float, to: str | None = None) -> Scheduled:
         delay = timedelta(seconds=random.uniform(least_s, most_s))
@@ -226,7 +226,7 @@ class Traffic:
         record = letter.record
         if record.id in self._given_up:
             self._given_up.remove(record.id)
-            note = f"{letter.reason} after attempt {record.attempt}: {record.last_error}"
+            note = f"{letter.reason.replace('_', ' ')} ({record.attempt}): {record.last_error}"
             self._report.dead(ChargeCard.__name__, record.id, note)
 
 

@@ -42,9 +42,9 @@ class _Group:
     taken: list[Entry] = field(default_factory=list)
     bytes: int = 0
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: Entry, size: int) -> None:
         self.taken.append(entry)
-        self.bytes += entry.record.envelope.size
+        self.bytes += size
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Claims(Tables):
             if messages and not _fits(size, size_taken, group, MAX_CLAIM_BYTES // parts):
                 return
             self._lanes[entry.record.envelope.lane].take_first()
-            group.take(entry)
+            group.take(entry, size)
             messages, size_taken = messages + 1, size_taken + size
 
     def _first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:

@@ -115,5 +115,5 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> MemoryStore:
     """Open `memory://`, or `memory://?journal=1000`; each call makes a store of its own."""
     options = UrlOptions(url)
     journal = options.integer("journal", 0, 0, 10_000_000)
-    options.finish()
+    options.finish(bare=True)
     return MemoryStore(clock=clock, journal=journal)

@@ -35,6 +35,10 @@ SERVED_WINDOW_MS = 60_000
 class Worker:
     """A dispatching process as the store knows it: its wake-up, what it serves, and since when it was not heard of."""
 
+    wakeup: WakeUp
+    lanes: frozenset[Lane]
+    seen_ms: int
+
     def __init__(self, lanes: Collection[Lane], now_ms: int) -> None:
         self.wakeup = WakeUp()
         self.lanes, self.seen_ms = frozenset(lanes), now_ms

@@ -32,6 +32,12 @@ class Entry:
 
     __slots__ = ("place_ms", "record", "sequence", "standing", "token")
 
+    record: Record
+    place_ms: int
+    sequence: int
+    standing: Standing
+    token: int
+
     def __init__(self, record: Record, place_ms: int, sequence: int) -> None:
         self.record, self.place_ms, self.sequence = record, place_ms, sequence
         self.standing = Standing.IN_LANE

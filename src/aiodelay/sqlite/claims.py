@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from .. import transitions as t
-from ..errors import RecordFormatError
-from ..model import (
+from aiodelay import transitions as t
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
     MAX_LEASE_MS,
@@ -17,257 +18,275 @@ from ..model import (
     Claimed,
     Demand,
     Lane,
-    LateAction,
     Record,
 )
+
 from .rows import ROW, object_text
 from .tables import Entry, Tables
 
-__all__ = ["LeaseCounter", "claim", "expire", "return_lapsed", "still_leased"]
+__all__ = ["ClaimCounter", "claim", "claim_again", "return_lapsed"]
 
-MOST_PASSED = 1_000
-"""Most late, held or unreadable messages that one claim moves out of a lane's way; the next one goes on."""
 HEAD = f"""
     SELECT {ROW} FROM queue AS q CROSS JOIN messages AS m ON m.n = q.n
     WHERE q.lane = ? AND q.place_ms <= ? ORDER BY q.place_ms, q.n
-"""  # noqa: S608 - columns only
+"""
+MOST_PASSED = 1_000
+"""Most late, held or unreadable messages that a claim moves out of a lane's way; the next claim goes on."""
 
 
-class LeaseCounter:
-    """Keeps tokens of one instant apart. Processes start anywhere, and a claim is fenced by its number as well."""
+class ClaimCounter:
+    """Keeps the tokens of claims made in one instant apart.
+
+    Each process starts anywhere. Should two meet, a claim is still told apart by the message's number, which changes
+    whenever a message returns to its lane.
+    """
 
     def __init__(self) -> None:
-        self._next = int.from_bytes(os.urandom(2), "big")
+        self._last = int.from_bytes(os.urandom(2), "big")
 
-    def take(self, n: int) -> int:
-        """Return the first of `n` counters."""
-        first = self._next
-        self._next += n
-        return first
+    def next(self) -> int:
+        """Return the next number."""
+        self._last += 1
+        return self._last
 
 
 class _Head:
     """Reads one lane from its head on, and notes what has to leave it; nothing is written before `close`.
 
-    Writing while a SELECT of the same table is being read would leave open what it sees.
+    What a SELECT sees of rows that are written while it is read would be left open.
     """
 
     def __init__(self, tables: Tables, lane: int, held: frozenset[str]) -> None:
-        self.lane = lane
+        self.lane, self.held = lane, held
         self.taken: list[Entry] = []
-        self.suspects: list[Entry] = []
-        self.late: list[Entry] = []
-        self.held: list[Entry] = []
-        self.unreadable: list[Entry] = []
+        self._aside = False
+        self._late: list[Entry] = []
+        self._parked: list[Entry] = []
+        self._unreadable: list[Entry] = []
         self._tables = tables
-        self._held_addresses = held
-        self._cursor = tables.execute(HEAD, (lane, tables.now))
-        self._rows = self._claimable()
-        self.next = next(self._rows, None)
+        self._rows: Iterator[Entry] | None = None
+        self._first: Entry | None = None
 
-    def _claimable(self) -> Iterator[Entry]:
-        now, record_of, held = self._tables.now, self._tables.record_of, self._held_addresses
+    def first(self) -> Entry | None:
+        """Return the first message that is due and neither held nor late, left where it is."""
+        if self._rows is None:
+            self._rows = self._due()
+            self._first = next(self._rows, None)
+        return self._first
+
+    def _due(self) -> Iterator[Entry]:
+        now, record_of, held = self._tables.now, self._tables.record_of, self.held
         passed = 0
-        for row in self._cursor:
+        for row in self._tables.execute(HEAD, (self.lane, now)):
             try:
                 record = record_of(row)
             except RecordFormatError:
-                self.unreadable.append(Entry(row[0], row[1], row[2], self._tables.salvaged(row)))
-                passed += 1
+                self._unreadable.append(Entry(row[0], row[1], row[2], self._tables.salvaged(row)))
             else:
                 entry = Entry(row[0], row[1], row[2], record)
                 if held and record.envelope.address in held:
-                    self.held.append(entry)
-                    passed += 1
-                elif record.late and t.is_late(record, now) and record.envelope.rule is None:
-                    self.late.append(entry)
-                    passed += 1
-                elif record.lapses and t.is_suspect(record):
-                    self.suspects.append(entry)
-                    passed += 1
+                    self._parked.append(entry)
+                elif record.late and t.ends_by_itself(record, now):
+                    self._late.append(entry)
                 else:
                     yield entry
-            if passed >= MOST_PASSED:
+                    continue
+            passed += 1
+            if passed == MOST_PASSED:
                 return
 
-    def take(self, entry: Entry) -> None:
-        """Count `next` as taken and look at the one behind it."""
-        self.taken.append(entry)
-        self.next = next(self._rows, None)
+    def take(self) -> None:
+        """Take the first message."""
+        assert self._rows is not None
+        assert self._first is not None
+        self.taken.append(self._first)
+        self._first = next(self._rows, None)
+
+    def step_over(self) -> None:
+        """Leave the first message where it is, and look at the one behind it."""
+        assert self._rows is not None
+        self._aside = True
+        self._first = next(self._rows, None)
 
     def close(self) -> None:
-        """End reading."""
-        self._rows.close()  # type: ignore[attr-defined]
-        self._cursor.close()
+        """End reading; take what was taken or passed out of the queue, and carry out what passing it means."""
+        self._rows = iter(())
+        tables = self._tables
+        for entry in self._unreadable:
+            tables.unplace(entry)
+            tables.bury(entry.record, "undecodable")
+            tables.forget(entry)
+        for entry in self._late:
+            tables.expire(entry)
+        tables.park([(entry.lane, entry.record.envelope.address, entry.place_ms, entry.n) for entry in self._parked])
+        if not self.taken:
+            return
+        if self._aside:
+            tables.executemany(
+                "DELETE FROM queue WHERE lane = ? AND place_ms = ? AND n = ?",
+                [(self.lane, entry.place_ms, entry.n) for entry in self.taken],
+            )
+        else:
+            last = self.taken[-1]
+            query = "DELETE FROM queue WHERE lane = ? AND (place_ms, n) <= (?, ?)"
+            tables.execute(query, (self.lane, last.place_ms, last.n))
+
+
+@dataclass(slots=True)
+class _Group:
+    """What one demand gets of a claim: messages of its lane and of the lane's aliases."""
+
+    demand: Demand
+    lanes: list[int]
+    heads: list[_Head]
+    taken: list[Entry] = field(default_factory=list)
+    bytes: int = 0
+
+    def first_due(self) -> _Head | None:
+        """Return the head at which the earliest message stands."""
+        if len(self.heads) == 1:
+            return self.heads[0] if self.heads[0].first() is not None else None
+        standing = [(first.place_ms, first.n, i) for i, head in enumerate(self.heads) if (first := head.first())]
+        return self.heads[min(standing)[2]] if standing else None
+
+
+@dataclass(slots=True)
+class _Taking:
+    """A claim in the making."""
+
+    groups: list[_Group]
+    messages: int = 0
+    bytes: int = 0
+    alone: Entry | None = None
+
+    def take(self) -> list[Entry]:
+        """Take every group's equal share first, then what the others left; or one suspect, alone."""
+        for parts in (len(self.groups), 1):
+            for group in self.groups:
+                if self.alone is None:
+                    self._fill(group, parts)
+        if self.alone is not None:
+            return [self.alone]
+        return [entry for group in self.groups for entry in group.taken]
+
+    def _fill(self, group: _Group, parts: int) -> None:
+        """Take a group's messages, up to one of `parts` equal shares of a claim."""
+        most = min(group.demand.messages, max(1, MAX_CLAIM_MESSAGES // parts))
+        while len(group.taken) < most and self.messages < MAX_CLAIM_MESSAGES:
+            head = group.first_due()
+            if head is None or (entry := head.first()) is None:
+                return
+            if entry.record.lapses and t.is_suspect(entry.record):
+                if not self.messages:
+                    head.take()
+                    self.alone = entry
+                    return
+                head.step_over()
+                continue
+            size = entry.record.envelope.size
+            if self.messages and not self._fits(size, group, MAX_CLAIM_BYTES // parts):
+                return
+            head.take()
+            group.taken.append(entry)
+            group.bytes += size
+            self.messages += 1
+            self.bytes += size
+
+    def _fits(self, size: int, group: _Group, share: int) -> bool:
+        """Say whether there is room for one more; a group's first may exceed its demand."""
+        if self.bytes + size > MAX_CLAIM_BYTES or group.bytes + size > share:
+            return False
+        return not group.taken or group.bytes + size <= group.demand.max_bytes
 
 
 def claim(
-    tables: Tables, demand: Mapping[Lane, Demand], *, lease_ms: int, rotation: int, counter: LeaseCounter
-) -> tuple[Claimed, list[Entry]]:
-    """Lease due messages; the rules are those of `MemoryStore.claim`.
+    tables: Tables, demand: Mapping[Lane, Demand], *, lease_ms: int, turn: int, number: int
+) -> tuple[Claimed, list[int]]:
+    """Lease due messages; the rules are those of the memory store.
+
+    Args:
+        tables: In a transaction.
+        demand: By lane.
+        lease_ms: How long.
+        turn: Says whose turn it is to be served first.
+        number: The claim's, for its token.
 
     Returns:
-        The answer, and the entries behind its claims, in the same order.
+        The answer, and the numbers of its messages, in the same order.
     """
     return_lapsed(tables, MAX_CLAIM_MESSAGES)
-    wanted = [(lane, each) for lane, each in demand.items() if each.messages > 0]
-    turn = rotation % len(wanted) if wanted else 0
-    wanted = wanted[turn:] + wanted[:turn]
-    holds = _holds(tables)
-    groups: list[list[_Head]] = []
-    lanes: list[int] = []
-    for lane, each in wanted:
-        numbers = [n for name in (lane, *each.aliases) if (n := tables.known_lane(name))]
-        lanes += numbers
-        groups.append([
-            _Head(tables, n, holds.get(n, _NOTHING)) for n in numbers if None not in holds.get(n, _NOTHING)
-        ])
-    heads = [head for group in groups for head in group]
-    suspect = next((head.suspects[0] for head in heads if head.suspects), None)
-    taken: list[Entry] = []
-    if suspect is None:
-        taken = _take(groups, [each for _, each in wanted])
-    for head in heads:
+    holds = tables.holds()
+    groups = [_group(tables, lane, each, holds) for lane, each in demand.items() if each.messages > 0]
+    first = turn % len(groups) if groups else 0
+    entries = _Taking(groups[first:] + groups[:first]).take()
+    for head in (head for group in groups for head in group.heads):
         head.close()
-        _clear(tables, head)
-    claims = [_lease_alone(tables, suspect)] if suspect is not None else taken
-    tokens = _lease(tables, claims, t.token_for(tables.now + lease_ms, 0), counter.take(len(claims)))
-    answer = [Claim(entry.record, token) for entry, token in zip(claims, tokens, strict=True)]
-    return Claimed(answer, tables.now, _next_due(tables, lanes, [head.lane for head in heads])), claims
+    token = t.token_for(tables.now + lease_ms, number)
+    _lease(tables, entries, token)
+    claims = [Claim(entry.record, token) for entry in entries]
+    return Claimed(claims, tables.now, _next_due_ms(tables, groups)), [entry.n for entry in entries]
 
 
-_NOTHING: frozenset[str | None] = frozenset()
+def _group(tables: Tables, lane: Lane, demand: Demand, holds: Mapping[int, Collection[str | None]]) -> _Group:
+    numbers = [number for name in (lane, *demand.aliases) if (number := tables.known_lane(name))]
+    held = {number: holds.get(number, ()) for number in numbers}
+    heads = [
+        _Head(tables, number, frozenset(address for address in held[number] if address is not None))
+        for number in numbers
+        if None not in held[number]
+    ]
+    return _Group(demand, numbers, heads)
 
 
-def _holds(tables: Tables) -> dict[int, frozenset[str | None]]:
-    found: dict[int, set[str | None]] = {}
-    for lane, address in tables.execute("SELECT lane, address FROM holds"):
-        found.setdefault(lane, set()).add(address)
-    return {lane: frozenset(addresses) for lane, addresses in found.items()}
-
-
-def _take(groups: Sequence[Sequence[_Head]], limits: Sequence[Demand]) -> list[Entry]:
-    """Give every group its share first, then what the others left, in rotation."""
-    taken: list[list[Entry]] = [[] for _ in groups]
-    sizes = [0] * len(groups)
-    for share in (len(groups), 1):
-        for i, (group, limit) in enumerate(zip(groups, limits, strict=True)):
-            used, used_bytes = (len(taken[i]), sizes[i]) if share > 1 else (sum(map(len, taken)), sum(sizes))
-            room = min(limit.messages - len(taken[i]), MAX_CLAIM_MESSAGES // share - used)
-            room_bytes = min(limit.max_bytes - sizes[i], MAX_CLAIM_BYTES // share - used_bytes)
-            for head in group:
-                while room > 0 and (entry := head.next) is not None:
-                    size = entry.record.envelope.size
-                    if size > room_bytes and any(taken):
-                        room = 0
-                        break
-                    taken[i].append(entry)
-                    head.take(entry)
-                    sizes[i] += size
-                    room, room_bytes = room - 1, room_bytes - size
-    return [entry for entries in taken for entry in entries]
-
-
-# --- writing ----------------------------------------------------------------------------------------------
-
-
-def _clear(tables: Tables, head: _Head) -> None:
-    """Take what was claimed or passed out of the queue, and carry out what passing it means."""
-    for entry in head.unreadable:
-        tables.unplace(entry)
-        tables.bury(entry.record, "undecodable")
-        tables.forget(entry)
-    for entry in head.late:
-        expire(tables, entry)
-    if head.held:
-        _park(tables, head.held)
-    if not head.taken:
-        return
-    if head.suspects:  # they stay in between
-        tables.executemany(
-            "DELETE FROM queue WHERE lane = ? AND place_ms = ? AND n = ?",
-            [(head.lane, entry.place_ms, entry.n) for entry in head.taken],
-        )
-    else:
-        last = head.taken[-1]
-        query = "DELETE FROM queue WHERE lane = ? AND (place_ms, n) <= (?, ?)"
-        tables.execute(query, (head.lane, last.place_ms, last.n))
-
-
-def _park(tables: Tables, held: Sequence[Entry]) -> None:
-    for entry in held:
-        tables.unplace(entry)
-    tables.executemany(
-        "INSERT INTO parked (lane, address, place_ms, n) VALUES (?, ?, ?, ?)",
-        [(entry.lane, entry.record.envelope.address, entry.place_ms, entry.n) for entry in held],
-    )
-
-
-def _lease_alone(tables: Tables, suspect: Entry) -> Entry:
-    tables.unplace(suspect)
-    tables.execute("UPDATE messages SET alone = 1 WHERE n = ?", (suspect.n,))
-    suspect.record = replace(suspect.record, alone=True)
-    return suspect
-
-
-def _lease(tables: Tables, entries: Sequence[Entry], base: int, first: int) -> list[int]:
-    """Write the leases of what left the queue; return a token each.
-
-    One statement per lane: binding 500 rows one by one costs three times as much.
-    """
-    if not entries:
-        return []
+def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
+    """Write the leases of what left the queue; one statement per lane, a third of the cost of one per message."""
     by_lane: dict[int, list[int]] = {}
-    for i, entry in enumerate(entries):
-        by_lane.setdefault(entry.lane, []).append(i)
-    tokens = [0] * len(entries)
-    for lane, places in by_lane.items():
-        numbers = object_text([entries[i].n for i in places])
-        tables.execute(
-            "INSERT INTO leases (n, ns, lane, token) SELECT value, ?, ?, ? + (? + key) % 4096 FROM json_each(?)",
-            (tables.ns, lane, base, first, numbers),
-        )
-        for key, i in enumerate(places):
-            tokens[i] = base + (first + key) % 4096
-        first += len(places)
+    for entry in entries:
+        by_lane.setdefault(entry.lane, []).append(entry.n)
+    for lane, numbers in by_lane.items():
+        query = "INSERT INTO leases (n, ns, lane, token) SELECT value, ?, ?, ? FROM json_each(?)"
+        tables.execute(query, (tables.ns, lane, token, object_text(numbers)))
+    if len(entries) == 1 and t.is_suspect(entries[0].record):
+        tables.execute("UPDATE messages SET alone = 1 WHERE n = ?", (entries[0].n,))
+        entries[0].record = replace(entries[0].record, alone=True)
     if tables.keeps_journal:
-        tables.notes([("claimed", entry.record, "") for entry in entries])
-    return tokens
+        for entry in entries:
+            tables.note("claimed", entry.record)
 
 
-def _next_due(tables: Tables, lanes: Sequence[int], free: Sequence[int]) -> int | None:
-    """Return the earliest place left in lanes that are not held, or end of a lease in any of the lanes."""
-    query = "SELECT place_ms FROM queue WHERE lane = ? ORDER BY place_ms LIMIT 1"
-    found = [row[0] for lane in free for row in tables.execute(query, (lane,))]
+def _next_due_ms(tables: Tables, groups: Sequence[_Group]) -> int | None:
+    """Return when something may be claimed in the lanes that were asked for: a due time or the end of a lease."""
+    found = [ms for group in groups for head in group.heads if (ms := tables.head_ms(head.lane, head.held)) is not None]
+    lanes = {lane for group in groups for lane in group.lanes}
     if lanes:
-        query = "SELECT token, lane FROM leases WHERE ns = ? ORDER BY token"
-        served = set(lanes)
-        tokens = (token for token, lane in tables.execute(query, (tables.ns,)) if lane in served)
-        earliest = next(tokens, None)
-        found += [] if earliest is None else [t.token_deadline_ms(earliest)]
+        leases = tables.execute("SELECT token, lane FROM leases WHERE ns = ? ORDER BY token", (tables.ns,))
+        token = next((token for token, lane in leases if lane in lanes), None)
+        found += [] if token is None else [t.token_deadline_ms(token)]
     return min(found, default=None)
 
 
-def still_leased(tables: Tables, claims: Sequence[Claim], entries: Sequence[Entry]) -> Claimed:
-    """Answer a repeated claim: what is still held of the first answer."""
-    query = "SELECT n, token FROM leases WHERE n IN (SELECT value FROM json_each(?))"
-    held = set(tables.execute(query, (object_text([entry.n for entry in entries]),)))
-    left = [c for c, entry in zip(claims, entries, strict=True) if (entry.n, c.token) in held]
-    return Claimed(left, tables.now, tables.now)
-
-
-# --- what ends without a settlement -----------------------------------------------------------------------
+def claim_again(
+    tables: Tables, demand: Mapping[Lane, Demand], claims: Sequence[Claim], numbers: Sequence[int]
+) -> Claimed:
+    """Answer the repetition of a claim: what it leased, as far as it still is."""
+    standing = {entry.n: entry for entry in tables.entries(numbers)}
+    held = [
+        Claim(standing[n].record, claim.token)
+        for claim, n in zip(claims, numbers, strict=True)
+        if n in standing and standing[n].token == claim.token
+    ]
+    holds = tables.holds()
+    groups = [_group(tables, lane, each, holds) for lane, each in demand.items() if each.messages > 0]
+    return Claimed(held, tables.now, _next_due_ms(tables, groups))
 
 
 def return_lapsed(tables: Tables, limit: int) -> int:
-    """Return messages to their lanes whose leases are over, at most `limit`; return how many there were."""
-    over = t.token_for(tables.now + 1, 0), t.token_for(tables.now + MAX_LEASE_MS + 1, 0)
+    """Put back what was claimed and not settled in time, at most `limit`; return how many there were."""
+    ended, too_long = t.token_for(tables.now + 1, 0), t.token_for(tables.now + MAX_LEASE_MS + 1, 0)
     query = "SELECT n FROM leases WHERE ns = ? AND token < ? ORDER BY token LIMIT ?"
-    numbers = [n for (n,) in tables.execute(query, (tables.ns, over[0], limit))]
+    numbers = [n for (n,) in tables.execute(query, (tables.ns, ended, limit))]
     query = "SELECT n FROM leases WHERE ns = ? AND token >= ? ORDER BY token LIMIT ?"
-    numbers += [n for (n,) in tables.execute(query, (tables.ns, over[1], limit - len(numbers)))]
-    if not numbers:
-        return 0
+    numbers += [n for (n,) in tables.execute(query, (tables.ns, too_long, limit - len(numbers)))]
     for entry in tables.entries(numbers):
         _lapse(tables, entry)
     return len(numbers)
@@ -285,13 +304,3 @@ def _lapse(tables: Tables, entry: Entry) -> None:
     else:
         tables.move(entry, record, entry.place_ms)
         tables.note("lapsed", record)
-
-
-def expire(tables: Tables, entry: Entry) -> None:
-    """Carry out a late message's policy."""
-    tables.unplace(entry)
-    if entry.record.late is LateAction.DEAD_LETTER:
-        tables.bury(entry.record, "late")
-    else:
-        tables.note("dropped", entry.record, "late")
-    tables.forget(entry)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal
 
-from .. import transitions as t
-from ..model import (
-    After,
-    At,
+from aiodelay import transitions as t
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
     Cancel,
     Command,
     Fire,
@@ -22,6 +21,7 @@ from ..model import (
     SourcePosition,
     Stored,
 )
+
 from .rows import INSERT_NEW, Row, headers_text, object_text
 from .tables import Entry, Tables
 
@@ -78,20 +78,41 @@ def _apply_safely(tables: Tables, command: Command) -> Outcome:
         tables.execute("RELEASE command")
 
 
-def _apply(tables: Tables, command: Command) -> Outcome:
-    remembered = tables.remembered(command.op)
-    if remembered is not None:
-        return remembered
+def _apply(tables: Tables, command: Command, n: int | None = None) -> Outcome:
+    """Carry out a command, or answer its repetition as it was answered first.
+
+    Args:
+        tables: In a transaction.
+        command: Any.
+        n: The number kept for what it stores.
+    """
+    outcome = tables.remembered(command.op)
+    if outcome is not None:
+        return outcome
     entry = tables.find(command.id)
+    if entry is not None and entry.record.op == command.op and _tells(entry, tables.now):
+        return t.first_answer(entry.record)
     match command:
         case Put():
-            return _put(tables, command, entry, None)
+            outcome = _put(tables, command, entry, n)
         case Cancel():
-            outcome = _cancel(tables, command, entry)
-        case Reschedule() | Fire():
-            outcome = _move(tables, command, entry)
-    tables.remember(command.op, outcome)
+            outcome = _cancel(tables, _live(entry))
+        case Reschedule():
+            outcome = _reschedule(tables, command, _live(entry))
+        case Fire():
+            outcome = _fire(tables, _live(entry))
+    if not (isinstance(outcome, Stored) and outcome.answer == "stored"):  # the record itself tells that one
+        tables.remember(command.op, outcome)
     return outcome
+
+
+def _tells(entry: Entry, now: int) -> bool:
+    """Say whether the row still answers for its op: of what has ended, as long as the op may be repeated."""
+    return not entry.is_over or now < entry.record.revision + RETRY_WINDOW_MS
+
+
+def _live(entry: Entry | None) -> Entry | None:
+    return None if entry is None or entry.is_over else entry
 
 
 # --- puts -------------------------------------------------------------------------------------------------
@@ -100,43 +121,42 @@ def _apply(tables: Tables, command: Command) -> Outcome:
 def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
     """Insert puts whose ids nobody has, live or remembered, in one statement; then the rest, one by one.
 
-    No op needs looking up for the former: while any op of an id is remembered, its row stands. Numbers are given by
-    position, so that scheduling order is that of the commands either way.
+    Numbers are given by position, so that scheduling order is that of the commands either way.
     """
     first = tables.next_n(len(puts))
-    rows = _rows(tables, puts, first)
-    inserted = tables.executemany(INSERT_NEW, rows).rowcount
+    last = first + len(puts) - 1
+    rows = _new_rows(tables, puts, first)
     stored = {row[1] for row in rows}
-    if inserted < len(puts) or len(rows) < len(puts):
-        query = "SELECT n FROM messages WHERE n BETWEEN ? AND ?"
-        stored = {n for (n,) in tables.execute(query, (first, first + len(puts) - 1))}
-    # The rows are still in the cache: reading them back costs less than binding their places again.
-    tables.execute(
-        "INSERT INTO queue SELECT lane, place_ms, n FROM messages WHERE n BETWEEN ? AND ?", (first, first + len(puts) - 1)
-    )
+    if tables.executemany(INSERT_NEW, rows).rowcount < len(rows):
+        stored = {n for (n,) in tables.execute("SELECT n FROM messages WHERE n BETWEEN ? AND ?", (first, last))}
+    # The rows are still in the cache: to read them back costs less than to bind their places again.
+    query = "INSERT INTO queue (lane, place_ms, n) SELECT lane, place_ms, n FROM messages WHERE n BETWEEN ? AND ?"
+    tables.execute(query, (first, last))
+    tables.has_new = True
     now = tables.now
     outcomes: list[Outcome] = []
     for n, put in enumerate(puts, first):
-        if n in stored:
-            outcomes.append(Stored("stored", now, _due_ms(put.due, now)))
-        else:
-            outcomes.append(_put_again(tables, put, n))
-    if tables.keeps_journal:
-        new = [put for n, put in enumerate(puts, first) if n in stored]
-        tables.notes([("stored", t.record_of(put, _due_ms(put.due, now), now), "") for put in new])
+        if n not in stored:
+            outcomes.append(_apply(tables, put, n))
+            continue
+        due_ms = t.due_of(put.due, now)
+        outcomes.append(Stored("stored", now, due_ms))
+        if tables.keeps_journal:
+            tables.note("stored", t.record_of(put, due_ms, now))
     return outcomes
 
 
-def _rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
-    """Return the rows of those puts that may be new."""
+def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
+    """Return the rows of those puts that are new if their ids are."""
     ns, now, lane_number = tables.ns, tables.now, tables.lane_number
-    ended = _ended_versions(tables, puts)
+    remembered = tables.remembered_among([put.op for put in puts])
+    ended = _ended_with_version(tables, puts)
     rows: list[Row] = []
     for n, put in enumerate(puts, first):
-        if put.envelope.id in ended:
-            continue
         envelope = put.envelope
-        due_ms = put.due.ms if type(put.due) is At else now + put.due.ms
+        if envelope.id in ended or put.op in remembered:
+            continue
+        due_ms = t.due_of(put.due, now)
         late = put.late
         rows.append((
             ns,
@@ -157,13 +177,13 @@ def _rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
             due_ms,
             put.op,
             due_ms + late.after_ms if late.action else 0,
-            late.action if late.action else 0,
+            int(late.action) if late.action else 0,
         ))  # fmt: skip
     return rows
 
 
-def _ended_versions(tables: Tables, puts: Sequence[Put]) -> set[str]:
-    """Return the ids of `newer` puts that have a tombstone."""
+def _ended_with_version(tables: Tables, puts: Sequence[Put]) -> set[str]:
+    """Return the ids of `newer` puts that may have a tombstone."""
     newer = [put.id for put in puts if put.conflict.mode == "newer"]
     if not newer:
         return set()
@@ -171,78 +191,70 @@ def _ended_versions(tables: Tables, puts: Sequence[Put]) -> set[str]:
     return {row[0] for row in tables.execute(query, (tables.ns, object_text(newer)))}
 
 
-def _put_again(tables: Tables, put: Put, n: int) -> Outcome:
-    remembered = tables.remembered(put.op)
-    return _put(tables, put, tables.find(put.id), n) if remembered is None else remembered
-
-
 def _put(tables: Tables, put: Put, entry: Entry | None, n: int | None) -> Outcome:
-    if entry is not None and entry.record.op == put.op:
-        return Stored("stored", entry.record.revision, entry.record.due_ms)
-    live = entry if entry is not None and not entry.is_over else None
+    live = _live(entry)
     verdict = t.put_verdict(
         put.conflict,
         put.envelope.rule,
         None if live is None else live.record.envelope,
         in_flight=live is not None and live.token != 0,
-        ended_version=_ended_version(tables, put.id) if live is None and put.conflict.mode == "newer" else None,
+        ended_version=tables.ended_version(put.id) if put.conflict.mode == "newer" else None,
     )
     if isinstance(verdict, Refused):
         return verdict
-    if live is not None and verdict in ("kept", "in_flight"):
-        return Stored(verdict, live.record.revision, live.record.due_ms)
     if live is not None:
-        tables.end_occurrences(live.record)
-    last = None if entry is None else entry.record.revision
-    record = t.record_of(put, _due_ms(put.due, tables.now), t.next_revision(tables.now, last))
+        if verdict in ("kept", "in_flight"):
+            return Stored(verdict, live.record.revision, live.record.due_ms)
+        tables.end_retries(live.record)
+    revision = t.next_revision(tables.now, None if entry is None else entry.record.revision)
+    record = t.record_of(put, t.due_of(put.due, tables.now), revision)
     n = tables.next_n() if n is None else n  # before the old row is gone, so that the new number is above its own
     tables.displace(entry)
     tables.insert(record, record.due_ms, n)
     tables.note(verdict, record)
-    return Stored(verdict, record.revision, record.due_ms)
-
-
-def _ended_version(tables: Tables, message_id: str) -> int | None:
-    query = "SELECT version FROM tombstones WHERE ns = ? AND id = ?"
-    found = tables.execute(query, (tables.ns, message_id)).fetchone()
-    return None if found is None else int(found[0])
+    return Stored(verdict, revision, record.due_ms)
 
 
 # --- the other commands -----------------------------------------------------------------------------------
 
 
-def _cancel(tables: Tables, command: Cancel, entry: Entry | None) -> Outcome:
-    if entry is None or entry.is_over:
+def _cancel(tables: Tables, entry: Entry | None) -> Outcome:
+    if entry is None:
         return Refused("not_found")
     record = entry.record
-    in_flight = tables.end_occurrences(record)
+    retry_in_flight = tables.end_retries(record)
     if entry.token:
         tables.execute("UPDATE messages SET no_retry = 1 WHERE n = ?", (entry.n,))
-        in_flight = True
     else:
         tables.unplace(entry)
         tables.forget(entry)
-    tables.note("cancelled", record, "in_flight" if in_flight else "")
-    return Stored("in_flight" if in_flight else "cancelled", record.revision, record.due_ms)
+    answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or retry_in_flight else "cancelled"
+    tables.note("cancelled", record, "in flight" if answer == "in_flight" else "")
+    return Stored(answer, record.revision, record.due_ms)
 
 
-def _move(tables: Tables, command: Reschedule | Fire, entry: Entry | None) -> Outcome:
-    if entry is None or entry.is_over:
+def _reschedule(tables: Tables, command: Reschedule, entry: Entry | None) -> Outcome:
+    if entry is None:
         return Refused("not_found")
     if entry.token:
-        return Refused("too_late" if isinstance(command, Reschedule) else "in_flight")
-    if isinstance(command, Reschedule):
-        place_ms = _due_ms(command.due, tables.now)
-        moved = t.moved(entry.record, place_ms)
-    else:
-        place_ms = tables.now
-        moved = t.fired(entry.record, tables.now)
+        return Refused("too_late")
+    record = t.moved(entry.record, t.due_of(command.due, tables.now))
+    return _move(tables, entry, record, record.due_ms, "rescheduled")
+
+
+def _fire(tables: Tables, entry: Entry | None) -> Outcome:
+    if entry is None:
+        return Refused("not_found")
+    if entry.token:
+        return Refused("in_flight")
+    return _move(tables, entry, t.fired(entry.record, tables.now), min(entry.place_ms, tables.now), "fired")
+
+
+def _move(
+    tables: Tables, entry: Entry, record: Record, place_ms: int, answer: Literal["rescheduled", "fired"]
+) -> Outcome:
+    tables.remember_put(entry.record)
     tables.unplace(entry)
-    tables.move(entry, moved, place_ms)
-    answer: Literal["rescheduled", "fired"] = "rescheduled" if isinstance(command, Reschedule) else "fired"
-    tables.note(answer, moved)
-    return Stored(answer, moved.revision, moved.due_ms)
-
-
-def _due_ms(due: At | After, now: int) -> int:
-    return now + due.ms if isinstance(due, After) else due.ms
+    tables.move(entry, record, place_ms)
+    tables.note(answer, record)
+    return Stored(answer, record.revision, record.due_ms)

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from msgspec import Struct
 
-from ..errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
+from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
 
 __all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Database", "Failure", "failure_of"]
 
@@ -132,7 +132,7 @@ class Database:
         connection.execute("PRAGMA busy_timeout = 0")  # from here on `_patiently` waits
         self._check_owner()
         for table in TABLES:  # a damaged file is better found now than under load
-            connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()  # noqa: S608 - names from above
+            connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
 
     def _create(self) -> None:
         script = files("aiodelay.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
@@ -212,7 +212,9 @@ def decoded_anyhow(data: bytes) -> str:
 
 def _opened(path: str) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < LEAST_SQLITE:
-        raise ConfigurationError("SQLite library", sqlite3.sqlite_version, ".".join(map(str, LEAST_SQLITE)) + " or newer")
+        raise ConfigurationError(
+            "SQLite library", sqlite3.sqlite_version, ".".join(map(str, LEAST_SQLITE)) + " or newer"
+        )
     try:
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, cached_statements=256)
     except sqlite3.Error as error:

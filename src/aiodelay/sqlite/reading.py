@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from ..codecs import decode_record
-from ..errors import RecordFormatError
-from ..model import (
+from aiodelay.codecs import decode_record
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import (
     DeadLetter,
     JournalEntry,
     Lane,
@@ -27,6 +27,7 @@ from ..model import (
     Snapshot,
     State,
 )
+
 from .rows import ROW, Row, is_sound, object_text, record_of, salvaged
 from .upkeep import SERVED_WINDOW_MS
 
@@ -35,7 +36,7 @@ __all__ = ["Reader"]
 log = logging.getLogger("aiodelay.sqlite")
 
 FIRST_MS, LAST_MS = -(1 << 62), (1 << 62)
-SNAPSHOT = f"SELECT {ROW}, EXISTS (SELECT 1 FROM leases AS c WHERE c.n = m.n) FROM messages AS m"  # noqa: S608
+SNAPSHOT = f"SELECT {ROW}, EXISTS (SELECT 1 FROM leases AS c WHERE c.n = m.n) FROM messages AS m"
 _read_lanes = msgspec.json.Decoder(list[str]).decode
 
 
@@ -65,7 +66,8 @@ class Reader:
 
     def get(self, message_id: str, now: int) -> Snapshot | None:
         """Return one message."""
-        query = f"{SNAPSHOT} WHERE m.ns = ? AND m.id = ? AND NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n)"
+        ended = "SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n"
+        query = f"{SNAPSHOT} WHERE m.ns = ? AND m.id = ? AND NOT EXISTS ({ended})"
         row = self._execute(query, (self._ns(), message_id)).fetchone()
         return None if row is None else self._snapshot(row, self._lanes(), self._holds(), now)
 
@@ -99,18 +101,18 @@ class Reader:
             for ms, n in self._places(lane, first, min(end, last + 1), -1)
             for row in self._execute("SELECT place_ms, id FROM messages WHERE n = ?", (n,))
         ]
-        page = nsmallest(query.limit, (each for each in found if query.after is None or each[:2] > (after_ms, after_id)))
+        page = nsmallest(
+            query.limit, (each for each in found if query.after is None or each[:2] > (after_ms, after_id))
+        )
         return self._snapshots([n for _, _, n in page], now)
 
     def _places(self, lane: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
         """Return (place, n) of a lane's messages from place `first` to before `end`, by place; limit -1 = all."""
+        wanted = "WHERE lane = ?1 AND place_ms >= ?2 AND place_ms < ?3 ORDER BY place_ms LIMIT ?4"
         sources = (
-            "SELECT place_ms, n FROM queue WHERE lane = ?1 AND place_ms >= ?2 AND place_ms < ?3"
-            " ORDER BY place_ms LIMIT ?4",
-            "SELECT place_ms, n FROM parked WHERE lane = ?1 AND place_ms >= ?2 AND place_ms < ?3"
-            " ORDER BY place_ms LIMIT ?4",
-            "SELECT m.place_ms, m.n FROM leases AS l JOIN messages AS m ON m.n = l.n"
-            " WHERE l.lane = ?1 AND m.place_ms >= ?2 AND m.place_ms < ?3 ORDER BY m.place_ms LIMIT ?4",
+            f"SELECT place_ms, n FROM queue {wanted}",
+            f"SELECT place_ms, n FROM parked {wanted}",
+            f"SELECT place_ms, n FROM (SELECT m.* FROM leases AS l JOIN messages AS m ON m.n = l.n) {wanted}",
         )
         found = [row for source in sources for row in self._execute(source, (lane, first, end, limit))]
         return found if limit < 0 else nsmallest(limit, found)
@@ -141,7 +143,7 @@ class Reader:
                 counts[name] = LaneCounts(scheduled, overdue, in_flight, held, dead, name not in served)
         return counts
 
-    def _one(self, query: str, *parameters: Any) -> int:
+    def _one(self, query: str, *parameters: int | str | None) -> int:
         found = self._execute(query, parameters).fetchone()
         return int(found[0])
 
@@ -169,7 +171,7 @@ class Reader:
         for lane, name in self._lanes().items():
             for table in ("queue", "parked"):
                 query = (
-                    f"SELECT (place_ms - ?1) / ?2, count(*) FROM {table}"  # noqa: S608 - names from above
+                    f"SELECT (place_ms - ?1) / ?2, count(*) FROM {table}"
                     " WHERE lane = ?3 AND place_ms >= ?1 AND place_ms < ?4 GROUP BY 1"
                 )
                 for bucket, n in self._execute(query, (now, bucket_ms, lane, now + bucket_ms * buckets)):
@@ -189,32 +191,25 @@ class Reader:
         lanes = self._lanes(() if lane is None else (lane,))
         by, number = ("ns", self._ns()) if lane is None else ("lane", next(iter(lanes), 0))
         query = (
-            "SELECT lane, id, revision, reason, at_ms, record FROM dead"  # noqa: S608 - names from above
+            "SELECT lane, id, revision, reason, at_ms, record FROM dead"
             f" WHERE {by} = ? AND (at_ms, id, revision) > (?, ?, ?) ORDER BY at_ms, id, revision LIMIT ?"
         )
-        letters: list[DeadLetter] = []
-        for row in self._execute(query, (number, *(after or (-1, "", -1)), limit)):
-            try:
-                record = decode_record(row[5], message_id=row[1], lane=lambda _, row=row: lanes[row[0]])
-            except RecordFormatError as error:
-                log.warning("dead letter %s/%d is passed over: %s", row[1], row[2], error)
-            else:
-                letters.append(DeadLetter(record, row[3], row[4]))
-        return letters
+        rows = self._execute(query, (number, *(after or (FIRST_MS, "", FIRST_MS)), limit)).fetchall()
+        return [letter for row in rows if (letter := _letter(row, lanes[row[0]])) is not None]
 
     def holds(self) -> list[tuple[Lane, str | None]]:
         """List what is held."""
         lanes = self._lanes()
         found = [(lanes[lane], address) for lane, address in self._holds() if lane in lanes]
-        return sorted(found, key=lambda hold: (hold[0], hold[1] or ""))
+        return sorted(found, key=lambda hold: (hold[0], hold[1] is not None, hold[1] or ""))
 
     def journal(self, message_id: str | None, after: int, limit: int) -> list[JournalEntry]:
         """List journal entries in order."""
         columns = "number, at_ms, event, id, revision, lane, due_ms, attempt, detail"
-        query = f"SELECT {columns} FROM journal WHERE ns = ? AND number > ? ORDER BY number LIMIT ?"  # noqa: S608
+        query = f"SELECT {columns} FROM journal WHERE ns = ? AND number > ? ORDER BY number LIMIT ?"
         parameters: tuple[Any, ...] = (self._ns(), after, limit)
         if message_id is not None:
-            query = f"SELECT {columns} FROM journal WHERE ns = ? AND number > ? AND id = ? ORDER BY number LIMIT ?"  # noqa: S608
+            query = f"SELECT {columns} FROM journal WHERE ns = ? AND number > ? AND id = ? ORDER BY number LIMIT ?"
             parameters = (self._ns(), after, message_id, limit)
         return [JournalEntry(*row) for row in self._execute(query, parameters)]
 
@@ -224,3 +219,12 @@ def _read(row: Row, lane: Lane) -> Record:
         return record_of(row, lane) if is_sound(row) else salvaged(row, lane)
     except RecordFormatError:
         return salvaged(row, lane)
+
+
+def _letter(row: Row, lane: Lane) -> DeadLetter | None:
+    _, message_id, revision, reason, at_ms, data = row
+    try:
+        return DeadLetter(decode_record(data, message_id=message_id, lane=lambda _: lane), reason, at_ms)
+    except RecordFormatError as error:
+        log.warning("dead letter %s/%d is passed over: %s", message_id, revision, error)
+        return None

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ..errors import RecordFormatError
-from ..model import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
 
 __all__ = [
     "INSERT",
@@ -255,7 +255,9 @@ def salvaged(row: Row, lane: Lane) -> Record:
     """
     value = dict(zip(_COLUMNS, row, strict=False))
     unreadable = _unreadable(row)
-    numbers = {name: _number(value[name]) for name in ("revision", "due_ms", "expires_ms", "attempt", "lapses", "kills")}
+    numbers = {
+        name: _number(value[name]) for name in ("revision", "due_ms", "expires_ms", "attempt", "lapses", "kills")
+    }
     headers = {"aiodelay-unreadable": _as_bytes(value["headers"])} if "headers" in unreadable else None
     return Record(
         Envelope(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .. import transitions as t
-from ..model import (
+from aiodelay import transitions as t
+from aiodelay.model import (
     RETRY_WINDOW_MS,
     Again,
     Claim,
@@ -18,6 +18,7 @@ from ..model import (
     Settlement,
     SettleOutcome,
 )
+
 from .rows import object_text
 from .tables import LARGE_BYTES, Entry, Tables
 
@@ -25,6 +26,7 @@ __all__ = ["Held", "HeldClaims", "renew", "settle"]
 
 MOST_HELD = 20_000
 PURGED_PER_SETTLEMENT = 2
+FAR_MS = 86_400_000
 
 
 class Held(NamedTuple):
@@ -41,18 +43,19 @@ class HeldClaims:
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
 
-    def add(self, claims: Iterable[Claim], entries: Iterable[Entry]) -> None:
+    def add(self, claims: Iterable[Claim], numbers: Iterable[int]) -> None:
         """Note what was given out."""
         if len(self._held) > MOST_HELD:  # never settled: lost, or lapsed
             self._held.clear()
-        for claim, entry in zip(claims, entries, strict=True):
-            self._held[entry.record.envelope.id] = Held(entry.n, claim.token, entry.record)
+        for claim, n in zip(claims, numbers, strict=True):
+            self._held[claim.record.envelope.id] = Held(n, claim.token, claim.record)
 
-    def renewed(self, renewal: Renewal) -> None:
-        """Note a new token."""
-        held = self._held.get(renewal.id)
-        if held is not None:
-            self._held[renewal.id] = held._replace(token=renewal.to)
+    def renewed(self, renewals: Iterable[Renewal], outcomes: Iterable[RenewOutcome]) -> None:
+        """Note new tokens."""
+        for renewal, outcome in zip(renewals, outcomes, strict=True):
+            held = self._held.get(renewal.id)
+            if held is not None and outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
+                self._held[renewal.id] = held._replace(token=renewal.to)
 
     def plain(self, settlement: Settlement) -> Held | None:
         """Return the claim if to end it is to delete it: `Done`, not recurring, no version, not a series' retry."""
@@ -73,34 +76,32 @@ class HeldClaims:
 
 def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) -> list[SettleOutcome]:
     """End claims; one outcome per settlement, in order."""
-    plain: dict[int, tuple[int, Held]] = {}
-    others: list[int] = []
+    plain: dict[int, Held] = {}
+    by_index: dict[int, int] = {}
     for i, settlement in enumerate(settlements):
         claim = held.plain(settlement)
-        if claim is None or claim.n in plain:
-            others.append(i)
-        else:
-            plain[claim.n] = (i, claim)
+        if claim is not None and claim.n not in plain:
+            plain[claim.n] = claim
+            by_index[i] = claim.n
+    ended = _end_leases(tables, plain) if plain else []
+    _end(tables, ended, plain)
     outcomes = [SettleOutcome.SETTLED] * len(settlements)
-    if plain:
-        numbers = _end_leases(tables, plain)
-        ended = [(settlements[plain[n][0]], plain[n][1].record) for n in numbers]
-        _end(tables, numbers, [record for _, record in ended])
-        if tables.keeps_journal:
-            tables.notes([(done.outcome, record, "") for done, record in ended if isinstance(done, Done)])
-        if len(numbers) < len(plain):
-            others += [i for n, (i, _) in plain.items() if n not in set(numbers)]
-    for i in others:
-        outcomes[i] = _settle(tables, settlements[i])
-    purge_ended(tables, len(settlements) * PURGED_PER_SETTLEMENT)
+    if len(ended) < len(settlements) or tables.keeps_journal:
+        done = set(ended)
+        for i, settlement in enumerate(settlements):
+            if by_index.get(i) not in done:
+                outcomes[i] = _settle(tables, settlement)
+            elif isinstance(settlement, Done):
+                tables.note(settlement.outcome, plain[by_index[i]].record)
+    purge_ended(tables, len(settlements) * PURGED_PER_SETTLEMENT, at_head=True)
     return outcomes
 
 
-def _end_leases(tables: Tables, plain: Mapping[int, tuple[int, Held]]) -> list[int]:
+def _end_leases(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
     """Delete those leases that still have the token we know; return their numbers."""
     query = "DELETE FROM leases WHERE n IN (SELECT value FROM json_each(?)) RETURNING n, ns, lane, token"
     rows = tables.execute(query, (object_text(list(plain)),)).fetchall()
-    others = [row for row in rows if plain[row[0]][1].token != row[3]]
+    others = [row for row in rows if plain[row[0]].token != row[3]]
     if others:  # a number that was ours, and has come to another message since
         tables.executemany("INSERT INTO leases (n, ns, lane, token) VALUES (?, ?, ?, ?)", others)
         gone = {row[0] for row in others}
@@ -108,40 +109,37 @@ def _end_leases(tables: Tables, plain: Mapping[int, tuple[int, Held]]) -> list[i
     return sorted(row[0] for row in rows)
 
 
-def _end(tables: Tables, numbers: Iterable[int], records: Sequence[Record]) -> None:
-    """Delete messages, or remember those whose op may still be repeated."""
-    limit = tables.now - RETRY_WINDOW_MS
-    young: list[int] = []
-    large: list[int] = []
-    old: list[int] = []
-    for n, record in zip(numbers, records, strict=True):
-        (young if record.revision > limit else old).append(n)
-        if len(record.envelope.payload) > LARGE_BYTES:
-            large.append(n)
-    if old:
-        tables.execute("DELETE FROM messages WHERE n IN (SELECT value FROM json_each(?))", (object_text(old),))
-    if young:
-        tables.execute(
-            "INSERT INTO ended (ns, n, until_ms) SELECT ?, value, ? FROM json_each(?)",
-            (tables.ns, tables.now + RETRY_WINDOW_MS, object_text(young)),
-        )
-    if large and young:
+def _end(tables: Tables, numbers: Sequence[int], held: Mapping[int, Held]) -> None:
+    """End messages; their rows stay for a while, without payloads that are large."""
+    if not numbers:
+        return
+    tables.execute(
+        "INSERT INTO ended (ns, n, until_ms) SELECT ?, value, ? FROM json_each(?)",
+        (tables.ns, tables.now + RETRY_WINDOW_MS, object_text(numbers)),
+    )
+    large = [n for n in numbers if len(held[n].record.envelope.payload) > LARGE_BYTES]
+    if large:
         query = "UPDATE messages SET payload = x'' WHERE n IN (SELECT value FROM json_each(?))"
         tables.execute(query, (object_text(large),))
 
 
-def purge_ended(tables: Tables, limit: int) -> None:
+def purge_ended(tables: Tables, limit: int, *, at_head: bool) -> None:
     """Delete messages that need not be remembered any more, lowest numbers first.
 
-    The lowest number stands for all: if it is not over, nothing is done; the others wait at most a window for it.
+    Args:
+        tables: In a transaction.
+        limit: Most messages to delete.
+        at_head: Let the lowest number stand for all: nothing is read further if its time has not come. The others
+            wait for it, a window at most.
     """
-    over = "(until_ms <= ?1 OR until_ms > ?2)"
-    times = tables.now, tables.now + RETRY_WINDOW_MS
-    query = f"SELECT {over} FROM ended WHERE ns = ?3 ORDER BY n LIMIT 1"  # noqa: S608 - constant
-    first = tables.execute(query, (*times, tables.ns)).fetchone()
-    if not first or not first[0]:
-        return
-    query = f"SELECT n FROM (SELECT n, until_ms FROM ended WHERE ns = ?3 ORDER BY n LIMIT ?4) WHERE {over}"  # noqa: S608
+    over = "(until_ms <= ?1 OR until_ms > ?2)"  # the latter: written before the clock was set back by a day or more
+    times = tables.now, tables.now + FAR_MS
+    if at_head:
+        query = f"SELECT {over} FROM ended WHERE ns = ?3 ORDER BY n LIMIT 1"
+        head = tables.execute(query, (*times, tables.ns)).fetchone()
+        if not head or not head[0]:
+            return
+    query = f"SELECT n FROM ended WHERE ns = ?3 AND {over} ORDER BY n LIMIT ?4"
     numbers = object_text([n for (n,) in tables.execute(query, (*times, tables.ns, limit))])
     tables.execute("DELETE FROM messages WHERE n IN (SELECT value FROM json_each(?))", (numbers,))
     query = "DELETE FROM ended WHERE ns = ? AND n IN (SELECT value FROM json_each(?))"
@@ -151,39 +149,50 @@ def purge_ended(tables: Tables, limit: int) -> None:
 def _settle(tables: Tables, settlement: Settlement) -> SettleOutcome:
     entry = tables.find(settlement.id)
     if entry is None or entry.is_over or entry.token != settlement.token:
-        is_newer = entry is not None and not entry.is_over and entry.record.revision != settlement.revision
-        return SettleOutcome.SUPERSEDED if is_newer else SettleOutcome.GONE
+        return SettleOutcome.SUPERSEDED if _is_newer(entry, settlement.revision) else SettleOutcome.GONE
     record = entry.record
-    is_series = record.envelope.rule is not None
-    retrying = isinstance(settlement, Again) and not record.no_retry
+    recurs = record.envelope.rule is not None and not record.no_retry
+    then_due_ms = settlement.then_due_ms if recurs else None
     tables.unplace(entry)
-    goes_on = is_series and settlement.then_due_ms is not None and not record.no_retry
-    if isinstance(settlement, Again) and retrying:
-        _retry(tables, entry, settlement, beside=goes_on)
-    elif isinstance(settlement, Dead):
-        tables.bury(t.after_failure(record, settlement), settlement.reason)
-    elif isinstance(settlement, Again):
-        tables.note("dropped", record, "cancelled in flight")
-    else:
-        tables.note(settlement.outcome, record)
-    if goes_on and settlement.then_due_ms is not None:
-        rearmed = t.rearmed(record, settlement.then_due_ms, retrying=retrying)
-        tables.move(entry, rearmed, rearmed.due_ms)
-    elif not retrying:
+    lives_on = _end_attempt(tables, entry, settlement, beside=then_due_ms is not None)
+    if then_due_ms is not None:
+        tables.remember_put(record)
+        series = t.rearmed(record, then_due_ms, retrying=lives_on)
+        tables.move(entry, series, series.due_ms)
+    elif not lives_on:
         tables.forget(entry)
     return SettleOutcome.SETTLED
 
 
+def _is_newer(entry: Entry | None, revision: int) -> bool:
+    return entry is not None and not entry.is_over and entry.record.revision > revision
+
+
+def _end_attempt(tables: Tables, entry: Entry, settlement: Settlement, *, beside: bool) -> bool:
+    """Do with a message what the settlement says; say whether it is tried again, `beside` its series or not."""
+    record = entry.record
+    match settlement:
+        case Again() if not record.no_retry:
+            _retry(tables, entry, settlement, beside=beside)
+            return True
+        case Again():
+            tables.note("dropped", record, "cancelled in flight")
+        case Dead():
+            tables.bury(t.after_failure(record, settlement), settlement.reason)
+        case Done():
+            tables.note(settlement.outcome, record)
+    return False
+
+
 def _retry(tables: Tables, entry: Entry, settlement: Again, *, beside: bool) -> None:
-    """Put the message back; `beside`: as an occurrence on its own, since its series goes on."""
-    record = t.after_failure(entry.record, settlement)
+    failed = t.after_failure(entry.record, settlement)
     if beside:
-        record = t.as_occurrence(record)
-        tables.displace(tables.find(record.id))
-        tables.insert(record, settlement.due_ms)
+        failed = t.as_occurrence(failed)
+        tables.displace(tables.find(failed.id))
+        tables.insert(failed, t.retry_place(failed, settlement.due_ms))
     else:
-        tables.move(entry, record, settlement.due_ms)
-    tables.note("again", record, settlement.error or "")
+        tables.move(entry, failed, t.retry_place(failed, settlement.due_ms))
+    tables.note("again", failed, settlement.error or "")
 
 
 def renew(tables: Tables, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
@@ -193,10 +202,9 @@ def renew(tables: Tables, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
 
 def _renew(tables: Tables, renewal: Renewal) -> RenewOutcome:
     entry = tables.find(renewal.id)
-    if entry is None or entry.is_over or not entry.token or entry.token not in (renewal.token, renewal.to):
-        is_newer = entry is not None and not entry.is_over and entry.record.revision != renewal.revision
-        return RenewOutcome.SUPERSEDED if is_newer else RenewOutcome.LOST
-    if t.is_lease_over(renewal.to, tables.now):
+    if entry is None or not entry.token or entry.token not in (renewal.token, renewal.to):
+        return RenewOutcome.SUPERSEDED if _is_newer(entry, renewal.revision) else RenewOutcome.LOST
+    if t.is_lease_too_long(renewal.to, tables.now):
         return RenewOutcome.LOST
     tables.execute("UPDATE leases SET token = ? WHERE n = ?", (renewal.to, entry.n))
     if entry.record.alone:

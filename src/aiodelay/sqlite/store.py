@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+from contextlib import asynccontextmanager, suppress
+from typing import NoReturn, Self, TypeVar
 from urllib.parse import unquote
 
-from ..clock import Clock, SystemClock
-from ..errors import ClosedError, ConfigurationError, StoreUnavailableError, UnsupportedByStoreError, WrongLoopError
-from ..model import (
-    Claim,
-    Claimed,
+from aiodelay.clock import Clock, SystemClock
+from aiodelay.errors import (
+    ClosedError,
+    ConfigurationError,
+    StoreUnavailableError,
+    UnsupportedByStoreError,
+    masked_url,
+)
+from aiodelay.model import (
     Command,
     DeadKey,
     DeadLetter,
-    Demand,
     JournalEntry,
     Lane,
     LaneCounts,
@@ -27,25 +28,21 @@ from ..model import (
     Outcome,
     Query,
     Refused,
-    Renewal,
-    RenewOutcome,
-    Settlement,
-    SettleOutcome,
     Snapshot,
     SourcePosition,
-    Tidied,
     Unknown,
-    WorkStatus,
 )
-from ..ports import StoreTraits
-from ..urls import UrlOptions
-from ..wakeup import WakeUp
-from . import claims, commands, settling, upkeep
-from .connection import Database, Failure, failure_of
+from aiodelay.ports import StoreTraits, Work
+from aiodelay.urls import UrlOptions
+
+from . import upkeep
+from .commands import apply
+from .connection import Failure, failure_of
+from .opened import Opened
 from .reading import Reader
-from .tables import Entry, Tables
-from .watcher import Watcher
-from .writer import Job, Writer
+from .tables import Tables
+from .work import STEP_SIZE, SqliteWork
+from .writer import Job
 
 __all__ = ["SqliteStore", "open_store"]
 
@@ -61,10 +58,7 @@ _TRAITS = StoreTraits(
     wakes_other_processes=True,
 )
 FORMS = "sqlite:///relative/file.db, sqlite:////absolute/file.db; option journal=<entries>"
-ALL_IS_WELL = None
 MAX_JOURNAL = 10_000_000
-STEP_SIZE = 500
-"""What housekeeping counts for in a batch."""
 
 
 class SqliteStore:
@@ -93,7 +87,7 @@ class SqliteStore:
         self.name = name or f"sqlite:///{self._path}"
         self._namespace, self._journal = namespace, journal
         self._clock = clock or SystemClock()
-        self._opened: _Opened | None = None
+        self._opened: Opened | None = None
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
@@ -102,13 +96,13 @@ class SqliteStore:
         """Return how long until an instant of the store's clock, for timers."""
         return self._clock.seconds_until(at_ms)
 
-    async def __aenter__(self) -> SqliteStore:
+    async def __aenter__(self) -> Self:
         if self._opened is not None:
-            self._checked()
+            self._opened.check()
             raise ConfigurationError("store", "open already", "one 'async with' block at a time")
         self.now_ms()  # a clock that binds itself to the loop does so here, not in a thread
-        opened = _Opened(self._path, self._namespace, self._journal, self._clock)
-        await opened.writer.open()
+        opened = Opened(self._path, self._namespace, self._journal, self._clock)
+        await opened.open()
         self._opened = opened
         return self
 
@@ -119,52 +113,45 @@ class SqliteStore:
         self._opened = None
         await opened.close()
 
-    def _checked(self) -> _Opened:
+    def _checked(self) -> Opened:
         """Return what is open.
 
         Raises:
             ClosedError: Nothing is.
             WrongLoopError: It was opened elsewhere.
         """
-        opened = self._opened
-        if opened is None:
+        if self._opened is None:
             raise ClosedError("store", "closed")
-        if opened.pid != os.getpid():
-            raise WrongLoopError("store", "process (this one was forked)")
-        if opened.loop is not _running_loop():
-            raise WrongLoopError("store", "event loop or thread")
-        return opened
+        self._opened.check()
+        return self._opened
 
     # --- commands -----------------------------------------------------------------------------------------
 
-    async def apply(self, commands_: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        """Carry out commands in order."""
         return await self._checked().writer.do(
             Job(
-                lambda tables: commands.apply(tables, commands_, source),
-                lambda failure: [_outcome_of(failure)] * len(commands_),
-                size=len(commands_),
-                wakes=True,
+                lambda tables: apply(tables, commands, source),
+                lambda failure: [_outcome_of(failure)] * len(commands),
+                size=len(commands),
             )
         )
 
     @asynccontextmanager
-    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[_SqliteWork]:
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
+        """Open the dispatching role."""
         opened = self._checked()
-        work = _SqliteWork(self, worker)
+        poll_ms = self.traits.safety_poll_ms
+        work = SqliteWork(self.write, worker, self._clock, opened.counter, poll_ms=poll_ms)
         await self.write(lambda tables: upkeep.serve(tables, worker, lanes), is_durable=False)
-        opened.add(work)
+        opened.add(work.wakeup)
         try:
             yield work
         finally:
-            await opened.remove(work)
+            await opened.remove(work.wakeup)
             if self._opened is opened:
-                await self._leave(worker)
-
-    async def _leave(self, worker: str) -> None:
-        try:
-            await self.write(lambda tables: upkeep.leave(tables, worker), is_durable=False)
-        except StoreUnavailableError:
-            pass  # it is forgotten after its window
+                with suppress(StoreUnavailableError):  # it is forgotten after its window
+                    await self.write(lambda tables: upkeep.leave(tables, worker), is_durable=False)
 
     async def write(
         self,
@@ -172,7 +159,6 @@ class SqliteStore:
         *,
         size: int = 1,
         is_durable: bool = True,
-        wakes: bool = False,
         committed: Callable[[T], object] | None = None,
         failed: Callable[[Failure], object] | None = None,
     ) -> T:
@@ -182,7 +168,6 @@ class SqliteStore:
             run: May run twice, if the first time is undone.
             size: Messages it is about.
             is_durable: Return when the disk has it.
-            wakes: It may have given a lane an earlier head.
             committed: Called in the writer's thread with the answer.
             failed: Called there when nothing was written.
 
@@ -195,7 +180,7 @@ class SqliteStore:
                 failed(failure)
             raise StoreUnavailableError(self.name, failure.reason)
 
-        job = Job(run, refuse, size=size, is_durable=is_durable, wakes=wakes, committed=committed)
+        job = Job(run, refuse, size=size, is_durable=is_durable, committed=committed)
         return await self._checked().writer.do(job)
 
     # --- holds --------------------------------------------------------------------------------------------
@@ -204,11 +189,11 @@ class SqliteStore:
         return await self.write(lambda tables: upkeep.hold(tables, lane, address))
 
     async def release(self, lane: Lane, address: str | None = None) -> bool:
-        if not await self.write(lambda tables: upkeep.release(tables, lane, address), wakes=address is None):
+        if not await self.write(lambda tables: upkeep.release(tables, lane, address)):
             return False
         # In steps, so that others are served in between; what a crash leaves parked, `tidy` returns.
         while address is not None and await self.write(
-            lambda tables: upkeep.unpark(tables, lane, address), size=STEP_SIZE, wakes=True
+            lambda tables: upkeep.unpark(tables, lane, address), size=STEP_SIZE
         ):
             pass
         return True
@@ -244,9 +229,13 @@ class SqliteStore:
     async def position(self, source: str) -> int | None:
         return await self._read(lambda reader: reader.position(source))
 
-    async def journal(self, *, message_id: str | None = None, after: int = 0, limit: int = 100) -> Sequence[JournalEntry]:
+    async def journal(
+        self, *, message_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> Sequence[JournalEntry]:
         if not self._journal:
-            raise UnsupportedByStoreError("journal", "off", "SqliteStore(journal=1000) or 'sqlite:///file.db?journal=1000'")
+            raise UnsupportedByStoreError(
+                "journal", "off", "SqliteStore(journal=1000) or 'sqlite:///file.db?journal=1000'"
+            )
         return await self._read(lambda reader: reader.journal(message_id, after, limit))
 
     # --- dead letters -------------------------------------------------------------------------------------
@@ -257,173 +246,16 @@ class SqliteStore:
         return await self._read(lambda reader: reader.dead_letters(lane, after, limit))
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        return await self.write(lambda tables: upkeep.redrive(tables, keys), size=len(keys), wakes=True)
+        return await self.write(lambda tables: upkeep.redrive(tables, keys), size=len(keys))
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         return await self.write(lambda tables: upkeep.purge(tables, keys), size=len(keys))
-
-
-class _Opened:
-    """What is open between `__aenter__` and `__aexit__`."""
-
-    def __init__(self, path: str, namespace: str, journal: int, clock: Clock) -> None:
-        self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
-        self.counter = claims.LeaseCounter()
-        self.writer = Writer(path, namespace, journal, clock, self._wake)
-        self._path, self._namespace = path, namespace
-        self._works: set[_SqliteWork] = set()
-        self._watcher: Watcher | None = None
-        self._reading: ThreadPoolExecutor | None = None
-        self._database: Database | None = None
-
-    def add(self, work: _SqliteWork) -> None:
-        self._works.add(work)
-        if self._watcher is None:
-            self._watcher = Watcher(self._path, self._changed)
-
-    async def remove(self, work: _SqliteWork) -> None:
-        self._works.discard(work)
-        if not self._works and self._watcher is not None:
-            watcher, self._watcher = self._watcher, None
-            await self.loop.run_in_executor(None, watcher.stop)
-
-    def _wake(self) -> None:
-        for work in self._works:
-            work.wake()
-
-    def _changed(self) -> None:
-        """Wake the loop, from the watcher's thread."""
-        try:
-            self.loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:
-            pass  # the loop has been closed
-
-    async def read(self, read: Callable[[Reader], T]) -> T:
-        """Run a function on the reading connection, in one snapshot."""
-        if self._reading is None:
-            self._reading = ThreadPoolExecutor(1, "aiodelay-sqlite-reader")
-        return await self.loop.run_in_executor(self._reading, self._read, read)
-
-    def _read(self, read: Callable[[Reader], T]) -> T:
-        if self._database is None:
-            self._database = Database(self._path, query_only=True)
-        connection = self._database.connection
-        connection.execute("BEGIN")
-        try:
-            return read(Reader(connection, self._namespace))
-        finally:
-            self._database.rollback()
-
-    async def close(self) -> None:
-        """Stop reading, let the writer finish, and close both connections."""
-        try:
-            if self._reading is not None:
-                if self._database is not None:
-                    self._database.connection.interrupt()
-                await self.loop.run_in_executor(self._reading, self._close_reader)
-                self._reading.shutdown()
-        finally:
-            await self.writer.close()
-
-    def _close_reader(self) -> None:
-        if self._database is not None:
-            self._database.close()
-
-
-class _SqliteWork:
-    """One worker's side of the store."""
-
-    def __init__(self, store: SqliteStore, worker: str) -> None:
-        self._store, self._worker = store, worker
-        self._wakeup = WakeUp()
-        self._held = settling.HeldClaims()
-        self._given: _Given | None = None
-        self._rotation = 0
-        self.wake, self.clear = self._wakeup.set, self._wakeup.clear
-
-    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        counter = self._store._checked().counter
-        given = _Given(request)
-        wanted = dict(demand)
-
-        def run(tables: Tables) -> Claimed:
-            before = self._given
-            if before is not None and before.request == request:
-                left = claims.still_leased(tables, before.claims, before.entries)
-                if left.claims or before.is_certain:
-                    given.keep(before.claims, before.entries)
-                    return left
-            claimed, entries = claims.claim(
-                tables, wanted, lease_ms=lease_ms, rotation=self._rotation + 1, counter=counter
-            )
-            given.keep(claimed.claims, entries)
-            return claimed
-
-        def committed(claimed: Claimed) -> None:
-            self._rotation += 1
-            self._given = given
-            self._held.add(given.claims, given.entries)
-
-        def failed(failure: Failure) -> None:
-            if failure.is_in_doubt:
-                given.is_certain = False
-                self._given = given
-
-        return await self._store.write(run, size=STEP_SIZE, is_durable=False, committed=committed, failed=failed)
-
-    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        return await self._store.write(
-            lambda tables: settling.settle(tables, settlements, self._held),
-            size=len(settlements),
-            committed=lambda _: self._held.drop(settlements),
-        )
-
-    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        return await self._store.write(
-            lambda tables: settling.renew(tables, renewals),
-            size=len(renewals),
-            is_durable=False,
-            committed=lambda outcomes: self._held.renewed(renewals, outcomes),
-        )
-
-    async def wait(self, *, until_ms: int | None) -> None:
-        poll_s = _TRAITS.safety_poll_ms / 1000
-        await self._wakeup.wait(poll_s if until_ms is None else min(poll_s, self._store.seconds_until(until_ms)))
-
-    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        return await self._store.write(
-            lambda tables: upkeep.tidy(tables, self._worker, lanes, limit), size=STEP_SIZE, is_durable=False
-        )
-
-    def status(self) -> WorkStatus:
-        return WorkStatus("ready")
-
-
-class _Given:
-    """The last claim's answer, for a repeat of its request; `is_certain` False: its commit failed in doubt."""
-
-    __slots__ = ("claims", "entries", "is_certain", "request")
-
-    def __init__(self, request: str) -> None:
-        self.request, self.is_certain = request, True
-        self.claims: Sequence[Claim] = ()
-        self.entries: Sequence[Entry] = ()
-
-    def keep(self, given: Sequence[Claim], entries: Sequence[Entry]) -> None:
-        self.claims, self.entries = given, entries
 
 
 def _outcome_of(failure: Failure) -> Outcome:
     if failure.is_in_doubt:
         return Unknown(failure.reason)
     return Refused("full" if failure.is_full else "unavailable", failure.reason)
-
-
-def _running_loop() -> Any:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
@@ -437,5 +269,5 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
     options.finish()
     path = unquote(options.parts.path).removeprefix("/")
     if options.parts.netloc or options.parts.fragment or not path or path.endswith("/") or path == ":memory:":
-        raise ConfigurationError("url", options.masked, FORMS)
-    return SqliteStore(path, namespace=namespace, clock=clock, journal=journal, name=options.masked)
+        raise ConfigurationError("url", masked_url(url), FORMS)
+    return SqliteStore(path, namespace=namespace, clock=clock, journal=journal, name=masked_url(url))

@@ -6,20 +6,33 @@ by the writer's thread alone.
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from .. import transitions as t
-from ..codecs import encode_record
-from ..errors import RecordFormatError
-from ..model import RETRY_WINDOW_MS, TOMBSTONE_WINDOW_MS, DeadReason, Lane, Outcome, Record, Refused, Stored
-from .connection import decoded_anyhow
+from aiodelay import transitions as t
+from aiodelay.codecs import encode_record
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
+    TOMBSTONE_WINDOW_MS,
+    DeadReason,
+    LateAction,
+    Outcome,
+    Record,
+    Refused,
+    Stored,
+)
+
+from .namespace import Namespace
 from .rows import INSERT, MOVE, ROW, Row, insert_values, is_sound, move_values, object_text, record_of, salvaged
 
-__all__ = ["Entry", "Tables"]
+__all__ = ["Entry", "Place", "Tables"]
+
+Place: TypeAlias = tuple[int, str, int, int]
+"""Where a parked message stands: lane, address, place, number."""
 
 LARGE_BYTES = 1_000
 """An ended message that must be remembered gives up a payload larger than this at once."""
@@ -28,8 +41,11 @@ MAX_MS = (1 << 48) - 1
 FIND = f"""
     SELECT {ROW}, l.token, (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n)
     FROM messages AS m LEFT JOIN leases AS l ON l.n = m.n
-"""  # noqa: S608 - columns only
+"""
 TOKEN, ENDED = -2, -1
+PARKED_AT_ONCE = 1_000
+_HUNDRED = "?" * 100
+REMEMBERED = f"SELECT op FROM ops WHERE ns = ? AND until_ms > ? AND op IN ({', '.join(_HUNDRED)})"
 
 
 class Entry:
@@ -40,89 +56,15 @@ class Entry:
 
     __slots__ = ("is_over", "lane", "n", "place_ms", "record", "token")
 
-    def __init__(self, n: int, place_ms: int, lane: int, record: Record, token: int = 0, *, is_over: bool = False) -> None:
+    def __init__(
+        self, n: int, place_ms: int, lane: int, record: Record, token: int = 0, *, is_over: bool = False
+    ) -> None:
         self.n, self.place_ms, self.lane, self.record = n, place_ms, lane, record
         self.token, self.is_over = token, is_over
 
 
-class Tables:
-    """See the module.
-
-    Args:
-        connection: In a transaction whenever a method but `forget_caches` is called.
-        namespace: Created by `open` if need be.
-        journal: Most entries to keep; 0 = keep none.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, namespace: str, journal: int) -> None:
-        self.execute, self.executemany = connection.execute, connection.executemany
-        self._connection, self._namespace, self._journal = connection, namespace, journal
-        self.ns = 0
-        self.now = 0
-        self.careful = False
-        self._next_n: int | None = None
-        self._lane_numbers: dict[Lane, int] = {}
-        self._lane_names: dict[int, Lane] = {}
-
-    def open(self) -> None:
-        """Find or make the namespace."""
-        self.execute("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (self._namespace,))
-        (self.ns,) = self.execute("SELECT n FROM namespaces WHERE name = ?", (self._namespace,)).fetchone()
-
-    def begin(self, now: int, *, careful: bool) -> None:
-        """Start a transaction.
-
-        Args:
-            now: The time of everything in it.
-            careful: Expect rows that cannot be read: look at every column of each.
-        """
-        self.now, self.careful, self._next_n = now, careful, None
-        self._connection.text_factory = decoded_anyhow if careful else str
-
-    def forget_caches(self) -> None:
-        """Forget what was rolled back."""
-        self._lane_numbers.clear()
-        self._lane_names.clear()
-
-    # --- numbers ------------------------------------------------------------------------------------------
-
-    def next_n(self, count: int = 1) -> int:
-        """Return the first of `count` numbers above those of all messages."""
-        if self._next_n is None:
-            (self._next_n,) = self.execute("SELECT coalesce(max(n), 0) + 1 FROM messages").fetchone()
-        first: int = self._next_n
-        self._next_n = first + count
-        return first
-
-    def lane_number(self, lane: Lane) -> int:
-        """Return a lane's number; make one for a new lane."""
-        return self.known_lane(lane) or self._new_lane(lane)
-
-    def known_lane(self, lane: Lane) -> int:
-        """Return a lane's number, 0 for a lane that has never held a message."""
-        number = self._lane_numbers.get(lane, 0)
-        if not number:
-            found = self.execute("SELECT n FROM lanes WHERE ns = ? AND name = ?", (self.ns, lane)).fetchone()
-            number = found[0] if found else 0
-            if number:
-                self._lane_numbers[lane], self._lane_names[number] = number, lane
-        return number
-
-    def _new_lane(self, lane: Lane) -> int:
-        self.execute("INSERT INTO lanes (ns, name) VALUES (?, ?)", (self.ns, lane))
-        return self.known_lane(lane)
-
-    def lane_name(self, number: int) -> Lane:
-        """Return the name of a lane that exists."""
-        name = self._lane_names.get(number)
-        if name is None:
-            found = self.execute("SELECT name FROM lanes WHERE n = ?", (number,)).fetchone()
-            name = self._lane_names[number] = str(found[0]) if found else ""
-        return name
-
-    def lanes(self) -> list[tuple[int, Lane]]:
-        """Return all lanes of the namespace."""
-        return self.execute("SELECT n, name FROM lanes WHERE ns = ?", (self.ns,)).fetchall()
+class Tables(Namespace):
+    """See the module."""
 
     # --- finding ------------------------------------------------------------------------------------------
 
@@ -148,6 +90,8 @@ class Tables:
     def entries(self, numbers: Iterable[int]) -> list[Entry]:
         """Return messages by number, in the order of numbers."""
         wanted = object_text(list(numbers))
+        if wanted == "[]":
+            return []
         return self._found(f"{FIND} WHERE m.n IN (SELECT value FROM json_each(?)) ORDER BY m.n", (wanted,))
 
     def _found(self, query: str, parameters: Sequence[Any]) -> list[Entry]:
@@ -176,6 +120,7 @@ class Tables:
     def move(self, entry: Entry, record: Record, place_ms: int) -> None:
         """Put a message that was taken out back into its lane, behind those of the same place."""
         n = self.next_n()
+        self.has_new = True
         self.execute(MOVE, (*move_values(n, place_ms, record), entry.n))
         self.execute("INSERT INTO queue (lane, place_ms, n) VALUES (?, ?, ?)", (entry.lane, place_ms, n))
 
@@ -183,56 +128,102 @@ class Tables:
         """Store a record under an id that nobody has (`displace`)."""
         lane = self.lane_number(record.envelope.lane)
         n = self.next_n() if n is None else n
+        self.has_new = True
         self.execute(INSERT, (self.ns, *insert_values(n, place_ms, lane, record)))
         self.execute("INSERT INTO queue (lane, place_ms, n) VALUES (?, ?, ?)", (lane, place_ms, n))
 
-    def displace(self, entry: Entry | None) -> None:
-        """Make an id free, remembering the op that was there."""
-        if entry is None:
-            return
-        record = entry.record
-        if entry.is_over:
-            self.execute("DELETE FROM ended WHERE ns = ? AND n = ?", (self.ns, entry.n))
-        else:
-            self.unplace(entry)
-            self._note_end(record)
-        if self._is_young(record):
-            self.remember(record.op, Stored("stored", record.revision, record.due_ms))
-        self.execute("DELETE FROM messages WHERE n = ?", (entry.n,))
+    def park(self, places: Sequence[Place]) -> None:
+        """Move messages whose address is held out of their lane's way."""
+        if places:
+            self.executemany("DELETE FROM queue WHERE lane = ?1 AND place_ms = ?3 AND n = ?4", places)
+            self.executemany("INSERT INTO parked (lane, address, place_ms, n) VALUES (?, ?, ?, ?)", places)
+
+    def holds(self) -> dict[int, set[str | None]]:
+        """Return what is held, by lane; None = the whole lane."""
+        found: dict[int, set[str | None]] = {}
+        for lane, address in self.execute("SELECT lane, address FROM holds"):
+            found.setdefault(lane, set()).add(address)
+        return found
+
+    def head_ms(self, lane: int, held: Collection[str]) -> int | None:
+        """Return the place of a lane's first message that is not held at its address; such are parked on the way."""
+        if not held:
+            query = "SELECT place_ms FROM queue WHERE lane = ? ORDER BY place_ms LIMIT 1"
+            first = self.execute(query, (lane,)).fetchone()
+            return None if first is None else int(first[0])
+        query = """
+            SELECT q.lane, m.address, q.place_ms, q.n FROM queue AS q CROSS JOIN messages AS m ON m.n = q.n
+            WHERE q.lane = ? ORDER BY q.place_ms, q.n LIMIT ?
+        """
+        places: list[Place] = self.execute(query, (lane, PARKED_AT_ONCE)).fetchall()
+        passed = list(takewhile(lambda place: place[1] in held, places))
+        self.park(passed)
+        if len(passed) < len(places):
+            return places[len(passed)][2]
+        return passed[-1][2] if len(passed) == PARKED_AT_ONCE else None  # look again then: the next look goes on
 
     # --- ending -------------------------------------------------------------------------------------------
 
     def forget(self, entry: Entry) -> None:
-        """End a message that was taken out; remember for a while what is needed of it."""
-        record = entry.record
-        self._note_end(record)
-        if not self._is_young(record):
+        """End a message that was taken out; its row stays for a while, remembering its op, answer and revision."""
+        if self._leave_series(entry.record):
             self.execute("DELETE FROM messages WHERE n = ?", (entry.n,))
             return
+        self._leave_tombstone(entry.record)
         until = self.now + RETRY_WINDOW_MS
         self.execute("INSERT INTO ended (ns, n, until_ms) VALUES (?, ?, ?)", (self.ns, entry.n, until))
-        if len(record.envelope.payload) > LARGE_BYTES:
+        if len(entry.record.envelope.payload) > LARGE_BYTES:
             self.execute("UPDATE messages SET payload = x'' WHERE n = ?", (entry.n,))
 
-    def _is_young(self, record: Record) -> bool:
-        """Say whether the op that wrote it may still be repeated."""
-        return self.now - record.revision < RETRY_WINDOW_MS
+    def displace(self, entry: Entry | None) -> None:
+        """Make an id free for a new life, remembering of the old one what its row remembered."""
+        if entry is None:
+            return
+        if entry.is_over:
+            self.execute("DELETE FROM ended WHERE ns = ? AND n = ?", (self.ns, entry.n))
+        else:
+            self.unplace(entry)
+            if not self._leave_series(entry.record):
+                self._leave_tombstone(entry.record)
+        self.remember_put(entry.record)
+        self.execute("DELETE FROM messages WHERE n = ?", (entry.n,))
 
-    def _note_end(self, record: Record) -> None:
-        envelope = record.envelope
-        if envelope.version is not None:
-            self.execute(
-                "INSERT OR REPLACE INTO tombstones (ns, id, version, until_ms) VALUES (?, ?, ?, ?)",
-                (self.ns, envelope.id, envelope.version, self.now + TOMBSTONE_WINDOW_MS),
-            )
-        if "~" in envelope.id and (occurrence := t.occurrence_of(envelope.id)) is not None:
-            series = self.find(occurrence[0])
-            if series is not None and not series.is_over and occurrence[1] in series.record.live:
-                live = tuple(due for due in series.record.live if due != occurrence[1])
-                text = object_text(live) if live else None
-                self.execute("UPDATE messages SET live = ? WHERE n = ?", (text, series.n))
+    def _leave_tombstone(self, record: Record) -> None:
+        """Remember the version of a message that ended with one, or a higher one that did before."""
+        if record.envelope.version is None:
+            return
+        version = max(record.envelope.version, self.ended_version(record.id) or 0)
+        self.execute(
+            "INSERT OR REPLACE INTO tombstones (ns, id, version, until_ms) VALUES (?, ?, ?, ?)",
+            (self.ns, record.id, version, self.now + TOMBSTONE_WINDOW_MS),
+        )
 
-    def remember(self, op: bytes, outcome: Outcome) -> None:
+    def ended_version(self, message_id: str) -> int | None:
+        """Return the version with which this id last ended, if that is remembered."""
+        query = "SELECT version FROM tombstones WHERE ns = ? AND id = ? AND until_ms > ?"
+        found = self.execute(query, (self.ns, message_id, self.now)).fetchone()
+        return None if found is None else int(found[0])
+
+    def _leave_series(self, record: Record) -> bool:
+        """Strike an occurrence that has ended from its series' list; return False for a message of its own."""
+        occurrence = t.occurrence_of(record.id) if "~" in record.id else None
+        if occurrence is None:
+            return False
+        series = self.find(occurrence[0])
+        if series is not None and not series.is_over and occurrence[1] in series.record.live:
+            live = [due for due in series.record.live if due != occurrence[1]]
+            self.execute("UPDATE messages SET live = ? WHERE n = ?", (object_text(live) if live else None, series.n))
+        return True
+
+    # --- answers ------------------------------------------------------------------------------------------
+
+    def remember_put(self, record: Record) -> None:
+        """Remember what the put that made this record was answered, before the record stops telling it."""
+        until = record.revision + RETRY_WINDOW_MS
+        if until > self.now and record.op != t.NO_OP and self.remembered(record.op) is None:
+            self.remember(record.op, t.first_answer(record), until)
+
+    def remember(self, op: bytes, outcome: Outcome, until_ms: int | None = None) -> None:
         """Keep the answer to a command for as long as it may be repeated."""
         if isinstance(outcome, Stored):
             answer: Row = (outcome.answer, "", outcome.revision, outcome.due_ms)
@@ -240,19 +231,36 @@ class Tables:
             answer = (outcome.reason, outcome.detail, None, None)
         else:
             return
+        until_ms = self.now + RETRY_WINDOW_MS if until_ms is None else until_ms
         self.execute(
             "INSERT INTO ops (ns, op, answer, detail, revision, due_ms, until_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (self.ns, op, *answer, self.now + RETRY_WINDOW_MS),
+            (self.ns, op, *answer, until_ms),
         )
 
     def remembered(self, op: bytes) -> Outcome | None:
         """Return the answer that a command had before."""
-        query = "SELECT answer, detail, revision, due_ms FROM ops WHERE ns = ? AND op = ? ORDER BY n DESC LIMIT 1"
-        found = self.execute(query, (self.ns, op)).fetchone()
+        query = """
+            SELECT answer, detail, revision, due_ms FROM ops
+            WHERE ns = ? AND op = ? AND until_ms > ? ORDER BY n DESC LIMIT 1
+        """
+        found = self.execute(query, (self.ns, op, self.now)).fetchone()
         if found is None:
             return None
         answer, detail, revision, due_ms = found
         return Refused(answer, detail) if revision is None else Stored(answer, revision, due_ms)
+
+    def remembered_among(self, ops: Sequence[bytes]) -> set[bytes]:
+        """Return those ops whose answer is remembered."""
+        if not self.execute("SELECT 1 FROM ops WHERE ns = ? LIMIT 1", (self.ns,)).fetchone():
+            return set()
+        found: set[bytes] = set()
+        for at in range(0, len(ops), len(_HUNDRED)):
+            chunk = ops[at : at + len(_HUNDRED)]
+            full = [*chunk, *[chunk[0]] * (len(_HUNDRED) - len(chunk))]
+            found |= {op for (op,) in self.execute(REMEMBERED, (self.ns, self.now, *full))}
+        return found
+
+    # --- the dead and the late ----------------------------------------------------------------------------
 
     def bury(self, record: Record, reason: DeadReason) -> None:
         """Keep a dead letter."""
@@ -273,7 +281,16 @@ class Tables:
         )
         self.note("dead", record, reason)
 
-    def end_occurrences(self, series: Record) -> bool:
+    def expire(self, entry: Entry) -> None:
+        """End a message that is late, as its policy says."""
+        self.unplace(entry)
+        if entry.record.late is LateAction.DEAD_LETTER:
+            self.bury(entry.record, "late")
+        else:
+            self.note("dropped", entry.record, "late")
+        self.forget(entry)
+
+    def end_retries(self, series: Record) -> bool:
         """End the retries that go on beside a series; say whether one of them is in flight."""
         in_flight = False
         for due_ms in series.live:
@@ -287,46 +304,6 @@ class Tables:
                 self.unplace(entry)
                 self.forget(entry)
         return in_flight
-
-    # --- journal ------------------------------------------------------------------------------------------
-
-    @property
-    def keeps_journal(self) -> bool:
-        """Whether `note` writes anything."""
-        return self._journal > 0
-
-    def note(self, event: str, record: Record, detail: str = "") -> None:
-        """Write to the journal."""
-        if self._journal:
-            self.notes([(event, record, detail)])
-
-    def notes(self, entries: Sequence[tuple[str, Record, str]]) -> None:
-        """Write several entries to the journal and trim it."""
-        if not self._journal or not entries:
-            return
-        query = "SELECT coalesce(max(number), 0) FROM journal WHERE ns = ?"
-        (last,) = self.execute(query, (self.ns,)).fetchone()
-        self.executemany(
-            "INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    self.ns,
-                    last + i,
-                    self.now,
-                    event,
-                    record.id,
-                    record.revision,
-                    record.envelope.lane,
-                    record.due_ms,
-                    record.attempt,
-                    detail.encode("utf-8", "backslashreplace").decode(),
-                )
-                for i, (event, record, detail) in enumerate(entries, 1)
-            ],
-        )
-        self.execute(
-            "DELETE FROM journal WHERE ns = ? AND number <= ?", (self.ns, last + len(entries) - self._journal)
-        )
 
 
 def _encodable(record: Record) -> Record:

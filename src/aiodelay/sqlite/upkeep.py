@@ -6,16 +6,28 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from .. import transitions as t
-from ..codecs import decode_record
-from ..errors import RecordFormatError
-from ..model import DeadKey, Lane, LaneState, Outcome, Refused, Stored, Tidied
-from .claims import expire, return_lapsed
+from aiodelay import transitions as t
+from aiodelay.codecs import decode_record
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import DeadKey, Lane, LaneState, Outcome, Refused, Stored, Tidied
+
+from .claims import return_lapsed
 from .rows import object_text
 from .settling import purge_ended
 from .tables import Tables
 
-__all__ = ["SERVED_WINDOW_MS", "hold", "leave", "purge", "redrive", "release", "serve", "served_lanes", "tidy", "unpark"]
+__all__ = [
+    "SERVED_WINDOW_MS",
+    "hold",
+    "leave",
+    "purge",
+    "redrive",
+    "release",
+    "serve",
+    "served_lanes",
+    "tidy",
+    "unpark",
+]
 
 SERVED_WINDOW_MS = 60_000
 """A worker that tidied within this many ms counts as alive."""
@@ -34,33 +46,50 @@ def tidy(tables: Tables, worker: str, lanes: Collection[Lane], limit: int) -> Ti
     expired = _expire_late(tables, limit)
     _purge_memory(tables, limit * PURGE_FACTOR)
     _unpark_released(tables)
-    served = served_lanes(tables)
+    return Tidied(tables.now, lapsed, expired, _lane_states(tables))
+
+
+def _lane_states(tables: Tables) -> list[LaneState]:
+    """Return the state of every lane that holds messages."""
+    served, holds = served_lanes(tables), tables.holds()
+    leased = {lane for (lane,) in tables.execute("SELECT DISTINCT lane FROM leases WHERE ns = ?", (tables.ns,))}
     states: list[LaneState] = []
     for number, lane in tables.lanes():
-        query = "SELECT place_ms FROM queue WHERE lane = ? ORDER BY place_ms LIMIT 1"
-        head = tables.execute(query, (number,)).fetchone()
-        if head is not None:
-            states.append(LaneState(lane, head[0] if head[0] <= tables.now else None, lane in served))
-    return Tidied(tables.now, lapsed, expired, states)
+        held = holds.get(number, set())
+        head_ms = None if None in held else tables.head_ms(number, {address for address in held if address is not None})
+        is_empty = head_ms is None and number not in leased and not _has_held(tables, number)
+        if not is_empty:
+            oldest = head_ms if head_ms is not None and head_ms <= tables.now else None
+            states.append(LaneState(lane, oldest, lane in served))
+    return states
+
+
+def _has_held(tables: Tables, lane: int) -> bool:
+    query = "SELECT EXISTS (SELECT 1 FROM queue WHERE lane = ?1) OR EXISTS (SELECT 1 FROM parked WHERE lane = ?1)"
+    return bool(tables.execute(query, (lane,)).fetchone()[0])
 
 
 def _expire_late(tables: Tables, limit: int) -> int:
+    """End what is late, also in lanes that nobody serves; what is held waits until it is released."""
     query = """
         SELECT m.n FROM messages AS m
-        WHERE m.ns = ? AND m.late > 0 AND m.expires_ms < ? AND m.place_ms <= ? AND m.rule IS NULL
+        WHERE m.ns = ?1 AND m.late > 0 AND m.expires_ms < ?2 AND m.place_ms <= ?2 AND m.rule IS NULL
         AND NOT EXISTS (SELECT 1 FROM leases AS l WHERE l.n = m.n)
-        AND NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n) LIMIT ?
+        AND NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n)
+        AND NOT EXISTS (
+            SELECT 1 FROM holds AS h WHERE h.lane = m.lane AND (h.address IS NULL OR h.address = m.address)
+        ) LIMIT ?3
     """
-    numbers = [n for (n,) in tables.execute(query, (tables.ns, tables.now, tables.now, limit))]
-    late = [entry for entry in tables.entries(numbers) if t.is_late(entry.record, tables.now)] if numbers else []
+    numbers = [n for (n,) in tables.execute(query, (tables.ns, tables.now, limit))]
+    late = [entry for entry in tables.entries(numbers) if t.ends_by_itself(entry.record, tables.now)]
     for entry in late:
-        expire(tables, entry)
+        tables.expire(entry)
     return len(late)
 
 
 def _purge_memory(tables: Tables, limit: int) -> None:
     """Forget what is past its window."""
-    purge_ended(tables, limit)
+    purge_ended(tables, limit, at_head=False)
     tables.execute(
         "DELETE FROM ops WHERE n IN (SELECT n FROM ops WHERE ns = ? ORDER BY n LIMIT ?) AND until_ms <= ?",
         (tables.ns, limit, tables.now),
@@ -109,6 +138,7 @@ def hold(tables: Tables, lane: Lane, address: str | None) -> bool:
 
 def release(tables: Tables, lane: Lane, address: str | None) -> bool:
     """Resume a lane or an address; say whether it was held. What was parked follows by `unpark`."""
+    tables.has_new = True
     query = "DELETE FROM holds WHERE lane = ? AND address IS ?"
     return tables.execute(query, (tables.known_lane(lane), address)).rowcount > 0
 
@@ -122,7 +152,10 @@ def _unpark(tables: Tables, lane: int, address: str) -> int:
     head = "SELECT place_ms, n FROM parked WHERE lane = ?1 AND address = ?2 ORDER BY place_ms, n LIMIT ?3"
     places = tables.execute(head, (lane, address, UNPARKED_AT_ONCE)).fetchall()
     if places:
-        tables.executemany("INSERT INTO queue (lane, place_ms, n) VALUES (?, ?, ?)", [(lane, *place) for place in places])
+        tables.has_new = True
+        tables.executemany(
+            "INSERT INTO queue (lane, place_ms, n) VALUES (?, ?, ?)", [(lane, *place) for place in places]
+        )
         query = "DELETE FROM parked WHERE lane = ? AND address = ? AND (place_ms, n) <= (?, ?)"
         tables.execute(query, (lane, address, *places[-1]))
     return len(places)
@@ -160,13 +193,13 @@ def _redrive(tables: Tables, key: DeadKey) -> Outcome:
     except RecordFormatError as error:
         return Refused("unavailable", str(error))
     last = key.revision if entry is None else max(key.revision, entry.record.revision)
-    record = t.redriven(letter, letter.op, t.next_revision(tables.now, last), tables.now)
+    record = t.redriven(letter, t.NO_OP, t.next_revision(tables.now, last), tables.now)
     n = tables.next_n()
     tables.displace(entry)
     purge(tables, [key])
     tables.insert(record, tables.now, n)
     tables.note("redriven", record)
-    return Stored("stored", record.revision, tables.now)
+    return Stored("stored", record.revision, record.due_ms)
 
 
 def purge(tables: Tables, keys: Sequence[DeadKey]) -> int:

@@ -14,7 +14,7 @@ POLL_S = 0.05
 class Watcher:
     """Calls `changed`, in its own thread, within 50 ms of a commit by another connection.
 
-    The store's own commits count as such: one more look, at most every 50 ms and only while something is going on.
+    The store's own writer counts as such; it knows better whose commits those were.
 
     Args:
         path: The file.
@@ -28,8 +28,11 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; blocks until it has ended, a few ms."""
+        """Have the thread end."""
         self._stop.set()
+
+    def join(self) -> None:
+        """Wait until it has ended: a few ms after `stop`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -44,7 +47,8 @@ class Watcher:
                 self._stop.wait(1)
 
     def _watch(self, connection: sqlite3.Connection) -> None:
-        seen = None
+        (seen,) = connection.execute("PRAGMA data_version").fetchone()
+        self._changed()  # what was written before this connection was there
         while not self._stop.wait(POLL_S):
             (version,) = connection.execute("PRAGMA data_version").fetchone()
             if version != seen:

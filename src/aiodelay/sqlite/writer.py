@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ..clock import Clock
-from ..errors import ClosedError
+from aiodelay.clock import Clock
+from aiodelay.errors import ClosedError
+
 from .connection import Database, Failure, failure_of
 from .tables import Tables
 
@@ -36,11 +37,10 @@ class Job(Generic[T]):
         failed: Makes the answer, or raises the error, when nothing was written.
         size: Messages it is about.
         is_durable: The answer waits for the disk.
-        wakes: It may have given a lane an earlier head.
         committed: Called in the writer's thread with the answer, also when the caller was cancelled meanwhile.
     """
 
-    __slots__ = ("answer", "committed", "error", "failed", "future", "is_durable", "run", "size", "wakes")
+    __slots__ = ("answer", "committed", "error", "failed", "future", "is_durable", "run", "size")
 
     def __init__(
         self,
@@ -49,11 +49,10 @@ class Job(Generic[T]):
         *,
         size: int = 1,
         is_durable: bool = True,
-        wakes: bool = False,
         committed: Callable[[T], object] | None = None,
     ) -> None:
         self.run, self.failed, self.size = run, failed, size
-        self.is_durable, self.wakes, self.committed = is_durable, wakes, committed
+        self.is_durable, self.committed = is_durable, committed
         self.future: asyncio.Future[T] | None = None
         self.answer: T | None = None
         self.error: BaseException | None = None
@@ -87,7 +86,8 @@ class Writer:
         namespace: Whose tables the jobs see.
         journal: Most entries to keep.
         clock: Read in the thread, once the lock is held: a time read before may be seconds old by then.
-        woken: Called on the loop after a batch in which a job `wakes`.
+        woken: Called on the loop when lanes may have an earlier head: after a batch that gave them something, and
+            after others wrote to the file.
     """
 
     def __init__(self, path: str, namespace: str, journal: int, clock: Clock, woken: Callable[[], object]) -> None:
@@ -124,6 +124,8 @@ class Writer:
             self._database.begin(is_durable=True)
             self._tables.open()
             self._database.commit()
+            self._data_version = -1
+            self._has_foreign()
         except BaseException:
             self._database.close()
             raise
@@ -180,15 +182,36 @@ class Writer:
                 size += job.size
         return jobs
 
-    def _finished(self, jobs: Sequence[Job[Any]], done: asyncio.Future[None]) -> None:
+    def _finished(self, jobs: Sequence[Job[Any]], done: asyncio.Future[bool]) -> None:
         error = None if done.cancelled() else done.exception()
         for job in jobs:
             if error is not None and job.error is None:
                 job.error = error
             job.finish()
-        if any(job.wakes for job in jobs):
+        if error is None and done.result():
             self._woken()
         self._start()
+
+    def look_around(self) -> None:
+        """Find out, without waiting, whether others wrote; then have the loop woken.
+
+        Asked of the writing connection, for which its own commits do not count.
+        """
+        if not self._is_closed:
+            self._loop.run_in_executor(self._executor, self._has_foreign).add_done_callback(self._looked)
+
+    def _looked(self, done: asyncio.Future[bool]) -> None:
+        if not done.cancelled() and (done.exception() is not None or done.result()):
+            self._woken()
+
+    def _has_foreign(self) -> bool:
+        (version,) = self._database.connection.execute("PRAGMA data_version").fetchone()
+        before, self._data_version = self._data_version, version
+        return bool(before != version)
+
+    async def join(self, end: Callable[[], object]) -> None:
+        """Wait in the thread for something else to end."""
+        await self._loop.run_in_executor(self._executor, end)
 
     async def close(self) -> None:
         """Wait for what was queued, then close the file and end the thread."""
@@ -215,15 +238,23 @@ class Writer:
 
     # --- in the thread ------------------------------------------------------------------------------------
 
-    def _run(self, jobs: Sequence[Job[Any]]) -> None:
-        """Do all jobs in one transaction; if that fails, each in one of its own, so that none harms another."""
+    def _run(self, jobs: Sequence[Job[Any]]) -> bool:
+        """Do all jobs in one transaction; if that fails, each in one of its own, so that none harms another.
+
+        Returns:
+            Whether lanes were given anything.
+        """
         failed = self._attempt(jobs, careful=False)
         if failed is None:
-            return
+            return self._tables.has_new
+        has_new = False
         for job in jobs:
             alone = failed if failed.is_common else self._attempt([job], careful=True)
             if alone is not None:
                 job.give_up(alone.failure, alone.error)
+            else:
+                has_new |= self._tables.has_new
+        return has_new or failed.failure.is_in_doubt
 
     def _attempt(self, jobs: Sequence[Job[Any]], *, careful: bool) -> _Failed | None:
         step = "begin"
@@ -233,9 +264,10 @@ class Writer:
             self._tables.begin(self._clock.now_ms(), careful=careful)
             for job in jobs:
                 job.answer = job.run(self._tables)
+            self._tables.end()
             step = "commit"
             self._database.commit()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is answered, job by job
             self._database.rollback()
             self._tables.forget_caches()
             return self._judged(error, step, careful=careful)

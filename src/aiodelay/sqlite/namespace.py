@@ -1,0 +1,121 @@
+"""One namespace of the file inside one transaction: its time, its numbers, its lanes and its journal."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from aiodelay.model import Lane, Record
+
+from .connection import decoded_anyhow
+
+__all__ = ["Namespace"]
+
+
+class Namespace:
+    """What one namespace numbers and notes.
+
+    Args:
+        connection: In a transaction whenever a method but `forget_caches` is called.
+        namespace: Created by `open` if need be.
+        journal: Most entries to keep; 0 = keep none.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, namespace: str, journal: int) -> None:
+        self.execute, self.executemany = connection.execute, connection.executemany
+        self._connection, self._namespace, self._journal = connection, namespace, journal
+        self.ns = 0
+        self.now = 0
+        self.careful = False
+        self.has_new = False
+        """Whether this transaction gave a lane anything."""
+        self._next_n: int | None = None
+        self._notes: list[tuple[str, str, int, Lane, int, int, str]] = []
+        self._lane_numbers: dict[Lane, int] = {}
+        self._lane_names: dict[int, Lane] = {}
+
+    def open(self) -> None:
+        """Find or make the namespace."""
+        self.execute("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (self._namespace,))
+        (self.ns,) = self.execute("SELECT n FROM namespaces WHERE name = ?", (self._namespace,)).fetchone()
+
+    def begin(self, now: int, *, careful: bool) -> None:
+        """Start a transaction.
+
+        Args:
+            now: The time of everything in it.
+            careful: Expect rows that cannot be read: look at every column of each.
+        """
+        self.now, self.careful, self.has_new, self._next_n = now, careful, False, None
+        self._notes.clear()
+        self._connection.text_factory = decoded_anyhow if careful else str
+
+    def forget_caches(self) -> None:
+        """Forget what was rolled back."""
+        self._lane_numbers.clear()
+        self._lane_names.clear()
+
+    # --- numbers ------------------------------------------------------------------------------------------
+
+    def next_n(self, count: int = 1) -> int:
+        """Return the first of `count` numbers above those of all messages."""
+        if self._next_n is None:
+            (self._next_n,) = self.execute("SELECT coalesce(max(n), 0) + 1 FROM messages").fetchone()
+        first: int = self._next_n
+        self._next_n = first + count
+        return first
+
+    def lane_number(self, lane: Lane) -> int:
+        """Return a lane's number; make one for a new lane."""
+        return self.known_lane(lane) or self._new_lane(lane)
+
+    def known_lane(self, lane: Lane) -> int:
+        """Return a lane's number, 0 for a lane that has never held a message."""
+        number = self._lane_numbers.get(lane, 0)
+        if not number:
+            found = self.execute("SELECT n FROM lanes WHERE ns = ? AND name = ?", (self.ns, lane)).fetchone()
+            number = found[0] if found else 0
+            if number:
+                self._lane_numbers[lane], self._lane_names[number] = number, lane
+        return number
+
+    def _new_lane(self, lane: Lane) -> int:
+        self.execute("INSERT INTO lanes (ns, name) VALUES (?, ?)", (self.ns, lane))
+        return self.known_lane(lane)
+
+    def lane_name(self, number: int) -> Lane:
+        """Return the name of a lane that exists."""
+        name = self._lane_names.get(number)
+        if name is None:
+            found = self.execute("SELECT name FROM lanes WHERE n = ?", (number,)).fetchone()
+            name = self._lane_names[number] = str(found[0]) if found else ""
+        return name
+
+    def lanes(self) -> list[tuple[int, Lane]]:
+        """Return all lanes of the namespace."""
+        return self.execute("SELECT n, name FROM lanes WHERE ns = ?", (self.ns,)).fetchall()
+
+    # --- journal ------------------------------------------------------------------------------------------
+
+    @property
+    def keeps_journal(self) -> bool:
+        """Whether `note` has any effect."""
+        return self._journal > 0
+
+    def note(self, event: str, record: Record, detail: str = "") -> None:
+        """Have an entry written to the journal when the transaction ends."""
+        if self._journal:
+            lane, text = record.envelope.lane, detail.encode("utf-8", "backslashreplace").decode()
+            self._notes.append((event, record.id, record.revision, lane, record.due_ms, record.attempt, text))
+
+    def end(self) -> None:
+        """Finish the transaction, short of its commit: write what was noted, and trim the journal."""
+        if not self._notes:
+            return
+        query = "SELECT coalesce(max(number), 0) FROM journal WHERE ns = ?"
+        (last,) = self.execute(query, (self.ns,)).fetchone()
+        self.executemany(
+            "INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(self.ns, number, self.now, *note) for number, note in enumerate(self._notes, last + 1)],
+        )
+        oldest = last + len(self._notes) - self._journal
+        self.execute("DELETE FROM journal WHERE ns = ? AND number <= ?", (self.ns, oldest))

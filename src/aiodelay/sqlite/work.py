@@ -1,0 +1,143 @@
+"""One worker's side of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from aiodelay.clock import Clock
+from aiodelay.model import (
+    Claim,
+    Claimed,
+    Demand,
+    Lane,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+    Tidied,
+    WorkStatus,
+)
+from aiodelay.wakeup import WakeUp
+
+from . import claims, settling, upkeep
+from .connection import Failure
+from .tables import Tables
+
+__all__ = ["STEP_SIZE", "SqliteWork", "Write"]
+
+T = TypeVar("T")
+
+STEP_SIZE = 500
+"""What a claim and a step of housekeeping count for in a batch."""
+
+
+class Write(Protocol):
+    """Runs something in a transaction; see `SqliteStore.write`."""
+
+    async def __call__(
+        self,
+        run: Callable[[Tables], T],
+        *,
+        size: int = 1,
+        is_durable: bool = True,
+        committed: Callable[[T], object] | None = None,
+        failed: Callable[[Failure], object] | None = None,
+    ) -> T:
+        """Run it."""
+        ...
+
+
+class SqliteWork:
+    """`Work` on SQLite. What another thread touches here is touched by the writer's alone.
+
+    Args:
+        write: Runs something in a transaction.
+        worker: Names this process among its peers.
+        clock: The store's.
+        counter: The process's.
+        poll_ms: Longest wait.
+    """
+
+    def __init__(self, write: Write, worker: str, clock: Clock, counter: claims.ClaimCounter, *, poll_ms: int) -> None:
+        self._write, self._worker, self._clock, self._counter = write, worker, clock, counter
+        self._poll_s = poll_ms / 1000
+        self.wakeup = WakeUp()
+        self._held = settling.HeldClaims()
+        self._given: _Given | None = None
+        self._turn = 0
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        given = _Given(request)
+        wanted = dict(demand)
+
+        def run(tables: Tables) -> Claimed:
+            before = self._given
+            if before is not None and before.request == request:
+                left = claims.claim_again(tables, wanted, before.claims, before.numbers)
+                if left.claims or before.is_certain:
+                    given.claims, given.numbers = before.claims, before.numbers
+                    return left
+            claimed, given.numbers = claims.claim(
+                tables, wanted, lease_ms=lease_ms, turn=self._turn + 1, number=self._counter.next()
+            )
+            given.claims = claimed.claims
+            return claimed
+
+        def committed(claimed: Claimed) -> None:
+            self._turn += 1
+            self._given = given
+            self._held.add(given.claims, given.numbers)
+
+        def failed(failure: Failure) -> None:
+            if failure.is_in_doubt:
+                given.is_certain = False
+                self._given = given
+
+        return await self._write(run, size=STEP_SIZE, is_durable=False, committed=committed, failed=failed)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        return await self._write(
+            lambda tables: settling.settle(tables, settlements, self._held),
+            size=len(settlements),
+            committed=lambda _: self._held.drop(settlements),
+        )
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        return await self._write(
+            lambda tables: settling.renew(tables, renewals),
+            size=len(renewals),
+            is_durable=False,
+            committed=lambda outcomes: self._held.renewed(renewals, outcomes),
+        )
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        seconds = self._poll_s
+        if until_ms is not None:
+            seconds = min(seconds, self._clock.seconds_until(until_ms))
+        await self.wakeup.wait(seconds)
+
+    def wake(self) -> None:
+        self.wakeup.set()
+
+    def clear(self) -> None:
+        self.wakeup.clear()
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        return await self._write(
+            lambda tables: upkeep.tidy(tables, self._worker, lanes, limit), size=STEP_SIZE, is_durable=False
+        )
+
+    def status(self) -> WorkStatus:
+        return WorkStatus("ready")
+
+
+class _Given:
+    """The last claim's answer, for a repeat of its request; `is_certain` False: its commit failed in doubt."""
+
+    __slots__ = ("claims", "is_certain", "numbers", "request")
+
+    def __init__(self, request: str) -> None:
+        self.request, self.is_certain = request, True
+        self.claims: Sequence[Claim] = ()
+        self.numbers: Sequence[int] = ()

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from aiodelay import Scheduler
+from tests.support.command import DEADLINE_S, Program, absolute_path, aiodelay
+
+EVENT = re.compile(
+    r"(?P<time>\d\d:\d\d:\d\d\.\d{3})  (?P<verb>scheduled|delivered|retry|cancelled|replaced|dead letter) +"
+    r"(?P<what>[\w:]+) +(?P<id>\S+)? +(?P<note>.+)"
+)
+LATE = re.compile(r"late (\d+) ms(?! \(was due before)")
+COUNTED = {
+    "delivered": "delivered",
+    "retry": "retried",
+    "cancelled": "cancelled",
+    "replaced": "replaced",
+    "dead letter": "dead",
+}
+
+
+class Told(NamedTuple):
+    """The demo's output, taken apart."""
+
+    first: str
+    events: list[re.Match[str]]
+    others: list[str]
+    summary: str
+
+    @property
+    def verbs(self) -> Counter[str]:
+        return Counter(event["verb"] for event in self.events)
+
+    def counts(self) -> dict[str, int]:
+        return {name: int(number) for name, number in re.findall(r"(\w+) (\d+)(?= │|$)", self.summary)}
+
+
+def taken_apart(lines: list[str]) -> Told:
+    first, *middle, summary = lines
+    matches = [(line, EVENT.fullmatch(line)) for line in middle]
+    return Told(first, [found for _, found in matches if found], [line for line, found in matches if not found], summary)
+
+
+def assert_summary_agrees(told: Told) -> None:
+    counts = told.counts()
+    assert {name: counts[name] for name in COUNTED.values()} == {
+        name: told.verbs[verb] for verb, name in COUNTED.items()
+    }
+    late = sorted(int(found[1]) for event in told.events if (found := LATE.search(event["note"])))
+    percentiles = [late[-(-len(late) * percent // 100) - 1] for percent in (50, 99)]
+    assert told.summary.endswith(f"lateness p50 {percentiles[0]} ms p99 {percentiles[1]} ms")
+
+
+def assert_quiet_end(program: Program, folder: Path) -> Told:
+    assert program.exit_code() == 0
+    assert program.err.seen == []
+    assert list(folder.iterdir()) == [], "the temporary file is gone"
+    return taken_apart(program.out.seen)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the demo puts its temporary file."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def demo(tmp_path: Path, folder: Path) -> Iterator[Program]:
+    with aiodelay("demo", cwd=tmp_path, environment={"TMPDIR": str(folder)}) as program:
+        yield program
+
+
+def test_three_seconds_show_all_that_can_happen(tmp_path: Path, folder: Path) -> None:
+    with aiodelay("demo", "--seconds", "3", cwd=tmp_path, environment={"TMPDIR": str(folder)}) as program:
+        told = assert_quiet_end(program, folder)
+    assert re.fullmatch(
+        r"aiodelay \d+\.\d+\S* │ store sqlite, a temporary file │ stops after 3 s, or with Ctrl-C", told.first
+    )
+    assert told.others == []
+    assert told.verbs.keys() == {*COUNTED, "scheduled"}
+    assert any("every 1s" in event["note"] for event in told.events), "a recurring message"
+    assert any(event["what"] == "log:audit" for event in told.events), "a sink"
+    assert any(re.match(r"attempt 3, due \d+ ms ago", event["note"]) for event in told.events), "a retry that worked"
+    assert_summary_agrees(told)
+    counts = told.counts()
+    assert counts["pending"] >= 200
+    assert counts["scheduled"] >= counts["pending"] + counts["cancelled"] + counts["dead"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_ends_it_in_order(demo: Program, folder: Path, number: int) -> None:
+    assert demo.out.wait_for("").endswith("│ Ctrl-C to stop")
+    demo.out.wait_for("delivered")
+    assert list(folder.iterdir()), "the temporary file is there"
+    demo.send(number)
+    told = assert_quiet_end(demo, folder)
+    assert_summary_agrees(told)
+
+
+def test_a_summary_comes_every_few_seconds(demo: Program) -> None:
+    summary = demo.out.wait_for("^scheduled [0-9]+ │")
+    assert "pending" in summary
+    assert "lateness p50" in summary
+
+
+def test_it_ends_quietly_when_the_reader_goes_away(tmp_path: Path, folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aiodelay", "demo"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": absolute_path(os.environ.get("PYTHONPATH", "")), "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(DEADLINE_S) == 0
+        assert process.stderr.read() == b""
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_kept_is_resumed(tmp_path: Path) -> None:
+    with aiodelay("demo", "--keep", "kept.db", "--seconds", "1", cwd=tmp_path) as program:
+        assert program.exit_code() == 0
+        *_, remain, summary = program.out.seen
+    found = re.fullmatch(r"(\d+) pending messages remain in kept\.db; the same command resumes them", remain)
+    assert found is not None
+    assert f"pending {found[1]} " in summary
+    waiting = asyncio.run(waiting_checks(tmp_path / "kept.db"))
+    assert waiting
+    with aiodelay("demo", "--keep", "kept.db", cwd=tmp_path) as program:
+        program.out.wait_for("^aiodelay .* store sqlite, kept.db")
+        assert program.out.wait_for("") == f"resuming {found[1]} pending messages"
+        program.out.wait_for(f"delivered .*({'|'.join(waiting)}) ")
+
+
+async def waiting_checks(file: Path) -> list[str]:
+    async with Scheduler(f"sqlite:///{file}", namespace="aiodelay-demo", dispatch=False) as scheduler:
+        return [snapshot.record.id[-8:] async for snapshot in scheduler.pending("CheckPayment")]
+
+
+def test_what_is_kept_outlives_kill_9(tmp_path: Path) -> None:
+    with aiodelay("demo", "--keep", "kept.db", cwd=tmp_path) as program:
+        program.out.wait_for("delivered")
+        program.send(signal.SIGKILL)
+    with aiodelay("demo", "--keep", "kept.db", "--seconds", "1", cwd=tmp_path) as program:
+        program.out.wait_for(r"^resuming 2\d\d pending messages")
+        assert program.exit_code() == 0
+
+
+def test_any_store_will_do(tmp_path: Path) -> None:
+    with aiodelay("demo", "--store", "memory://", "--seconds", "1", cwd=tmp_path) as program:
+        assert program.exit_code() == 0
+        told = taken_apart(program.out.seen)
+    assert "│ store memory:// │" in told.first
+    assert told.others == [], "nothing remains of a store that survives nothing"
+    assert_summary_agrees(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "text"),
+    [
+        (["--store", "nowhere://x"], 1, "aiodelay: scheme of store nowhere://x is 'nowhere'; allowed: memory:, sqlite:"),
+        (["--store", "sqlite:////no/such/folder/x.db"], 1, "/no/such/folder"),
+        (["--store", "memory://", "--keep", "x.db"], 2, "--store and --keep both say where messages are kept"),
+        (["--seconds", "0"], 2, "--seconds"),
+        (["--secnds", "3"], 2, "--seconds"),
+    ],
+)
+def test_what_it_cannot_do_is_said_on_stderr(
+    tmp_path: Path, arguments: list[str], exit_code: int, text: str
+) -> None:
+    with aiodelay("demo", *arguments, cwd=tmp_path) as program:
+        assert program.exit_code() == exit_code
+        said = "\n".join(program.err.seen)
+    assert text in said
+    assert "Traceback" not in said
+    assert exit_code == 2 or len(program.err.seen) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
+def test_a_terminal_keeps_the_summary_in_its_last_lines(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aiodelay", "demo", "--store", "memory://", "--seconds", "2"],
+        cwd=tmp_path,
+        env={
+            **{name: value for name, value in os.environ.items() if name != "NO_COLOR"},
+            "PYTHONPATH": absolute_path(os.environ.get("PYTHONPATH", "")),
+            "TERM": "xterm",
+            "COLUMNS": "80",
+        },
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+    )
+    os.close(theirs)
+    written = read_to_the_end(ours)
+    assert process.wait(DEADLINE_S) == 0
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert "\x1b[32mdelivered\x1b[0m" in written
+    assert "\r\x1b[1A\x1b[J" in written, "two lines of summary, replaced in place"
+    assert re.search(r"\x1b\[Jscheduled \d+ │ [^\n]* lateness p50 \d+ ms p99 \d+ ms\r\n$", written)
+
+
+def read_to_the_end(terminal: int) -> str:
+    read = bytearray()
+    try:
+        while chunk := os.read(terminal, 4096):
+            read += chunk
+    except OSError:
+        pass  # how Linux says that the other end was closed
+    finally:
+        os.close(terminal)
+    return read.decode()

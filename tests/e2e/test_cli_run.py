@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aiodelay import Scheduler, Snapshot
+from tests.support.command import Program, aiodelay
+
+APP = """
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiodelay import Scheduler
+
+scheduler = Scheduler("sqlite:///app.db", drain="{drain}")
+
+
+@dataclass
+class Work:
+    pass
+
+
+@scheduler.handler
+async def work(event: Work) -> None:
+    print("started", flush=True)
+    {body}
+    print("finished", flush=True)
+"""
+WAIT_FOR_GO = "while not Path('go').exists(): await asyncio.sleep(0.01)"
+NEVER_END = "await asyncio.Event().wait()"
+BLOCK = "time.sleep(3600)"
+
+
+@dataclass
+class Work:
+    pass
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    asyncio.run(schedule(tmp_path))
+    return tmp_path
+
+
+async def schedule(folder: Path) -> None:
+    async with Scheduler(f"sqlite:///{folder}/app.db", dispatch=False) as scheduler:
+        await scheduler.schedule(Work(), delay="1ms", id="work")
+
+
+async def stored(folder: Path) -> Snapshot | None:
+    async with Scheduler(f"sqlite:///{folder}/app.db", dispatch=False) as scheduler:
+        return await scheduler.get("work")
+
+
+def write_app(folder: Path, body: str, *, drain: str = "1h") -> None:
+    (folder / "app.py").write_text(APP.format(body=body, drain=drain))
+
+
+def started(folder: Path, *options: str) -> Program:
+    program = aiodelay("run", "app:scheduler", *options, cwd=folder)
+    program.out.wait_for("^started$")
+    return program
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_lets_a_handler_finish(folder: Path, number: int) -> None:
+    write_app(folder, WAIT_FOR_GO)
+    with started(folder) as program:
+        program.send(number)
+        program.err.wait_for("draining")
+        (folder / "go").touch()
+        program.out.wait_for("^finished$")
+        assert program.exit_code() == 0
+        assert program.err.seen[-1].endswith("app:scheduler has stopped")
+    assert asyncio.run(stored(folder)) is None
+
+
+def test_a_handler_that_never_ends_is_cut_after_the_drain_time(folder: Path) -> None:
+    write_app(folder, NEVER_END, drain="100ms")
+    with started(folder) as program:
+        program.send(signal.SIGTERM)
+        assert program.exit_code() == 0
+        assert "finished" not in program.out.seen
+        assert "Traceback" not in "\n".join(program.err.seen)
+    given_back = asyncio.run(stored(folder))
+    assert given_back is not None
+    assert given_back.state == "overdue"
+    assert given_back.record.attempt == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_the_second_signal_ends_it_at_once(folder: Path, number: int) -> None:
+    write_app(folder, NEVER_END)
+    with started(folder) as program:
+        program.send(signal.SIGTERM)
+        program.err.wait_for("draining; a second signal stops at once")
+        program.send(number)
+        assert program.exit_code() == -number
+        assert "Traceback" not in "\n".join(program.err.seen)
+    assert asyncio.run(stored(folder)) is not None
+
+
+def test_signals_end_it_while_a_handler_blocks_the_event_loop(folder: Path) -> None:
+    write_app(folder, BLOCK)
+    with started(folder) as program:
+        while program.is_running():  # two that come too fast are one
+            program.send(signal.SIGTERM)
+        assert program.exit_code() == -signal.SIGTERM
+
+
+def test_quiet_says_nothing_and_verbose_more(folder: Path) -> None:
+    write_app(folder, "pass")
+    said: dict[str, list[str]] = {}
+    for option in ("-q", "--verbose"):
+        with aiodelay("run", "app:scheduler", option, cwd=folder) as program:
+            program.out.wait_for("^finished$")
+            program.send(signal.SIGTERM)
+            assert program.exit_code() == 0
+            said[option] = program.err.seen
+        asyncio.run(schedule(folder))
+    assert said["-q"] == []
+    assert any("is dispatching" in line for line in said["--verbose"])
+
+
+def test_an_application_keeps_its_own_logging(folder: Path) -> None:
+    write_app(folder, "pass")
+    with (folder / "app.py").open("a") as app:
+        app.write("import logging\nlogging.basicConfig(level='INFO', format='mine: %(message)s')\n")
+    with aiodelay("run", "app:scheduler", cwd=folder) as program:
+        program.err.wait_for("^mine: app:scheduler is dispatching")
+
+
+@pytest.mark.parametrize(
+    ("target", "exit_code", "pattern"),
+    [
+        ("app", 2, r"'app' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
+        (":scheduler", 2, r"':scheduler' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
+        ("ap:scheduler", 1, r"no module 'ap' in \S+, and none is installed; did you mean 'app'\?"),
+        ("no.such:scheduler", 1, r"no module 'no' in \S+, and none is installed"),
+        ("app:schedular", 1, r"app:schedular is not there: no 'schedular'; did you mean 'scheduler'\?"),
+        ("app:x", 1, r"app:x is not there: no 'x'; app has scheduler"),
+        ("app:work", 1, r"app:work is a function, not a Scheduler; app has scheduler"),
+        ("wrong:scheduler", 1, r"while importing wrong: scheme of store nowhere:// is 'nowhere'; allowed: .*"),
+    ],
+)
+def test_a_target_that_is_not_there_is_said_in_one_line(
+    tmp_path: Path, target: str, exit_code: int, pattern: str
+) -> None:
+    write_app(tmp_path, "pass")
+    (tmp_path / "wrong.py").write_text("from aiodelay import Scheduler\nscheduler = Scheduler('nowhere://')\n")
+    with aiodelay("run", target, cwd=tmp_path) as program:
+        assert program.exit_code() == exit_code
+        (line,) = program.err.seen
+    assert re.fullmatch(f"aiodelay: {pattern}", line)
+
+
+def test_a_module_that_imports_what_is_not_there_shows_where(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("import nowhere_to_be_found\n")
+    with aiodelay("run", "app:scheduler", cwd=tmp_path) as program:
+        assert program.exit_code() == 1
+        assert program.err.seen[-1] == "ModuleNotFoundError: No module named 'nowhere_to_be_found'"
+
+
+def test_without_cyclopts_a_line_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['cyclopts'] = None; from aiodelay.cli import main; main()"
+    with Program("-c", code, cwd=tmp_path) as program:
+        assert program.exit_code() == 2
+        assert program.err.seen == [
+            "aiodelay: the command line needs the package cyclopts; install it with: pip install 'aiodelay[cli]'"
+        ]
+
+
+def test_help_loads_no_client(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.argv = ["aiodelay", "--help"]
+from aiodelay.cli import main
+try:
+    main()
+finally:
+    print("loaded", *sorted({"sqlite3", "redis", "aiokafka", "fastapi", "pyspark"} & sys.modules.keys()))
+"""
+    with Program("-c", code, cwd=tmp_path) as program:
+        assert program.exit_code() == 0
+        assert program.out.seen[-1] == "loaded"
+        assert any("demo" in line for line in program.out.seen)
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_the_version_is_told(tmp_path: Path, arguments: list[str]) -> None:
+    with aiodelay(*arguments, cwd=tmp_path) as program:
+        assert program.exit_code() == 0
+        assert re.fullmatch(r"\d+\.\d+\S*", program.out.seen[0])
+
+
+if sys.platform == "win32":
+    pytestmark = pytest.mark.skip(reason="signals are POSIX")

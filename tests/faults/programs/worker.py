@@ -1,0 +1,279 @@
+"""A process that schedules, handles, or both, as its plan says, and writes the history of what it did.
+
+It says `ready` when its scheduler is open, `produced` when it has scheduled all it should, `idle` when nothing is left
+to deliver, and `closed` at its end. What a handler does with a message is in the message's header `do`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Literal, Self
+
+import msgspec
+
+from aiodelay import Conflict, Context, Retry, Scheduler
+from aiodelay.model import Delivery, Demand, SendOutcome, Sent
+from aiodelay.registry import open_store
+from tests.support import history as h
+from tests.support import sqlite_points
+from tests.support.observed import FailurePoint, FailurePoints, ObservedStore, kill_oneself
+from tests.support.producing import Producer
+
+__all__ = ["Burst", "Plan", "Stream"]
+
+
+class Burst(msgspec.Struct, frozen=True, kw_only=True):
+    """Schedule so many messages at once, due over a span of time; then change one in six of them.
+
+    Attributes:
+        spread_ms: Due times lie evenly from now to so far ahead.
+        headers: Given to every message.
+        changes: Also replace, cancel and reschedule some.
+        to: A sink's destination instead of the handler.
+    """
+
+    messages: int
+    spread_ms: int = 1_000
+    prefix: str = "m"
+    headers: dict[str, bytes] = {}
+    changes: bool = False
+    to: str | None = None
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    """Give random commands, about so many per second, to ids that other processes use as well."""
+
+    seconds: float
+    rate: int
+    ids: int
+    seed: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker does.
+
+    Attributes:
+        point: Where it kills itself.
+        serve: Lanes that it handles.
+        sink: Also serve the sink `sink:`.
+        run_ms: How long a handler takes.
+        waits: Open the scheduler only once told `go`.
+        until: End when nothing is left to deliver, when told by SIGTERM, or once it has scheduled all it should.
+    """
+
+    name: str
+    store: str
+    history: str
+    lease_ms: int = 1_000
+    point: FailurePoint | None = None
+    serve: tuple[str, ...] = ()
+    sink: bool = False
+    concurrency: int = 8
+    run_ms: int = 0
+    drain_ms: int = 30_000
+    burst: Burst | None = None
+    stream: Stream | None = None
+    waits: bool = False
+    until: Literal["idle", "sigterm", "produced"] = "idle"
+
+
+class Handling:
+    """Runs messages as their headers say."""
+
+    def __init__(self, lane: str, plan: Plan, history: h.History, points: FailurePoints) -> None:
+        self._lane, self._plan, self._history, self._points = lane, plan, history, points
+
+    async def handle(self, payload: bytes, context: Context) -> None:
+        digest = h.digest_of(payload, context.key, context.headers)
+        started = h.RunStarted(
+            id=context.id, delivery_id=context.delivery_id, attempt=context.attempt, lane=self._lane, digest=digest
+        )
+        self._history.write(started)
+        result: Literal["ok", "failed", "cancelled"] = "failed"
+        try:
+            with self._points.around("handler"):
+                await self._do(context)
+            result = "ok"
+        except asyncio.CancelledError:
+            result = "cancelled"
+            raise
+        finally:
+            self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
+
+    async def _do(self, context: Context) -> None:
+        what, _, number = context.headers.get("do", b"").decode().partition(":")
+        if what == "die":
+            kill_oneself(self._history)
+        elif what == "fail" and context.attempt <= int(number):
+            raise RuntimeError("as told")
+        elif what == "block" and self._plan.name.startswith("blocked"):
+            self._history.write(h.Blocked(ms=int(number)))
+            time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
+        await asyncio.sleep(int(number) / 1000 if what == "sleep" else self._plan.run_ms / 1000)
+
+
+class RecordingSink:
+    """Takes everything, and writes it down."""
+
+    name = "sink"
+    limits = Demand(20)
+
+    def __init__(self, history: h.History, points: FailurePoints) -> None:
+        self._history, self._points = history, points
+
+    def check(self, address: str) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        self._points.passes("send", "before")
+        for each in deliveries:
+            envelope = each.envelope
+            digest = h.digest_of(envelope.payload, envelope.key, envelope.headers)
+            started = h.RunStarted(
+                id=envelope.id, delivery_id=each.delivery_id, attempt=each.attempt, lane="sink", digest=digest
+            )
+            self._history.write(started)
+            self._history.write(h.RunEnded(delivery_id=each.delivery_id, attempt=each.attempt, result="ok"))
+        self._points.passes("send", "after")
+        return [Sent()] * len(deliveries)
+
+
+# --- producing --------------------------------------------------------------------------------------------
+
+
+async def burst(producer: Producer, plan: Burst) -> None:
+    """Schedule all at once; then touch every sixth."""
+    start = time.time_ns() // 1_000_000
+    step = plan.spread_ms / max(plan.messages, 1)
+
+    async def one(i: int, version: int) -> None:
+        await producer.schedule(
+            f"{plan.prefix}-{i}",
+            random.randbytes(20 + version),
+            at_ms=start + int(i * step),
+            headers=plan.headers | ({"do": b"fail:1"} if i % 12 == 1 else {}),
+            key=b"k" if i % 2 else None,
+            to=plan.to,
+        )
+
+    await asyncio.gather(*(one(i, 0) for i in range(plan.messages)))
+    if plan.changes:
+        await asyncio.gather(*(one(i, 1) for i in range(2, plan.messages, 6)))
+        await asyncio.gather(*(producer.cancel(f"{plan.prefix}-{i}") for i in range(3, plan.messages, 6)))
+        moved = range(4, plan.messages, 6)
+        await asyncio.gather(*(producer.reschedule(f"{plan.prefix}-{i}", start + int(i * step) + 300) for i in moved))
+
+
+async def stream(producer: Producer, plan: Stream, name: str) -> None:
+    """Give random commands until the time is over; each waits for no other."""
+    rng = random.Random(f"{plan.seed} {name}")
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + plan.seconds
+    number = 0
+    async with asyncio.TaskGroup() as group:
+        while loop.time() < ends:
+            number += 1
+            group.create_task(command(producer, rng, f"{name}-{number}", plan.ids))
+            await asyncio.sleep(rng.expovariate(plan.rate))
+
+
+async def command(producer: Producer, rng: random.Random, fresh: str, ids: int) -> None:
+    """Give one random command."""
+    now = time.time_ns() // 1_000_000
+    shared = f"shared-{rng.randrange(ids)}"
+    chosen = rng.random()
+    payload = rng.randbytes(rng.choice((0, 20, 200, 2_000)))
+    headers = {"do": b"fail:1"} if rng.random() < 0.05 else {"x": rng.randbytes(4)}
+    if chosen < 0.5:
+        await producer.schedule(fresh, payload, at_ms=now + rng.randrange(-100, 2_000), headers=headers)
+    elif chosen < 0.6:
+        await producer.schedule(fresh, payload, delay_ms=3_600_000, lane="far")
+    elif chosen < 0.75:
+        await producer.schedule(shared, payload, at_ms=now + rng.randrange(2_000), headers=headers, key=b"k")
+    elif chosen < 0.8:
+        await producer.schedule(shared, payload, delay_ms=rng.randrange(500), conflict=Conflict.keep())
+    elif chosen < 0.9:
+        await producer.cancel(shared)
+    else:
+        await producer.reschedule(shared, now + rng.randrange(1_500))
+
+
+# --- the process ------------------------------------------------------------------------------------------
+
+
+def say(line: str) -> None:
+    """Write a line for the supervisor."""
+    print(line, flush=True)
+
+
+def count_resources(phase: Literal["baseline", "end"]) -> h.Resources:
+    """Count what might leak."""
+    return h.Resources(
+        phase=phase, tasks=len(asyncio.all_tasks()), threads=threading.active_count(), files=len(os.listdir("/dev/fd"))
+    )
+
+
+def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Scheduler:
+    """Make the scheduler, with a lease as short as the plan says."""
+    store = ObservedStore(open_store(plan.store, namespace="default", clock=None), history, points)
+    scheduler = Scheduler(
+        store,
+        sinks=[RecordingSink(history, points)],
+        dispatch=bool(plan.serve or plan.sink),
+        lanes=[*plan.serve, *(["sink"] if plan.sink else [])],
+        retry=Retry(attempts=10, first="200ms", factor=1),
+        drain=f"{plan.drain_ms}ms",
+    )
+    scheduler._options = msgspec.structs.replace(scheduler._options, lease_ms=plan.lease_ms)
+    for lane in plan.serve:
+        handling = Handling(lane, plan, history, points)
+        scheduler.add_handler(handling.handle, name=lane, concurrency=plan.concurrency)
+    return scheduler
+
+
+async def main(plan: Plan) -> None:
+    history = h.History(plan.history, plan.name)
+    points = FailurePoints(plan.point, lambda: kill_oneself(history))
+    if plan.point is not None:
+        sqlite_points.install(points)
+    scheduler = scheduler_of(plan, history, points)
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    if plan.waits:
+        say("waiting")
+        await asyncio.to_thread(sys.stdin.readline)
+    else:
+        await asyncio.to_thread(int)  # the default executor's thread is no leak
+    history.write(count_resources("baseline"))
+    async with scheduler:
+        history.write(h.Process(what="ready"))
+        say("ready")
+        producer = Producer(scheduler, history)
+        if plan.burst is not None:
+            await burst(producer, plan.burst)
+        if plan.stream is not None:
+            await stream(producer, plan.stream, plan.name)
+        say("produced")
+        if plan.until == "sigterm":
+            await told.wait()
+        elif plan.until == "idle":
+            await scheduler.run_until_idle()
+            say("idle")
+    history.write(count_resources("end"))
+    history.close()
+    say("closed")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(msgspec.json.decode(sys.argv[1], type=Plan)))

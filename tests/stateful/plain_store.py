@@ -1,0 +1,461 @@
+"""What a store must do, said once more in the plainest way: one dict, no indexes, nothing shared with the stores.
+
+Each method is told what a store answered, checks it, and does the same here. Where rules leave a store free, it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aiodelay.model import (
+    Again,
+    At,
+    Cancel,
+    Claimed,
+    Command,
+    Dead,
+    DeadKey,
+    DeadLetter,
+    DeadReason,
+    Demand,
+    Envelope,
+    Fire,
+    Lane,
+    LateAction,
+    Outcome,
+    Put,
+    Record,
+    Refused,
+    Renewal,
+    RenewOutcome,
+    Reschedule,
+    Settlement,
+    SettleOutcome,
+    Snapshot,
+    State,
+    Stored,
+)
+
+WINDOW_MS = 30_000
+TOMBSTONE_MS = 86_400_000
+MOST_LEASE_MS = 60_000
+
+Look = Callable[[str], Snapshot | None]
+
+
+@dataclass(slots=True)
+class Message:
+    """A message, as mutable as can be."""
+
+    envelope: Envelope
+    revision: int
+    due_ms: int
+    place_ms: int
+    late: LateAction = LateAction.DELIVER
+    limit_ms: int = 0
+    order: int | None = None  # None: came back, so that its order among those of the same time is free
+    attempt: int = 0
+    lapses: int = 0
+    kills: int = 0
+    is_cancelled: bool = False
+    live: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    token: int | None = None
+    lease_ends_ms: int = 0
+    was_alone: bool = False
+
+    @property
+    def recurs(self) -> bool:
+        return self.envelope.rule is not None
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.lapses >= 2
+
+    def is_late(self, now: int) -> bool:
+        return self.late is not LateAction.DELIVER and now > self.due_ms + self.limit_ms
+
+    def is_over(self, now: int) -> bool:
+        return self.token is not None and not now < self.lease_ends_ms <= now + MOST_LEASE_MS
+
+    def check(self, record: Record) -> None:
+        """Compare with what a store shows."""
+        assert record.envelope == self.envelope
+        assert (record.revision, record.due_ms) == (self.revision, self.due_ms)
+        assert (record.attempt, record.lapses, record.kills) == (self.attempt, self.lapses, self.kills)
+        assert (record.no_retry, list(record.live)) == (self.is_cancelled, self.live)
+        assert record.alone == (self.token is not None and self.was_alone)
+        assert record.first_error == (self.errors[0] if self.errors else None)
+        assert record.last_error == (self.errors[-1] if self.errors else None)
+        assert record.late is self.late
+        if self.late is not LateAction.DELIVER:
+            assert record.expires_ms == self.due_ms + self.limit_ms
+
+
+class PlainStore:
+    """Checks a store step by step."""
+
+    def __init__(self) -> None:
+        self.messages: dict[str, Message] = {}
+        self.dead: dict[DeadKey, tuple[int, DeadReason, Message]] = {}
+        self.held: set[tuple[Lane, str | None]] = set()
+        self.sent: dict[bytes, tuple[int, Command, Outcome]] = {}
+        self.position = -1
+        self._tokens: set[tuple[str, int]] = set()
+        self._ended: dict[str, tuple[int, int]] = {}
+        self._tombstones: dict[str, tuple[int, int]] = {}
+        self._faded: dict[str, int] = {}  # versions that a store may have forgotten, or not yet
+        self._orders = 0
+
+    def time_passed(self, now: int) -> None:
+        """Forget what a store may have forgotten by now."""
+        self.sent = {op: each for op, each in self.sent.items() if each[0] + WINDOW_MS > now}
+        self._ended = {each: (until, last) for each, (until, last) in self._ended.items() if until > now}
+        for message_id, (until, version) in list(self._tombstones.items()):
+            if until <= now:
+                del self._tombstones[message_id]
+                self._faded[message_id] = max(version, self._faded.get(message_id, -1))
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    def command(self, command: Command, outcome: Outcome, now: int) -> None:
+        """Check and do a command that has not been sent before."""
+        match command:
+            case Put():
+                self._put(command, outcome, now)
+            case Cancel():
+                self._cancel(command, outcome, now)
+            case Reschedule():
+                self._reschedule(command, outcome, now)
+            case Fire():
+                self._fire(command, outcome, now)
+        self.sent[command.op] = (now, command, outcome)
+
+    def _put(self, put: Put, outcome: Outcome, now: int) -> None:
+        old, mode = self.messages.get(put.id), put.conflict.mode
+        if mode == "newer":
+            version = put.conflict.version
+            assert version is not None
+            known = {self._tombstones[put.id][1]} if put.id in self._tombstones else set()
+            if old is not None and old.envelope.version is not None:
+                known.add(old.envelope.version)
+            if known and version <= max(known):
+                assert isinstance(outcome, Refused)
+                assert outcome.reason == "outdated"
+                return
+            if version <= self._faded.get(put.id, -1) and isinstance(outcome, Refused):
+                return
+        if old is not None and mode == "error":
+            assert outcome == Refused("duplicate")
+            return
+        assert isinstance(outcome, Stored)
+        changes_rule = old is not None and old.recurs and put.envelope.rule not in (None, old.envelope.rule)
+        if old is not None and mode == "keep" and not changes_rule:
+            assert outcome == Stored("kept" if old.token is None else "in_flight", old.revision, old.due_ms)
+            return
+        due_ms = max(put.due.ms, 0) if isinstance(put.due, At) else now + put.due.ms
+        assert (outcome.answer, outcome.due_ms) == ("stored" if old is None else "replaced", due_ms)
+        last = old.revision if old is not None else self._ended.get(put.id, (0, 0))[1]
+        assert outcome.revision >= max(now, last + 1)
+        if old is not None:
+            self._end_retries(old, now)
+            self._end(old, now)
+        self._orders += 1
+        late = put.late
+        limit = late.after_ms
+        self.messages[put.id] = Message(
+            put.envelope, outcome.revision, due_ms, due_ms, late.action, limit, self._orders
+        )
+
+    def _cancel(self, command: Cancel, outcome: Outcome, now: int) -> None:
+        message = self.messages.get(command.id)
+        if message is None:
+            assert outcome == Refused("not_found")
+            return
+        revision, due_ms = message.revision, message.due_ms
+        retry_in_flight = self._end_retries(message, now)
+        in_flight = message.token is not None
+        if in_flight:
+            message.is_cancelled = True
+        else:
+            self._end(message, now)
+        assert outcome == Stored("in_flight" if in_flight or retry_in_flight else "cancelled", revision, due_ms)
+
+    def _end_retries(self, series: Message, now: int) -> bool:
+        in_flight = False
+        for due_ms in list(series.live):
+            retry = self.messages.get(occurrence_id(series.envelope.id, due_ms))
+            if retry is not None and retry.token is not None:
+                retry.is_cancelled = in_flight = True
+            elif retry is not None:
+                self._end(retry, now)
+        return in_flight
+
+    def _reschedule(self, command: Reschedule, outcome: Outcome, now: int) -> None:
+        message = self.messages.get(command.id)
+        if message is None or message.token is not None:
+            assert outcome == Refused("not_found" if message is None else "too_late")
+            return
+        due = command.due
+        self._move(message, max(due.ms, 0) if isinstance(due, At) else now + due.ms)
+        message.place_ms, message.order = message.due_ms, None
+        assert outcome == Stored("rescheduled", message.revision, message.due_ms)
+
+    def _fire(self, command: Fire, outcome: Outcome, now: int) -> None:
+        message = self.messages.get(command.id)
+        if message is None or message.token is not None:
+            assert outcome == Refused("not_found" if message is None else "in_flight")
+            return
+        if message.due_ms > now:
+            self._move(message, now)
+        message.place_ms, message.order = min(message.place_ms, now), None
+        assert outcome == Stored("fired", message.revision, message.due_ms)
+
+    @staticmethod
+    def _move(message: Message, due_ms: int) -> None:
+        while due_ms in message.live:
+            due_ms += 1
+        message.due_ms = due_ms
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    def claim(self, demand: Mapping[Lane, Demand], claimed: Claimed, now: int, lease_ms: int, look: Look) -> None:
+        """Check and do a claim that has not been sent before."""
+        assert claimed.now_ms == now
+        taken = {claim.record.id for claim in claimed.claims}
+        self._follow(now, look, taken)
+        by_lane = {
+            lane: [claim.record.id for claim in claimed.claims if claim.record.envelope.lane == lane] for lane in demand
+        }
+        is_all = all([self._check_lane(lane, each, by_lane[lane], now) for lane, each in demand.items()])
+        if any(self.messages[each].is_suspect for each in taken):
+            assert len(taken) == 1, "a suspect was not given out alone"
+        else:
+            assert is_all, "something was due and not given"
+        if not taken:
+            assert not [m for lane in demand for m in self._claimable(lane, now)], "a suspect was due and not given"
+        for claim in claimed.claims:
+            message = self.messages[claim.record.id]
+            assert message.token is None, "given out twice"
+            message.token, message.lease_ends_ms = claim.token, now + lease_ms
+            message.was_alone = message.is_suspect
+            message.check(claim.record)
+            assert (claim.record.id, claim.token) not in self._tokens, "a token repeats"
+            self._tokens.add((claim.record.id, claim.token))
+        assert claimed.next_due_ms == self._next_ms(list(demand))
+
+    def _claimable(self, lane: Lane, now: int) -> list[Message]:
+        return [
+            message
+            for message in self.messages.values()
+            if message.envelope.lane == lane
+            and message.token is None
+            and message.place_ms <= now
+            and not self._is_held(message)
+            and (message.recurs or not message.is_late(now))
+        ]
+
+    def _check_lane(self, lane: Lane, demand: Demand, ids: Sequence[str], now: int) -> bool:
+        """Check that a lane gave its first messages, in order; say whether it gave all it could."""
+        claimable = self._claimable(lane, now)
+        assert {m.envelope.id for m in claimable}.issuperset(ids)
+        assert len(ids) <= demand.messages
+        taken = [self.messages[each] for each in ids]
+        left = [m for m in claimable if m.envelope.id not in ids and not m.is_suspect]
+        for number, one in enumerate(taken):
+            for other in [] if one.is_suspect else [*taken[number + 1 :], *left]:
+                assert one.place_ms <= other.place_ms
+                if one.place_ms == other.place_ms and one.order is not None and other.order is not None:
+                    assert one.order < other.order
+        return len(ids) == demand.messages or not left
+
+    def _is_held(self, message: Message) -> bool:
+        lane, address = message.envelope.lane, message.envelope.address
+        return (lane, None) in self.held or (lane, address) in self.held
+
+    def _next_ms(self, lanes: Sequence[Lane]) -> int | None:
+        there = [message for message in self.messages.values() if message.envelope.lane in lanes]
+        places = [message.place_ms for message in there if message.token is None and not self._is_held(message)]
+        ends = [message.lease_ends_ms for message in there if message.token is not None]
+        return min(places + ends, default=None)
+
+    def still_leased(self, claims: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Return what a claim, repeated, must give: (id, token)."""
+        return [(each, token) for each, token in claims if each in self.messages and self.messages[each].token == token]
+
+    # --- settlements --------------------------------------------------------------------------------------
+
+    def settle(self, settlement: Settlement, outcome: SettleOutcome, now: int) -> None:
+        """Check and do a settlement."""
+        message = self.messages.get(settlement.id)
+        if message is None or message.token != settlement.token:
+            is_newer = message is not None and message.revision > settlement.revision
+            assert outcome is (SettleOutcome.SUPERSEDED if is_newer else SettleOutcome.GONE)
+            return
+        assert outcome is SettleOutcome.SETTLED
+        recurs = message.recurs and not message.is_cancelled and settlement.then_due_ms is not None
+        if isinstance(settlement, Again | Dead):
+            ended = self._attempted(message, settlement)
+        if isinstance(settlement, Again) and not message.is_cancelled:
+            retry = self._as_occurrence(ended) if recurs else ended
+            retry.place_ms, retry.order = max(settlement.due_ms, retry.due_ms), None
+            self.messages[retry.envelope.id] = retry
+            if recurs:
+                message.live.append(message.due_ms)
+        elif not recurs:
+            self._end(message, now)
+        if isinstance(settlement, Dead):
+            self._bury(ended, settlement.reason, now)
+        if recurs:
+            self._rearm(message, settlement.then_due_ms or 0)
+
+    @staticmethod
+    def _attempted(message: Message, settlement: Again | Dead) -> Message:
+        errors = message.errors if settlement.error is None else [*message.errors, settlement.error]
+        return Message(
+            message.envelope,
+            message.revision,
+            message.due_ms,
+            message.place_ms,
+            message.late,
+            message.limit_ms,
+            attempt=settlement.attempt,
+            is_cancelled=message.is_cancelled,
+            live=list(message.live),
+            errors=errors,
+        )
+
+    @staticmethod
+    def _as_occurrence(message: Message) -> Message:
+        envelope = message.envelope
+        message.envelope = Envelope(
+            occurrence_id(envelope.id, message.due_ms),
+            envelope.lane,
+            envelope.address,
+            payload=envelope.payload,
+            version=envelope.version,
+        )
+        message.live = []
+        return message
+
+    def _rearm(self, series: Message, due_ms: int) -> None:
+        series.token, series.order = None, None
+        series.attempt = series.lapses = series.kills = 0
+        series.errors = []
+        self._move(series, due_ms)
+        series.place_ms = series.due_ms
+        self.messages[series.envelope.id] = series
+
+    def renew(self, renewal: Renewal, outcome: RenewOutcome, now: int, ends_ms: int) -> None:
+        """Check and do a renewal until `ends_ms`."""
+        message = self.messages.get(renewal.id)
+        if message is None or message.token not in (renewal.token, renewal.to):
+            is_newer = message is not None and message.revision > renewal.revision
+            assert outcome is (RenewOutcome.SUPERSEDED if is_newer else RenewOutcome.LOST)
+        elif ends_ms > now + MOST_LEASE_MS:
+            assert outcome is RenewOutcome.LOST
+        else:
+            assert outcome is (RenewOutcome.CANCELLED if message.is_cancelled else RenewOutcome.RENEWED)
+            message.token, message.lease_ends_ms = renewal.to, ends_ms
+            if message.was_alone:
+                message.was_alone, message.lapses = False, 0
+
+    # --- what happens by itself ---------------------------------------------------------------------------
+
+    def tidied(self, now: int, look: Look) -> None:
+        """Check that housekeeping has done all there is to do."""
+        self._follow(now, look, set())
+        for message in self.messages.values():
+            assert not message.is_over(now), f"{message.envelope.id} is stuck in a lease"
+            assert not self._must_end(message, now), f"{message.envelope.id} is late and still there"
+
+    def _must_end(self, message: Message, now: int) -> bool:
+        is_due = message.token is None and message.place_ms <= now and not self._is_held(message)
+        return is_due and message.is_late(now) and not message.recurs
+
+    def _follow(self, now: int, look: Look, taken: set[str]) -> None:
+        """Do here what the store has done by itself: returned what lapsed, ended what is late."""
+        for message_id, message in list(self.messages.items()):
+            if message.is_over(now):
+                snapshot = look(message_id)
+                if message_id in taken or snapshot is None or snapshot.state is not State.IN_FLIGHT:
+                    self._lapse(message, now)
+        for message_id, message in list(self.messages.items()):
+            if self._must_end(message, now) and look(message_id) is None:
+                if message.late is LateAction.DEAD_LETTER:
+                    self._bury(message, "late", now)
+                self._end(message, now)
+
+    def _lapse(self, message: Message, now: int) -> None:
+        message.token, message.order = None, None
+        message.lapses += 1
+        message.kills += message.was_alone
+        if message.is_cancelled:
+            self._end(message, now)
+        elif message.kills >= 3 and not message.recurs:
+            message.lapses -= 1  # the letter shows the record as it was claimed
+            self._bury(message, "killed_worker", now)
+            self._end(message, now)
+
+    def _bury(self, message: Message, reason: DeadReason, now: int) -> None:
+        if message.recurs:
+            message = self._as_occurrence(message)
+        message.token = None
+        self.dead[DeadKey(message.envelope.id, message.revision)] = (now, reason, message)
+
+    def _end(self, message: Message, now: int) -> None:
+        message_id, version = message.envelope.id, message.envelope.version
+        if self.messages.get(message_id) is message:
+            del self.messages[message_id]
+        series, tilde, due = message_id.rpartition("~")
+        if tilde:
+            if series in self.messages and int(due) in self.messages[series].live:
+                self.messages[series].live.remove(int(due))
+            return
+        self._ended[message_id] = (now + WINDOW_MS, message.revision)
+        if version is not None:
+            known = self._tombstones.get(message_id, (0, -1))[1]
+            self._tombstones[message_id] = (now + TOMBSTONE_MS, max(version, known))
+
+    # --- dead letters -------------------------------------------------------------------------------------
+
+    def redrive(self, key: DeadKey, outcome: Outcome, now: int) -> None:
+        """Check and do a redrive."""
+        if key not in self.dead or key.id in self.messages:
+            assert outcome == Refused("exists" if key in self.dead else "not_found")
+            return
+        _, _, old = self.dead.pop(key)
+        assert isinstance(outcome, Stored)
+        last = max(key.revision, self._ended.get(key.id, (0, 0))[1])
+        assert outcome.revision >= max(now, last + 1)
+        assert (outcome.answer, outcome.due_ms) == ("stored", now)
+        self.messages[key.id] = Message(old.envelope, outcome.revision, now, now, old.late, old.limit_ms)
+
+    # --- looking ------------------------------------------------------------------------------------------
+
+    def check(self, snapshots: Sequence[Snapshot], letters: Sequence[DeadLetter], now: int) -> None:
+        """Compare all that can be seen."""
+        by_place = sorted(self.messages.values(), key=lambda message: (message.place_ms, message.envelope.id))
+        assert [each.record.id for each in snapshots] == [message.envelope.id for message in by_place]
+        for snapshot, message in zip(snapshots, by_place, strict=True):
+            message.check(snapshot.record)
+            assert snapshot.next_attempt_ms == message.place_ms
+            assert snapshot.state is self._state(message, now)
+        by_time = sorted((at_ms, key) for key, (at_ms, _, _) in self.dead.items())
+        assert [(letter.at_ms, letter.key) for letter in letters] == by_time
+        for letter in letters:
+            _, reason, message = self.dead[letter.key]
+            assert letter.reason == reason
+            message.check(letter.record)
+
+    def _state(self, message: Message, now: int) -> State:
+        if message.token is not None:
+            return State.IN_FLIGHT
+        if self._is_held(message):
+            return State.HELD
+        return State.OVERDUE if message.place_ms <= now else State.SCHEDULED
+
+
+def occurrence_id(series: str, due_ms: int) -> str:
+    return f"{series}~{due_ms:010d}"

@@ -1,0 +1,363 @@
+"""Random walks over everything a store can do, against a plain model of it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Mapping
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from aiodelay.memory import MemoryStore
+from aiodelay.model import (
+    After,
+    Again,
+    At,
+    Cancel,
+    Claim,
+    Command,
+    Conflict,
+    Dead,
+    DeadKey,
+    Demand,
+    Done,
+    Envelope,
+    Fire,
+    Lane,
+    Late,
+    Put,
+    Query,
+    Refused,
+    Renewal,
+    Reschedule,
+    Settlement,
+    Snapshot,
+    SourcePosition,
+)
+from aiodelay.ports import Store, Work
+from aiodelay.testing.clock import VirtualClock
+from aiodelay.transitions import token_counter, token_for
+
+from .plain_store import PlainStore
+
+T = TypeVar("T")
+
+LANES = ("x", "y")
+LEASE_MS = 15_000
+MINUTE_MS = 60_000
+
+ids = st.sampled_from(["a", "b", "c", "s"])
+addresses = st.sampled_from(["", "p", "q"])
+delays = st.sampled_from([0, 1, 10, 1000, 20_000, 5 * MINUTE_MS])
+dues = st.sampled_from([0, -1, 1, 500, -MINUTE_MS]) | st.builds(After, delays)
+rules = st.sampled_from([None, {"e": MINUTE_MS}, None, {"e": 1000}])
+policies = st.sampled_from([Late.deliver(), Late.deliver(), Late.drop("5s"), Late.dead_letter("5s")])
+conflicts = st.sampled_from([Conflict.replace(), Conflict.replace(), Conflict.keep(), Conflict.error()]) | st.builds(
+    Conflict.newer, st.integers(0, 3)
+)
+picks = st.integers(0, 1000)
+positions = st.sampled_from([None, None, None, None, 1, 2, 3])
+limits = st.sampled_from([4, 0, 1, 2, 9])
+Ending: TypeAlias = tuple[str, int, int | None, str | None]
+endings: st.SearchStrategy[Ending] = st.tuples(
+    st.sampled_from(["done", "again", "again", "dead"]),
+    st.sampled_from([0, -5000, 1000, 20_000]),
+    st.sampled_from([None, MINUTE_MS, 1000, 0]),
+    st.sampled_from([None, "first", "second"]),
+)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Plays a store; subclasses say which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.clock = VirtualClock()
+        self.model = PlainStore()
+        self.claims: list[Claim] = []
+        self.settled: list[Settlement] = []
+        self.last: tuple[Mapping[Lane, Demand], str, list[tuple[str, int]]] | None = None
+        self.numbers = count(1)
+        self.opened = AsyncExitStack()
+        self.store: Any = self.make_store()
+        self.works: list[Work] = []
+        self.do(self._open())
+
+    def make_store(self) -> Store:
+        raise NotImplementedError
+
+    def reopen_store(self) -> Store:
+        raise NotImplementedError
+
+    def teardown(self) -> None:
+        self.do(self.opened.aclose())
+        self.runner.close()
+
+    def do(self, doing: Awaitable[T]) -> T:
+        async def done() -> T:
+            return await doing
+
+        return self.runner.run(done())
+
+    async def _open(self) -> None:
+        await self.opened.enter_async_context(self.store)
+        self.works = [await self.opened.enter_async_context(self.store.work(name, LANES)) for name in ("one", "two")]
+
+    @property
+    def now(self) -> int:
+        return self.clock.now_ms()
+
+    def op(self) -> bytes:
+        return next(self.numbers).to_bytes(8, "big")
+
+    def look(self, message_id: str) -> Snapshot | None:
+        found: Snapshot | None = self.do(self.store.get(message_id))
+        return found
+
+    def due(self, due: After | int) -> At | After:
+        return due if isinstance(due, After) else At(self.now + due)
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    def send(self, command: Command, source: SourcePosition | None = None) -> None:
+        (outcome,) = self.do(self.store.apply([command], source=source))
+        if source is not None and source.position <= self.model.position:
+            assert outcome == Refused("passed")
+            return
+        self.model.command(command, outcome, self.now)
+        self.model.position = source.position if source is not None else self.model.position
+
+    @rule(
+        message_id=ids,
+        place=st.tuples(st.sampled_from(LANES), addresses),
+        due=dues,
+        conflict=conflicts,
+        late=policies,
+        every=rules,
+        payload=st.binary(max_size=3),
+        position=positions,
+    )
+    def put(
+        self,
+        message_id: str,
+        place: tuple[str, str],
+        due: After | int,
+        conflict: Conflict,
+        late: Late,
+        every: Mapping[str, str | int] | None,
+        payload: bytes,
+        position: int | None,
+    ) -> None:
+        envelope = Envelope(message_id, *place, payload=payload, version=conflict.version, rule=every)
+        source = None if position is None else SourcePosition("source", position)
+        self.send(Put(self.op(), envelope, self.due(due), conflict, late), source)
+
+    @rule(pick=picks, kind=st.sampled_from(["cancel", "reschedule", "fire"]), due=dues)
+    def change(self, pick: int, kind: str, due: After | int) -> None:
+        known = [*self.model.messages, "a"]
+        message_id = known[pick % len(known)]
+        commands: dict[str, Command] = {
+            "cancel": Cancel(self.op(), message_id),
+            "reschedule": Reschedule(self.op(), message_id, self.due(due)),
+            "fire": Fire(self.op(), message_id),
+        }
+        self.send(commands[kind])
+
+    @rule(what=st.sampled_from(["command", "claim", "settlement"]), pick=picks)
+    def repeat(self, what: str, pick: int) -> None:
+        if what == "command" and self.model.sent:
+            _, command, first = [*self.model.sent.values()][pick % len(self.model.sent)]
+            assert self.do(self.store.apply([command])) == [first]
+        elif what == "claim" and self.last is not None:
+            demand, request, claims = self.last
+            claimed = self.do(self.works[0].claim(demand, request=request, lease_ms=LEASE_MS))
+            given = [(claim.record.id, claim.token) for claim in claimed.claims]
+            assert given == self.model.still_leased(claims)
+        elif what == "settlement" and self.settled:
+            self.settle_with(self.settled[pick % len(self.settled)])
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    @rule(limits=st.tuples(limits, limits), who=st.integers(0, 1))
+    def claim(self, limits: tuple[int, int], who: int) -> None:
+        demand = {lane: Demand(limit) for lane, limit in zip(LANES, limits, strict=True)}
+        request = f"request {next(self.numbers)}"
+        claimed = self.do(self.works[who].claim(demand, request=request, lease_ms=LEASE_MS))
+        wanted = {lane: each for lane, each in demand.items() if each.messages}
+        self.model.claim(wanted, claimed, self.now, LEASE_MS, self.look)
+        self.claims += claimed.claims
+        if who == 0:
+            self.last = (demand, request, [(claim.record.id, claim.token) for claim in claimed.claims])
+
+    def held(self) -> list[Claim]:
+        messages = self.model.messages
+        return [c for c in self.claims if c.record.id in messages and messages[c.record.id].token == c.token]
+
+    def pick_claim(self, pick: int) -> Claim | None:
+        """Pick a claim: one that is held, or now and then any."""
+        claims = self.held() if pick % 5 else self.claims
+        return claims[pick % len(claims)] if claims else None
+
+    @rule(pick=picks, ending=endings)
+    def settle(self, pick: int, ending: Ending) -> None:
+        claim = self.pick_claim(pick)
+        if claim is not None:
+            self.end(claim, ending)
+
+    @rule(endings=st.lists(endings, min_size=1, max_size=4))
+    def deliver(self, endings: list[Ending]) -> None:
+        """Claim and settle, as a dispatcher does all day."""
+        self.claim((4, 4), 0)
+        for claim, ending in zip(self.held(), endings, strict=False):
+            self.end(claim, ending)
+
+    def end(self, claim: Claim, ending: Ending) -> None:
+        kind, due, then, error = ending
+        record, now = claim.record, self.now
+        key = (record.id, record.revision, claim.token)
+        then_due_ms = None if then is None else record.due_ms + then
+        settlements: dict[str, Settlement] = {
+            "done": Done(*key, then_due_ms),
+            "again": Again(*key, now + due, record.attempt + (error is not None), error, then_due_ms),
+            "dead": Dead(*key, "rejected", record.attempt + 1, error, then_due_ms),
+        }
+        self.settle_with(settlements[kind])
+        self.settled.append(settlements[kind])
+
+    def settle_with(self, settlement: Settlement) -> None:
+        (outcome,) = self.do(self.works[1].settle([settlement]))
+        self.model.settle(settlement, outcome, self.now)
+
+    @rule(pick=picks, lease_ms=st.sampled_from([LEASE_MS, LEASE_MS, 60_000, 60_001]), repeats=st.booleans())
+    def renew(self, pick: int, lease_ms: int, repeats: bool) -> None:
+        claim = self.pick_claim(pick)
+        if claim is None:
+            return
+        to = token_for(self.now + lease_ms, token_counter(claim.token))
+        renewal = Renewal(claim.record.id, claim.record.revision, claim.token, to)
+        for _ in range(1 + repeats):
+            (outcome,) = self.do(self.works[0].renew([renewal]))
+            self.model.renew(renewal, outcome, self.now, self.now + lease_ms)
+        message = self.model.messages.get(claim.record.id)
+        if message is not None and message.token == to:
+            self.claims.append(Claim(claim.record, to))
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    @rule(ms=st.sampled_from([1, 500, 5000, LEASE_MS, 31_000, 10 * MINUTE_MS, 24 * 60 * MINUTE_MS, -60 * MINUTE_MS]))
+    def pass_time(self, ms: int) -> None:
+        if ms < 0:
+            self.clock.step(timedelta(milliseconds=ms))
+        else:
+            self.clock.move(ms)
+            self.model.time_passed(self.now)
+
+    @rule(times=st.integers(1, 4))
+    def die(self, times: int) -> None:
+        """Claim and settle nothing, as a process that ends."""
+        for _ in range(times):
+            self.claim((9, 9), 0)
+            self.pass_time(LEASE_MS)
+        self.tidy()
+
+    def tidy(self) -> None:
+        self.do(self.works[0].tidy(LANES, limit=1000))
+        self.model.tidied(self.now, self.look)
+
+    # --- operators ----------------------------------------------------------------------------------------
+
+    @rule(what=st.sampled_from(["hold", "release", "redrive", "purge", "tidy", "reopen"]), pick=picks)
+    def operate(self, what: str, pick: int) -> None:
+        held, dead = sorted(self.model.held, key=str), sorted(self.model.dead)
+        if what == "hold":
+            self.hold((LANES[pick % 2], (None, "", "p")[pick % 3]))
+        elif what == "release" and held:
+            self.release(held[pick % len(held)])
+        elif what == "redrive" and dead:
+            self.redrive(dead[pick % len(dead)])
+        elif what == "purge" and dead:
+            key = dead[pick % len(dead)]
+            assert self.do(self.store.purge([key, DeadKey("nobody", 1)])) == 1
+            del self.model.dead[key]
+        elif what == "tidy":
+            self.tidy()
+        elif what == "reopen" and self.store.traits.durable:
+            self.reopen()
+
+    def hold(self, place: tuple[Lane, str | None]) -> None:
+        assert self.do(self.store.hold(*place)) is (place not in self.model.held)
+        self.model.held.add(place)
+
+    def release(self, place: tuple[Lane, str | None]) -> None:
+        assert self.do(self.store.release(*place))
+        assert not self.do(self.store.release(*place))
+        self.model.held.remove(place)
+
+    def redrive(self, key: DeadKey) -> None:
+        for _ in range(2):
+            (outcome,) = self.do(self.store.redrive([key]))
+            self.model.redrive(key, outcome, self.now)
+
+    def reopen(self) -> None:
+        self.do(self.opened.aclose())
+        self.store = self.reopen_store()
+        self.do(self._open())
+        self.last = None
+
+    @invariant()
+    def what_can_be_seen_is_right(self) -> None:
+        snapshots = self.do(self.store.search(Query(limit=1000)))
+        letters = self.do(self.store.dead_letters(limit=1000))
+        self.model.check(snapshots, letters, self.now)
+        assert set(self.do(self.store.holds())) == self.model.held
+        assert self.do(self.store.position("source")) == (None if self.model.position < 0 else self.model.position)
+
+
+class MemoryMachine(StoreMachine):
+    def make_store(self) -> Store:
+        return MemoryStore(clock=self.clock)
+
+
+class SqliteMachine(StoreMachine):
+    def make_store(self) -> Store:
+        self.folder = tempfile.TemporaryDirectory()
+        return self.reopen_store()
+
+    def reopen_store(self) -> Store:
+        from aiodelay.sqlite import open_store
+
+        store: Store = open_store(f"sqlite:///{Path(self.folder.name) / 'store.db'}", namespace="", clock=self.clock)
+        return store
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.folder.cleanup()
+
+
+MACHINES = {"memory": MemoryMachine, "sqlite": SqliteMachine}
+WALKS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("store", MACHINES)
+def test_walks(store: str) -> None:
+    run_state_machine_as_test(MACHINES[store], settings=WALKS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("store", MACHINES)
+def test_long_walks(store: str) -> None:
+    run_state_machine_as_test(MACHINES[store], settings=settings(WALKS, max_examples=5000, stateful_step_count=200))

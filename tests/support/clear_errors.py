@@ -1,0 +1,77 @@
+"""What a clear error is, and a store that shows that nothing reached it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aiodelay import AiodelayError, ConfigurationError, InputError
+from aiodelay.memory import MemoryStore
+from aiodelay.model import Command, Outcome, SourcePosition
+
+SECRETS = PAYLOAD, HEADER, KEY, PASSWORD = ("visa-4111", "bearer-7f3a", "customer-0815", "hunter2")
+"""What callers plant: they stand in every message of the tests, and never in an error or a log line."""
+
+LONGEST_LINE = 700
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """How an input is refused.
+
+    Attributes:
+        error: The error's class, exactly.
+        field: The argument or setting that it names.
+        value: Part of what it says of the value.
+        allowed: Part of what it says is allowed.
+    """
+
+    error: type[AiodelayError]
+    field: str
+    value: str
+    allowed: str
+
+
+class RecordingStore(MemoryStore):
+    """Keeps the commands that reach it."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.applied: list[Command] = []
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        self.applied += commands
+        return await super().apply(commands, source=source)
+
+
+def assert_clear(error: BaseException, bad: Bad) -> None:
+    """The error is of the class, names the field, shows the value and what is allowed, on one line, and no secret."""
+    assert type(error) is bad.error, repr(error)
+    assert isinstance(error, InputError | ConfigurationError)
+    assert isinstance(error, ValueError)
+    field = error.field if isinstance(error, InputError) else error.setting
+    assert field == bad.field
+    assert bad.value in error.value
+    assert bad.allowed in error.allowed
+    line = str(error)
+    assert field in line
+    assert error.value in line
+    assert error.allowed in line
+    assert line.isprintable()
+    assert len(line) <= LONGEST_LINE
+    assert_no_secret(error)
+
+
+def assert_no_secret(error: BaseException, *more: str) -> None:
+    """No secret stands in the error, in what it chains, or in `more`."""
+    told = [text for each in chain(error) for text in (str(each), repr(each), *getattr(each, "__notes__", ()))]
+    for text in [*told, *more]:
+        assert not [secret for secret in SECRETS if secret in text], text
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what caused it and what it came up during, whether that is shown or not."""
+    if error is not None:
+        yield error
+        yield from chain(error.__cause__)
+        yield from chain(error.__context__)

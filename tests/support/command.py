@@ -1,0 +1,118 @@
+"""A program in a process of its own, its lines read as they come: tests wait for what it says, never for time."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Self
+
+DEADLINE_S = 30.0
+
+
+class Program:
+    """A running program; leaving its block kills what still runs.
+
+    Args:
+        arguments: What Python is started with, such as `-m aiodelay demo`.
+        cwd: Where it runs.
+        environment: Added to ours.
+    """
+
+    def __init__(self, *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None) -> None:
+        clean = {
+            name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", *arguments],
+            cwd=cwd,
+            env={**clean, "PYTHONPATH": absolute_path(clean.get("PYTHONPATH", "")), **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self.out, self.err = Lines(self._process.stdout), Lines(self._process.stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._process.kill()
+        self.exit_code()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def exit_code(self, within_s: float = DEADLINE_S) -> int:
+        """Wait until it has ended and all that it wrote was read."""
+        code = self._process.wait(within_s)
+        self.out.wait_until_read(within_s)
+        self.err.wait_until_read(within_s)
+        return code
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+
+class Lines:
+    """The lines of a stream, in `seen` as far as anybody has waited for them."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.seen: list[str] = []
+        self._coming: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._reader.start()
+
+    def wait_for(self, pattern: str, within_s: float = DEADLINE_S) -> str:
+        """Return the next line in which a pattern is found."""
+        ends = time.monotonic() + within_s
+        while (line := self._next(ends)) is not None:
+            if re.search(pattern, line):
+                return line
+        raise AssertionError(f"no line with {pattern!r} came; these did:\n" + "\n".join(self.seen))
+
+    def wait_until_read(self, within_s: float) -> None:
+        ends = time.monotonic() + within_s
+        while self._next(ends) is not None:
+            pass
+
+    def _next(self, ends: float) -> str | None:
+        try:
+            line = self._coming.get(timeout=max(ends - time.monotonic(), 0))
+        except queue.Empty:
+            return None
+        if line is None:
+            self._coming.put(None)  # for whoever waits next
+            return None
+        self.seen.append(line)
+        return line
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._coming.put(line.rstrip("\n"))
+        self._coming.put(None)
+
+
+def aiodelay(*arguments: str, cwd: Path, environment: Mapping[str, str] | None = None) -> Program:
+    return Program("-m", "aiodelay", *arguments, cwd=cwd, environment=environment)
+
+
+def absolute_path(path: str) -> str:
+    return os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
+
+
+def last(lines: Sequence[str]) -> str:
+    assert lines, "it wrote nothing"
+    return lines[-1]

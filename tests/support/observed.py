@@ -1,0 +1,255 @@
+"""A store in front of another one: what passes is recorded, and a process can be made to end at a named point.
+
+Order matters: a call is written to the history before the failure point `before` it; a failure point `after` it comes
+when the store has done its part and nobody knows yet.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Literal, NoReturn, Self, TypeAlias
+
+from msgspec import Struct
+
+from aiodelay.model import (
+    Again,
+    Claimed,
+    Command,
+    Dead,
+    DeadKey,
+    DeadLetter,
+    Demand,
+    Lane,
+    LaneCounts,
+    LoadBucket,
+    Outcome,
+    Query,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+    Snapshot,
+    SourcePosition,
+    Tidied,
+    WorkStatus,
+)
+from aiodelay.ports import Store, StoreTraits, Work
+
+from . import history as h
+
+__all__ = ["FailurePoint", "FailurePoints", "Kill", "ObservedStore", "kill_oneself"]
+
+When: TypeAlias = Literal["before", "after"]
+
+
+class FailurePoint(Struct, frozen=True):
+    """Where a process ends: before or after the n-th call of a name.
+
+    Names: `apply`, `claim` (one that gives messages out), `settle`, `renew`, `tidy`, `handler`, `send`. During the
+    first five, in the thread of SQLite's writer: `<name> begin`, `<name> commit` and `<name> statement`, of which the
+    last counts SQL statements inside the transaction.
+    """
+
+    name: str
+    when: When = "before"
+    n: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.when} {self.name} {self.n}"
+
+
+Kill: TypeAlias = Callable[[], None]
+
+
+def kill_oneself(history: h.History) -> NoReturn:
+    """End as `kill -9` does: nothing is flushed, closed or said."""
+    history.write(h.Process(what="killed"))
+    os.kill(os.getpid(), signal.SIGKILL)
+    while True:  # the signal may reach another thread first
+        time.sleep(1)
+
+
+class FailurePoints:
+    """Counts what is passed, and ends the process at its point. May be passed in several threads.
+
+    Args:
+        point: Where; None = nowhere.
+        kill: Ends the process.
+    """
+
+    def __init__(self, point: FailurePoint | None, kill: Kill) -> None:
+        self._point, self._kill = point, kill
+        self.during: list[str] = []
+        self._counts: Counter[tuple[str, When]] = Counter()
+        self._lock = threading.Lock()
+
+    def passes(self, name: str, when: When) -> None:
+        """Count a point that is passed now."""
+        with self._lock:
+            self._counts[name, when] += 1
+            count = self._counts[name, when]
+        if self._point == FailurePoint(name, when, count):
+            self._kill()
+
+    def passes_inside(self, name: str, when: When) -> None:
+        """Count a point inside whatever calls are under way."""
+        for call in self.during.copy():
+            self.passes(f"{call} {name}", when)
+
+    @contextmanager
+    def around(self, name: str) -> Iterator[None]:
+        """Count the points before and after a call; `after` means that it came back."""
+        self.passes(name, "before")
+        self.during.append(name)
+        try:
+            yield
+        finally:
+            self.during.remove(name)
+        self.passes(name, "after")
+
+
+class ObservedStore:
+    """See the module. It is `Inspectable` and keeps `DeadLetters` if what it wraps is and does.
+
+    Args:
+        store: The real one.
+        history: Where calls are written.
+        points: Where the process ends.
+    """
+
+    def __init__(self, store: Store, history: h.History, points: FailurePoints) -> None:
+        self._store: Any = store
+        self._history, self._points = history, points
+
+    @property
+    def traits(self) -> StoreTraits:
+        traits: StoreTraits = self._store.traits
+        return traits
+
+    @property
+    def name(self) -> str:
+        return str(self._store.name)
+
+    def now_ms(self) -> int:
+        return int(self._store.now_ms())
+
+    async def __aenter__(self) -> Self:
+        await self._store.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._store.__aexit__(*exc_info)
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        with self._points.around("apply"):
+            outcomes: Sequence[Outcome] = await self._store.apply(commands, source=source)
+        return outcomes
+
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
+        async with self._store.work(worker, lanes) as work:
+            yield _ObservedWork(work, self._history, self._points)
+
+    # --- looking in: passed on ----------------------------------------------------------------------------
+
+    async def get(self, message_id: str) -> Snapshot | None:
+        snapshot: Snapshot | None = await self._store.get(message_id)
+        return snapshot
+
+    async def search(self, query: Query) -> Sequence[Snapshot]:
+        found: Sequence[Snapshot] = await self._store.search(query)
+        return found
+
+    async def counts(self) -> Mapping[Lane, LaneCounts]:
+        counts: Mapping[Lane, LaneCounts] = await self._store.counts()
+        return counts
+
+    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
+        load: Sequence[LoadBucket] = await self._store.load(bucket_ms=bucket_ms, buckets=buckets)
+        return load
+
+    async def position(self, source: str) -> int | None:
+        position: int | None = await self._store.position(source)
+        return position
+
+    async def dead_letters(
+        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+    ) -> Sequence[DeadLetter]:
+        letters: Sequence[DeadLetter] = await self._store.dead_letters(lane=lane, after=after, limit=limit)
+        return letters
+
+    async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+        outcomes: Sequence[Outcome] = await self._store.redrive(keys)
+        return outcomes
+
+    async def purge(self, keys: Sequence[DeadKey]) -> int:
+        return int(await self._store.purge(keys))
+
+
+class _ObservedWork:
+    def __init__(self, work: Work, history: h.History, points: FailurePoints) -> None:
+        self._work, self._history, self._points = work, history, points
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        call = self._history.next_call()
+        asked = h.Claiming(call=call)
+        self._points.during.append("claim")
+        try:
+            claimed = await self._work.claim(demand, request=request, lease_ms=lease_ms)
+        finally:
+            self._points.during.remove("claim")
+        if claimed.claims:
+            self._points.passes("claim", "after")
+            self._history.write(asked)
+            notes = [_claim_note(claim.record, claim.token) for claim in claimed.claims]
+            self._history.write(h.Claimed(call=call, now_ms=claimed.now_ms, claims=notes))
+        return claimed
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        call = self._history.next_call()
+        self._history.write(h.Settling(call=call, batch=[_settling_note(each) for each in settlements]))
+        with self._points.around("settle"):
+            outcomes = await self._work.settle(settlements)
+        self._history.write(h.Settled(call=call, outcomes=list(outcomes)))
+        return outcomes
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        call = self._history.next_call()
+        self._history.write(h.Renewing(call=call, batch=[(each.id, each.token, each.to) for each in renewals]))
+        with self._points.around("renew"):
+            outcomes = await self._work.renew(renewals)
+        self._history.write(h.Renewed(call=call, outcomes=list(outcomes)))
+        return outcomes
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        await self._work.wait(until_ms=until_ms)
+
+    def wake(self) -> None:
+        self._work.wake()
+
+    def clear(self) -> None:
+        self._work.clear()
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        with self._points.around("tidy"):
+            return await self._work.tidy(lanes, limit=limit)
+
+    def status(self) -> WorkStatus:
+        return self._work.status()
+
+
+def _claim_note(record: Any, token: int) -> h.ClaimNote:  # noqa: ANN401 - a Record; its fields are read once
+    return h.ClaimNote(
+        record.id, record.revision, record.due_ms, record.envelope.lane, record.attempt, token, record.alone
+    )
+
+
+def _settling_note(settlement: Settlement) -> h.SettlingNote:
+    kind = "again" if isinstance(settlement, Again) else "dead" if isinstance(settlement, Dead) else settlement.outcome
+    return h.SettlingNote(settlement.id, settlement.revision, settlement.token, kind)

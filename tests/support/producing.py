@@ -1,0 +1,104 @@
+"""Commands given through a scheduler and written to the history, with the outcome that their caller saw."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from aiodelay import Conflict, Scheduler
+from aiodelay.errors import AiodelayError, OutcomeUnknownError
+from aiodelay.messages import Scheduled
+from aiodelay.model import CancelOutcome, RescheduleOutcome
+
+from . import history as h
+
+__all__ = ["Producer", "instant"]
+
+T = TypeVar("T")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def instant(ms: int) -> datetime:
+    """Return epoch ms as an aware datetime."""
+    return EPOCH + timedelta(milliseconds=ms)
+
+
+class Producer:
+    """See the module.
+
+    Args:
+        scheduler: Open.
+        history: Where commands are written.
+    """
+
+    def __init__(self, scheduler: Scheduler, history: h.History) -> None:
+        self._scheduler, self._history = scheduler, history
+
+    async def schedule(
+        self,
+        message_id: str,
+        payload: bytes,
+        *,
+        at_ms: int | None = None,
+        delay_ms: int | None = None,
+        lane: str = "work",
+        to: str | None = None,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        conflict: Conflict | None = None,
+    ) -> Scheduled | None:
+        """Schedule bytes for the handler `lane`, or `to` a sink; return None if that failed."""
+        call = self._history.next_call()
+        digest = h.digest_of(payload, key, headers)
+        target = f"handler:{lane}" if to is None else to
+        served = lane if to is None else to.split(":", 1)[0]
+        self._history.write(h.Invoked(call=call, op="schedule", id=message_id, digest=digest, lane=served, at_ms=at_ms))
+
+        async def send() -> Scheduled:
+            return await self._scheduler.schedule(
+                payload,
+                id=message_id,
+                at=None if at_ms is None else instant(at_ms),
+                delay=None if delay_ms is None else timedelta(milliseconds=delay_ms),
+                to=target,
+                key=key,
+                headers=headers or {},
+                conflict=conflict or Conflict.replace(),
+            )
+
+        scheduled = await self._outcome_of(call, send)
+        if scheduled is not None:
+            self._returned(call, scheduled.outcome, scheduled.revision, scheduled.due_ms)
+        return scheduled
+
+    async def cancel(self, message_id: str) -> CancelOutcome | None:
+        """Cancel; return None if that failed."""
+        call = self._history.next_call()
+        self._history.write(h.Invoked(call=call, op="cancel", id=message_id))
+        outcome = await self._outcome_of(call, lambda: self._scheduler.cancel(message_id))
+        if outcome is not None:
+            self._returned(call, outcome)
+        return outcome
+
+    async def reschedule(self, message_id: str, at_ms: int) -> RescheduleOutcome | None:
+        """Reschedule; return None if that failed."""
+        call = self._history.next_call()
+        self._history.write(h.Invoked(call=call, op="reschedule", id=message_id, at_ms=at_ms))
+        outcome = await self._outcome_of(call, lambda: self._scheduler.reschedule(message_id, at=instant(at_ms)))
+        if outcome is not None:
+            self._returned(call, outcome)
+        return outcome
+
+    async def _outcome_of(self, call: int, send: Callable[[], Awaitable[T]]) -> T | None:
+        """Carry out; a cancelled caller never learns what became of its command."""
+        try:
+            return await send()
+        except OutcomeUnknownError:
+            self._history.write(h.Returned(call=call, outcome="info"))
+        except AiodelayError as error:
+            self._history.write(h.Returned(call=call, outcome="fail", answer=type(error).__name__))
+        return None
+
+    def _returned(self, call: int, answer: str, revision: int = 0, due_ms: int = 0) -> None:
+        self._history.write(h.Returned(call=call, outcome="ok", answer=str(answer), revision=revision, due_ms=due_ms))

@@ -1,0 +1,29 @@
+"""Failure points inside SQLite's transactions, in the thread that writes."""
+
+from __future__ import annotations
+
+from aiodelay.sqlite.connection import Database
+
+from .observed import FailurePoints
+
+__all__ = ["install"]
+
+
+def install(points: FailurePoints) -> None:
+    """Count this process's transactions: their begin, every statement, and their commit."""
+    begin, commit = Database.begin, Database.commit
+
+    def observed_begin(self: Database, *, is_durable: bool) -> None:
+        points.passes_inside("begin", "before")
+        begin(self, is_durable=is_durable)
+        points.passes_inside("begin", "after")
+        self.connection.set_trace_callback(lambda _: points.passes_inside("statement", "before"))
+
+    def observed_commit(self: Database) -> None:
+        self.connection.set_trace_callback(None)
+        points.passes_inside("commit", "before")
+        commit(self)
+        points.passes_inside("commit", "after")
+
+    Database.begin = observed_begin  # type: ignore[method-assign]
+    Database.commit = observed_commit  # type: ignore[method-assign]
