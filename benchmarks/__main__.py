@@ -8,11 +8,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import bf1_memory_dispatch
+from . import bf1_memory_dispatch, bf2_sqlite_schedule, bf3_sqlite_drain
 from .harness import Benchmark, Plan, Row
 from .report import as_json, as_line, as_markdown, put_between_markers, surroundings
 
-BENCHMARKS: tuple[Benchmark, ...] = (bf1_memory_dispatch.BENCHMARK,)
+BENCHMARKS: tuple[Benchmark, ...] = (
+    bf1_memory_dispatch.BENCHMARK,
+    bf2_sqlite_schedule.BENCHMARK,
+    bf3_sqlite_drain.BENCHMARK,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -189,18 +189,20 @@ class RecordFormatError(AiodelayError, ValueError):
 
 
 class ConfigurationError(AiodelayError, ValueError):
-    """A setting is wrong; raised where it is given, never at the first message."""
+    """A setting is wrong; raised where it is given. Of a message: the scheduler or its store cannot do what it asks."""
 
     setting: str
     value: str
     allowed: str
+    message_id: str | None
 
-    def __init__(self, setting: str, value: str, allowed: str) -> None:
-        super().__init__(setting, value, allowed)
-        self.setting, self.value, self.allowed = setting, value, allowed
+    def __init__(self, setting: str, value: str, allowed: str, message_id: str | None = None) -> None:
+        super().__init__(setting, value, allowed, message_id)
+        self.setting, self.value, self.allowed, self.message_id = setting, value, allowed, message_id
 
     def __str__(self) -> str:
-        return f"{self.setting} is {self.value}; allowed: {self.allowed}"
+        of = f" of message {self.message_id!r}" if self.message_id is not None else ""
+        return f"{self.setting}{of} is {self.value}; allowed: {self.allowed}"
 
 
 class UnknownSinkError(ConfigurationError):

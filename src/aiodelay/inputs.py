@@ -102,7 +102,7 @@ def check_id(message_id: object) -> str:
     return message_id
 
 
-def check_key(key: object, message_id: str) -> bytes | None:
+def check_key(key: object) -> bytes | None:
     """Check a message key.
 
     Raises:
@@ -111,48 +111,46 @@ def check_key(key: object, message_id: str) -> bytes | None:
     if key is None:
         return None
     if not isinstance(key, bytes):
-        raise HeaderError("key", kind_of(key), "bytes or None", message_id)
+        raise HeaderError("key", kind_of(key), "bytes or None")
     if len(key) > MAX_KEY_BYTES:
-        raise HeaderError("key", f"{len(key)} bytes long", f"at most {MAX_KEY_BYTES} bytes", message_id)
+        raise HeaderError("key", f"{len(key)} bytes long", f"at most {MAX_KEY_BYTES} bytes")
     return b"".join((key,))
 
 
-def check_headers(headers: object, message_id: str) -> Mapping[str, bytes]:
+def check_headers(headers: object) -> Mapping[str, bytes]:
     """Check a caller's headers, and copy them: what is checked is what is stored.
 
     Raises:
         HeaderError: Names the header and what is wrong with it; never its value.
     """
     if not isinstance(headers, Mapping):
-        raise HeaderError("headers", kind_of(headers), "a mapping of str to bytes", message_id)
+        raise HeaderError("headers", kind_of(headers), "a mapping of str to bytes")
     checked: dict[str, bytes] = {}
     total = 0
     for given, value in headers.items():
         if len(checked) == MAX_HEADERS:
-            raise HeaderError(
-                "headers", f"{max(len(headers), MAX_HEADERS + 1)} of them", f"at most {MAX_HEADERS}", message_id
-            )
-        name = _checked_header_name(given, message_id)
+            raise HeaderError("headers", f"{max(len(headers), MAX_HEADERS + 1)} of them", f"at most {MAX_HEADERS}")
+        name = _checked_header_name(given)
         if not isinstance(value, bytes):
-            raise HeaderError(f"value of header {name!r}", kind_of(value), "bytes", message_id)
+            raise HeaderError(f"value of header {name!r}", kind_of(value), "bytes")
         checked[name] = b"".join((value,))
         total += len(name) + len(value)
     if total > MAX_HEADER_BYTES:
-        raise HeaderError("headers", f"{total} bytes together", f"at most {MAX_HEADER_BYTES} bytes", message_id)
+        raise HeaderError("headers", f"{total} bytes together", f"at most {MAX_HEADER_BYTES} bytes")
     return checked or NO_HEADERS
 
 
-def _checked_header_name(name: object, message_id: str) -> str:
+def _checked_header_name(name: object) -> str:
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
         allowed = f"1 to {MAX_HEADER_NAME} of A-Z a-z 0-9 . _ -"
-        raise HeaderError("header name", shortened(name), allowed, message_id)
+        raise HeaderError("header name", shortened(name), allowed)
     name = _plain(name)
     if name.lower().startswith(RESERVED_HEADER_PREFIX):
-        raise HeaderError(f"header {name!r}", "reserved", f"names without {RESERVED_HEADER_PREFIX!r}", message_id)
+        raise HeaderError(f"header {name!r}", "reserved", f"names without {RESERVED_HEADER_PREFIX!r}")
     return name
 
 
-def check_payload_size(payload: bytes, most: int, message_id: str) -> None:
+def check_payload_size(payload: bytes, most: int) -> None:
     """Check the size of an encoded event.
 
     Raises:
@@ -160,7 +158,7 @@ def check_payload_size(payload: bytes, most: int, message_id: str) -> None:
     """
     if len(payload) > most:
         raise PayloadTooLargeError(
-            "payload", f"{len(payload)} bytes", f"at most {most} bytes (Scheduler(max_payload=...))", message_id
+            "payload", f"{len(payload)} bytes", f"at most {most} bytes (Scheduler(max_payload=...))"
         )
 
 
@@ -187,7 +185,7 @@ def check_type_name(name: object, setting: str) -> str:
     return _plain(name)
 
 
-def split_target(to: object, message_id: str | None, *, field: str = "to") -> tuple[str, str]:
+def split_target(to: object, *, field: str = "to") -> tuple[str, str]:
     """Split `<sink>:<address>`.
 
     Raises:
@@ -195,17 +193,17 @@ def split_target(to: object, message_id: str | None, *, field: str = "to") -> tu
     """
     allowed = "'<sink>:<address>', such as 'stdout:audit'"
     if not isinstance(to, str):
-        raise TargetError(field, kind_of(to), allowed, message_id)
+        raise TargetError(field, kind_of(to), allowed)
     sink, colon, address = to.partition(":")
     if not colon or not _SINK_NAME.fullmatch(sink) or not address:
-        raise TargetError(field, shortened(to), allowed, message_id)
+        raise TargetError(field, shortened(to), allowed)
     length = _utf8_length(address)
     if length is None:
-        raise TargetError(field, shortened(to), _UTF8, message_id)
+        raise TargetError(field, shortened(to), _UTF8)
     if length > MAX_ADDRESS_BYTES:
-        raise TargetError(field, f"{length} bytes of address", f"at most {MAX_ADDRESS_BYTES} bytes", message_id)
+        raise TargetError(field, f"{length} bytes of address", f"at most {MAX_ADDRESS_BYTES} bytes")
     if _CONTROL.search(address):
-        raise TargetError(field, shortened(to), _NO_CONTROL, message_id)
+        raise TargetError(field, shortened(to), _NO_CONTROL)
     return sink, address
 
 
@@ -227,7 +225,7 @@ class Targets:
         self._exact = frozenset(entry for entry in entries if not entry.endswith("*"))
         self._prefixes = tuple(entry[:-1] for entry in entries if entry.endswith("*"))
 
-    def check(self, to: str, message_id: str) -> None:
+    def check(self, to: str) -> None:
         """Refuse a destination that is not allowed.
 
         Raises:
@@ -235,7 +233,7 @@ class Targets:
         """
         if self._allows_all or to in self._exact or to.startswith(self._prefixes):
             return
-        raise TargetNotAllowedError("to", shortened(to), "what Scheduler(allowed_targets=...) lists", message_id)
+        raise TargetNotAllowedError("to", shortened(to), "what Scheduler(allowed_targets=...) lists")
 
 
 def listed(value: object, setting: str, example: str) -> tuple[Any, ...]:
@@ -271,15 +269,21 @@ def check_flag(value: object, setting: str) -> bool:
     return value
 
 
-def due_of(at: datetime | None, delay: Duration | None, now_ms: int) -> At | After:
+def due_of(at: datetime | None, delay: Duration | None, now_ms: int, *, fields: str = "at, delay") -> At | After:
     """Return when a message is due: exactly one of `at` and `delay` is given.
+
+    Args:
+        at: An instant.
+        delay: Or a length of time.
+        now_ms: The store's time, in epoch milliseconds.
+        fields: The names of all arguments of which one is to be given.
 
     Raises:
         ScheduleTimeError: Both or none, naive, negative, not finite, or beyond the horizon.
     """
     if (at is None) == (delay is None):
         got = "neither" if at is None else "both given"
-        raise ScheduleTimeError("at, delay, every", got, "exactly one of them")
+        raise ScheduleTimeError(fields, got, "exactly one of them")
     if delay is not None:
         delay_ms = parse_duration(delay, field="delay")
         check_horizon(now_ms + delay_ms, now_ms, "delay")

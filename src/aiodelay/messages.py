@@ -43,6 +43,8 @@ __all__ = ["HANDLER_TARGET", "Composer", "Message", "Scheduled"]
 HANDLER_TARGET = "handler"
 """`to="handler:<type name>"` reaches a handler by its name: for bytes, and for other languages."""
 
+TIMES = "at, delay, every"
+
 
 class Message(Struct, frozen=True, kw_only=False):
     """One message for `schedule_many`; the fields are the arguments of `schedule`."""
@@ -115,9 +117,9 @@ class Composer:
         message_id = new_id() if message.id is None else check_id(message.id)
         try:
             return self._put(message, message_id, now_ms)
-        except InputError as error:
-            if error.message_id is None and message.id is not None:
-                raise type(error)(error.field, error.value, error.allowed, message_id) from error.__cause__
+        except (InputError, ConfigurationError) as error:
+            if message.id is not None:
+                error.message_id, error.args = message_id, (*error.args[:3], message_id)
             raise
 
     def _put(self, message: Message, message_id: str, now_ms: int) -> Put:
@@ -125,9 +127,9 @@ class Composer:
         if conflict.mode not in self._traits.conflicts:
             raise UnsupportedByStoreError("conflict", conflict.mode, " ".join(sorted(self._traits.conflicts)))
         due, rule = self._due(message, now_ms)
-        lane, address, type_ = self._destination(message.event, message.to, message_id)
+        lane, address, type_ = self._destination(message.event, message.to)
         payload, encoding = self._payload(message.event)
-        check_payload_size(payload, self._max_payload, message_id)
+        check_payload_size(payload, self._max_payload)
         envelope = Envelope(
             message_id,
             lane,
@@ -135,8 +137,8 @@ class Composer:
             type_,
             encoding,
             payload,
-            check_key(message.key, message_id),
-            NO_HEADERS if message.headers is NO_HEADERS else check_headers(message.headers, message_id),
+            check_key(message.key),
+            NO_HEADERS if message.headers is NO_HEADERS else check_headers(message.headers),
             version=conflict.version,
             rule=rule,
         )
@@ -145,22 +147,22 @@ class Composer:
     def _due(self, message: Message, now_ms: int) -> tuple[At | After, dict[str, str | int] | None]:
         every = message.every
         if every is None:
-            return due_of(message.at, message.delay, now_ms), None
+            return due_of(message.at, message.delay, now_ms, fields=TIMES), None
         if message.at is not None or message.delay is not None:
-            raise ScheduleTimeError("at, delay, every", "several given", "exactly one of them")
+            raise ScheduleTimeError(TIMES, "several given", "exactly one of them")
         every = check_rule(every)
         return At(recurrence.first_due(every, now_ms)), recurrence.encode_rule(every)
 
-    def _destination(self, event: object, to: str | None, message_id: str) -> tuple[str, str, str]:
+    def _destination(self, event: object, to: str | None) -> tuple[str, str, str]:
         """Return lane, address and stored type name."""
         if to is None:
             if type(event) is bytes:
-                raise TargetError("to", "missing", "'<sink>:<address>', because bytes name no handler", message_id)
+                raise TargetError("to", "missing", "'<sink>:<address>', because bytes name no handler")
             return self._event_name(event), "", ""
-        sink_name, address = split_target(to, message_id)
-        self._targets.check(f"{sink_name}:{address}", message_id)
+        sink_name, address = split_target(to)
+        self._targets.check(f"{sink_name}:{address}")
         if sink_name == HANDLER_TARGET:
-            return _checked_handler_name(address, message_id), "", ""
+            return _checked_handler_name(address), "", ""
         sink = self._sinks.get(sink_name)
         if sink is None:
             known = ", ".join(f"{name}:" for name in sorted({*self._sinks, HANDLER_TARGET}))
@@ -210,12 +212,12 @@ def _checked_late(late: Late) -> Late:
     return late
 
 
-def _checked_handler_name(name: str, message_id: str) -> str:
+def _checked_handler_name(name: str) -> str:
     try:
         return check_type_name(name, "to")
     except ConfigurationError as error:
         value, allowed = error.value, error.allowed
-    raise TargetError("handler name in to", value, allowed, message_id)
+    raise TargetError("handler name in to", value, allowed)
 
 
 def names_of(sinks: Collection[Sink]) -> dict[str, Sink]:

@@ -148,7 +148,7 @@ class Operations:
                 raise ConfigurationError("what", shortened(what), "an event class, or a name")
             return type_name(what), None
         if isinstance(what, str) and ":" in what:
-            lane, address = split_target(what, None, field="what")
+            lane, address = split_target(what, field="what")
             return (address, None) if lane == HANDLER_TARGET else (lane, address)
         return check_type_name(what, "what"), None
 

@@ -132,11 +132,19 @@ def to_epoch_ms(at: datetime, *, field: str) -> int:
     """
     if not isinstance(at, datetime):
         raise ScheduleTimeError(field, shortened(at), "a timezone-aware datetime, e.g. datetime.now(UTC)")
-    if at.utcoffset() is None:
+    if _utcoffset(at, field) is None:
         raise ScheduleTimeError(
             field, f"the naive {shortened(at)}", "it must be timezone-aware, e.g. datetime.now(UTC)"
         )
     return -((_EPOCH - at) // _MS)
+
+
+def _utcoffset(at: datetime, field: str) -> timedelta | None:
+    try:
+        return at.utcoffset()
+    except Exception as error:  # noqa: BLE001 - a tzinfo of the caller's
+        problem = f"a datetime whose time zone raises {type(error).__name__}"
+    raise ScheduleTimeError(field, problem, "a timezone-aware datetime, e.g. datetime.now(UTC)")
 
 
 def from_epoch_ms(ms: int) -> datetime:

@@ -49,7 +49,9 @@ class Told(NamedTuple):
 def taken_apart(lines: list[str]) -> Told:
     first, *middle, summary = lines
     matches = [(line, EVENT.fullmatch(line)) for line in middle]
-    return Told(first, [found for _, found in matches if found], [line for line, found in matches if not found], summary)
+    return Told(
+        first, [found for _, found in matches if found], [line for line, found in matches if not found], summary
+    )
 
 
 def assert_summary_agrees(told: Told) -> None:
@@ -175,16 +177,18 @@ def test_any_store_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "text"),
     [
-        (["--store", "nowhere://x"], 1, "aiodelay: scheme of store nowhere://x is 'nowhere'; allowed: memory:, sqlite:"),
+        (
+            ["--store", "nowhere://x"],
+            1,
+            "aiodelay: scheme of store nowhere://x is 'nowhere'; allowed: memory:, sqlite:",
+        ),
         (["--store", "sqlite:////no/such/folder/x.db"], 1, "/no/such/folder"),
         (["--store", "memory://", "--keep", "x.db"], 2, "--store and --keep both say where messages are kept"),
         (["--seconds", "0"], 2, "--seconds"),
         (["--secnds", "3"], 2, "--seconds"),
     ],
 )
-def test_what_it_cannot_do_is_said_on_stderr(
-    tmp_path: Path, arguments: list[str], exit_code: int, text: str
-) -> None:
+def test_what_it_cannot_do_is_said_on_stderr(tmp_path: Path, arguments: list[str], exit_code: int, text: str) -> None:
     with aiodelay("demo", *arguments, cwd=tmp_path) as program:
         assert program.exit_code() == exit_code
         said = "\n".join(program.err.seen)

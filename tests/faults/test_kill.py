@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.faults.programs.worker import Burst, Plan
+from tests.faults.programs.worker import Burst, Plan, Stream
 from tests.support.checker import Limits
 from tests.support.judging import judge, url_of
 from tests.support.observed import FailurePoint
-from tests.support.processes import Crew
+from tests.support.processes import Crew, Worker
 
 LEASE_MS = 1_000
 TAKEOVER_MS = LEASE_MS + 1_000 + 10_000
 """What is promised, and what a busy machine may add."""
 
+BUSY = Burst(messages=60, spread_ms=600, special={i: b"fail:1" for i in range(1, 60, 12)}, changes=True)
 
-def plan_of(crew: Crew, path: Path, name: str, **settings: object) -> Plan:
-    return Plan(name=name, store=url_of(path), history=str(crew.history_path), lease_ms=LEASE_MS, **settings)  # type: ignore[arg-type]
 
 
 POINTS = [
@@ -49,13 +51,82 @@ POINTS = [
 def test_f1_f2_a_kill_loses_nothing_and_repeats_only_what_was_in_flight(
     crew: Crew, path: Path, point: FailurePoint
 ) -> None:
-    burst = Burst(messages=60, spread_ms=600, changes=True)
-    victim = crew.start(
-        "worker", plan_of(crew, path, "victim", point=point, serve=("work",), burst=burst), name="victim"
-    )
-    heir = crew.start("worker", plan_of(crew, path, "heir", serve=("work",), waits=True), name="heir")
-    assert victim.wait() == -9, "the failure point was not reached"
+    kill_and_inherit(crew, path, crew.plan(path, "victim", point=point, serve=("work",), burst=BUSY, run_ms=20))
+
+
+@pytest.mark.parametrize("point", [FailurePoint("renew", "before", 2), FailurePoint("renew", "after", 2)], ids=str)
+def test_f2_a_kill_around_a_renewal_ends_the_lease_all_the_same(crew: Crew, path: Path, point: FailurePoint) -> None:
+    burst = Burst(messages=4, spread_ms=0, headers={"do": b"sleep:800"})
+    kill_and_inherit(crew, path, crew.plan(path, "victim", point=point, serve=("work",), burst=burst))
+
+
+@pytest.mark.parametrize("point", [FailurePoint("send", "before", 2), FailurePoint("send", "after", 2)], ids=str)
+def test_f1_a_kill_after_a_sink_has_taken_a_batch_repeats_no_more_than_it(
+    crew: Crew, path: Path, point: FailurePoint
+) -> None:
+    burst = Burst(messages=60, spread_ms=400, to="sink:a")
+    kill_and_inherit(crew, path, crew.plan(path, "victim", point=point, sink=True, burst=burst))
+
+
+def kill_and_inherit(crew: Crew, path: Path, victims: Plan) -> None:
+    """Run one process to its failure point, then another one until nothing is left, and check the history."""
+    victim = crew.start("worker", victims, name="victim")
+    plan = crew.plan(path, "heir", serve=victims.serve, sink=victims.sink, waits=True)
+    heir = crew.start("worker", plan, name="heir")
+    assert victim.wait() == -9, f"the failure point was not reached: {victim.errors[-2000:]}"
     heir.tell("go")
     heir.ended_well()
-    report = judge(crew, path, Limits(takeover_ms=TAKEOVER_MS))
-    assert report.duplicates <= report.in_flight_at_faults
+    judge(crew, path, Limits(takeover_ms=TAKEOVER_MS))
+
+
+@pytest.mark.parametrize(
+    ("bug", "point", "rule"),
+    [
+        ("SettlesFirst", FailurePoint("handler", "before", 20), "S2"),
+        ("AcknowledgesEarly", FailurePoint("apply", "after", 2), "S2"),
+        ("IgnoresCancels", None, "S5"),
+        ("DeliversEarly", None, "S1"),
+    ],
+)
+def test_a_store_that_breaks_a_promise_is_found_out(
+    crew: Crew, path: Path, bug: str, point: FailurePoint | None, rule: str
+) -> None:
+    """Negative control: the same scenario, the same check."""
+    plan = crew.plan(path, "victim", serve=("work",), burst=BUSY, bug=bug, point=point)
+    victim = crew.start("worker", plan, name="victim")
+    assert victim.wait() == (0 if point is None else -9), victim.errors[-2000:]
+    with pytest.raises(AssertionError, match=f"{rule}: "):
+        judge(crew, path)
+
+
+def storm(crew: Crew, path: Path, seconds: float, seed: int) -> None:
+    """Three processes schedule, cancel, replace and deliver; about every second one is killed and comes back."""
+    rng = random.Random(seed)
+    ends = time.monotonic() + seconds
+    numbers = itertools.count(1)
+
+    def start() -> Worker:
+        name = f"w{next(numbers)}"
+        flow = Stream(seconds=max(ends - time.monotonic(), 0.1), rate=60, ids=200, seed=seed)
+        return crew.start("worker", crew.plan(path, name, serve=("work",), run_ms=20, stream=flow), name=name)
+
+    workers = [start() for _ in range(3)]
+    while time.monotonic() < ends:
+        time.sleep(rng.uniform(0.5, 1.5))
+        victim = rng.randrange(3)
+        workers[victim].kill()
+        workers[victim] = start()
+    for worker in workers:
+        worker.ended_well()
+    report = judge(crew, path)
+    assert report.delivered > 30 * seconds
+
+
+def test_f1_f2_a_storm_of_kills(crew: Crew, path: Path) -> None:
+    storm(crew, path, seconds=15, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_f1_f2_a_long_storm_of_kills(crew: Crew, path: Path) -> None:
+    storm(crew, path, seconds=60, seed=random.randrange(1 << 30))

@@ -1,6 +1,6 @@
 """What a store must do, said once more in the plainest way: one dict, no indexes, nothing shared with the stores.
 
-Each method is told what a store answered, checks it, and does the same here. Where rules leave a store free, it follows.
+Each method is told what a store answered, checks it, and does the same here. Where rules leave it free, it follows.
 """
 
 from __future__ import annotations
@@ -228,11 +228,11 @@ class PlainStore:
         by_lane = {
             lane: [claim.record.id for claim in claimed.claims if claim.record.envelope.lane == lane] for lane in demand
         }
-        is_all = all([self._check_lane(lane, each, by_lane[lane], now) for lane, each in demand.items()])
+        gave_all = [self._check_lane(lane, each, by_lane[lane], now) for lane, each in demand.items()]
         if any(self.messages[each].is_suspect for each in taken):
             assert len(taken) == 1, "a suspect was not given out alone"
         else:
-            assert is_all, "something was due and not given"
+            assert all(gave_all), "something was due and not given"
         if not taken:
             assert not [m for lane in demand for m in self._claimable(lane, now)], "a suspect was due and not given"
         for claim in claimed.claims:

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     rule,
     run_state_machine_as_test,
@@ -48,6 +50,7 @@ from aiodelay.model import (
     SourcePosition,
 )
 from aiodelay.ports import Store, Work
+from aiodelay.sqlite import open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import token_counter, token_for
 
@@ -59,17 +62,40 @@ LANES = ("x", "y")
 LEASE_MS = 15_000
 MINUTE_MS = 60_000
 
-ids = st.sampled_from(["a", "b", "c", "s"])
-addresses = st.sampled_from(["", "p", "q"])
-delays = st.sampled_from([0, 1, 10, 1000, 20_000, 5 * MINUTE_MS])
-dues = st.sampled_from([0, -1, 1, 500, -MINUTE_MS]) | st.builds(After, delays)
-rules = st.sampled_from([None, {"e": MINUTE_MS}, None, {"e": 1000}])
-policies = st.sampled_from([Late.deliver(), Late.deliver(), Late.drop("5s"), Late.dead_letter("5s")])
-conflicts = st.sampled_from([Conflict.replace(), Conflict.replace(), Conflict.keep(), Conflict.error()]) | st.builds(
-    Conflict.newer, st.integers(0, 3)
+dues = st.sampled_from([0, -1, 1, 500, -MINUTE_MS]) | st.builds(
+    After, st.sampled_from([0, 1, 10, 1000, 20_000, 5 * MINUTE_MS])
+)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a put is made of; `due` as a number is relative to now."""
+
+    id: str
+    lane: Lane
+    address: str
+    due: After | int
+    conflict: Conflict
+    late: Late
+    rule: Mapping[str, str | int] | None
+    payload: bytes
+    position: int | None
+
+
+wishes = st.builds(
+    Wish,
+    id=st.sampled_from(["a", "b", "c", "s"]),
+    lane=st.sampled_from(LANES),
+    address=st.sampled_from(["", "p"]),
+    due=dues,
+    conflict=st.sampled_from([Conflict.replace(), Conflict.replace(), Conflict.keep(), Conflict.error()])
+    | st.builds(Conflict.newer, st.integers(0, 3)),
+    late=st.sampled_from([Late.deliver(), Late.deliver(), Late.drop("5s"), Late.dead_letter("5s")]),
+    rule=st.sampled_from([None, {"e": MINUTE_MS}, None, {"e": 1000}]),
+    payload=st.sampled_from([b"", b"1", b"2\xff"]),
+    position=st.sampled_from([None, None, None, None, 1, 2, 3]),
 )
 picks = st.integers(0, 1000)
-positions = st.sampled_from([None, None, None, None, 1, 2, 3])
 limits = st.sampled_from([4, 0, 1, 2, 9])
 Ending: TypeAlias = tuple[str, int, int | None, str | None]
 endings: st.SearchStrategy[Ending] = st.tuples(
@@ -141,30 +167,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.command(command, outcome, self.now)
         self.model.position = source.position if source is not None else self.model.position
 
-    @rule(
-        message_id=ids,
-        place=st.tuples(st.sampled_from(LANES), addresses),
-        due=dues,
-        conflict=conflicts,
-        late=policies,
-        every=rules,
-        payload=st.binary(max_size=3),
-        position=positions,
-    )
-    def put(
-        self,
-        message_id: str,
-        place: tuple[str, str],
-        due: After | int,
-        conflict: Conflict,
-        late: Late,
-        every: Mapping[str, str | int] | None,
-        payload: bytes,
-        position: int | None,
-    ) -> None:
-        envelope = Envelope(message_id, *place, payload=payload, version=conflict.version, rule=every)
-        source = None if position is None else SourcePosition("source", position)
-        self.send(Put(self.op(), envelope, self.due(due), conflict, late), source)
+    @initialize(wishes=st.lists(wishes, min_size=2, max_size=5))
+    def begin(self, wishes: list[Wish]) -> None:
+        for wish in wishes:
+            self.put(wish)
+
+    @rule(wish=wishes)
+    def put(self, wish: Wish) -> None:
+        conflict, late, rule = wish.conflict, wish.late, wish.rule
+        envelope = Envelope(wish.id, wish.lane, wish.address, payload=wish.payload, version=conflict.version, rule=rule)
+        source = None if wish.position is None else SourcePosition("source", wish.position)
+        self.send(Put(self.op(), envelope, self.due(wish.due), conflict, late), source)
 
     @rule(pick=picks, kind=st.sampled_from(["cancel", "reschedule", "fire"]), due=dues)
     def change(self, pick: int, kind: str, due: After | int) -> None:
@@ -338,8 +351,6 @@ class SqliteMachine(StoreMachine):
         return self.reopen_store()
 
     def reopen_store(self) -> Store:
-        from aiodelay.sqlite import open_store
-
         store: Store = open_store(f"sqlite:///{Path(self.folder.name) / 'store.db'}", namespace="", clock=self.clock)
         return store
 

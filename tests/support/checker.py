@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from aiodelay.transitions import token_deadline_ms
 
@@ -56,23 +56,33 @@ class Limits:
 
 @dataclass(slots=True)
 class Report:
-    """What a history came to."""
+    """What a history came to.
+
+    Attributes:
+        delivered: Runs that ended well.
+        duplicates: Runs of something that had run already, or was running.
+        lapses: As many of them as only the end of a lease explains: the process was slow, nothing befell it.
+        in_flight_at_faults: What processes held when they were killed, stopped or blocked, all together.
+    """
 
     violations: list[Violation]
     operations: Counter[str]
     delivered: int
     duplicates: int
+    lapses: int
     in_flight_at_faults: int
 
     def __str__(self) -> str:
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.operations.items()))
         return (
-            f"{self.delivered} delivered, {self.duplicates} of them again, {self.in_flight_at_faults} in flight at "
-            f"faults; commands: {outcomes or 'none'}; {len(self.violations)} violations"
+            f"{self.delivered} delivered, {self.duplicates} run again ({self.lapses} after a lapse), "
+            f"{self.in_flight_at_faults} in flight at faults; commands: {outcomes or 'none'}; "
+            f"{len(self.violations)} violations"
         )
 
     def verify(self) -> None:
         """Raise AssertionError if a rule was broken."""
+        assert self.duplicates - self.lapses <= self.in_flight_at_faults or self.violations, str(self)
         if self.violations:
             shown = "\n".join(f"  {violation}" for violation in self.violations[:20])
             raise AssertionError(f"{self}\n{shown}")
@@ -83,13 +93,14 @@ def check(events: Iterable[Event], limits: Limits | None = None) -> Report:
     story = Story(events)
     limits = limits or Limits()
     found = [Violation(rule, text) for rule, holds in RULES.items() for text in holds(story, limits)]
-    duplicates = sum(1 for _ in _duplicates(story))
+    causes = [_cause(story, earlier.lease, again, limits) for again, earlier in _duplicates(story)]
     in_flight = sum(story.in_flight(fault) for fault in story.faults)
     return Report(
         found,
         Counter(operation.outcome for operation in story.operations),
         sum(attempt.result == "ok" for attempt in story.attempts),
-        duplicates,
+        len(causes),
+        causes.count("lapse"),
         in_flight,
     )
 
@@ -269,8 +280,7 @@ def s9_in_order(story: Story, limits: Limits) -> Iterator[str]:
 def b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[str]:
     """Whatever runs again was in flight when a fault struck, or its lease had ended."""
     for again, earlier in _duplicates(story):
-        lease = earlier.lease
-        if lease is None or not _is_explained(story, lease, again, limits):
+        if not _cause(story, earlier.lease, again, limits):
             yield f"{again} ran again without a cause: {earlier} came before"
 
 
@@ -284,12 +294,16 @@ def _duplicates(story: Story) -> Iterator[tuple[Attempt, Attempt]]:
         runs[attempt.start.delivery_id].append(attempt)
 
 
-def _is_explained(story: Story, lease: Lease, again: Attempt, limits: Limits) -> bool:
+def _cause(story: Story, lease: Lease | None, again: Attempt, limits: Limits) -> Literal["fault", "lapse", ""]:
+    """Say why something ran again: a fault struck who had the lease, it ended, or there was no reason."""
+    if lease is None:
+        return ""
     until_ns = again.start.at_ns if again.lease is None else again.lease.answered_ns
     for fault in story.faults:
         if fault.process == lease.process and lease.asked_ns <= fault.at_ns <= until_ns < lease.settled_ns:
-            return True
-    return limits.lapses and again.lease is not None and lease.deadline_ms(until_ns) <= again.lease.now_ms
+            return "fault"
+    has_lapsed = again.lease is not None and lease.deadline_ms(until_ns) <= again.lease.now_ms
+    return "lapse" if limits.lapses and has_lapsed else ""
 
 
 # --- liveness ---------------------------------------------------------------------------------------------

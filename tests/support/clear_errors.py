@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, Self
 
-from aiodelay import AiodelayError, ConfigurationError, InputError
+from aiodelay import AiodelayError, ConfigurationError, InputError, Scheduler, TargetError
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Command, Outcome, SourcePosition
+from aiodelay.model import Command, Delivery, Demand, Outcome, Sent, SourcePosition
+from aiodelay.testing.clock import VirtualClock
 
 SECRETS = PAYLOAD, HEADER, KEY, PASSWORD = ("visa-4111", "bearer-7f3a", "customer-0815", "hunter2")
 """What callers plant: they stand in every message of the tests, and never in an error or a log line."""
 
 LONGEST_LINE = 700
+HORIZON = timedelta(days=3650)
+MOST_PAYLOAD = 262_144
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Bad:
     """How an input is refused.
 
@@ -75,3 +81,58 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         yield error
         yield from chain(error.__cause__)
         yield from chain(error.__context__)
+
+
+# --- what bad inputs are tried on
+
+
+@dataclasses.dataclass
+class Pay:
+    card: Any = PAYLOAD
+
+
+class Sink:
+    """Refuses one address, takes all others."""
+
+    name = "sink"
+    limits = Demand(10)
+
+    def check(self, address: str) -> None:
+        if address == "nowhere":
+            raise TargetError("to", "'sink:nowhere'", "addresses that exist")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Sent]:
+        return [Sent()] * len(deliveries)
+
+
+@asynccontextmanager
+async def opened(clock: VirtualClock, **settings: object) -> AsyncIterator[tuple[Scheduler, RecordingStore]]:
+    """A scheduler that does not dispatch, and its store."""
+    store = RecordingStore(clock=clock)
+    options: dict[str, Any] = {"clock": clock, "sinks": [Sink()], "dispatch": False} | settings
+    async with Scheduler(store, **options) as scheduler:
+        yield scheduler, store
+
+
+GOOD: dict[str, Any] = {
+    "event": Pay(),
+    "delay": "1s",
+    "id": "order-7",
+    "key": KEY.encode(),
+    "headers": {"authorization": HEADER.encode()},
+}
+
+
+def call(**changed: object) -> dict[str, Any]:
+    """The arguments of a good call, with these in their places; None leaves one out."""
+    return {name: value for name, value in (GOOD | changed).items() if value is not None}
+
+
+def at(when: object) -> dict[str, Any]:
+    return call(at=when, delay=None)

@@ -8,6 +8,7 @@ import logging
 import os
 import pkgutil
 import sys
+import threading
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Annotated
@@ -22,6 +23,8 @@ from .signals import stop_signals
 __all__ = ["find_scheduler", "run"]
 
 log = logging.getLogger("aiodelay.cli")
+
+LEAVE_S = 2.0
 
 
 def run(
@@ -50,6 +53,9 @@ def run(
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
     asyncio.run(_dispatch(scheduler, target))
+    timer = threading.Timer(LEAVE_S, _leave_threads)
+    timer.daemon = True
+    timer.start()
 
 
 async def _dispatch(scheduler: Scheduler, target: str) -> None:
@@ -59,6 +65,15 @@ async def _dispatch(scheduler: Scheduler, target: str) -> None:
             await stop.wait()
             log.info("draining; a second signal stops at once")
         log.info("%s has stopped", target)
+
+
+def _leave_threads() -> None:
+    """End although threads run: Python would wait for ever for a plain handler that outlived the drain time."""
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("aiodelay ")]
+    if left:
+        log.warning("leaving threads that still run: %s", ", ".join(left))
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def find_scheduler(target: str) -> Scheduler:

@@ -21,7 +21,7 @@ from aiodelay.model import (
     Record,
 )
 
-from .rows import ROW, object_text
+from .rows import ROW, careful_record_of, object_text, record_of, salvaged
 from .tables import Entry, Tables
 
 __all__ = ["ClaimCounter", "claim", "claim_again", "return_lapsed"]
@@ -30,8 +30,8 @@ HEAD = f"""
     SELECT {ROW} FROM queue AS q CROSS JOIN messages AS m ON m.n = q.n
     WHERE q.lane = ? AND q.place_ms <= ? ORDER BY q.place_ms, q.n
 """
-MOST_PASSED = 1_000
-"""Most late, held or unreadable messages that a claim moves out of a lane's way; the next claim goes on."""
+MOST_PASSED = 10_000
+"""Most held messages that a claim moves out of a lane's way, or a tenth as many that it ends; the next one goes on."""
 
 
 class ClaimCounter:
@@ -75,38 +75,42 @@ class _Head:
         return self._first
 
     def _due(self) -> Iterator[Entry]:
-        now, record_of, held = self._tables.now, self._tables.record_of, self.held
+        now, lane, held = self._tables.now, self._tables.lane_name(self.lane), self.held
+        read = careful_record_of if self._tables.careful else record_of
         passed = 0
         for row in self._tables.execute(HEAD, (self.lane, now)):
             try:
-                record = record_of(row)
+                record = read(row, lane)
             except RecordFormatError:
-                self._unreadable.append(Entry(row[0], row[1], row[2], self._tables.salvaged(row)))
+                self._unreadable.append(Entry(row[0], row[1], row[2], salvaged(row, lane)))
+                passed += 10
             else:
                 entry = Entry(row[0], row[1], row[2], record)
                 if held and record.envelope.address in held:
                     self._parked.append(entry)
+                    passed += 1
                 elif record.late and t.ends_by_itself(record, now):
                     self._late.append(entry)
+                    passed += 10
                 else:
                     yield entry
-                    continue
-            passed += 1
-            if passed == MOST_PASSED:
+            if passed >= MOST_PASSED:
                 return
 
-    def take(self) -> None:
-        """Take the first message."""
+    def take(self) -> Entry | None:
+        """Take the first message; return the one behind it."""
         assert self._rows is not None
         assert self._first is not None
         self.taken.append(self._first)
-        self._first = next(self._rows, None)
+        self._first = following = next(self._rows, None)
+        return following
 
-    def step_over(self) -> None:
-        """Leave the first message where it is, and look at the one behind it."""
+    def step_over(self) -> Entry | None:
+        """Leave the first message where it is; return the one behind it."""
         assert self._rows is not None
         self._aside = True
-        self._first = next(self._rows, None)
+        self._first = following = next(self._rows, None)
+        return following
 
     def close(self) -> None:
         """End reading; take what was taken or passed out of the queue, and carry out what passing it means."""
@@ -172,25 +176,29 @@ class _Taking:
     def _fill(self, group: _Group, parts: int) -> None:
         """Take a group's messages, up to one of `parts` equal shares of a claim."""
         most = min(group.demand.messages, max(1, MAX_CLAIM_MESSAGES // parts))
-        while len(group.taken) < most and self.messages < MAX_CLAIM_MESSAGES:
-            head = group.first_due()
-            if head is None or (entry := head.first()) is None:
+        taken, share, is_alone = group.taken, MAX_CLAIM_BYTES // parts, len(group.heads) == 1
+        while (head := group.first_due()) is not None:
+            entry = head.first()
+            while entry is not None and len(taken) < most and self.messages < MAX_CLAIM_MESSAGES:
+                if entry.record.lapses and t.is_suspect(entry.record):
+                    if not self.messages:
+                        self.alone = entry
+                        head.take()
+                        return
+                    entry = head.step_over()
+                else:
+                    size = entry.record.envelope.size
+                    if self.messages and not self._fits(size, group, share):
+                        return
+                    taken.append(entry)
+                    group.bytes += size
+                    self.messages += 1
+                    self.bytes += size
+                    entry = head.take()
+                if not is_alone:
+                    break  # another lane's first may stand before this one's next
+            else:
                 return
-            if entry.record.lapses and t.is_suspect(entry.record):
-                if not self.messages:
-                    head.take()
-                    self.alone = entry
-                    return
-                head.step_over()
-                continue
-            size = entry.record.envelope.size
-            if self.messages and not self._fits(size, group, MAX_CLAIM_BYTES // parts):
-                return
-            head.take()
-            group.taken.append(entry)
-            group.bytes += size
-            self.messages += 1
-            self.bytes += size
 
     def _fits(self, size: int, group: _Group, share: int) -> bool:
         """Say whether there is room for one more; a group's first may exceed its demand."""

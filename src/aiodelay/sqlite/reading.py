@@ -28,7 +28,7 @@ from aiodelay.model import (
     State,
 )
 
-from .rows import ROW, Row, is_sound, object_text, record_of, salvaged
+from .rows import ROW, Row, careful_record_of, object_text, salvaged
 from .upkeep import SERVED_WINDOW_MS
 
 __all__ = ["Reader"]
@@ -74,7 +74,7 @@ class Reader:
     def _snapshot(
         self, row: Row, lanes: Mapping[int, Lane], holds: Collection[tuple[int, str | None]], now: int
     ) -> Snapshot:
-        record = _read(row, lanes[row[2]])
+        record = _read(row[:-1], lanes[row[2]])
         if row[-1]:
             state = State.IN_FLIGHT
         elif (row[2], None) in holds or (row[2], record.envelope.address) in holds:
@@ -216,7 +216,7 @@ class Reader:
 
 def _read(row: Row, lane: Lane) -> Record:
     try:
-        return record_of(row, lane) if is_sound(row) else salvaged(row, lane)
+        return careful_record_of(row, lane)
     except RecordFormatError:
         return salvaged(row, lane)
 

@@ -17,9 +17,9 @@ __all__ = [
     "MOVE",
     "ROW",
     "Row",
+    "careful_record_of",
     "headers_text",
     "insert_values",
-    "is_sound",
     "move_values",
     "object_text",
     "record_of",
@@ -163,7 +163,7 @@ def record_of(row: Row, lane: Lane) -> Record:
     """Read a row.
 
     Args:
-        row: The columns of `ROW`; what follows them is ignored.
+        row: The columns of `ROW`.
         lane: The name of its lane.
 
     Raises:
@@ -172,14 +172,12 @@ def record_of(row: Row, lane: Lane) -> Record:
     (
         _, _, _, id_, address, type_, encoding, payload, key, headers, trace, version, rule, revision, due_ms, op,
         expires_ms, late, attempt, lapses, kills, alone, no_retry, live, first_error, last_error,
-    ) = row[:26]  # fmt: skip
+    ) = row  # fmt: skip
     try:
         if not (type(payload) is type(op) is bytes and type(id_) is type(address) is type(type_) is str):
-            raise RecordFormatError(_problem(row))
-        if encoding not in _ENCODINGS:
-            raise RecordFormatError(_problem(row))
-        if type(due_ms + revision + expires_ms + attempt + lapses + kills) is not int:
-            raise RecordFormatError(_problem(row))
+            raise TypeError
+        if encoding not in _ENCODINGS or type(due_ms + revision + expires_ms + attempt + lapses + kills) is not int:
+            raise TypeError
         return Record(
             Envelope(
                 id_,
@@ -212,12 +210,23 @@ def record_of(row: Row, lane: Lane) -> Record:
         raise RecordFormatError(_problem(row)) from None
 
 
-def _problem(row: Row) -> str:
+def careful_record_of(row: Row, lane: Lane) -> Record:
+    """Read a row after a look at every column, also those that `record_of` takes as they are.
+
+    Raises:
+        RecordFormatError: Another program wrote something that cannot be read.
+    """
+    if _unreadable(row):
+        raise RecordFormatError(_problem(row))
+    return record_of(row, lane)
+
+
+def _problem(row: Sequence[Any]) -> str:
     """Name the columns that cannot be read; never their values."""
     return f"column {', '.join(sorted(_unreadable(row)))} of table messages"
 
 
-def _unreadable(row: Row) -> set[str]:
+def _unreadable(row: Sequence[Any]) -> set[str]:
     value = dict(zip(_COLUMNS, row, strict=False))
     texts = ("id", "address", "type", "first_error", "last_error")
     numbers = ("revision", "due_ms", "expires_ms", "attempt", "lapses", "kills", "alone", "no_retry")
@@ -243,12 +252,7 @@ def _is_text(value: object) -> bool:
     return type(value) is str and not _SURROGATE.search(value)
 
 
-def is_sound(row: Row) -> bool:
-    """Look at every column, also those that `record_of` takes as they are."""
-    return not _unreadable(row)
-
-
-def salvaged(row: Row, lane: Lane) -> Record:
+def salvaged(row: Sequence[Any], lane: Lane) -> Record:
     """Make a record of a row that cannot be read, keeping what can be; `last_error` names the rest.
 
     The text of unreadable headers is kept as the header `aiodelay-unreadable`.

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay import transitions as t
@@ -27,7 +28,18 @@ from aiodelay.model import (
 )
 
 from .namespace import Namespace
-from .rows import INSERT, MOVE, ROW, Row, insert_values, is_sound, move_values, object_text, record_of, salvaged
+from .rows import (
+    INSERT,
+    MOVE,
+    ROW,
+    Row,
+    careful_record_of,
+    insert_values,
+    move_values,
+    object_text,
+    record_of,
+    salvaged,
+)
 
 __all__ = ["Entry", "Place", "Tables"]
 
@@ -42,45 +54,29 @@ FIND = f"""
     SELECT {ROW}, l.token, (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n)
     FROM messages AS m LEFT JOIN leases AS l ON l.n = m.n
 """
-TOKEN, ENDED = -2, -1
 PARKED_AT_ONCE = 1_000
 _HUNDRED = "?" * 100
 REMEMBERED = f"SELECT op FROM ops WHERE ns = ? AND until_ms > ? AND op IN ({', '.join(_HUNDRED)})"
 
 
-class Entry:
+class Entry(Struct, gc=False):
     """A row of `messages`: its record, its number and place, and the token of its claim (0 = none).
 
     `is_over`: it has ended and is only remembered.
     """
 
-    __slots__ = ("is_over", "lane", "n", "place_ms", "record", "token")
-
-    def __init__(
-        self, n: int, place_ms: int, lane: int, record: Record, token: int = 0, *, is_over: bool = False
-    ) -> None:
-        self.n, self.place_ms, self.lane, self.record = n, place_ms, lane, record
-        self.token, self.is_over = token, is_over
+    n: int
+    place_ms: int
+    lane: int
+    record: Record
+    token: int = 0
+    is_over: bool = False
 
 
 class Tables(Namespace):
     """See the module."""
 
     # --- finding ------------------------------------------------------------------------------------------
-
-    def record_of(self, row: Row) -> Record:
-        """Read a row of `ROW`.
-
-        Raises:
-            RecordFormatError: It cannot be read.
-        """
-        if self.careful and not is_sound(row):
-            raise RecordFormatError("a column of table messages")
-        return record_of(row, self.lane_name(row[2]))
-
-    def salvaged(self, row: Row) -> Record:
-        """Make a record of a row that cannot be read."""
-        return salvaged(row, self.lane_name(row[2]))
 
     def find(self, message_id: str) -> Entry | None:
         """Return the message of this id, also one that is over and remembered."""
@@ -98,11 +94,13 @@ class Tables(Namespace):
         return [self._entry(row) for row in self.execute(query, parameters).fetchall()]
 
     def _entry(self, row: Row) -> Entry:
+        *columns, token, over = row
+        lane, read = self.lane_name(row[2]), careful_record_of if self.careful else record_of
         try:
-            record = self.record_of(row)
+            record = read(tuple(columns), lane)
         except RecordFormatError:
-            record = self.salvaged(row)
-        return Entry(row[0], row[1], row[2], record, row[TOKEN] or 0, is_over=row[ENDED] is not None)
+            record = salvaged(columns, lane)
+        return Entry(row[0], row[1], row[2], record, token or 0, over is not None)
 
     # --- placing ------------------------------------------------------------------------------------------
 

@@ -1,1 +1,27 @@
-"""Test kit: virtual time for programs that schedule messages."""
+"""Test kit: virtual time, assertions and fault switches for programs that schedule messages."""
+
+from .assertions import assert_delivered, assert_scheduled
+from .clock import START, VirtualClock
+from .faults import Fault, FaultyStore, InjectedBugError, Injection, Step
+from .kit import StillInFlightError, on_virtual_time, sink_of, store_of
+from .loop import VirtualLoop, WaitingForeverError
+from .sinks import RecordingSink
+
+__all__ = [
+    "START",
+    "Fault",
+    "FaultyStore",
+    "InjectedBugError",
+    "Injection",
+    "RecordingSink",
+    "Step",
+    "StillInFlightError",
+    "VirtualClock",
+    "VirtualLoop",
+    "WaitingForeverError",
+    "assert_delivered",
+    "assert_scheduled",
+    "on_virtual_time",
+    "sink_of",
+    "store_of",
+]

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `clock`, and a virtual loop under every test that uses it.
+"""The pytest plugin: the fixtures `clock` and `scheduler`, and a virtual loop under every test that uses them.
 
 pytest loads it by entry point. Tests that use `clock`, be it through other fixtures, run on a `VirtualLoop` of their
 own, under pytest-asyncio (1.4 or later, strict or auto mode) and anyio's plugin alike; all others are left alone.
@@ -9,15 +9,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from typing import Any
 
 import pytest
 
+from aiodelay.memory import MemoryStore
+from aiodelay.scheduler import Scheduler
+
 from .clock import VirtualClock
+from .faults import FaultyStore
+from .kit import on_virtual_time, store_of
 from .loop import VirtualLoop
 
-__all__ = ["clock"]
+__all__ = ["aiodelay_scheduler", "clock", "faulty_store", "scheduler"]
 
 _MARK = "_aiodelay_virtual_loop"
 
@@ -35,6 +40,29 @@ def clock(_aiodelay_virtual_loop: None) -> VirtualClock:
     not async, `clock.move(ms)` moves it.
     """
     return VirtualClock.of_next_loop()
+
+
+@pytest.fixture
+def aiodelay_scheduler() -> Scheduler | None:
+    """Override this in your conftest.py to return your program's scheduler; None = an empty one."""
+    return None
+
+
+@pytest.fixture
+def scheduler(aiodelay_scheduler: Scheduler | None, clock: VirtualClock) -> Iterator[Scheduler]:
+    """Your scheduler, with its handlers, on an empty memory store, recording sinks and virtual time; not open yet.
+
+    Open it by `async with scheduler:`, as your program does. Which one it is says the fixture `aiodelay_scheduler`.
+    """
+    yours = aiodelay_scheduler if aiodelay_scheduler is not None else Scheduler(MemoryStore(clock=clock), clock=clock)
+    with on_virtual_time(yours, clock):
+        yield yours
+
+
+@pytest.fixture
+def faulty_store(scheduler: Scheduler) -> FaultyStore:
+    """The store under `scheduler`: `faulty_store.inject("unavailable", "apply", times=3)`."""
+    return store_of(scheduler)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

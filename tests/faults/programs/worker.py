@@ -7,6 +7,7 @@ to deliver, and `closed` at its end. What a handler does with a message is in th
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from aiodelay.model import Delivery, Demand, SendOutcome, Sent
 from aiodelay.registry import open_store
 from tests.support import history as h
 from tests.support import sqlite_points
+from tests.support.bugs import BUGS
 from tests.support.observed import FailurePoint, FailurePoints, ObservedStore, kill_oneself
 from tests.support.producing import Producer
 
@@ -35,6 +37,7 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         spread_ms: Due times lie evenly from now to so far ahead.
         headers: Given to every message.
+        special: What single messages, by number, do with their handler.
         changes: Also replace, cancel and reschedule some.
         to: A sink's destination instead of the handler.
     """
@@ -43,6 +46,7 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True):
     spread_ms: int = 1_000
     prefix: str = "m"
     headers: dict[str, bytes] = {}
+    special: dict[int, bytes] = {}
     changes: bool = False
     to: str | None = None
 
@@ -65,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         sink: Also serve the sink `sink:`.
         run_ms: How long a handler takes.
         waits: Open the scheduler only once told `go`.
+        bug: Break a promise, as the store of this name in `tests/support/bugs.py` does.
         until: End when nothing is left to deliver, when told by SIGTERM, or once it has scheduled all it should.
     """
 
@@ -81,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     burst: Burst | None = None
     stream: Stream | None = None
     waits: bool = False
+    bug: str = ""
     until: Literal["idle", "sigterm", "produced"] = "idle"
 
 
@@ -89,6 +95,7 @@ class Handling:
 
     def __init__(self, lane: str, plan: Plan, history: h.History, points: FailurePoints) -> None:
         self._lane, self._plan, self._history, self._points = lane, plan, history, points
+        self._has_blocked = self._has_run = False
 
     async def handle(self, payload: bytes, context: Context) -> None:
         digest = h.digest_of(payload, context.key, context.headers)
@@ -96,6 +103,9 @@ class Handling:
             id=context.id, delivery_id=context.delivery_id, attempt=context.attempt, lane=self._lane, digest=digest
         )
         self._history.write(started)
+        if not self._has_run:
+            self._has_run = True
+            say("running")
         result: Literal["ok", "failed", "cancelled"] = "failed"
         try:
             with self._points.around("handler"):
@@ -108,13 +118,16 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
+        """`die`; `fail:<times>`; once per process `block:<ms>`; `sleep:<ms>`; all others take the time of the plan."""
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             kill_oneself(self._history)
         elif what == "fail" and context.attempt <= int(number):
             raise RuntimeError("as told")
-        elif what == "block" and self._plan.name.startswith("blocked"):
+        elif what == "block" and not self._has_blocked:
+            self._has_blocked = True
             self._history.write(h.Blocked(ms=int(number)))
+            say("blocking")
             time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
         await asyncio.sleep(int(number) / 1000 if what == "sleep" else self._plan.run_ms / 1000)
 
@@ -162,7 +175,7 @@ async def burst(producer: Producer, plan: Burst) -> None:
             f"{plan.prefix}-{i}",
             random.randbytes(20 + version),
             at_ms=start + int(i * step),
-            headers=plan.headers | ({"do": b"fail:1"} if i % 12 == 1 else {}),
+            headers=plan.headers | ({"do": plan.special[i]} if i in plan.special else {}),
             key=b"k" if i % 2 else None,
             to=plan.to,
         )
@@ -226,9 +239,13 @@ def count_resources(phase: Literal["baseline", "end"]) -> h.Resources:
 
 def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Scheduler:
     """Make the scheduler, with a lease as short as the plan says."""
-    store = ObservedStore(open_store(plan.store, namespace="default", clock=None), history, points)
+    real = (
+        BUGS[plan.bug](plan.store.removeprefix("sqlite:///"))
+        if plan.bug
+        else open_store(plan.store, namespace="default", clock=None)
+    )
     scheduler = Scheduler(
-        store,
+        ObservedStore(real, history, points),
         sinks=[RecordingSink(history, points)],
         dispatch=bool(plan.serve or plan.sink),
         lanes=[*plan.serve, *(["sink"] if plan.sink else [])],
@@ -243,6 +260,7 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
 
 
 async def main(plan: Plan) -> None:
+    logging.basicConfig(level=logging.WARNING)
     history = h.History(plan.history, plan.name)
     points = FailurePoints(plan.point, lambda: kill_oneself(history))
     if plan.point is not None:

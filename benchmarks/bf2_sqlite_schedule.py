@@ -1,0 +1,78 @@
+"""BF2: how fast messages are stored in SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+from aiodelay import Message, Scheduler
+from aiodelay.sqlite import SqliteStore
+
+from .harness import Benchmark, Goal, Plan, Row, Stopwatch, check, in_turn, order, per_message_us, ratios
+from .sqlite_files import count, insert, read_rows
+
+__all__ = ["BENCHMARK"]
+
+CALLS = 20_000
+MANY = 100_000
+AHEAD = timedelta(hours=1)
+GOAL = Goal("at least", 0.5)
+
+
+def run(plan: Plan) -> list[Row]:
+    calls, many = plan.size(CALLS), plan.size(MANY)
+    # Each side writes into a new file; the bare side copies rows that ours wrote, from a file made beforehand.
+    of_calls, of_many = plan.directory / "calls.db", plan.directory / "many.db"
+    plan.run(schedule_each(of_calls, calls))
+    plan.run(schedule_many(of_many, many))
+    calls_rows, many_rows = read_rows(of_calls), read_rows(of_many)
+    file = plan.directory / "bf2.db"
+    times = in_turn(
+        plan,
+        {
+            "bare calls": lambda: insert(_new(file), calls_rows),
+            "calls": lambda: plan.run(schedule_each(_new(file), calls)),
+            "bare many": lambda: insert(_new(file), many_rows),
+            "many": lambda: plan.run(schedule_many(_new(file), many)),
+        },
+    )
+
+    def row(what: str, side: str, n: int) -> Row:
+        bare, ours = times[f"bare {side}"], times[side]
+        beside = f"{per_message_us(ours, n)} a message, bare {per_message_us(bare, n)}"
+        return Row("BF2", what, "x bare", ratios(bare, ours), GOAL, beside)
+
+    return [
+        row(f"SQLite: {calls:,} concurrent `schedule()`", "calls", calls),
+        row(f"SQLite: `schedule_many` of {many:,}", "many", many),
+    ]
+
+
+def _new(file: Path) -> Path:
+    for name in (file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
+        name.unlink(missing_ok=True)
+    return file
+
+
+async def schedule_each(file: Path, n: int) -> float:
+    """Ours: a task for each call, all at once."""
+    async with Scheduler(SqliteStore(file), dispatch=False) as scheduler:
+        with Stopwatch() as watch:
+            async with asyncio.TaskGroup() as tasks:
+                for i in range(n):
+                    tasks.create_task(scheduler.schedule(order(i), delay=AHEAD))
+    check(count(file, "queue") == n, "not all were scheduled")
+    return watch.seconds
+
+
+async def schedule_many(file: Path, n: int) -> float:
+    """Ours: one call."""
+    async with Scheduler(SqliteStore(file), dispatch=False) as scheduler:
+        with Stopwatch() as watch:
+            stored = await scheduler.schedule_many(Message(order(i), delay=AHEAD) for i in range(n))
+    check(stored == n and count(file, "queue") == n, "not all were scheduled")
+    return watch.seconds
+
+
+BENCHMARK = Benchmark("BF2", "scheduling into SQLite", run)

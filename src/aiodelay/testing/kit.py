@@ -1,0 +1,197 @@
+"""`on_virtual_time`: a program's own scheduler on a memory store and a virtual clock, with all it delivers recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from aiodelay._runtime.lifecycle import Running
+from aiodelay.errors import AiodelayError, ConfigurationError
+from aiodelay.memory import MemoryStore
+from aiodelay.model import DeadLetter, Delivery, Query, Record, Snapshot, State
+from aiodelay.scheduler import Scheduler
+from aiodelay.transitions import delivery_id
+
+from .clock import VirtualClock
+from .faults import FaultyStore
+from .loop import VirtualLoop
+from .sinks import RecordingSink
+
+__all__ = ["Kit", "StillInFlightError", "kit_of", "on_virtual_time", "sink_of", "store_of"]
+
+T = TypeVar("T")
+IN_FLIGHT_LIMIT_S = 3600.0
+"""`advance()` gives up when no handler ends for so long, in virtual time."""
+OVERDUE_LIMIT_S = 60.0
+"""`advance()` waits so long, in virtual time, for a store or sink that does not work."""
+ALL = 1_000_000_000
+
+_kits: WeakKeyDictionary[Scheduler, Kit] = WeakKeyDictionary()
+
+
+class StillInFlightError(AiodelayError):
+    """A handler waits for something that does not come, so `clock.advance()` cannot return."""
+
+    def __init__(self, deliveries: tuple[str, ...], waited_s: float) -> None:
+        super().__init__(deliveries, waited_s)
+        self.deliveries, self.waited_s = deliveries, waited_s
+
+    def __str__(self) -> str:
+        return (
+            f"in flight, and none has ended for {self.waited_s:g} s of virtual time: {', '.join(self.deliveries)}; "
+            "where a handler shall wait for the test, let time pass by asyncio.sleep() instead of clock.advance()"
+        )
+
+
+class Kit:
+    """What stands behind a scheduler on virtual time."""
+
+    def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
+        self.scheduler, self.clock = scheduler, clock
+        self.memory = MemoryStore(clock=clock)
+        self.store = FaultyStore(self.memory)
+        self.sinks = {
+            name: sink
+            if isinstance(sink, RecordingSink)
+            else RecordingSink(name, limits=sink.limits, check=sink.check)
+            for name, sink in scheduler._sinks.items()
+        }
+        self._sent_before = {name: len(sink.deliveries) for name, sink in self.sinks.items()}
+        self._runs: list[Delivery] = []
+        clock.add_idle_hook(self._settle)
+
+    # --- what happened ------------------------------------------------------------------------------------
+
+    def note_run(self, record: Record, lateness_ms: int) -> None:
+        """Record a run of a handler that is about to begin."""
+        self._runs.append(
+            Delivery(
+                record.envelope,
+                delivery_id(record),
+                record.due_ms,
+                record.revision,
+                record.attempt + 1,
+                lateness_ms,
+            )
+        )
+
+    def deliveries(self) -> list[Delivery]:
+        """Return what handlers and sinks were given, by time."""
+        sent = [each for name, sink in self.sinks.items() for each in sink.deliveries[self._sent_before[name] :]]
+        return sorted(self._runs + sent, key=lambda each: each.due_ms + each.lateness_ms)
+
+    def messages(self) -> list[Snapshot]:
+        """Return what is in the store, by the time of its next attempt."""
+        return list(_at_once(self.memory.search(Query(limit=ALL))))
+
+    def dead_letters(self) -> list[DeadLetter]:
+        """Return what was given up, oldest first."""
+        return list(_at_once(self.memory.dead_letters(limit=ALL)))
+
+    # --- advance ------------------------------------------------------------------------------------------
+
+    async def _settle(self) -> bool:
+        """Let time pass until all that became due has settled; say whether any had to pass."""
+        running, loop = self.scheduler._running, asyncio.get_running_loop()
+        if _kits.get(self.scheduler) is not self or running is None or not isinstance(loop, VirtualLoop):
+            return False
+        has_waited = False
+        with running.watch() as changed:
+            while limit_s := self._limit_s(running):
+                changed.clear()
+                if not await changed.wait(limit_s):
+                    self._check_in_flight(running)
+                    return has_waited
+                await loop.pass_time(0)
+                has_waited = True
+        return has_waited
+
+    def _limit_s(self, running: Running) -> float:
+        """Return how long to wait for a change; 0 where there is nothing to wait for."""
+        if running.in_flight:
+            return IN_FLIGHT_LIMIT_S
+        lanes = tuple(running.lanes())
+        if not lanes or running.is_closing:
+            return 0
+        due = _at_once(self.memory.search(Query(lanes, to_ms=self.memory.now_ms() + 1, limit=ALL)))
+        return OVERDUE_LIMIT_S if any(message.state is State.OVERDUE for message in due) else 0
+
+    def _check_in_flight(self, running: Running) -> None:
+        if running.in_flight:
+            ids = tuple(each.record.id for each in self.messages() if each.state is State.IN_FLIGHT)
+            raise StillInFlightError(ids, IN_FLIGHT_LIMIT_S)
+
+
+@contextmanager
+def on_virtual_time(scheduler: Scheduler, clock: VirtualClock) -> Iterator[Scheduler]:
+    """Move a scheduler to an empty memory store, virtual time and recording sinks, for the length of the block.
+
+    It is the same object, with its handlers and settings: code that imports it notices nothing. Handlers that are
+    added inside the block are forgotten at its end, and so are all messages. It is not opened.
+
+    Args:
+        scheduler: Not open.
+        clock: The fixture `clock`, or a `VirtualClock` of the loop that will run.
+
+    Raises:
+        ClosedError: It is open.
+    """
+    kit = Kit(scheduler, clock)
+    with scheduler._elsewhere(kit.store, kit.sinks, clock, kit.note_run):
+        before = _kits.get(scheduler)
+        _kits[scheduler] = kit
+        try:
+            yield scheduler
+        finally:
+            del _kits[scheduler]
+            if before is not None:
+                _kits[scheduler] = before
+
+
+def kit_of(scheduler: Scheduler) -> Kit:
+    """Return what stands behind a scheduler on virtual time.
+
+    Raises:
+        ConfigurationError: It is not on virtual time.
+    """
+    kit = _kits.get(scheduler)
+    if kit is None:
+        raise ConfigurationError(
+            "scheduler", "not on virtual time", "the fixture 'scheduler', or one inside 'with on_virtual_time(...)'"
+        )
+    return kit
+
+
+def store_of(scheduler: Scheduler) -> FaultyStore:
+    """Return the store under a scheduler on virtual time, to make it fail.
+
+    Raises:
+        ConfigurationError: It is not on virtual time.
+    """
+    return kit_of(scheduler).store
+
+
+def sink_of(scheduler: Scheduler, name: str) -> RecordingSink:
+    """Return the sink that stands in the place of the scheduler's sink of that name.
+
+    Raises:
+        ConfigurationError: It is not on virtual time, or has no such sink.
+    """
+    sinks = kit_of(scheduler).sinks
+    if name not in sinks:
+        raise ConfigurationError("sink", repr(name), ", ".join(sinks) or "none: the scheduler has no sinks")
+    return sinks[name]
+
+
+def _at_once(answer: Coroutine[Any, Any, T]) -> T:
+    """Return what a memory store answers: it never waits."""
+    try:
+        answer.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    answer.close()
+    raise AssertionError("a memory store answers at once")

@@ -1,0 +1,94 @@
+"""Stores that break a promise on purpose: what the tests of faults must notice, or they prove nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiodelay.clock import SystemClock
+from aiodelay.model import (
+    Cancel,
+    Claimed,
+    Command,
+    Demand,
+    Done,
+    Lane,
+    Outcome,
+    Settlement,
+    SettleOutcome,
+    SourcePosition,
+    Stored,
+)
+from aiodelay.ports import Work
+from aiodelay.sqlite import SqliteStore
+
+__all__ = ["BUGS", "AcknowledgesEarly", "DeliversEarly", "IgnoresCancels", "SettlesFirst"]
+
+
+class SettlesFirst(SqliteStore):
+    """Takes a message for delivered when it is claimed: at most once."""
+
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Any]:
+        async with super().work(worker, lanes) as work:
+            yield _SettlesFirst(work)
+
+
+class _SettlesFirst:
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the work has
+        return getattr(self._work, name)
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        claimed = await self._work.claim(demand, request=request, lease_ms=lease_ms)
+        await self._work.settle([Done(each.record.id, each.record.revision, each.token) for each in claimed.claims])
+        return claimed
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        return [SettleOutcome.SETTLED] * len(settlements)
+
+
+class AcknowledgesEarly(SqliteStore):
+    """Answers before it has stored anything."""
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        self._later = asyncio.create_task(self._apply_later(commands))
+        now = self.now_ms()
+        return [Stored("stored", now, now) for _ in commands]
+
+    async def _apply_later(self, commands: Sequence[Command]) -> None:
+        await asyncio.sleep(0.05)
+        await super().apply(commands)
+
+
+class IgnoresCancels(SqliteStore):
+    """Says `cancelled`, and does nothing."""
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        kept = [command for command in commands if not isinstance(command, Cancel)]
+        outcomes = iter(await super().apply(kept))
+        return [Stored("cancelled", 1, 1) if isinstance(command, Cancel) else next(outcomes) for command in commands]
+
+
+class _FastClock(SystemClock):
+    def now_ms(self) -> int:
+        return super().now_ms() + 250
+
+    def seconds_until(self, at_ms: int) -> float:
+        return super().seconds_until(at_ms - 250)
+
+
+class DeliversEarly(SqliteStore):
+    """Takes a quarter of a second for over before it is."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, clock=_FastClock())
+
+
+BUGS: dict[str, type[SqliteStore]] = {
+    class_.__name__: class_ for class_ in (SettlesFirst, AcknowledgesEarly, IgnoresCancels, DeliversEarly)
+}
