@@ -193,7 +193,7 @@ def first_due(rule: Rule, now_ms: int) -> int:
     has_start = isinstance(rule, Every) and rule.start is not None
     due_ms = _following(rule, now_ms, now_ms - 1 if has_start else now_ms)
     if due_ms is None:
-        raise ScheduleTimeError("every", shortened(rule), "a rule with an occurrence before the year 10000")
+        raise ScheduleTimeError("every", cut(repr(rule)), "a rule with an occurrence before the year 10000")
     check_horizon(due_ms, now_ms, "every")
     return due_ms
 

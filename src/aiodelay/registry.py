@@ -50,12 +50,13 @@ def open_sink(given: str | Sink) -> Sink:
 
 def _load(group: Group, url: str) -> Any:  # noqa: ANN401 - what an entry point names
     setting = "store" if group == "aiodelay.stores" else "sink"
-    scheme = url.split(":", 1)[0]
     known = entry_points(group=group)
-    if scheme not in known.names or ":" not in url:
-        schemes = ", ".join(f"{name}:" for name in sorted(known.names))
-        shown = masked_url(url) if ":" in url else shortened(url)
-        raise ConfigurationError(f"scheme of {setting} {shown}", shortened(scheme), schemes)
+    schemes = ", ".join(f"{name}:" for name in sorted(known.names))
+    scheme, colon, _ = url.partition(":")
+    if not colon:
+        raise ConfigurationError(setting, shortened(url), f"a URL that begins with one of {schemes}")
+    if scheme not in known.names:
+        raise ConfigurationError(f"scheme of {setting} {masked_url(url)}", shortened(scheme), schemes)
     point = known[scheme]
     try:
         return point.load()

@@ -105,7 +105,7 @@ def test_three_seconds_show_all_that_can_happen(tmp_path: Path, folder: Path) ->
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_ends_it_in_order(demo: Program, folder: Path, number: int) -> None:
     assert demo.out.wait_for("").endswith("│ Ctrl-C to stop")
-    demo.out.wait_for("delivered")
+    demo.out.wait_for("  delivered  ")
     assert list(folder.iterdir()), "the temporary file is there"
     demo.send(number)
     told = assert_quiet_end(demo, folder)
@@ -148,7 +148,7 @@ def test_what_is_kept_is_resumed(tmp_path: Path) -> None:
     with aiodelay("demo", "--keep", "kept.db", cwd=tmp_path) as program:
         program.out.wait_for("^aiodelay .* store sqlite, kept.db")
         assert program.out.wait_for("") == f"resuming {found[1]} pending messages"
-        program.out.wait_for(f"delivered .*({'|'.join(waiting)}) ")
+        program.out.wait_for(f"  delivered  .*({'|'.join(waiting)}) ")
 
 
 async def waiting_checks(file: Path) -> list[str]:
@@ -158,7 +158,7 @@ async def waiting_checks(file: Path) -> list[str]:
 
 def test_what_is_kept_outlives_kill_9(tmp_path: Path) -> None:
     with aiodelay("demo", "--keep", "kept.db", cwd=tmp_path) as program:
-        program.out.wait_for("delivered")
+        program.out.wait_for("  delivered  ")
         program.send(signal.SIGKILL)
     with aiodelay("demo", "--keep", "kept.db", "--seconds", "1", cwd=tmp_path) as program:
         program.out.wait_for(r"^resuming 2\d\d pending messages")

@@ -4,6 +4,8 @@ import asyncio
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +66,11 @@ def write_app(folder: Path, body: str, *, drain: str = "1h") -> None:
     (folder / "app.py").write_text(APP.format(body=body, drain=drain))
 
 
-def started(folder: Path, *options: str) -> Program:
-    program = aiodelay("run", "app:scheduler", *options, cwd=folder)
-    program.out.wait_for("^started$")
-    return program
+@contextmanager
+def started(folder: Path) -> Iterator[Program]:
+    with aiodelay("run", "app:scheduler", cwd=folder) as program:
+        program.out.wait_for("^started$")
+        yield program
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])

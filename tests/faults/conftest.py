@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.scene import Scene
 from tests.support.processes import Crew
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Crew]:
-    """Processes of this test; none is left at its end."""
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """One file and its processes; none is left at the end."""
     with Crew(tmp_path) as crew:
-        yield crew
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """The store's file."""
-    return tmp_path / "delay.db"
+        yield Scene(crew, tmp_path)

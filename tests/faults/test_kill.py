@@ -5,24 +5,17 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults.programs.worker import Burst, Plan, Stream
+from tests.faults.programs.worker import Burst, Stream
+from tests.faults.scene import TAKEOVER_MS, Scene
 from tests.support.checker import Limits
-from tests.support.judging import judge, url_of
 from tests.support.observed import FailurePoint
-from tests.support.processes import Crew, Worker
+from tests.support.processes import Worker
 
-LEASE_MS = 1_000
-TAKEOVER_MS = LEASE_MS + 1_000 + 10_000
-"""What is promised, and what a busy machine may add."""
-
-BUSY = Burst(messages=60, spread_ms=600, special={i: b"fail:1" for i in range(1, 60, 12)}, changes=True)
-
-
-
+BUSY = Burst(messages=60, spread_ms=600, special=dict.fromkeys(range(1, 60, 12), b"fail:1"), changes=True)
 POINTS = [
     # F2: before anything was sent
     FailurePoint("apply", "before", 2),
@@ -48,35 +41,31 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS, ids=str)
-def test_f1_f2_a_kill_loses_nothing_and_repeats_only_what_was_in_flight(
-    crew: Crew, path: Path, point: FailurePoint
-) -> None:
-    kill_and_inherit(crew, path, crew.plan(path, "victim", point=point, serve=("work",), burst=BUSY, run_ms=20))
+def test_f1_f2_a_kill_loses_nothing_and_repeats_only_what_was_in_flight(scene: Scene, point: FailurePoint) -> None:
+    kill_and_inherit(scene, point=point, serve=("work",), burst=BUSY, run_ms=20)
 
 
 @pytest.mark.parametrize("point", [FailurePoint("renew", "before", 2), FailurePoint("renew", "after", 2)], ids=str)
-def test_f2_a_kill_around_a_renewal_ends_the_lease_all_the_same(crew: Crew, path: Path, point: FailurePoint) -> None:
+def test_f2_a_kill_around_a_renewal_ends_the_lease_all_the_same(scene: Scene, point: FailurePoint) -> None:
     burst = Burst(messages=4, spread_ms=0, headers={"do": b"sleep:800"})
-    kill_and_inherit(crew, path, crew.plan(path, "victim", point=point, serve=("work",), burst=burst))
+    kill_and_inherit(scene, point=point, serve=("work",), burst=burst)
 
 
 @pytest.mark.parametrize("point", [FailurePoint("send", "before", 2), FailurePoint("send", "after", 2)], ids=str)
-def test_f1_a_kill_after_a_sink_has_taken_a_batch_repeats_no_more_than_it(
-    crew: Crew, path: Path, point: FailurePoint
-) -> None:
+def test_f1_a_kill_after_a_sink_has_taken_a_batch_repeats_no_more_than_it(scene: Scene, point: FailurePoint) -> None:
     burst = Burst(messages=60, spread_ms=400, to="sink:a")
-    kill_and_inherit(crew, path, crew.plan(path, "victim", point=point, sink=True, burst=burst))
+    kill_and_inherit(scene, point=point, sink=True, burst=burst)
 
 
-def kill_and_inherit(crew: Crew, path: Path, victims: Plan) -> None:
+def kill_and_inherit(scene: Scene, **settings: Any) -> None:  # noqa: ANN401 - the fields of a plan
     """Run one process to its failure point, then another one until nothing is left, and check the history."""
-    victim = crew.start("worker", victims, name="victim")
-    plan = crew.plan(path, "heir", serve=victims.serve, sink=victims.sink, waits=True)
-    heir = crew.start("worker", plan, name="heir")
+    victim = scene.start("victim", **settings)
+    lanes = {name: settings[name] for name in ("serve", "sink") if name in settings}
+    heir = scene.start("heir", waits=True, **lanes)
     assert victim.wait() == -9, f"the failure point was not reached: {victim.errors[-2000:]}"
     heir.tell("go")
     heir.ended_well()
-    judge(crew, path, Limits(takeover_ms=TAKEOVER_MS))
+    scene.judge(Limits(takeover_ms=TAKEOVER_MS))
 
 
 @pytest.mark.parametrize(
@@ -89,17 +78,16 @@ def kill_and_inherit(crew: Crew, path: Path, victims: Plan) -> None:
     ],
 )
 def test_a_store_that_breaks_a_promise_is_found_out(
-    crew: Crew, path: Path, bug: str, point: FailurePoint | None, rule: str
+    scene: Scene, bug: str, point: FailurePoint | None, rule: str
 ) -> None:
     """Negative control: the same scenario, the same check."""
-    plan = crew.plan(path, "victim", serve=("work",), burst=BUSY, bug=bug, point=point)
-    victim = crew.start("worker", plan, name="victim")
+    victim = scene.start("victim", serve=("work",), burst=BUSY, bug=bug, point=point)
     assert victim.wait() == (0 if point is None else -9), victim.errors[-2000:]
     with pytest.raises(AssertionError, match=f"{rule}: "):
-        judge(crew, path)
+        scene.judge()
 
 
-def storm(crew: Crew, path: Path, seconds: float, seed: int) -> None:
+def storm(scene: Scene, seconds: float, seed: int) -> None:
     """Three processes schedule, cancel, replace and deliver; about every second one is killed and comes back."""
     rng = random.Random(seed)
     ends = time.monotonic() + seconds
@@ -108,7 +96,7 @@ def storm(crew: Crew, path: Path, seconds: float, seed: int) -> None:
     def start() -> Worker:
         name = f"w{next(numbers)}"
         flow = Stream(seconds=max(ends - time.monotonic(), 0.1), rate=60, ids=200, seed=seed)
-        return crew.start("worker", crew.plan(path, name, serve=("work",), run_ms=20, stream=flow), name=name)
+        return scene.start(name, serve=("work",), run_ms=20, stream=flow)
 
     workers = [start() for _ in range(3)]
     while time.monotonic() < ends:
@@ -118,15 +106,15 @@ def storm(crew: Crew, path: Path, seconds: float, seed: int) -> None:
         workers[victim] = start()
     for worker in workers:
         worker.ended_well()
-    report = judge(crew, path)
+    report = scene.judge()
     assert report.delivered > 30 * seconds
 
 
-def test_f1_f2_a_storm_of_kills(crew: Crew, path: Path) -> None:
-    storm(crew, path, seconds=15, seed=random.randrange(1 << 30))
+def test_f1_f2_a_storm_of_kills(scene: Scene) -> None:
+    storm(scene, seconds=15, seed=random.randrange(1 << 30))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_f1_f2_a_long_storm_of_kills(crew: Crew, path: Path) -> None:
-    storm(crew, path, seconds=60, seed=random.randrange(1 << 30))
+def test_f1_f2_a_long_storm_of_kills(scene: Scene) -> None:
+    storm(scene, seconds=60, seed=random.randrange(1 << 30))

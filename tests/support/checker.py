@@ -93,7 +93,7 @@ def check(events: Iterable[Event], limits: Limits | None = None) -> Report:
     story = Story(events)
     limits = limits or Limits()
     found = [Violation(rule, text) for rule, holds in RULES.items() for text in holds(story, limits)]
-    causes = [_cause(story, earlier.lease, again, limits) for again, earlier in _duplicates(story)]
+    causes = [_cause(story, earlier, again, limits) for again, earlier in _duplicates(story)]
     in_flight = sum(story.in_flight(fault) for fault in story.faults)
     return Report(
         found,
@@ -280,7 +280,7 @@ def s9_in_order(story: Story, limits: Limits) -> Iterator[str]:
 def b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[str]:
     """Whatever runs again was in flight when a fault struck, or its lease had ended."""
     for again, earlier in _duplicates(story):
-        if not _cause(story, earlier.lease, again, limits):
+        if not _cause(story, earlier, again, limits):
             yield f"{again} ran again without a cause: {earlier} came before"
 
 
@@ -294,15 +294,15 @@ def _duplicates(story: Story) -> Iterator[tuple[Attempt, Attempt]]:
         runs[attempt.start.delivery_id].append(attempt)
 
 
-def _cause(story: Story, lease: Lease | None, again: Attempt, limits: Limits) -> Literal["fault", "lapse", ""]:
-    """Say why something ran again: a fault struck who had the lease, it ended, or there was no reason."""
-    if lease is None:
+def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Literal["fault", "lapse", ""]:
+    """Say why something ran twice: a fault struck the one who had it first, its lease ended, or there was no reason."""
+    if earlier.lease is None or again.lease is None or earlier.lease is again.lease:
         return ""
-    until_ns = again.start.at_ns if again.lease is None else again.lease.answered_ns
+    first, second = sorted((earlier.lease, again.lease), key=lambda lease: lease.answered_ns)
     for fault in story.faults:
-        if fault.process == lease.process and lease.asked_ns <= fault.at_ns <= until_ns < lease.settled_ns:
+        if fault.process == first.process and first.asked_ns <= fault.at_ns <= second.answered_ns < first.settled_ns:
             return "fault"
-    has_lapsed = again.lease is not None and lease.deadline_ms(until_ns) <= again.lease.now_ms
+    has_lapsed = first.deadline_ms(second.answered_ns) <= second.now_ms
     return "lapse" if limits.lapses and has_lapsed else ""
 
 

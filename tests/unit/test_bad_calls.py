@@ -1,4 +1,4 @@
-"""More of RELIABILITY.md, table (b): the other calls, what settings allow, and what stands at the limits and is good."""
+"""More of RELIABILITY.md, table (b): other calls, what settings allow, and what stands at the limits and is good."""
 
 from __future__ import annotations
 

@@ -214,6 +214,20 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     "run again after its lease ended": lambda: (
         Tale().put().wait(10).claim().run(result="").wait(1_100).claim(by="q").run(by="q").settle(by="q").final()
     ),
+    "run late by the one who was stopped": lambda: (
+        Tale()
+        .put()
+        .wait(10)
+        .claim()
+        .process("stopped")
+        .wait(1_100)
+        .claim(by="q")
+        .run(by="q")
+        .settle(by="q")
+        .run()
+        .settle(outcome="gone", token=1)
+        .final()
+    ),
     "rescheduled": lambda: (
         Tale().put().command("reschedule", "rescheduled", at=50).wait(50).claim(due=50).run(due=50).settle().final()
     ),

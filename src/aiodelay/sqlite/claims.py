@@ -229,6 +229,10 @@ def claim(
     entries = _Taking(groups[first:] + groups[:first]).take()
     for head in (head for group in groups for head in group.heads):
         head.close()
+    if tables.series_changed:
+        read = {entry.n: entry.record for entry in tables.entries(tables.series_changed)}
+        for entry in entries:
+            entry.record = read.get(entry.n, entry.record)
     token = t.token_for(tables.now + lease_ms, number)
     _lease(tables, entries, token)
     claims = [Claim(entry.record, token) for entry in entries]

@@ -28,6 +28,8 @@ class Namespace:
         self.careful = False
         self.has_new = False
         """Whether this transaction gave a lane anything."""
+        self.series_changed: set[int] = set()
+        """Series of which an occurrence has ended in this transaction: what was read of them before is old."""
         self._next_n: int | None = None
         self._notes: list[tuple[str, str, int, Lane, int, int, str]] = []
         self._lane_numbers: dict[Lane, int] = {}
@@ -47,6 +49,7 @@ class Namespace:
         """
         self.now, self.careful, self.has_new, self._next_n = now, careful, False, None
         self._notes.clear()
+        self.series_changed.clear()
         self._connection.text_factory = decoded_anyhow if careful else str
 
     def forget_caches(self) -> None:

@@ -173,11 +173,14 @@ def record_of(row: Row, lane: Lane) -> Record:
         _, _, _, id_, address, type_, encoding, payload, key, headers, trace, version, rule, revision, due_ms, op,
         expires_ms, late, attempt, lapses, kills, alone, no_retry, live, first_error, last_error,
     ) = row  # fmt: skip
+    if not (
+        type(payload) is type(op) is bytes
+        and type(id_) is type(address) is type(type_) is str
+        and type(due_ms) is type(revision) is type(expires_ms) is type(attempt) is type(lapses) is type(kills) is int
+        and encoding in _ENCODINGS
+    ):
+        raise RecordFormatError(_problem(row))
     try:
-        if not (type(payload) is type(op) is bytes and type(id_) is type(address) is type(type_) is str):
-            raise TypeError
-        if encoding not in _ENCODINGS or type(due_ms + revision + expires_ms + attempt + lapses + kills) is not int:
-            raise TypeError
         return Record(
             Envelope(
                 id_,

@@ -211,6 +211,7 @@ class Tables(Namespace):
         if series is not None and not series.is_over and occurrence[1] in series.record.live:
             live = [due for due in series.record.live if due != occurrence[1]]
             self.execute("UPDATE messages SET live = ? WHERE n = ?", (object_text(live) if live else None, series.n))
+            self.series_changed.add(series.n)
         return True
 
     # --- answers ------------------------------------------------------------------------------------------

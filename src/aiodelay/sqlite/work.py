@@ -85,7 +85,7 @@ class SqliteWork:
             return claimed
 
         def committed(claimed: Claimed) -> None:
-            self._turn += 1
+            self._turn += given.claims is claimed.claims
             self._given = given
             self._held.add(given.claims, given.numbers)
 

@@ -69,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         sink: Also serve the sink `sink:`.
         run_ms: How long a handler takes.
         waits: Open the scheduler only once told `go`.
+        blocks: Block the event loop, once, where a message says so.
         bug: Break a promise, as the store of this name in `tests/support/bugs.py` does.
         until: End when nothing is left to deliver, when told by SIGTERM, or once it has scheduled all it should.
     """
@@ -86,6 +87,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     burst: Burst | None = None
     stream: Stream | None = None
     waits: bool = False
+    blocks: bool = False
     bug: str = ""
     until: Literal["idle", "sigterm", "produced"] = "idle"
 
@@ -118,13 +120,13 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
-        """`die`; `fail:<times>`; once per process `block:<ms>`; `sleep:<ms>`; all others take the time of the plan."""
+        """`die`; `fail:<times>`; `block:<ms>`; `sleep:<ms>`; all others take the time of the plan."""
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             kill_oneself(self._history)
         elif what == "fail" and context.attempt <= int(number):
             raise RuntimeError("as told")
-        elif what == "block" and not self._has_blocked:
+        elif what == "block" and self._plan.blocks and not self._has_blocked:
             self._has_blocked = True
             self._history.write(h.Blocked(ms=int(number)))
             say("blocking")
