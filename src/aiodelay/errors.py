@@ -380,6 +380,9 @@ class OutcomeUnknownError(StoreError):
             "await error.retry() within 30 s to find out, safely"
         )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self.args, {**vars(self), "_again": None}
+
     async def retry(self) -> object:
         """Send the same command again; it takes effect once, whatever became of the first.
 

@@ -275,7 +275,9 @@ class Scheduler(Operations):
     # --- commands -----------------------------------------------------------------------------------------
 
     async def _carry_out(self, command: Command, size: int) -> Stored | Refused:
-        outcome = (await self._carry_out_chunk([command], size))[0]
+        (outcome,) = await self._ready().commit.submit((command,), size)
+        if _is_open(outcome):
+            (outcome,) = await self._repeat((command,), size, [outcome])
         error = self._error_of(command, outcome)
         if error is not None:
             raise error
@@ -296,11 +298,11 @@ class Scheduler(Operations):
         return None
 
     async def _carry_out_chunk(self, commands: Sequence[Command], size: int) -> Sequence[Outcome]:
-        """Send commands; while the store surely did not, or may not have, carried them out, send them again."""
-        running = self._ready()
-        outcomes = list(await running.commit.submit(commands, size))
-        if not any(map(_is_open, outcomes)):
-            return outcomes
+        outcomes = await self._ready().commit.submit(commands, size)
+        return await self._repeat(commands, size, list(outcomes)) if any(map(_is_open, outcomes)) else outcomes
+
+    async def _repeat(self, commands: Sequence[Command], size: int, outcomes: list[Outcome]) -> Sequence[Outcome]:
+        """While the store surely did not, or may not have, carried commands out, send them again."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + self._options.store_timeout_ms / 1000
         pause = FIRST_REPEAT_S
@@ -308,7 +310,7 @@ class Scheduler(Operations):
             await asyncio.sleep(min(pause * random.uniform(0.5, 1), left))
             pause = min(pause * 2, LONGEST_REPEAT_S)
             still_open = [i for i, outcome in enumerate(outcomes) if _is_open(outcome)]
-            repeated = await running.commit.submit([commands[i] for i in still_open], size)
+            repeated = await self._ready().commit.submit([commands[i] for i in still_open], size)
             for i, outcome in zip(still_open, repeated, strict=True):
                 outcomes[i] = _surer(outcomes[i], outcome)
             if not any(map(_is_open, outcomes)):
@@ -590,6 +592,7 @@ class Scheduler(Operations):
         finally:
             self.__dict__.clear()
             self.__dict__.update(before)
+
 
 def _checked(value: object, type_: type[T], setting: str) -> T:
     if not isinstance(value, type_):

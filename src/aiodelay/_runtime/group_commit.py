@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from aiodelay.clock import Clock
 from aiodelay.errors import StoreBusyError
@@ -51,10 +51,11 @@ class GroupCommit:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
 
-    async def submit(self, commands: Sequence[Command], size: int) -> Sequence[Outcome]:
-        """Send commands; return an outcome each, in order.
+    def submit(self, commands: Sequence[Command], size: int) -> Awaitable[Sequence[Outcome]]:
+        """Send commands; await it for an outcome each, in order.
 
-        Cancelled before its batch left, the caller withdraws them; later, the batch goes on without the caller.
+        Cancelled before its batch left, the caller withdraws them; later, the batch goes on without the caller. A plain
+        function, so that each of many concurrent callers waits for its future, with no coroutine between.
 
         Args:
             commands: At most `MAX_CLAIM_MESSAGES`.
@@ -66,18 +67,23 @@ class GroupCommit:
         size += COMMAND_BYTES * len(commands)
         since_ms = self._clock.monotonic_ms()
         if self._room or (self._queue and self._bytes + size > MAX_WAITING_BYTES):
-            await self._wait_for_room(commands, since_ms)
+            return self._submit_when_there_is_room(commands, size, since_ms)
+        return self._enqueue(commands, size, since_ms)
+
+    def _enqueue(self, commands: Sequence[Command], size: int, since_ms: int) -> asyncio.Future[Sequence[Outcome]]:
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(commands, size, since_ms, loop.create_future())
+        future: asyncio.Future[Sequence[Outcome]] = loop.create_future()
         if not self._queue:
             self._wakeup.set()
             if self._timer is None:
                 self._timer = loop.call_later(self._timeout_ms / 1000, self._refuse_old)
-        self._queue.append(waiting)
+        self._queue.append(_Waiting(commands, size, since_ms, future))
         self._bytes += size
-        return await waiting.future
+        return future
 
-    async def _wait_for_room(self, commands: Sequence[Command], since_ms: int) -> None:
+    async def _submit_when_there_is_room(
+        self, commands: Sequence[Command], size: int, since_ms: int
+    ) -> Sequence[Outcome]:
         room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room.append(room)
         try:
@@ -88,6 +94,7 @@ class GroupCommit:
         finally:
             if not room.done():
                 room.cancel()
+        return await self._enqueue(commands, size, since_ms)
 
     def _busy(self, commands: Sequence[Command], since_ms: int) -> StoreBusyError:
         return StoreBusyError(commands[0].id, self._clock.monotonic_ms() - since_ms, self._bytes)

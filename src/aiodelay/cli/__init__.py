@@ -18,4 +18,6 @@ def main() -> None:
             raise
         print(HINT.format(name=error.name), file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(run_app(sys.argv[1:]))

@@ -66,12 +66,18 @@ class _Head:
         self._tables = tables
         self._rows: Iterator[Entry] | None = None
         self._first: Entry | None = None
+        self._is_read = False
 
     def first(self) -> Entry | None:
-        """Return the first message that is due and neither held nor late, left where it is."""
-        if self._rows is None:
-            self._rows = self._due()
+        """Return the first message that is due and neither held nor late, left where it is.
+
+        Nothing is read ahead of need: what is late behind it is none of this claim's business.
+        """
+        if not self._is_read:
+            if self._rows is None:
+                self._rows = self._due()
             self._first = next(self._rows, None)
+            self._is_read = True
         return self._first
 
     def _due(self) -> Iterator[Entry]:
@@ -97,20 +103,16 @@ class _Head:
             if passed >= MOST_PASSED:
                 return
 
-    def take(self) -> Entry | None:
-        """Take the first message; return the one behind it."""
-        assert self._rows is not None
-        assert self._first is not None
-        self.taken.append(self._first)
-        self._first = following = next(self._rows, None)
-        return following
+    def take(self) -> None:
+        """Take what `first` has returned."""
+        if self._first is not None:
+            self.taken.append(self._first)
+            self._is_read = False
 
-    def step_over(self) -> Entry | None:
-        """Leave the first message where it is; return the one behind it."""
-        assert self._rows is not None
+    def step_over(self) -> None:
+        """Leave where it is what `first` has returned, and look behind it next."""
         self._aside = True
-        self._first = following = next(self._rows, None)
-        return following
+        self._is_read = False
 
     def close(self) -> None:
         """End reading; take what was taken or passed out of the queue, and carry out what passing it means."""
@@ -146,10 +148,8 @@ class _Group:
     taken: list[Entry] = field(default_factory=list)
     bytes: int = 0
 
-    def first_due(self) -> _Head | None:
+    def earliest(self) -> _Head | None:
         """Return the head at which the earliest message stands."""
-        if len(self.heads) == 1:
-            return self.heads[0] if self.heads[0].first() is not None else None
         standing = [(first.place_ms, first.n, i) for i, head in enumerate(self.heads) if (first := head.first())]
         return self.heads[min(standing)[2]] if standing else None
 
@@ -176,29 +176,28 @@ class _Taking:
     def _fill(self, group: _Group, parts: int) -> None:
         """Take a group's messages, up to one of `parts` equal shares of a claim."""
         most = min(group.demand.messages, max(1, MAX_CLAIM_MESSAGES // parts))
-        taken, share, is_alone = group.taken, MAX_CLAIM_BYTES // parts, len(group.heads) == 1
-        while (head := group.first_due()) is not None:
-            entry = head.first()
-            while entry is not None and len(taken) < most and self.messages < MAX_CLAIM_MESSAGES:
-                if entry.record.lapses and t.is_suspect(entry.record):
-                    if not self.messages:
-                        self.alone = entry
-                        head.take()
-                        return
-                    entry = head.step_over()
-                else:
-                    size = entry.record.envelope.size
-                    if self.messages and not self._fits(size, group, share):
-                        return
-                    taken.append(entry)
-                    group.bytes += size
-                    self.messages += 1
-                    self.bytes += size
-                    entry = head.take()
-                if not is_alone:
-                    break  # another lane's first may stand before this one's next
-            else:
+        taken, share = group.taken, MAX_CLAIM_BYTES // parts
+        only = group.heads[0] if len(group.heads) == 1 else None
+        while len(taken) < most and self.messages < MAX_CLAIM_MESSAGES:
+            head = only or group.earliest()
+            entry = None if head is None else head.first()
+            if head is None or entry is None:
                 return
+            if entry.record.lapses and t.is_suspect(entry.record):
+                if not self.messages:
+                    self.alone = entry
+                    head.take()
+                    return
+                head.step_over()
+                continue
+            size = entry.record.envelope.size
+            if self.messages and not self._fits(size, group, share):
+                return
+            head.take()
+            taken.append(entry)
+            group.bytes += size
+            self.messages += 1
+            self.bytes += size
 
     def _fits(self, size: int, group: _Group, share: int) -> bool:
         """Say whether there is room for one more; a group's first may exceed its demand."""

@@ -78,9 +78,11 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
     """End claims; one outcome per settlement, in order."""
     plain: dict[int, Held] = {}
     by_index: dict[int, int] = {}
+    if len({settlement.id for settlement in settlements}) < len(settlements):
+        held = HeldClaims()  # one claim settled twice: in order, then
     for i, settlement in enumerate(settlements):
         claim = held.plain(settlement)
-        if claim is not None and claim.n not in plain:
+        if claim is not None:
             plain[claim.n] = claim
             by_index[i] = claim.n
     ended = _end_leases(tables, plain) if plain else []

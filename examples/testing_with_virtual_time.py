@@ -1,0 +1,122 @@
+"""Test what happens in hours and days, in no time.
+
+Run it: pytest examples/testing_with_virtual_time.py    (needs pytest and pytest-asyncio)
+
+The fixtures `scheduler`, `clock` and `faulty_store` come with aiodelay: pytest finds them by itself. `scheduler` is the
+program's own, with its handlers, put on an empty memory store and virtual time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+
+from aiodelay import Context, Reject, Retry, Scheduler
+from aiodelay.testing import FaultyStore, VirtualClock, assert_delivered, assert_scheduled
+
+# --- the program: usually a module of its own ---------------------------------------------------------------
+
+shop = Scheduler("sqlite:///shop.db")
+mails: list[str] = []
+
+
+@dataclass
+class RemindOfPayment:
+    order: int
+
+
+@dataclass
+class GiveUpOrder:
+    order: int
+
+
+@shop.handler(retry=Retry(attempts=3, first="10m", factor=2, jitter=0))
+async def remind(event: RemindOfPayment, context: Context) -> Reject | None:
+    if event.order < 0:
+        return Reject("no such order")
+    if event.order == 13 and context.attempt < 3:
+        raise ConnectionError("the mail server is away")
+    mails.append(f"please pay order {event.order}")
+    await context.scheduler.schedule(GiveUpOrder(event.order), delay="14d", id=f"give-up-{event.order}")
+    return None
+
+
+@shop.handler
+async def give_up(event: GiveUpOrder) -> None:
+    mails.append(f"order {event.order} is given up")
+
+
+async def order_placed(order: int) -> None:
+    await shop.schedule(RemindOfPayment(order), delay="3d", id=f"remind-{order}")
+
+
+async def order_paid(order: int) -> None:
+    await shop.cancel(f"remind-{order}")
+    await shop.cancel(f"give-up-{order}")
+
+
+# --- its tests ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def aiodelay_scheduler() -> Scheduler:
+    """Say which scheduler the fixture `scheduler` is; usually in conftest.py."""
+    mails.clear()
+    return shop
+
+
+@pytest.mark.asyncio
+async def test_who_does_not_pay_is_reminded_and_then_given_up(scheduler: Scheduler, clock: VirtualClock) -> None:
+    async with scheduler:
+        await order_placed(7)
+        assert_scheduled(scheduler, RemindOfPayment(7), within="3d")
+
+        await clock.advance("3d")  # returns when all that became due is settled
+        assert_delivered(scheduler, RemindOfPayment(7), times=1)
+        assert mails == ["please pay order 7"]
+
+        await clock.advance("14d")
+        assert mails == ["please pay order 7", "order 7 is given up"]
+
+
+@pytest.mark.asyncio
+async def test_who_pays_is_left_alone(scheduler: Scheduler, clock: VirtualClock) -> None:
+    async with scheduler:
+        await order_placed(7)
+        await clock.advance("2d")
+        await order_paid(7)
+        await clock.advance("30d")
+    assert_scheduled(scheduler, RemindOfPayment, times=0)
+    assert mails == []
+
+
+@pytest.mark.asyncio
+async def test_a_mail_server_that_is_away_is_tried_again(scheduler: Scheduler, clock: VirtualClock) -> None:
+    async with scheduler:
+        await order_placed(13)
+        await clock.advance("3d")
+        assert_scheduled(scheduler, RemindOfPayment(13), within="10m")
+        await clock.advance("30m")  # 10 minutes after the first attempt, 20 after the second
+    assert [delivery.attempt for delivery in assert_delivered(scheduler, RemindOfPayment(13), times=3)] == [1, 2, 3]
+    assert mails == ["please pay order 13"]
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_work_becomes_a_dead_letter(scheduler: Scheduler, clock: VirtualClock) -> None:
+    async with scheduler:
+        await order_placed(-1)
+        await clock.advance("3d")
+        assert [letter.reason async for letter in scheduler.dead_letters(RemindOfPayment)] == ["rejected"]
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_is_away_for_a_while_loses_nothing(
+    scheduler: Scheduler, clock: VirtualClock, faulty_store: FaultyStore
+) -> None:
+    async with scheduler:
+        await order_placed(7)
+        faulty_store.inject("unavailable", "claim", "settle", times=5)
+        await clock.advance(timedelta(days=3, minutes=1))
+    assert mails == ["please pay order 7"]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Program
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def output_of(name: str, *arguments: str, cwd: Path) -> list[str]:
+    with Program(str(EXAMPLES / name), *arguments, cwd=cwd) as program:
+        assert program.exit_code() == 0, program.err.seen
+        assert [line for line in program.err.seen if "given up" not in line] == []
+        return program.out.seen
+
+
+def test_payment_reminders(tmp_path: Path) -> None:
+    said = output_of("payment_reminders.py", cwd=tmp_path)
+    assert said[:5] == [
+        *[f"order {order} is placed" for order in (1, 2, 3, 4)],
+        "order 2 is paid (its reminder: cancelled, its end: not_found)",
+    ]
+    assert sorted(said[5:7]) == [
+        "to ann@example.com: please pay order 1 (attempt 2)",
+        "to cyd@example.com: please pay order 3 (attempt 2)",
+    ]
+    assert said[7:] == [
+        "order 3 is paid (its reminder: not_found, its end: cancelled)",
+        "order 1 is given up",
+        "remind-4 was rejected: the customer has no address",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_payment_reminders_resume_from_their_file(tmp_path: Path) -> None:
+    with Program(str(EXAMPLES / "payment_reminders.py"), "shop.db", cwd=tmp_path) as program:
+        program.out.wait_for("^to ann@example.com")
+    assert (tmp_path / "shop.db").exists()
+    assert "order 1 is given up" in output_of("payment_reminders.py", "shop.db", cwd=tmp_path)
+
+
+def test_recurring(tmp_path: Path) -> None:
+    said = output_of("recurring.py", cwd=tmp_path)
+    assert said[0] == "At 09:00 on Monday (Europe/Paris); skipped while an earlier one is being retried:"
+    assert all(re.fullmatch(r"  Mon \d\d \w{3} \d{4}, 09:00 CES?T", line) for line in said[1:4])
+    assert all(re.fullmatch(r"beat, due \d\d:\d\d:\d\d\.\d{6}, \d+ ms late", line) for line in said[4:7])
+    assert said[7] in ("beat: cancelled", "beat: in_flight")
+    assert said[8:] == ["weekly-sales: cancelled"]
+
+
+@pytest.mark.parametrize("options", [(), ("-p", "no:randomly")], ids=["at random", "in order"])
+def test_testing_with_virtual_time(tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = str(EXAMPLES / "testing_with_virtual_time.py")
+    with Program("-m", "pytest", "-p", "no:cacheprovider", *options, file, cwd=tmp_path) as program:
+        assert program.exit_code() == 0, program.out.seen
+        assert re.search(r"5 passed in [0-9.]+s", program.out.seen[-1])
+
+
+def test_no_example_is_forgotten() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "payment_reminders.py",
+        "recurring.py",
+        "testing_with_virtual_time.py",
+    }

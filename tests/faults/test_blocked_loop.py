@@ -1,0 +1,27 @@
+"""F4: a handler blocks its event loop for longer than a lease; the other process takes over what lapsed."""
+
+from __future__ import annotations
+
+from tests.faults.programs.worker import Burst
+from tests.faults.scene import TAKEOVER_MS, Scene
+from tests.support.checker import Limits
+
+BLOCKED_MS = 2_500
+
+
+def test_f4_what_a_blocked_process_holds_is_taken_over_and_afterwards_both_work(scene: Scene) -> None:
+    burst = Burst(messages=240, spread_ms=5_000, special={25: f"block:{BLOCKED_MS}".encode()})
+    blocked = scene.start("blocked", serve=("work",), burst=burst, run_ms=100, blocks=True)
+    other = scene.start("other", serve=("work",), run_ms=100, waits=True)
+    other.line("waiting")
+    blocked.line("blocking")
+    other.tell("go")
+    blocked.ended_well()
+    other.ended_well()
+    report = scene.judge(Limits(takeover_ms=TAKEOVER_MS))
+    assert report.duplicates >= 1, "nothing was in flight, so nothing was tested"
+    assert "the event loop was blocked for" in blocked.errors
+    story = scene.story()
+    freed_ns = story.faults[0].at_ns + BLOCKED_MS * 1_000_000
+    at_work_since = {attempt.start.process for attempt in story.attempts if attempt.start.at_ns > freed_ns}
+    assert at_work_since == {"blocked", "other"}
