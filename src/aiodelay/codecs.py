@@ -24,6 +24,7 @@ __all__ = [
     "MessagePackCodec",
     "codec_named",
     "decode_record",
+    "encode_body",
     "encode_record",
 ]
 
@@ -223,6 +224,13 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         record.op,
     )
     version = b"" if envelope.version is None else envelope.version.to_bytes(8, "big")
+    return prefix + version + encode_body(envelope, record.live, record.first_error, record.last_error)
+
+
+def encode_body(
+    envelope: Envelope, live: tuple[int, ...] = (), first_error: str | None = None, last_error: str | None = None
+) -> bytes:
+    """Write a record's body alone: the MessagePack map, without the prefix."""
     body = _Body(
         p=envelope.payload,
         k=envelope.key,
@@ -232,11 +240,11 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         e=envelope.encoding,
         a=envelope.address,
         r=None if envelope.rule is None else dict(envelope.rule),
-        l=record.live,
-        f=record.first_error,
-        g=record.last_error,
+        l=live,
+        f=first_error,
+        g=last_error,
     )
-    return prefix + version + _body_encoder.encode(body)
+    return _body_encoder.encode(body)
 
 
 def _flags(record: Record) -> int:

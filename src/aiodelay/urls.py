@@ -51,6 +51,11 @@ class UrlOptions:
             raise ConfigurationError(f"{name} in {self.masked}", shortened(text), f"an integer from {least} to {most}")
         return int(text)
 
+    def text(self, name: str, default: str = "") -> str:
+        """Return an option as it is given."""
+        self._known.append(name)
+        return self._options.pop(name, default)
+
     def finish(self, *, bare: bool = False) -> None:
         """Refuse options that are left.
 

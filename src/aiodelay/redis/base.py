@@ -1,0 +1,191 @@
+"""What is open: the client, the server's time, the lanes' names, and who waits for messages here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from aiodelay.clock import Clock
+from aiodelay.errors import ClosedError, StoreUnavailableError, WrongLoopError
+from aiodelay.wakeup import WakeUp
+
+from .checks import check_server, server_time_ms, warn_of_skew
+from .client import Client
+from .faults import Fault
+from .keys import Keys
+from .options import Options
+from .reading import Lanes
+from .scripts import Arg
+from .waking import Listener
+
+__all__ = ["Base"]
+
+STEP_MS = 20.0
+
+
+class _ServerTime:
+    """The server's clock as far as answers tell: the largest distance from ours heard lately is the truest."""
+
+    def __init__(self, server_ms: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ahead_ms = server_ms - self._loop.time() * 1000
+
+    def heard(self, now_ms: int) -> None:
+        ahead_ms = now_ms - self._loop.time() * 1000
+        if ahead_ms > self._ahead_ms or ahead_ms < self._ahead_ms - STEP_MS:
+            self._ahead_ms = ahead_ms
+
+    def now_ms(self) -> float:
+        return self._loop.time() * 1000 + self._ahead_ms
+
+
+class _Opened:
+    """One opening of a store."""
+
+    def __init__(self, options: Options, keys: Keys, wake: Any) -> None:  # noqa: ANN401 - a function
+        self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
+        writer = uuid4().hex[:16]
+        self.client = Client(options, keys, writer)
+        self.lanes = Lanes(self.client, keys)
+        self.listener = Listener(self.client, keys.key("wake"), writer, wake)
+        self.time: _ServerTime | None = None
+
+
+class Base:
+    """What every role of the store stands on.
+
+    Args:
+        options: From the URL.
+        keys: Of the namespace.
+        clock: Where the store reads the time; None = the server's TIME.
+    """
+
+    def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
+        self._options, self._keys, self._clock = options, keys, clock
+        self._opened: _Opened | None = None
+        self._wakeups: set[WakeUp] = set()
+
+    @property
+    def name(self) -> str:
+        """What error messages call it: its URL, masked."""
+        return self._options.name
+
+    @property
+    def keeps_journal(self) -> bool:
+        """Whether outcomes are written to the journal."""
+        return self._options.journal > 0
+
+    # --- opening ------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        if self._opened is not None:
+            return
+        opened = _Opened(self._options, self._keys, self.wake_all)
+        try:
+            await check_server(opened.client, self._keys, self._options)
+            try:
+                server_ms = await server_time_ms(opened.client)
+            except Fault as fault:
+                raise StoreUnavailableError(self.name, fault.reason) from fault
+            opened.time = _ServerTime(server_ms)
+            if self._clock is None:
+                warn_of_skew(self.name, server_ms)
+        except BaseException:
+            await opened.client.aclose()
+            raise
+        self._opened = opened
+
+    async def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.listener.stop()
+            await opened.client.aclose()
+
+    def _checked(self) -> _Opened:
+        opened = self._opened
+        if opened is None:
+            raise ClosedError("store", "not open")
+        if os.getpid() != opened.pid:
+            raise WrongLoopError("store", "process (this one was forked)")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is not opened.loop:
+            raise WrongLoopError("store", "event loop or thread")
+        return opened
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    async def run(self, script: str, arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
+        """Run a script.
+
+        Raises:
+            StoreUnavailableError: It may or may not have run; repeating is safe.
+        """
+        try:
+            return await self._run(script, arguments)
+        except Fault as fault:
+            raise StoreUnavailableError(self.name, fault.reason) from fault
+
+    async def _run(self, script: str, arguments: Sequence[Arg], *, durable: bool = False) -> Any:  # noqa: ANN401 - as run
+        now_ms = None if self._clock is None else self._clock.now_ms()
+        return await self._checked().client.run(script, arguments, now_ms=now_ms, durable=durable)
+
+    async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
+        """Send one command.
+
+        Raises:
+            StoreUnavailableError: It may or may not have been carried out.
+        """
+        try:
+            return await self._checked().client.command(*arguments)
+        except Fault as fault:
+            raise StoreUnavailableError(self.name, fault.reason) from fault
+
+    async def lanes_of(self, values: Sequence[bytes]) -> Lanes:
+        """Return the names of lanes; all that these values of `msg` name are among them.
+
+        Raises:
+            StoreUnavailableError: They could not be read.
+        """
+        lanes = self._checked().lanes
+        try:
+            await lanes.learn(values)
+        except Fault as fault:
+            raise StoreUnavailableError(self.name, fault.reason) from fault
+        return lanes
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def heard(self, now: bytes) -> int:
+        """Take note of the server's time in an answer, and return it."""
+        now_ms = int(now)
+        opened = self._opened
+        if opened is not None and opened.time is not None and self._clock is None:
+            opened.time.heard(now_ms)
+        return now_ms
+
+    def now_ms(self) -> int:
+        """Return the store's time as far as known, epoch ms."""
+        if self._clock is not None:
+            return self._clock.now_ms()
+        opened = self._checked()
+        assert opened.time is not None
+        return int(opened.time.now_ms())
+
+    def seconds_until(self, at_ms: int) -> float:
+        """Return the seconds until an instant of the store's time; negative if it has passed."""
+        if self._clock is not None:
+            return self._clock.seconds_until(at_ms)
+        opened = self._checked()
+        assert opened.time is not None
+        return (at_ms - opened.time.now_ms()) / 1000
+
+    def wake_all(self) -> None:
+        """End the current or next `wait` of every worker of this store."""
+        for wakeup in self._wakeups:
+            wakeup.set()

@@ -1,0 +1,120 @@
+"""What is looked at before a server is trusted with messages."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+from uuid import uuid4
+
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+
+from .client import Client
+from .faults import Fault
+from .keys import Keys
+from .options import Options
+
+__all__ = ["SCHEMA", "check_server", "server_time_ms"]
+
+log = logging.getLogger("aiodelay.redis")
+
+SCHEMA = 1
+"""Version of the layout of keys."""
+SHARDS = 1
+LEAST_REDIS, LEAST_VALKEY = (6, 2), (7, 2)
+MOST_SKEW_MS = 500
+
+
+async def check_server(client: Client, keys: Keys, options: Options) -> None:
+    """Refuse a server that would lose messages or that this version cannot work with.
+
+    Raises:
+        StoreMismatchError: It evicts keys, is a replica, is too old, or holds another layout.
+        StoreUnavailableError: It does not answer.
+    """
+    try:
+        info = _info(await client.command("INFO"))
+        _check_version(options.name, info)
+        _check_role(options.name, info)
+        await _check_settings(client, options, info)
+        await _check_layout(client, keys, options.name)
+    except Fault as fault:
+        raise StoreUnavailableError(options.name, fault.reason) from fault
+
+
+def _info(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name: value for name, _, value in pairs}
+
+
+def _check_version(name: str, info: dict[str, str]) -> None:
+    product = "Valkey" if "valkey_version" in info else "Redis"
+    found = re.match(r"(\d+)\.(\d+)", info.get("valkey_version") or info.get("redis_version", ""))
+    least = LEAST_VALKEY if product == "Valkey" else LEAST_REDIS
+    if found is None or (int(found[1]), int(found[2])) < least:
+        shown = info.get("valkey_version") or info.get("redis_version") or "unknown"
+        raise StoreMismatchError(
+            f"version of {name}", f"{product} {shown}", "Redis 6.2 or later, Valkey 7.2 or later"
+        )
+
+
+def _check_role(name: str, info: dict[str, str]) -> None:
+    if info.get("role") == "slave":
+        primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
+        raise StoreMismatchError(f"role of {name}", "replica", f"the primary, which is {primary}")
+
+
+async def _check_settings(client: Client, options: Options, info: dict[str, str]) -> None:
+    policy = info.get("maxmemory_policy") or await _setting(client, options, "maxmemory-policy")
+    if policy is not None and policy != "noeviction":
+        raise StoreMismatchError(
+            f"maxmemory-policy of {options.name}",
+            f"{policy}, which drops messages when memory is short",
+            "noeviction (CONFIG SET maxmemory-policy noeviction, and in its configuration file)",
+        )
+    level, _ = options.durability
+    if info.get("aof_enabled") == "0" and level == "fsynced":
+        raise StoreMismatchError(
+            f"appendonly of {options.name}", "no, so that nothing can be fsynced", "yes, or durability=memory"
+        )
+    if info.get("aof_enabled") == "0":
+        log.warning("%s: appendonly is off; what was acknowledged is lost when the server ends", options.name)
+
+
+async def _setting(client: Client, options: Options, name: str) -> str | None:
+    try:
+        reply = await client.command("CONFIG", "GET", name)
+    except Fault as fault:
+        if fault.is_connection:
+            raise
+        log.warning("%s: CONFIG GET is not allowed; make sure that %s is noeviction", options.name, name)
+        return None
+    values = list(reply.values()) if isinstance(reply, dict) else list(reply)[1::2]
+    return values[0].decode() if values else None
+
+
+async def _check_layout(client: Client, keys: Keys, name: str) -> None:
+    meta = keys.key("meta")
+    for field, value in (("schema", str(SCHEMA)), ("shards", str(SHARDS)), ("uuid", uuid4().hex)):
+        await client.command("HSETNX", meta, field, value)
+    schema, shards = await client.command("HMGET", meta, "schema", "shards")
+    if (schema, shards) != (b"%d" % SCHEMA, b"%d" % SHARDS):
+        shown = f"schema {_shown(schema)}, {_shown(shards)} shards"
+        raise StoreMismatchError(f"layout of {keys.tag}* on {name}", shown, f"schema {SCHEMA}, {SHARDS} shards")
+
+
+def _shown(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+async def server_time_ms(client: Client) -> float:
+    """Return the server's time."""
+    seconds, micros = await client.command("TIME")
+    return int(seconds) * 1000 + int(micros) / 1000
+
+
+def warn_of_skew(name: str, skew_ms: float) -> None:
+    """Say it if the server's clock and ours disagree; due times given as `at` are judged by the server's."""
+    if abs(skew_ms) > MOST_SKEW_MS:
+        log.warning("%s: its clock is %.0f ms %s ours", name, abs(skew_ms), "ahead of" if skew_ms > 0 else "behind")

@@ -1,0 +1,201 @@
+"""The connections of one store: sends scripts and commands, never twice, and says what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.maint_notifications import MaintNotificationsConfig
+
+from .faults import Fault, fault_of
+from .keys import Keys
+from .options import Options
+from .scripts import NAMES, Arg, packed, script
+
+__all__ = ["Client"]
+
+log = logging.getLogger("aiodelay.redis")
+
+RENEW_AFTER = 3
+"""So many failed connections in a row, and all connections are made anew, names looked up afresh."""
+CLOSE_S = 2.0
+
+
+class Client:
+    """Sends to one server.
+
+    redis-py's own retries are off: a command that is repeated is repeated by its sender, with its op or request.
+
+    Args:
+        options: Where and how.
+        keys: What every script is given.
+        writer: Names this process in the stream of wake-ups.
+    """
+
+    def __init__(self, options: Options, keys: Keys, writer: str) -> None:
+        self._options, self._keys = options, keys
+        self._failures = 0
+        self._head: dict[str, tuple[list[Arg], list[Arg]]] = {}
+        fixed: list[Arg] = [len(keys.fixed), *keys.fixed]
+        for name in NAMES:
+            source = script(name)
+            self._head[name] = (["EVALSHA", source.sha, *fixed], ["EVAL", source.text, *fixed])
+        self._common: list[Arg] = ["", options.journal, writer]
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> BlockingConnectionPool:
+        timeout_s = self._options.timeout_ms / 1000
+        kind, kwargs = self._connection()
+        return BlockingConnectionPool(
+            max_connections=self._options.connections, timeout=timeout_s, connection_class=kind, **kwargs
+        )
+
+    def _connection(self) -> tuple[type[Any], dict[str, Any]]:
+        options = self._options
+        kwargs = {
+            **options.connection,
+            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
+            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+            "client_name": "aiodelay",
+            "driver_info": None,
+        }
+        if options.socket:
+            return UnixDomainSocketConnection, {**kwargs, "path": options.socket}
+        kwargs["socket_keepalive"] = True
+        return (SSLConnection if options.secure else Connection), kwargs
+
+    def new_connection(self) -> Any:  # noqa: ANN401 - redis-py's connection
+        """Return a connection of one's own, not yet made: for reads that block."""
+        kind, kwargs = self._connection()
+        return kind(**kwargs)
+
+    async def aclose(self) -> None:
+        """Close all connections; idempotent."""
+        await _close(self._pool)
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    async def run(self, name: str, arguments: Sequence[Arg], *, now_ms: int | None, durable: bool = False) -> Any:  # noqa: ANN401 - what the script returns
+        """Run a script; if the server has forgotten it, send it along.
+
+        Args:
+            name: Which.
+            arguments: From ARGV[4] on.
+            now_ms: The time to judge by; None = the server's.
+            durable: Return when the durability level is reached.
+
+        Raises:
+            Fault: It did not succeed.
+        """
+        common: list[Arg] = ["" if now_ms is None else now_ms, *self._common[1:]]
+        tail = [*common, *arguments]
+        wait = self._wait_command() if durable else b""
+        by_sha, whole = self._head[name]
+        try:
+            return await self._call(packed([*by_sha, *tail]), wait)
+        except NoScriptError:
+            pass
+        try:
+            return await self._call(packed([*whole, *tail]), wait)
+        except NoScriptError as error:
+            raise fault_of(error, sent=True) from error
+
+    async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
+        """Send one command.
+
+        Raises:
+            Fault: It did not succeed.
+        """
+        try:
+            return await self._call(packed(arguments), b"")
+        except NoScriptError as error:
+            raise fault_of(error, sent=True) from error
+
+    def _wait_command(self) -> bytes:
+        level, replicas = self._options.durability
+        if level == "replicated":
+            return packed(["WAIT", replicas, self._options.timeout_ms])
+        return packed(["WAITAOF", 1, 0, self._options.timeout_ms]) if level == "fsynced" else b""
+
+    async def _call(self, command: bytes, wait: bytes) -> Any:  # noqa: ANN401 - any reply
+        pool, sent = self._pool, False
+        try:
+            connection = await pool.get_connection()
+            try:
+                sent = True
+                await connection.send_packed_command([command, wait] if wait else [command], check_health=False)
+                reply = await self._read(connection, has_wait=bool(wait))
+            except ResponseError:
+                raise
+            except BaseException:
+                await connection.disconnect(nowait=True)  # an answer that nobody reads must not meet the next command
+                raise
+            finally:
+                await pool.release(connection)
+        except NoScriptError:
+            raise
+        except (RedisError, OSError, TimeoutError) as error:
+            fault = fault_of(error, sent=sent)
+            await self._failed(fault, pool)
+            raise fault from error
+        self._failures = 0
+        return reply
+
+    async def _read(self, connection: Any, *, has_wait: bool) -> Any:  # noqa: ANN401 - redis-py's connection, any reply
+        failure: ResponseError | None = None
+        reply = None
+        try:
+            reply = await connection.read_response()
+        except ResponseError as error:
+            failure = error
+        if has_wait:
+            timeout_s = 2 * self._options.timeout_ms / 1000
+            confirmed = await connection.read_response(timeout=timeout_s) if failure is None else await _drop(connection)
+            if failure is None:
+                self._check_wait(confirmed)
+        if failure is not None:
+            raise failure
+        return reply
+
+    def _check_wait(self, confirmed: Any) -> None:  # noqa: ANN401 - a number, or a list of two; None = no answer
+        level, replicas = self._options.durability
+        if level == "fsynced":
+            if not isinstance(confirmed, list) or confirmed[0] < 1:
+                raise Fault("unknown", f"done, but not on disk within {self._options.timeout_ms} ms")
+        elif not isinstance(confirmed, int) or confirmed < replicas:
+            raise Fault(
+                "unknown",
+                f"done, but only {confirmed or 0} of {replicas} replicas have it after {self._options.timeout_ms} ms",
+            )
+
+    async def _failed(self, fault: Fault, pool: BlockingConnectionPool) -> None:
+        """Count failures of connections; after some in a row, start afresh."""
+        if not fault.is_connection:
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures >= RENEW_AFTER and pool is self._pool:
+            log.warning("%s: %d failures in a row (%s); connecting anew", self._options.name, self._failures, fault.reason)
+            self._failures = 0
+            self._pool = self._new_pool()
+            await _close(pool)
+
+
+async def _drop(connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+    """Read the answer to the WAIT behind a script that failed."""
+    with suppress(ResponseError):
+        await connection.read_response()
+
+
+async def _close(pool: BlockingConnectionPool) -> None:
+    with suppress(RedisError, OSError, TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await pool.disconnect(inuse_connections=True)

@@ -1,0 +1,128 @@
+"""Between commands and what `apply.lua` takes and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from aiodelay.codecs import encode_body
+from aiodelay.model import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    After,
+    At,
+    Cancel,
+    Command,
+    Outcome,
+    Put,
+    Refused,
+    Reschedule,
+    Stored,
+    Unknown,
+)
+
+from .faults import Fault
+from .keys import member_of
+from .scripts import Arg
+
+__all__ = ["BAD_VALUE", "answer_of", "arguments_of", "chunks_of", "outcome_of"]
+
+BAD_VALUE = (OverflowError, UnicodeError, TypeError)
+"""What a value raises that no record can hold; the command it came with is refused, its neighbours are not."""
+
+_MOST_MS = (1 << 47) - 1
+_COMMAND_BYTES = 100
+_MODES = {"replace": "r", "keep": "k", "error": "e", "newer": "n"}
+
+Answer: TypeAlias = Literal["stored", "replaced", "kept", "in_flight", "cancelled", "rescheduled", "fired"]
+_STORED: dict[bytes, Answer] = {
+    b"s": "stored",
+    b"r": "replaced",
+    b"k": "kept",
+    b"i": "in_flight",
+    b"c": "cancelled",
+    b"m": "rescheduled",
+    b"f": "fired",
+}
+_REFUSED = {
+    b"D": Refused("duplicate"),
+    b"N": Refused("not_found"),
+    b"T": Refused("too_late"),
+    b"I": Refused("in_flight"),
+    b"E": Refused("exists"),
+    b"P": Refused("passed"),
+    b"L": Refused("unavailable", "there are 65,535 lanes already"),
+    b"F": Refused("unavailable", "its record is of a format that this version cannot read"),
+}
+
+
+def arguments_of(command: Command) -> list[Arg]:
+    """Write a command as eight arguments of `apply.lua`.
+
+    Raises:
+        OverflowError, UnicodeError: A value does not fit.
+    """
+    if type(command) is Put:
+        return _put_arguments(command)
+    if type(command) is Reschedule:
+        return ["m", member_of(command.id), command.op, "", _due(command.due), "", "", ""]
+    return ["c" if type(command) is Cancel else "f", member_of(command.id), command.op, "", "", "", "", ""]
+
+
+def _put_arguments(put: Put) -> list[Arg]:
+    envelope, late, conflict = put.envelope, put.late, put.conflict
+    what = (_MODES[conflict.mode] + ("-" if envelope.rule is None else "*")).encode()
+    if conflict.mode == "newer" and conflict.version is not None:
+        what += conflict.version.to_bytes(8, "big")
+    return [
+        what,
+        member_of(envelope.id),
+        put.op,
+        envelope.lane.encode(),
+        _due(put.due),
+        f"{int(late.action)}:{_checked(late.after_ms)}" if late.action else b"",
+        b"" if envelope.version is None else envelope.version.to_bytes(8, "big"),
+        encode_body(envelope),
+    ]
+
+
+def _due(due: At | After) -> bytes:
+    return b"+%d" % _checked(due.ms) if isinstance(due, After) else b"%d" % _checked(due.ms)
+
+
+def _checked(ms: int) -> int:
+    if ms > _MOST_MS:
+        raise OverflowError(f"{ms} ms is too far ahead")
+    return ms
+
+
+def answer_of(answer: bytes, command: Command | None) -> Outcome:
+    """Read what a command was answered."""
+    letter = answer[:1]
+    found = _STORED.get(letter)
+    if found is not None:
+        return Stored(found, int.from_bytes(answer[1:7], "big"), int.from_bytes(answer[7:13], "big"))
+    if letter == b"O":
+        version = command.conflict.version if isinstance(command, Put) else None
+        return Refused("outdated", f"version {version} is not newer than {int.from_bytes(answer[1:9], 'big')}")
+    return _REFUSED[letter]
+
+
+def outcome_of(fault: Fault) -> Outcome:
+    """Return what commands came to whose script did not succeed."""
+    return Unknown(fault.reason) if fault.kind == "unknown" else Refused(fault.kind, fault.reason)
+
+
+def chunks_of(commands: Sequence[tuple[int, Command]]) -> list[list[tuple[int, Command]]]:
+    """Cut commands into parts that one script may take."""
+    chunks: list[list[tuple[int, Command]]] = []
+    size = MAX_CLAIM_BYTES
+    for item in commands:
+        command = item[1]
+        bytes_ = _COMMAND_BYTES + (command.envelope.size if isinstance(command, Put) else 0)
+        if not chunks or len(chunks[-1]) == MAX_CLAIM_MESSAGES or size + bytes_ > MAX_CLAIM_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(item)
+        size += bytes_
+    return chunks

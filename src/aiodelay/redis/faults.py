@@ -1,0 +1,72 @@
+"""What an error of redis-py says about a command: surely not carried out, refused for lack of memory, or unknown."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from redis import exceptions as e
+
+from aiodelay.errors import cut
+
+__all__ = ["Fault", "fault_of"]
+
+Kind: TypeAlias = Literal["unavailable", "full", "unknown"]
+
+_NOT_CARRIED_OUT: tuple[type[Exception], ...] = (
+    e.AuthenticationError,
+    e.BusyLoadingError,
+    e.ReadOnlyError,
+    e.NoScriptError,
+    e.MovedError,
+    e.AskError,
+    e.TryAgainError,
+    e.ClusterDownError,
+    e.ClusterCrossSlotError,
+    e.MasterDownError,
+)
+_CODES = ("BUSY ", "NOREPLICAS ", "MISCONF ", "READONLY ", "MASTERDOWN ", "LOADING ")
+_IN_SCRIPT = ("-READONLY ", "-NOREPLICAS ", "-MISCONF ", "-MASTERDOWN ")  # as Redis 6.2 words them
+_FULL = "OOM command not allowed"
+_LIMIT = 200
+
+
+class Fault(Exception):  # noqa: N818 - it never leaves this package: it becomes an outcome or a StoreUnavailableError
+    """A call to the server did not succeed.
+
+    Attributes:
+        kind: `unavailable`, `full`: surely not carried out. `unknown`: it may have been.
+        reason: For people; it names no secret.
+        is_connection: The connection is to blame, rather than an answer of the server.
+    """
+
+    kind: Kind
+    reason: str
+    is_connection: bool
+
+    def __init__(self, kind: Kind, reason: str, *, is_connection: bool = False) -> None:
+        super().__init__(kind, reason)
+        self.kind, self.reason, self.is_connection = kind, reason, is_connection
+
+
+def fault_of(error: Exception, *, sent: bool) -> Fault:
+    """Judge an error.
+
+    Args:
+        error: What redis-py or the system raised.
+        sent: The command may have left this process.
+    """
+    text = cut(" ".join(str(error).split()) or type(error).__name__, _LIMIT)
+    if isinstance(error, e.OutOfMemoryError) or _FULL in text:
+        return Fault("full", text)
+    if isinstance(error, _NOT_CARRIED_OUT) or text.startswith(_CODES) or any(each in text for each in _IN_SCRIPT):
+        return Fault("unavailable", f"{_code(error)}{text}", is_connection=isinstance(error, e.BusyLoadingError))
+    if isinstance(error, e.NoPermissionError):  # inside a script, some of it may have been carried out
+        return Fault("unknown" if "script" in text else "unavailable", f"NOPERM {text}")
+    if isinstance(error, e.ResponseError):
+        return Fault("unknown", text)
+    return Fault("unknown" if sent else "unavailable", text, is_connection=True)
+
+
+def _code(error: Exception) -> str:
+    code = getattr(error, "status_code", None)
+    return f"{code} " if isinstance(code, str) else ""

@@ -1,0 +1,79 @@
+"""Names of keys, and ids as Redis holds them: one tag byte, then the id in its shortest form."""
+
+from __future__ import annotations
+
+import re
+
+from aiodelay.transitions import occurrence_id
+
+__all__ = ["DERIVED", "FIXED", "Keys", "member_of", "text_of"]
+
+FIXED = (
+    "lanes",
+    "msg",
+    "dead",
+    "graves",
+    "done",
+    "src",
+    "holds",
+    "late",
+    "late:held",
+    "parked",
+    "workers",
+    "wake",
+    "journal",
+    "meta",
+)
+"""The keys that every script is given, in this order."""
+DERIVED = ("due:", "leased:", "parked:", "done:", "ended:", "req:")
+"""How the keys begin that scripts derive from the tag: by lane, held address, window of time, worker."""
+
+_UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
+_OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)
+_OWN, _TEXT, _SERIES = b"\x01", b"\x02", b"\x03"
+_MOST_MS = (1 << 48) - 1
+
+
+class Keys:
+    """The keys of one namespace; all in one hash slot, by their tag.
+
+    Args:
+        namespace: Text without braces.
+        shard: 0; the layout allows for more.
+    """
+
+    tag: str
+    fixed: tuple[str, ...]
+
+    def __init__(self, namespace: str, shard: int = 0) -> None:
+        self.tag = f"{{{namespace}:{shard:02d}}}:"
+        self.fixed = tuple(self.tag + name for name in FIXED)
+
+    def key(self, name: str) -> str:
+        """Return a key's whole name."""
+        return self.tag + name
+
+
+def member_of(message_id: str) -> bytes:
+    """Return an id as Redis holds it.
+
+    Raises:
+        UnicodeEncodeError: The id has a lone surrogate.
+    """
+    if len(message_id) == 32 and _UUID7.fullmatch(message_id):
+        return _OWN + bytes.fromhex(message_id)
+    if "~" in message_id and (found := _OCCURRENCE.fullmatch(message_id)):
+        due_ms = int(found[2])
+        if due_ms <= _MOST_MS and occurrence_id(found[1], due_ms) == message_id:
+            return _SERIES + member_of(found[1]) + due_ms.to_bytes(6, "big")
+    return _TEXT + message_id.encode()
+
+
+def text_of(member: bytes) -> str:
+    """Return the id that stands as `member`."""
+    tag, rest = member[:1], member[1:]
+    if tag == _OWN and len(rest) == 16:
+        return rest.hex()
+    if tag == _SERIES and len(rest) >= 7:
+        return occurrence_id(text_of(rest[:-6]), int.from_bytes(rest[-6:], "big"))
+    return rest.decode("utf-8", "backslashreplace")

@@ -1,0 +1,257 @@
+"""What operators see and do: look into the store, hold lanes, handle dead letters, read the journal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
+from typing import Any
+
+from aiodelay.errors import RecordFormatError, UnsupportedByStoreError
+from aiodelay.model import (
+    DeadKey,
+    DeadLetter,
+    JournalEntry,
+    Lane,
+    LaneCounts,
+    LoadBucket,
+    Outcome,
+    Query,
+    Snapshot,
+    State,
+)
+
+from .base import Base
+from .commands import answer_of
+from .counting import add_load, counts_of
+from .keys import member_of, text_of
+from .reading import Lanes, lane_number, place_and_record, read_letter, read_record
+from .scripts import Arg
+
+__all__ = ["Looking"]
+
+log = logging.getLogger("aiodelay.redis")
+
+AT_ONCE = 200
+"""Most records or dead letters to fetch in one call."""
+SPANS_AT_ONCE = 500
+
+
+class Looking(Base):
+    """`Inspectable`, `Holds`, `DeadLetters` and `Journal`."""
+
+    # --- messages -----------------------------------------------------------------------------------------
+
+    async def get(self, message_id: str) -> Snapshot | None:
+        """Return a message that is pending or in flight."""
+        try:
+            member = member_of(message_id)
+        except UnicodeEncodeError:  # nothing can stand under it
+            return None
+        found = await self._look([member])
+        return found[0] if found else None
+
+    async def _look(self, members: Sequence[bytes]) -> list[Snapshot]:
+        snapshots: list[Snapshot] = []
+        for start in range(0, len(members), AT_ONCE):
+            chunk = members[start : start + AT_ONCE]
+            reply = await self.run("look", chunk)
+            now_ms, held = self.heard(reply[0]), frozenset(reply[1])
+            values, tokens = reply[2::2], reply[3::2]
+            lanes = await self.lanes_of([value for value in values if value])
+            for member, value, token in zip(chunk, values, tokens, strict=True):
+                snapshot = _snapshot(member, value, int(token or 0), lanes, held, now_ms) if value else None
+                if snapshot is not None:
+                    snapshots.append(snapshot)
+        return snapshots
+
+    async def search(self, query: Query) -> Sequence[Snapshot]:
+        """List messages by (next attempt, id)."""
+        to: Arg = "+inf" if query.to_ms is None else f"({query.to_ms}"
+        from_: Arg = "-inf" if query.from_ms is None else query.from_ms
+        tie: Arg = ""
+        if query.after is not None and (query.from_ms is None or query.after[0] >= query.from_ms):
+            tie, from_ = query.after[0], f"({query.after[0]}"
+        reply = await self.run("range", ["lanes", tie, from_, to, query.limit, *query.lanes])
+        places = ((int(place), text_of(member), member) for member, place in _pairs(reply[1:]))
+        found = {(place, name): member for place, name, member in places if _is_after((place, name), query)}
+        first = nsmallest(query.limit, found)
+        snapshots = await self._look([found[each] for each in first])
+        return sorted(snapshots, key=lambda each: (each.next_attempt_ms, each.record.id))
+
+    async def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages and dead letters by lane and state.
+
+        What was put before its address was held counts as scheduled or overdue until it comes to the lane's head.
+        """
+        return counts_of(await self.run("counts", []))
+
+    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
+        """Count what comes due from now on, by span and lane."""
+        reply = await self.run("counts", [])
+        now_ms = self.heard(reply[0])
+        found: dict[tuple[int, Lane], int] = {}
+        for lane in map(bytes.decode, reply[4::6]):
+            for first in range(0, buckets, SPANS_AT_ONCE):
+                spans = min(SPANS_AT_ONCE, buckets - first)
+                counted = await self.run("load", [lane, now_ms + first * bucket_ms, bucket_ms, spans])
+                add_load(found, lane, first, counted)
+        return [LoadBucket(now_ms + span * bucket_ms, lane, found[span, lane]) for span, lane in sorted(found)]
+
+    async def position(self, source: str) -> int | None:
+        """Return an intake's position."""
+        position = await self.command("HGET", self._keys.key("src"), source)
+        return None if position is None else int(position)
+
+    # --- holds --------------------------------------------------------------------------------------------
+
+    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+        """Pause a lane or an address of it."""
+        return bool(await self.run("hold", ["hold", lane, _place(address)]))
+
+    async def release(self, lane: Lane, address: str | None = None) -> bool:
+        """Resume a lane or an address of it."""
+        changed = bool(await self.run("hold", ["release", lane, _place(address)]))
+        if changed:  # in steps, so that others are served in between; what a crash leaves, `tidy` puts back
+            while await self.run("hold", ["return", lane, _place(address)]):
+                pass
+            self.wake_all()
+        return changed
+
+    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+        """List what is held."""
+        lanes = self._checked().lanes
+        found: list[tuple[Lane, str | None]] = []
+        members = await self.command("SMEMBERS", self._keys.key("holds"))
+        for number, colon, address in (member.decode().partition(":") for member in members):
+            if int(number) not in lanes.numbers.values():
+                await self.lanes_of([b"\0" * 8 + int(number).to_bytes(2, "big")])
+            found.append((lanes.name(int(number)), address if colon else None))
+        return sorted(found, key=lambda each: (each[0], each[1] is not None, each[1] or ""))
+
+    # --- dead letters -------------------------------------------------------------------------------------
+
+    async def dead_letters(
+        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+    ) -> Sequence[DeadLetter]:
+        """List dead letters, oldest first."""
+        found: list[DeadLetter] = []
+        while len(found) < limit:
+            page = await self._dead_page(after, limit)
+            if not page:
+                break
+            found += [letter for letter in page if lane in (None, letter.record.envelope.lane)]
+            after = _by_death(page[-1])
+        return found[:limit]
+
+    async def _dead_page(self, after: tuple[int, str, int] | None, limit: int) -> list[DeadLetter]:
+        tie, from_ = ("", "-inf") if after is None else (str(after[0]), f"({after[0]}")
+        reply = await self.run("range", ["graves", tie, from_, "+inf", limit])
+        order = {
+            (int(at_ms), text_of(key[:-6]), int.from_bytes(key[-6:], "big")): key for key, at_ms in _pairs(reply[1:])
+        }
+        first = nsmallest(limit, (each for each in order if after is None or each > after))
+        letters: list[DeadLetter] = []
+        for start in range(0, len(first), AT_ONCE):
+            chunk = first[start : start + AT_ONCE]
+            values = await self.command("HMGET", self._keys.key("dead"), *(order[each] for each in chunk))
+            lanes = await self.lanes_of([b"\0" * 6 + value[value[0] + 1 :][:34] for value in values if value])
+            letters += [
+                read_letter(order[each], value, each[0], lanes)
+                for each, value in zip(chunk, values, strict=True)
+                if value is not None
+            ]
+        return letters
+
+    async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+        """Give dead letters a new life."""
+        outcomes: list[Outcome] = []
+        for start in range(0, len(keys), AT_ONCE):
+            answers = await self.run("redrive", ["redrive", *_dead_arguments(keys[start : start + AT_ONCE])])
+            outcomes += [answer_of(answer, None) for answer in answers]
+        self.wake_all()
+        return outcomes
+
+    async def purge(self, keys: Sequence[DeadKey]) -> int:
+        """Delete dead letters."""
+        deleted = 0
+        for start in range(0, len(keys), AT_ONCE):
+            answers = await self.run("redrive", ["purge", *_dead_arguments(keys[start : start + AT_ONCE])])
+            deleted += sum(answer == b"s" for answer in answers)
+        return deleted
+
+    # --- journal ------------------------------------------------------------------------------------------
+
+    async def journal(
+        self, *, message_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> Sequence[JournalEntry]:
+        """List the trail of outcomes."""
+        if not self.keeps_journal:
+            raise UnsupportedByStoreError("journal", "off", "'redis://host?journal=1000'")
+        wanted = None if message_id is None else member_of(message_id)
+        found: list[JournalEntry] = []
+        while len(found) < limit:
+            entries = await self.command("XRANGE", self._keys.key("journal"), f"{after + 1}-0", "+", "COUNT", AT_ONCE)
+            if not entries:
+                break
+            await self._checked().lanes.read()
+            for number, fields in entries:
+                after = int(number.partition(b"-")[0])
+                entry = dict(_pairs(fields))
+                if wanted in (None, entry[b"id"]):
+                    found.append(self._entry(after, entry))
+        return found[:limit]
+
+    def _entry(self, number: int, entry: Mapping[bytes, bytes]) -> JournalEntry:
+        return JournalEntry(
+            number,
+            int(entry[b"at"]),
+            entry[b"event"].decode(),
+            text_of(entry[b"id"]),
+            int(entry[b"revision"]),
+            self._checked().lanes.name(int(entry[b"lane"])),
+            int(entry[b"due"]),
+            int(entry[b"attempt"]),
+            entry[b"detail"].decode("utf-8", "backslashreplace"),
+        )
+
+
+def _snapshot(
+    member: bytes, value: bytes, token: int, lanes: Lanes, held: frozenset[bytes], now_ms: int
+) -> Snapshot | None:
+    try:
+        record = read_record(member, value, lanes)
+    except RecordFormatError as error:
+        log.error("message %r cannot be read: %s", text_of(member), error.problem)
+        return None
+    place_ms, _ = place_and_record(value)
+    number = b"%d" % (lane_number(value) or 0)
+    if token:
+        state = State.IN_FLIGHT
+    elif number in held or number + b":" + record.envelope.address.encode() in held:
+        state = State.HELD
+    else:
+        state = State.OVERDUE if place_ms <= now_ms else State.SCHEDULED
+    return Snapshot(record, state, place_ms)
+
+
+def _is_after(place: tuple[int, str], query: Query) -> bool:
+    if query.to_ms is not None and place[0] >= query.to_ms:
+        return False
+    return query.after is None or place > query.after
+
+
+def _pairs(flat: Sequence[Any]) -> Iterable[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _place(address: str | None) -> str:
+    return "" if address is None else f":{address}"
+
+
+def _dead_arguments(keys: Sequence[DeadKey]) -> list[Arg]:
+    return [part for key in keys for part in (member_of(key.id), key.revision)]
+
+
+def _by_death(letter: DeadLetter) -> tuple[int, str, int]:
+    return letter.at_ms, letter.record.id, letter.record.revision

@@ -1,0 +1,106 @@
+-- base: keys, time, numbers, lanes, sequence, journal and wake-ups; part of every script.
+--
+-- KEYS, the same for every script: lanes msg dead graves done src holds late late:held parked workers wake journal
+-- meta, each behind the tag "{namespace:00}:". Keys of lanes, windows and workers are derived from that tag.
+-- ARGV[1] now, epoch ms; '' = the server's TIME
+-- ARGV[2] most entries of the journal; 0 = none is kept
+-- ARGV[3] who writes: readers of `wake` skip what they wrote themselves
+local call, sub, byte, floor = redis.call, string.sub, string.byte, math.floor
+local LANES, MSG, DEAD, GRAVES, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local SRC, HOLDS, LATE, LATE_HELD, PARKED = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local WORKERS, WAKE, JOURNAL, META = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local TAG = sub(LANES, 1, -6)
+local MOST_LANES = 65535
+local WAKE_KEPT = 64
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = call('TIME')
+  now = time[1] * 1000 + floor(time[2] / 1000)
+end
+
+local function text(n) -- never tostring or '..' on a time or a token: they round it
+  return string.format('%.0f', n)
+end
+
+local function u48(n)
+  return struct.pack('>I6', n)
+end
+
+local function due_key(n) return TAG .. 'due:' .. text(n) end
+local function leased_key(n) return TAG .. 'leased:' .. text(n) end
+
+-- Under OOM a script may write only if its first write frees memory; this one does nothing and opens the way.
+local is_open = false
+local function open_gate()
+  if not is_open then
+    call('ZREM', GRAVES, '')
+    is_open = true
+  end
+end
+
+local lane_numbers = {}
+local function known_lane(name)
+  local n = lane_numbers[name]
+  if n == nil then
+    n = tonumber(call('HGET', LANES, name)) or false
+    lane_numbers[name] = n
+  end
+  return n
+end
+
+local function new_lane(name)
+  local n = call('HLEN', LANES) + 1
+  if n > MOST_LANES then return false end
+  call('HSET', LANES, name, n)
+  lane_numbers[name] = n
+  return n
+end
+
+local has_holds = nil
+local function any_holds()
+  if has_holds == nil then has_holds = call('SCARD', HOLDS) > 0 end
+  return has_holds
+end
+
+local function is_held(n, address) -- the lane, or one address of it
+  if not any_holds() then return false end
+  if not address then return call('SISMEMBER', HOLDS, text(n)) == 1 end
+  return call('SISMEMBER', HOLDS, text(n) .. ':' .. address) == 1
+end
+
+-- What is counted on while the script runs, and written by finish().
+local sequence, entries = nil, nil
+local heads, earliest = {}, {}
+
+local function next_sequence()
+  if not sequence then sequence = tonumber(call('HGET', META, 'seq') or 0) end
+  sequence = sequence + 1
+  return sequence
+end
+
+local function earlier(n, place) -- call it before the lane gets something at `place`
+  if heads[n] == nil then
+    heads[n] = tonumber(call('ZRANGE', due_key(n), 0, 0, 'WITHSCORES')[2]) or false
+  end
+  if not earliest[n] or place < earliest[n] then earliest[n] = place end
+end
+
+local function note(event, e, detail)
+  if ARGV[2] == '0' then return end
+  if not entries then entries = tonumber(call('HGET', META, 'journal') or 0) end
+  entries = entries + 1
+  call('XADD', JOURNAL, 'MAXLEN', '~', ARGV[2], text(entries) .. '-0', 'at', text(now), 'event', event, 'id', e.id,
+    'revision', text(e.revision), 'lane', text(e.lane), 'due', text(e.due), 'attempt', text(e.attempt),
+    'detail', detail or '')
+end
+
+local function finish()
+  if sequence then call('HSET', META, 'seq', text(sequence)) end
+  if entries then call('HSET', META, 'journal', text(entries)) end
+  for n, place in pairs(earliest) do
+    if not heads[n] or place < heads[n] then
+      call('XADD', WAKE, 'MAXLEN', '~', WAKE_KEPT, '*', 'w', ARGV[3], 'l', text(n), 'd', text(place))
+    end
+  end
+end

@@ -1,0 +1,211 @@
+-- claim: leases due messages, an equal share for each demand first, then what the others left.
+--@ base record memory moves
+-- ARGV[4] how long a lease lasts, ms
+-- ARGV[5] worker
+-- ARGV[6] request; repeated, it gives what it gave, as far as it is still leased
+-- ARGV[7] '1' if this request has been answered before, so that it must lease nothing more
+-- From ARGV[8] on, the demands, whose turn it is first: messages, bytes, how many lanes, their names.
+-- Returns now, when to look again ('' = these lanes are empty), the token, then id and value of each message.
+local MOST, MOST_BYTES, MOST_PASSED = 500, 1048576, 500
+local groups, lanes = {}, {}
+local messages, bytes, passed = 0, 0, 0
+
+local function read_demands()
+  local a = 8
+  while a <= #ARGV do
+    local group = { most = tonumber(ARGV[a]), bytes = tonumber(ARGV[a + 1]), lanes = {}, taken = {}, size = 0 }
+    for i = 1, tonumber(ARGV[a + 2]) do
+      local n = known_lane(ARGV[a + 2 + i])
+      if n then
+        local lane = { n = n, members = {}, at = 1, kept = 0, taken = {}, rank = #groups + 1 }
+        lane.is_over = is_held(n)
+        group.lanes[#group.lanes + 1] = lane
+        lanes[#lanes + 1] = lane
+      end
+    end
+    groups[#groups + 1] = group
+    a = a + 3 + tonumber(ARGV[a + 2])
+  end
+end
+
+local function next_member(lane, wanted)
+  if lane.at > #lane.members then
+    if lane.is_last then return nil end
+    local limit = math.min(MOST, math.max(16, wanted + 1))
+    lane.members = call('ZRANGEBYSCORE', due_key(lane.n), '-inf', text(now), 'LIMIT', lane.kept, limit)
+    lane.at, lane.is_last = 1, #lane.members < limit
+    if #lane.members == 0 then return nil end
+  end
+  lane.at = lane.at + 1
+  return lane.members[lane.at - 1]
+end
+
+-- Takes what must not be claimed out of the lane's way; says whether it did.
+local function pass(lane, name, id, value, e)
+  local held = e and any_holds() and is_held(lane.n, address_of(e))
+  if e and not held and not ends_by_itself(e) and member(e) == name then return false end
+  open_gate()
+  passed = passed + 1
+  if not e or member(e) ~= name then
+    call('ZREM', due_key(lane.n), name)
+    if value and not e then set_aside(lane.n, id, value) end
+  elseif held then
+    call('ZREM', due_key(lane.n), name)
+    park(e)
+  else
+    expire(e)
+  end
+  return true
+end
+
+local function first_of(lane, wanted) -- the lane's first message that may be claimed, left where it is
+  while not lane.first and not lane.is_over do
+    local name = next_member(lane, wanted)
+    if not name or passed >= MOST_PASSED then
+      lane.is_over = true
+      return nil
+    end
+    local id = sub(name, 7)
+    local value = call('HGET', MSG, id)
+    local e = value and parse(id, value) or nil
+    loaded[id] = e or false
+    if not pass(lane, name, id, value, e) then lane.first = e end
+  end
+  return lane.first
+end
+
+local function first_due(group)
+  local found = nil
+  for _, lane in ipairs(group.lanes) do
+    local e = first_of(lane, group.most - #group.taken)
+    if e and (not found or e.place < found.first.place
+        or (e.place == found.first.place and e.sequence < found.first.sequence)) then
+      found = lane
+    end
+  end
+  return found
+end
+
+local function keep(lane) -- step over its first message, which stays in the lane for now
+  lane.kept, lane.first = lane.kept + 1, nil
+end
+
+local function fits(size, group, share)
+  if bytes + size > MOST_BYTES or group.size + size > share then return false end
+  return #group.taken == 0 or group.size + size <= group.bytes
+end
+
+local function fill(group, parts) -- returns a suspect that is to be claimed alone
+  local most = math.min(group.most, math.max(1, floor(MOST / parts)))
+  while #group.taken < most and messages < MOST do
+    local lane = first_due(group)
+    if not lane then return nil end
+    local e = lane.first
+    if e.lapses >= SUSPECT_LAPSES then
+      keep(lane)
+      if messages == 0 then return e end
+    else
+      local size = size_of(e)
+      if messages > 0 and not fits(size, group, floor(MOST_BYTES / parts)) then return nil end
+      keep(lane)
+      group.taken[#group.taken + 1] = e
+      group.size = group.size + size
+      messages, bytes = messages + 1, bytes + size
+    end
+  end
+  return nil
+end
+
+local function take()
+  for _, parts in ipairs({ #groups, 1 }) do
+    for _, group in ipairs(groups) do
+      local alone = fill(group, parts)
+      if alone then
+        open_gate()
+        set(alone, ALONE)
+        store(alone)
+        return { alone }
+      end
+    end
+  end
+  local taken = {}
+  for _, group in ipairs(groups) do
+    for _, e in ipairs(group.taken) do taken[#taken + 1] = e end
+  end
+  return taken
+end
+
+local function lease(taken)
+  open_gate()
+  local members, tokens = {}, {}
+  for _, e in ipairs(taken) do
+    local names = members[e.lane] or {}
+    members[e.lane] = names
+    names[#names + 1] = member(e)
+    if is_due_to_expire(e) then call('ZREM', LATE, e.id) end
+  end
+  for n, names in pairs(members) do call('ZREM', due_key(n), unpack(names)) end
+  local token = text(token_for(now + tonumber(ARGV[4]), call('HINCRBY', META, 'claims', 1)))
+  for _, e in ipairs(taken) do
+    local names = tokens[e.lane] or {}
+    tokens[e.lane] = names
+    names[#names + 1] = token
+    names[#names + 1] = e.id
+    note('claimed', e)
+  end
+  for n, names in pairs(tokens) do call('ZADD', leased_key(n), unpack(names)) end
+  return token
+end
+
+local function taken_before(token) -- in the order in which they were given
+  local found = {}
+  for _, lane in ipairs(lanes) do
+    for _, id in ipairs(call('ZRANGEBYSCORE', leased_key(lane.n), token, token)) do
+      local e = load(id)
+      if e then
+        e.rank = lane.rank
+        found[#found + 1] = e
+      end
+    end
+  end
+  table.sort(found, function(a, b)
+    if a.rank ~= b.rank then return a.rank < b.rank end
+    if a.place ~= b.place then return a.place < b.place end
+    return a.sequence < b.sequence
+  end)
+  return found
+end
+
+local function next_due()
+  local found = nil
+  for _, lane in ipairs(lanes) do
+    local due = head_of(lane.n, MOST_PASSED)
+    if due and (not found or due < found) then found = due end
+    local token = call('ZRANGE', leased_key(lane.n), 0, 0, 'WITHSCORES')[2]
+    local ends = token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH
+    if ends and (not found or ends < found) then found = ends end
+  end
+  return found and text(found) or ''
+end
+
+read_demands()
+local request_key = TAG .. 'req:' .. ARGV[5]
+local token, request = string.match(call('GET', request_key) or '', '^(%d+) (.*)$')
+local taken = {}
+if request == ARGV[6] then
+  taken = taken_before(token)
+elseif ARGV[7] ~= '1' then
+  for _, lane in ipairs(lanes) do return_lapsed(lane.n, MOST) end
+  taken = take()
+  if #taken > 0 then
+    token = lease(taken)
+    call('SET', request_key, token .. ' ' .. ARGV[6], 'PX', 2 * MAX_LEASE)
+  end
+end
+local answer = { text(now), next_due(), token or '' }
+for _, e in ipairs(taken) do
+  answer[#answer + 1] = e.id
+  answer[#answer + 1] = e.value
+end
+finish()
+return answer

@@ -1,0 +1,116 @@
+-- memory: what is remembered of commands and ids that are gone, in hashes by the time at which it may be forgotten.
+--
+-- done:<k> holds what may be forgotten at k * 30 s: 'o' + op -> until u48, answer; 'r' + id -> until u48, revision u48.
+-- ended:<k> holds what may be forgotten at k * 1 h: id -> until u48, version u64.
+-- `done` lists these hashes: 'o' or 'v', then k -> when. A hash past its time is unlinked whole.
+local WINDOW, TOMBSTONE_WINDOW = 30000, 86400000
+local STEP = { o = 30000, v = 3600000 }
+local NAME = { o = 'done:', v = 'ended:' }
+
+local windows = nil
+local function known_windows()
+  if not windows then
+    windows = { o = {}, v = {}, known = {} }
+    for _, name in ipairs(call('ZRANGE', DONE, 0, -1)) do
+      local kind = sub(name, 1, 1)
+      windows.known[name] = true
+      table.insert(windows[kind], TAG .. NAME[kind] .. sub(name, 2))
+    end
+  end
+  return windows
+end
+
+local function forget_past(limit)
+  for _, name in ipairs(call('ZRANGEBYSCORE', DONE, '-inf', text(now), 'LIMIT', 0, limit)) do
+    call('UNLINK', TAG .. NAME[sub(name, 1, 1)] .. sub(name, 2))
+    call('ZREM', DONE, name)
+    windows = nil
+  end
+end
+
+local function window_for(kind, ends)
+  local k = math.ceil(ends / STEP[kind])
+  local name = kind .. text(k)
+  if not known_windows().known[name] then
+    forget_past(4)
+    call('ZADD', DONE, text(k * STEP[kind]), name)
+    windows = nil
+  end
+  return TAG .. NAME[kind] .. text(k)
+end
+
+local recalled = {} -- by 'o' + op: false where nothing is remembered
+local function remember(what, ends, value)
+  call('HSET', window_for('o', ends), what, u48(ends) .. value)
+  recalled[what] = nil
+end
+
+-- Reads what is remembered of many ops, in one call per window.
+local function prefetch_ops(ops)
+  for _, op in ipairs(ops) do recalled[op] = false end
+  for _, key in ipairs(known_windows().o) do
+    for i, value in ipairs(call('HMGET', key, unpack(ops))) do
+      if value and struct.unpack('>I6', value) > now then recalled[ops[i]] = sub(value, 7) end
+    end
+  end
+end
+
+local function recall_op(op)
+  local what = 'o' .. op
+  if recalled[what] == nil then prefetch_ops({ what }) end
+  return recalled[what] or nil
+end
+
+local function recall_revision(id)
+  local last = nil
+  for _, key in ipairs(known_windows().o) do
+    local value = call('HGET', key, 'r' .. id)
+    if value then
+      local ends, revision = struct.unpack('>I6I6', value)
+      if ends > now and (not last or revision > last) then last = revision end
+    end
+  end
+  return last
+end
+
+local function is_newer(a, b) -- versions of 8 bytes; a double does not hold them
+  local a1, a2 = struct.unpack('>I4I4', a)
+  local b1, b2 = struct.unpack('>I4I4', b)
+  return a1 > b1 or (a1 == b1 and a2 > b2)
+end
+
+local function recall_version(id)
+  local last = nil
+  for _, key in ipairs(known_windows().v) do
+    local value = call('HGET', key, id)
+    if value and struct.unpack('>I6', value) > now then
+      local version = sub(value, 7)
+      if not last or is_newer(version, last) then last = version end
+    end
+  end
+  return last
+end
+
+local function next_revision(last)
+  return (not last or last < now) and now or last + 1
+end
+
+local function first_answer(e)
+  return 's' .. u48(e.revision) .. u48(e.due)
+end
+
+local function remember_answer(e)
+  local ends = e.revision + WINDOW
+  if ends > now and e.op ~= NO_OP and not recall_op(e.op) then remember('o' .. e.op, ends, first_answer(e)) end
+end
+
+local function remember_end(e)
+  remember_answer(e)
+  if byte(e.id) ~= 1 then remember('r' .. e.id, now + WINDOW, u48(e.revision)) end -- own ids are never met again
+  if e.version then
+    local version = recall_version(e.id)
+    if not version or is_newer(e.version, version) then version = e.version end
+    local ends = now + TOMBSTONE_WINDOW
+    call('HSET', window_for('v', ends), e.id, u48(ends) .. version)
+  end
+end

@@ -1,0 +1,219 @@
+-- moves: the steps that everything else is made of; the decisions are those of aiodelay/transitions.py.
+local SUSPECT_LAPSES, KILLS_TO_DEATH = 2, 3
+local MAX_LEASE = 60000
+local TOKEN_EPOCH, COUNTERS = 1735689600000, 4096
+
+local loaded = {}
+local function load(id)
+  local e = loaded[id]
+  if e == nil then
+    local value = call('HGET', MSG, id)
+    e = value and parse(id, value) or false
+    loaded[id] = e
+  end
+  return e or nil
+end
+
+local function token_of(e)
+  if e.token == nil then e.token = tonumber(call('ZSCORE', leased_key(e.lane), e.id)) or false end
+  return e.token
+end
+
+local function is_due_to_expire(e) return late_of(e) ~= 0 and not has(e, RECURRING) end
+local function ends_by_itself(e) return is_due_to_expire(e) and now > e.expires end
+
+local function store(e)
+  e.value = head_bytes(e) .. record_bytes(e)
+  e.record_at = e.place == e.due and 7 or 13
+  e.body_at = #e.value - #e.body + 1
+  call('HSET', MSG, e.id, e.value)
+end
+
+local function parked_key(e) return TAG .. 'parked:' .. text(e.lane) .. ':' .. address_of(e) end
+
+local function park(e)
+  call('SADD', PARKED, text(e.lane) .. ':' .. address_of(e))
+  call('ZADD', parked_key(e), text(e.place), member(e))
+end
+
+local function insert(e, place)
+  e.sequence, e.place, e.token = next_sequence(), place, false
+  loaded[e.id] = e
+  store(e)
+  if any_holds() and is_held(e.lane, address_of(e)) then
+    park(e)
+  else
+    earlier(e.lane, place)
+    call('ZADD', due_key(e.lane), text(place), member(e))
+  end
+  if is_due_to_expire(e) then call('ZADD', LATE, text(math.max(place, e.expires + 1)), e.id) end
+end
+
+local function leave_lane(e)
+  if call('ZREM', due_key(e.lane), member(e)) == 0 then call('ZREM', parked_key(e), member(e)) end
+  if is_due_to_expire(e) then
+    call('ZREM', LATE, e.id)
+    call('ZREM', LATE_HELD, e.id)
+  end
+end
+
+local function take_out(e)
+  if token_of(e) then
+    call('ZREM', leased_key(e.lane), e.id)
+  else
+    leave_lane(e)
+  end
+  e.token = false
+end
+
+local function strike(series_id, due) -- an occurrence has ended: its series lists it no more
+  local series = load(series_id)
+  if not series then return end
+  local live, left = live_of(series), {}
+  for _, each in ipairs(live) do if each ~= due then left[#left + 1] = each end end
+  if #left < #live then
+    rewrite(series, { l = written_list(left) })
+    store(series)
+  end
+end
+
+local function forget(e) -- it was taken out, and nothing takes its place
+  call('HDEL', MSG, e.id)
+  loaded[e.id] = false
+  if byte(e.id) == OCCURRENCE then
+    strike(sub(e.id, 2, -7), (struct.unpack('>I6', e.id, #e.id - 5)))
+  else
+    remember_end(e)
+  end
+end
+
+local function finish_off(e)
+  take_out(e)
+  forget(e)
+end
+
+local function copy(e)
+  local c = {}
+  for key, value in pairs(e) do c[key] = value end
+  return c
+end
+
+local function as_occurrence(e)
+  local o = copy(e)
+  o.id, o.op = string.char(OCCURRENCE) .. e.id .. u48(e.due), NO_OP
+  unset(o, RECURRING)
+  body_of(o)
+  rewrite(o, { r = false, l = false })
+  return o
+end
+
+local function bury(e, reason)
+  if has(e, RECURRING) then e = as_occurrence(e) end
+  local key = e.id .. u48(e.revision)
+  local value = string.char(#reason) .. reason .. record_bytes(e)
+  if call('HSET', DEAD, key, value) == 1 then call('HINCRBY', META, 'dead:' .. text(e.lane), 1) end
+  call('ZADD', GRAVES, text(now), key)
+  note('dead', e, reason)
+end
+
+-- A value that cannot be read is set aside whole, under reason '?': byte 255, lane u16, then the value.
+local function set_aside(lane, id, value)
+  local key = id .. u48(0)
+  if call('HSET', DEAD, key, '\255' .. struct.pack('>H', lane) .. value) == 1 then
+    call('HINCRBY', META, 'dead:' .. text(lane), 1)
+  end
+  call('ZADD', GRAVES, text(now), key)
+  call('HDEL', MSG, id)
+  loaded[id] = false
+end
+
+local function expire(e)
+  if late_of(e) == 2 then bury(e, 'late') else note('dropped', e, 'late') end
+  finish_off(e)
+end
+
+local function contains(list, value)
+  for _, each in ipairs(list) do if each == value then return true end end
+  return false
+end
+
+local function move(e, due) -- its due time, and the time from which it is late with it
+  local live = has(e, RECURRING) and live_of(e) or {}
+  while contains(live, due) do due = due + 1 end
+  if e.expires ~= 0 then e.expires = e.expires - e.due + due end
+  e.due = due
+end
+
+local function lapse(e)
+  local alone = has(e, ALONE)
+  local kills = alone and math.min(e.kills + 1, MOST_LAPSES) or e.kills
+  take_out(e)
+  unset(e, ALONE)
+  if kills >= KILLS_TO_DEATH and not has(e, RECURRING) and not has(e, NO_RETRY) then
+    e.kills = KILLS_TO_DEATH
+    bury(e, 'killed_worker')
+    forget(e)
+    return
+  end
+  e.kills, e.lapses = kills, math.min(e.lapses + 1, MOST_LAPSES)
+  if has(e, NO_RETRY) then
+    note('dropped', e, 'cancelled in flight')
+    forget(e)
+  else
+    insert(e, e.place)
+    note('lapsed', e)
+  end
+end
+
+local function token_for(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS + counter % COUNTERS end
+
+-- Puts back what was claimed and not settled in time; a lease that ends too far ahead was made by another clock.
+local function return_lapsed(n, limit)
+  local key = leased_key(n)
+  local ids = call('ZRANGEBYSCORE', key, '-inf', '(' .. text(token_for(now + 1, 0)), 'LIMIT', 0, limit)
+  local ahead = text(token_for(now + MAX_LEASE + 1, 0))
+  for _, id in ipairs(call('ZRANGEBYSCORE', key, ahead, '+inf', 'LIMIT', 0, limit - #ids)) do ids[#ids + 1] = id end
+  if #ids > 0 then open_gate() end
+  for _, id in ipairs(ids) do
+    local e = load(id)
+    if e and e.lane == n then
+      lapse(e)
+    else
+      call('ZREM', key, id)
+      local value = call('HGET', MSG, id)
+      if not e and value then set_aside(n, id, value) end
+    end
+  end
+  return #ids
+end
+
+local function end_retries(series)
+  local in_flight = false
+  for _, due in ipairs(has(series, RECURRING) and live_of(series) or {}) do
+    local retry = load(string.char(OCCURRENCE) .. series.id .. u48(due))
+    if retry and token_of(retry) then
+      set(retry, NO_RETRY)
+      store(retry)
+      in_flight = true
+    elseif retry then
+      finish_off(retry)
+    end
+  end
+  return in_flight
+end
+
+-- Returns the first message of a lane that is not held, parking what is; `score` nil if there is none.
+local function head_of(n, most_parked)
+  if is_held(n) then return nil end
+  local key = due_key(n)
+  for _ = 0, most_parked do
+    local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+    if not first[1] then return nil end
+    local e = any_holds() and load(sub(first[1], 7)) or nil
+    if not (e and is_held(n, address_of(e))) then return tonumber(first[2]) end
+    open_gate()
+    call('ZREM', key, first[1])
+    park(e)
+  end
+  return now
+end

@@ -1,0 +1,48 @@
+-- redrive: gives dead letters a new life, due now, or deletes them for good.
+--@ base record memory moves
+-- ARGV[4] 'redrive' or 'purge'
+-- From ARGV[5] on, 2 arguments each: id, revision.
+-- Returns an answer each, as apply does: 's' + revision u48 + due u48, 'N' not found, 'E' exists, 'F' of a format that
+-- this version cannot read; purge: 's' or 'N'.
+local answers = {}
+
+local function unearth(key, lane)
+  call('HDEL', DEAD, key)
+  call('ZREM', GRAVES, key)
+  call('HINCRBY', META, 'dead:' .. text(lane), -1)
+end
+
+local function lane_of(value)
+  if byte(value) == 255 then return (struct.unpack('>H', value, 2)) end
+  return (struct.unpack('>H', value, byte(value) + 4))
+end
+
+local function redrive(id, revision)
+  local key = id .. u48(revision)
+  local value = call('HGET', DEAD, key)
+  if not value then return 'N' end
+  if ARGV[4] == 'purge' then
+    unearth(key, lane_of(value))
+    return 's'
+  end
+  if load(id) then return 'E' end
+  local e = byte(value) ~= 255 and parse(id, u48(0) .. sub(value, byte(value) + 2)) or nil
+  if not e then return 'F' end
+  local known = recall_revision(id)
+  if known and known > revision then revision = known end
+  if e.expires ~= 0 then e.expires = e.expires - e.due + now end
+  e.revision, e.due, e.op = next_revision(revision), now, NO_OP
+  e.attempt, e.lapses, e.kills = 0, 0, 0
+  unset(e, ALONE)
+  unset(e, NO_RETRY)
+  rewrite(e, { f = false, g = false, l = false })
+  insert(e, now)
+  unearth(key, e.lane)
+  note('redriven', e)
+  return 's' .. u48(e.revision) .. u48(e.due)
+end
+
+if ARGV[4] == 'purge' then open_gate() end
+for a = 5, #ARGV, 2 do answers[#answers + 1] = redrive(ARGV[a], tonumber(ARGV[a + 1])) end
+finish()
+return answers

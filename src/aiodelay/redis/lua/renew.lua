@@ -1,0 +1,27 @@
+-- renew: sets leases from one token to another; only those that nobody else has taken, and no further than allowed.
+--@ base record memory moves
+-- From ARGV[4] on, 4 arguments each: id, revision, token, new token.
+-- Returns a letter for each, in order: 'r' renewed, 'c' renewed but cancelled, 'u' superseded, 'l' lost.
+local answers = {}
+
+open_gate()
+
+local function renew(id, revision, token, to)
+  local e = load(id)
+  local held = e and token_of(e)
+  if not held or (held ~= token and held ~= to) then return e and e.revision > revision and 'u' or 'l' end
+  if floor(to / COUNTERS) + TOKEN_EPOCH > now + MAX_LEASE then return 'l' end
+  call('ZADD', leased_key(e.lane), text(to), id)
+  e.token = to
+  if has(e, ALONE) then
+    unset(e, ALONE)
+    e.lapses = 0
+    store(e)
+  end
+  return has(e, NO_RETRY) and 'c' or 'r'
+end
+
+for a = 4, #ARGV, 4 do
+  answers[#answers + 1] = renew(ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]))
+end
+return table.concat(answers)

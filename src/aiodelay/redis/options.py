@@ -1,0 +1,111 @@
+"""What a URL says: where the server is, who we are, and how sure an acknowledgement must be."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, TypeAlias
+from urllib.parse import SplitResult, unquote
+
+from msgspec import Struct
+
+from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.urls import UrlOptions
+
+__all__ = ["Durability", "Options", "read_url"]
+
+Durability: TypeAlias = tuple[Literal["memory", "replicated", "fsynced"], int]
+"""A level, and for `replicated` how many replicas must have it."""
+
+MAX_JOURNAL = 10_000_000
+MAX_TIMEOUT_MS = 600_000
+FORMS = "redis://host:6379/0, rediss://user:password@host/0, unix:///path/redis.sock?db=0, valkey://, valkeys://"
+_LEVELS = "memory, replicated:<1 to 99>, fsynced"
+_SECURE = frozenset({"rediss", "valkeys"})
+
+
+class Options(Struct, frozen=True):
+    """A URL, read.
+
+    Attributes:
+        name: The URL without its secrets.
+        connection: What every connection is made with.
+        socket: Path of a Unix socket, or "".
+        secure: Use TLS.
+        connections: Most connections for commands; one more listens for wake-ups.
+        timeout_ms: Longest wait for an answer, and for a durability level to be reached.
+        durability: When `apply` may call a command done.
+        journal: Most entries to keep; 0 = keep none.
+    """
+
+    name: str
+    connection: dict[str, Any]
+    socket: str
+    secure: bool
+    connections: int
+    timeout_ms: int
+    durability: Durability
+    journal: int
+
+
+def read_url(url: str) -> Options:
+    """Read a store's URL.
+
+    Raises:
+        ConfigurationError: It is not of one of the known forms, or an option is unknown or out of range.
+    """
+    given = UrlOptions(url)
+    parts, masked = given.parts, given.masked
+    timeout_ms = given.integer("timeout_ms", 5_000, 50, MAX_TIMEOUT_MS)
+    connection: dict[str, Any] = {
+        "socket_timeout": timeout_ms / 1000,
+        "socket_connect_timeout": given.integer("connect_timeout_ms", 3_000, 50, MAX_TIMEOUT_MS) / 1000,
+        "protocol": given.integer("protocol", 2, 2, 3),
+    }
+    durability = _durability(given.text("durability", "memory"), masked)
+    journal = given.integer("journal", 0, 0, MAX_JOURNAL)
+    connections = given.integer("connections", 8, 1, 1000)
+    if parts.scheme == "unix":
+        connection["db"] = given.integer("db", 0, 0, 1_000_000)
+    else:
+        connection |= _server(parts, masked)
+    if parts.scheme in _SECURE:
+        connection |= _tls(given)
+    given.finish()
+    connection |= _credentials(parts, masked)
+    socket = unquote(parts.path) if parts.scheme == "unix" else ""
+    if parts.fragment or (parts.scheme == "unix" and not socket.strip("/")):
+        raise ConfigurationError("url", masked, FORMS)
+    return Options(masked, connection, socket, parts.scheme in _SECURE, connections, timeout_ms, durability, journal)
+
+
+def _server(parts: SplitResult, masked: str) -> dict[str, Any]:
+    path = parts.path.strip("/")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0 or (path and not (path.isascii() and path.isdigit() and len(path) <= 6)):
+        raise ConfigurationError("url", masked, FORMS)
+    return {"host": unquote(parts.hostname or "localhost"), "port": port or 6379, "db": int(path or 0)}
+
+
+def _credentials(parts: SplitResult, masked: str) -> dict[str, str]:
+    found = {"username": parts.username, "password": parts.password}
+    if parts.username and parts.password is None:
+        raise ConfigurationError("url", masked, f"a user with a password: {FORMS}")
+    return {name: unquote(value) for name, value in found.items() if value}
+
+
+def _tls(given: UrlOptions) -> dict[str, Any]:
+    names = {"ca_certs": "ssl_ca_certs", "client_cert": "ssl_certfile", "client_key": "ssl_keyfile"}
+    found: dict[str, Any] = {ours: value for name, ours in names.items() if (value := given.text(name))}
+    return found | {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+
+
+def _durability(text: str, masked: str) -> Durability:
+    if text == "memory" or text == "fsynced":
+        return (text, 0)
+    found = re.fullmatch(r"replicated:([1-9]\d?)", text)
+    if found is None:
+        raise ConfigurationError(f"durability in {masked}", shortened(text), _LEVELS)
+    return ("replicated", int(found[1]))

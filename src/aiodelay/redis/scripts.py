@@ -1,0 +1,67 @@
+"""The scripts: one file each under `lua/`, put together from the parts that their line `--@` names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+
+from msgspec import Struct
+
+__all__ = ["NAMES", "Arg", "Script", "packed", "script", "source_of"]
+
+Arg = bytes | str | int
+
+NAMES = (
+    "apply",
+    "claim",
+    "counts",
+    "hold",
+    "load",
+    "look",
+    "range",
+    "redrive",
+    "renew",
+    "settle",
+    "tidy",
+)
+"""All scripts."""
+
+_PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
+
+
+class Script(Struct, frozen=True):
+    """A script: its whole text, and the name under which a server caches it."""
+
+    name: str
+    text: bytes
+    sha: bytes
+
+
+def source_of(name: str) -> str:
+    """Return a file of `lua/`."""
+    return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+@cache
+def script(name: str) -> Script:
+    """Return a script by name; read once per process."""
+    own = source_of(name)
+    found = _PARTS.search(own)
+    parts = found[1].split() if found else []
+    text = "\n".join([*map(source_of, parts), own]).encode()
+    return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+def packed(arguments: Sequence[Arg]) -> bytes:
+    """Write a command as Redis reads it."""
+    parts = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        if type(argument) is str:
+            argument = argument.encode()  # noqa: PLW2901
+        elif type(argument) is int:
+            argument = b"%d" % argument  # noqa: PLW2901
+        parts.append(b"$%d\r\n%b\r\n" % (len(argument), argument))  # type: ignore[arg-type]
+    return b"".join(parts)

@@ -1,0 +1,130 @@
+"""The Redis store as its users open it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Self
+
+import msgspec
+
+from aiodelay.clock import Clock
+from aiodelay.errors import ConfigurationError, StoreUnavailableError, shortened
+from aiodelay.model import Command, Lane, Outcome, Refused, SourcePosition
+from aiodelay.ports import StoreTraits, Work
+
+from .commands import BAD_VALUE, answer_of, arguments_of, chunks_of, outcome_of
+from .faults import Fault
+from .keys import Keys
+from .looking import Looking
+from .options import read_url
+from .scripts import Arg
+from .work import RedisWork
+
+__all__ = ["RedisStore", "open_store"]
+
+DEFAULT_NAMESPACE = "default"
+
+_TRAITS = StoreTraits(
+    durable=True,
+    conflicts=frozenset({"replace", "keep", "newer", "error"}),
+    cancel="verdict",
+    lookup="anywhere",
+    order_per_group=True,
+    safety_poll_ms=2_000,
+    wakes_other_processes=True,
+)
+
+
+class RedisStore(Looking):
+    """Keeps messages in one Redis or Valkey server; any number of processes may open the same.
+
+    Args:
+        url: `redis://user:password@host:6379/0`, `rediss://`, `unix:///path`, `valkey://`, `valkeys://`, with options.
+        namespace: Keeps the messages of several applications apart.
+        clock: Where the store reads the time; None = the server's TIME.
+
+    Raises:
+        ConfigurationError: The URL or the namespace cannot be used.
+    """
+
+    traits = _TRAITS
+
+    def __init__(self, url: str, *, namespace: str = DEFAULT_NAMESPACE, clock: Clock | None = None) -> None:
+        namespace = namespace or DEFAULT_NAMESPACE
+        if set("{}") & set(namespace):
+            raise ConfigurationError("namespace", shortened(namespace), "text without { and }")
+        super().__init__(read_url(url), Keys(namespace), clock)
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._close()
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        """Carry out commands in order."""
+        self._checked()
+        outcomes: list[Outcome] = [_NOT_SENT] * len(commands)
+        written: dict[int, list[Arg]] = {}
+        for i, command in enumerate(commands):
+            try:
+                written[i] = arguments_of(command)
+            except BAD_VALUE as error:
+                reason = f"it holds a value that cannot be stored ({type(error).__name__})"
+                outcomes[i] = Refused("unavailable", reason)
+        sendable = [(i, commands[i]) for i in written]
+        chunks = [sendable] if source is not None else chunks_of(sendable)
+        for chunk in chunks:
+            arguments: list[Arg] = ["", ""] if source is None else [source.source, source.position]
+            for i, _ in chunk:
+                arguments += written[i]
+            try:
+                answers = await self._run("apply", arguments, durable=True)
+            except Fault as fault:
+                for i, _ in chunk:
+                    outcomes[i] = outcome_of(fault)
+                break
+            self.heard(answers[0])
+            for (i, command), answer in zip(chunk, answers[1:], strict=True):
+                outcomes[i] = answer_of(answer, command)
+        self.wake_all()
+        return outcomes
+
+    # --- dispatching --------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
+        """Open the dispatching role."""
+        opened, workers = self._checked(), self._keys.key("workers")
+        work = RedisWork(self, worker)
+        await self.command("HSET", workers, worker, msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)]))
+        self._wakeups.add(work.wakeup)
+        opened.listener.start()
+        try:
+            yield work
+        finally:
+            self._wakeups.discard(work.wakeup)
+            if self._opened is opened:
+                if not self._wakeups:
+                    await opened.listener.stop()
+                with suppress(StoreUnavailableError):  # it is forgotten after its window
+                    await self.command("HDEL", workers, worker)
+
+
+_NOT_SENT = Refused("unavailable", "not sent, because what stood before it in the batch failed")
+
+
+def open_store(url: str, *, namespace: str, clock: Clock | None) -> RedisStore:
+    """Open `redis://localhost`, `rediss://user:password@host:6380/1`, `unix:///run/redis.sock`, `valkey://host`.
+
+    Options: `durability=memory|replicated:<n>|fsynced`, `journal=<entries>`, `protocol=2|3`, `timeout_ms`,
+    `connect_timeout_ms`, `connections`; with TLS `ca_certs`, `client_cert`, `client_key`.
+
+    Raises:
+        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
+    """
+    return RedisStore(url, namespace=namespace, clock=clock)

@@ -1,0 +1,96 @@
+"""Listening for wake-ups: what other processes put into a lane ahead of its head. Hints only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from .client import Client
+from .scripts import packed
+
+__all__ = ["Listener"]
+
+log = logging.getLogger("aiodelay.redis")
+
+BLOCK_MS = 5_000
+GRACE_S = 2.0
+"""How much longer than asked for an answer may take before the connection counts as dead."""
+MOST_BACKOFF_S = 2.0
+STOP_S = 0.5
+
+
+class Listener:
+    """Reads the stream `wake` on a connection of its own, and calls `wake` for what others wrote.
+
+    A cursor survives reconnecting, so that nothing is missed that the stream still holds. Whatever goes wrong here
+    costs lateness up to the safety poll, and no message.
+
+    Args:
+        client: Makes the connection.
+        key: The stream.
+        writer: Entries of this one are skipped: its own workers are woken without the server.
+        wake: Called for each batch of hints, and after each reconnection.
+    """
+
+    def __init__(self, client: Client, key: str, writer: str, wake: Callable[[], object]) -> None:
+        self._client, self._key, self._writer, self._wake = client, key, writer.encode(), wake
+        self._cursor = b""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Listen from now on.
+
+        A bare task, since a store may be opened and closed by different tasks; `stop` awaits it.
+        """
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="aiodelay redis wake-ups")
+
+    async def stop(self) -> None:
+        """Listen no more; idempotent."""
+        task, self._task = self._task, None
+        while task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=STOP_S)  # again if need be: redis-py may take one cancellation for its own
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            connection = self._client.new_connection()
+            try:
+                await connection.connect()
+                while True:
+                    await self._read(connection)
+                    failures = 0
+            except (RedisError, OSError, TimeoutError) as error:
+                failures += 1
+                if failures == 1:
+                    log.info("wake-ups interrupted: %s", error)
+            except Exception:
+                failures += 1
+                log.exception("reading wake-ups failed; the safety poll goes on")
+            finally:
+                await connection.disconnect(nowait=True)
+            self._wake()
+            await asyncio.sleep(random.uniform(0.5, 1) * min(0.1 * 2 ** min(failures, 10), MOST_BACKOFF_S))
+
+    async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+        if not self._cursor:
+            await connection.send_packed_command([packed(["XREVRANGE", self._key, "+", "-", "COUNT", 1])])
+            last = await connection.read_response()
+            self._cursor = last[0][0] if last else b"0-0"
+            self._wake()  # what was written before the cursor stood
+        await connection.send_packed_command([packed(["XREAD", "BLOCK", BLOCK_MS, "STREAMS", self._key, self._cursor])])
+        async with asyncio.timeout(BLOCK_MS / 1000 + GRACE_S):
+            reply = await connection.read_response(timeout=BLOCK_MS / 1000 + 2 * GRACE_S)
+        if not reply:
+            return
+        found = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
+        entries = found[0] if isinstance(reply, dict) and found and isinstance(found[0][0], list) else found
+        self._cursor = entries[-1][0]
+        if any(self._writer not in fields for _, fields in entries):
+            self._wake()

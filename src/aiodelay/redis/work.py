@@ -1,0 +1,221 @@
+"""A dispatching process's side of the store."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    Again,
+    Claim,
+    Claimed,
+    Dead,
+    Demand,
+    Done,
+    Lane,
+    LaneState,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+    Tidied,
+    WorkStatus,
+)
+from aiodelay.wakeup import WakeUp
+
+from .held import HeldClaims
+from .keys import member_of, text_of
+from .reading import read_record
+from .scripts import Arg
+from .workers import SERVED_WINDOW_MS, served_lanes
+
+if TYPE_CHECKING:
+    from .store import RedisStore
+
+__all__ = ["RedisWork"]
+
+log = logging.getLogger("aiodelay.redis")
+
+_SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
+_RENEWED = {
+    ord("r"): RenewOutcome.RENEWED,
+    ord("c"): RenewOutcome.CANCELLED,
+    ord("u"): RenewOutcome.SUPERSEDED,
+    ord("l"): RenewOutcome.LOST,
+}
+
+
+class RedisWork:
+    """One worker's side of the store.
+
+    Args:
+        store: Whose.
+        worker: Names it among its peers.
+    """
+
+    def __init__(self, store: RedisStore, worker: str) -> None:
+        self._store, self._worker = store, worker
+        self.wakeup = WakeUp()
+        self._held = HeldClaims()
+        self._turn = 0
+        self._last = ""
+        self._is_answered = False
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        """Lease due messages."""
+        if request != self._last:
+            self._last, self._is_answered = request, False
+            self._turn += 1
+        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered), *self._demands(demand)]
+        reply = await self._store.run("claim", arguments)
+        self._is_answered = True
+        now_ms = self._store.heard(reply[0])
+        claims = await self._read(reply[3:], int(reply[2] or 0))
+        return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None)
+
+    def _demands(self, demand: Mapping[Lane, Demand]) -> list[Arg]:
+        wanted = [(lane, each) for lane, each in demand.items() if each.messages > 0]
+        first = self._turn % len(wanted) if wanted else 0
+        found: list[Arg] = []
+        for lane, each in wanted[first:] + wanted[:first]:
+            found += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
+        return found
+
+    async def _read(self, pairs: Sequence[bytes], token: int) -> list[Claim]:
+        """Read what was claimed; what cannot be read is given up at once, and its neighbours are delivered."""
+        members, values = pairs[::2], pairs[1::2]
+        lanes = await self._store.lanes_of(values)
+        claims: list[Claim] = []
+        unreadable: list[Settlement] = []
+        for member, value in zip(members, values, strict=True):
+            try:
+                record = read_record(member, value, lanes)
+            except RecordFormatError as error:
+                log.error("message %r cannot be read: %s; it is kept as a dead letter", text_of(member), error.problem)
+                unreadable.append(Dead(text_of(member), 0, token, "undecodable", 0, error.problem))
+            else:
+                claim = Claim(record, token)
+                claims.append(claim)
+                self._held.add(claim, lanes.numbers[record.envelope.lane])
+        if unreadable:
+            await self.settle(unreadable)
+        return claims
+
+    # --- settling -----------------------------------------------------------------------------------------
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        """End claims."""
+        outcomes: list[SettleOutcome] = []
+        for chunk in self._chunks(settlements):
+            outcomes += await self._settle(chunk)
+            self._held.drop(chunk)
+        self._store.wake_all()
+        return outcomes
+
+    def _chunks(self, settlements: Sequence[Settlement]) -> list[Sequence[Settlement]]:
+        """Cut settlements into parts that one script may take; it reads the records of those that are not plain."""
+        chunks: list[Sequence[Settlement]] = []
+        start = size = 0
+        for i, settlement in enumerate(settlements):
+            bytes_ = self._held.size_of(settlement.id)
+            if i > start and (i - start == MAX_CLAIM_MESSAGES or size + bytes_ > MAX_CLAIM_BYTES):
+                chunks.append(settlements[start:i])
+                start, size = i, 0
+            size += bytes_
+        if settlements:
+            chunks.append(settlements[start:])
+        return chunks
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+        plain: dict[str, tuple[int, list[Arg]]] = {}
+        others: list[tuple[int, Settlement]] = []
+        for i, settlement in enumerate(settlements):
+            known = None if self._store.keeps_journal or settlement.id in plain else self._held.plain(settlement)
+            if known is None:
+                others.append((i, settlement))
+            else:
+                plain[settlement.id] = (i, known)
+        arguments: list[Arg] = [len(plain)]
+        for _, known in plain.values():
+            arguments += known
+        for _, settlement in others:
+            arguments += _settlement_arguments(settlement)
+        letters = await self._store.run("settle", arguments)
+        order = [i for i, _ in plain.values()] + [i for i, _ in others]
+        outcomes = dict(zip(order, letters, strict=True))
+        return [_SETTLED[outcomes[i]] for i in range(len(settlements))]
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        """Prolong leases."""
+        outcomes: list[RenewOutcome] = []
+        for start in range(0, len(renewals), MAX_CLAIM_MESSAGES):
+            chunk = renewals[start : start + MAX_CLAIM_MESSAGES]
+            arguments: list[Arg] = []
+            for each in chunk:
+                arguments += [member_of(each.id), each.revision, each.token, each.to]
+            letters = await self._store.run("renew", arguments)
+            found = [_RENEWED[letter] for letter in letters]
+            self._held.renewed(chunk, found)
+            outcomes += found
+        return outcomes
+
+    # --- waiting ------------------------------------------------------------------------------------------
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        """Return when there may be something new to claim."""
+        seconds = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.75, 1)
+        if until_ms is not None:
+            seconds = min(seconds, self._store.seconds_until(until_ms))
+        await self.wakeup.wait(seconds)
+
+    def wake(self) -> None:
+        """End this worker's current or next `wait`."""
+        self.wakeup.set()
+
+    def clear(self) -> None:
+        """Forget wake-ups so far."""
+        self.wakeup.clear()
+
+    # --- housekeeping -------------------------------------------------------------------------------------
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        """Do a bounded step of housekeeping over all lanes."""
+        serves = msgspec.msgpack.encode([0, *sorted(lanes)])
+        reply = await self._store.run("tidy", [limit, self._worker, serves, SERVED_WINDOW_MS])
+        now_ms = self._store.heard(reply[0])
+        served = served_lanes(reply[3], now_ms)
+        states = [
+            LaneState(name, int(oldest) if oldest else None, name in served)
+            for name, oldest in zip(map(bytes.decode, reply[4][::2]), reply[4][1::2], strict=True)
+        ]
+        return Tidied(now_ms, int(reply[1]), int(reply[2]), states)
+
+    def status(self) -> WorkStatus:
+        """Say whether claims are served."""
+        return WorkStatus("ready")
+
+
+def _settlement_arguments(settlement: Settlement) -> list[Arg]:
+    head: list[Arg] = [member_of(settlement.id), settlement.revision, settlement.token]
+    then: Arg = "" if settlement.then_due_ms is None else max(settlement.then_due_ms, 0)
+    match settlement:
+        case Done(outcome=outcome):
+            return [*head, f"d{outcome}", "", 0, "", then]
+        case Again(due_ms=due_ms, attempt=attempt, error=error):
+            return [*head, "a", max(due_ms, 0), attempt, _error(error), then]
+        case Dead(reason=reason, attempt=attempt, error=error):
+            return [*head, f"x{reason}", "", attempt, _error(error), then]
+
+
+def _error(text: str | None) -> bytes:
+    """Write an error's text, which may hold what UTF-8 cannot: a message must not be stuck because of it."""
+    return b"" if text is None else b"e" + text.encode("utf-8", "backslashreplace")
