@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-from aiodelay.clock import Clock
+from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ClosedError, StoreUnavailableError, WrongLoopError
 from aiodelay.wakeup import WakeUp
 
@@ -92,7 +92,7 @@ class Base:
                 raise StoreUnavailableError(self.name, fault.reason) from fault
             opened.time = _ServerTime(server_ms)
             if self._clock is None:
-                warn_of_skew(self.name, server_ms)
+                warn_of_skew(self.name, server_ms - SystemClock().now_ms())
         except BaseException:
             await opened.client.aclose()
             raise

@@ -42,6 +42,7 @@ class Client:
     def __init__(self, options: Options, keys: Keys, writer: str) -> None:
         self._options, self._keys = options, keys
         self._failures = 0
+        self._timeout_s = options.timeout_ms / 1000
         self._head: dict[str, tuple[list[Arg], list[Arg]]] = {}
         fixed: list[Arg] = [len(keys.fixed), *keys.fixed]
         for name in NAMES:
@@ -51,16 +52,16 @@ class Client:
         self._pool = self._new_pool()
 
     def _new_pool(self) -> BlockingConnectionPool:
-        timeout_s = self._options.timeout_ms / 1000
         kind, kwargs = self._connection()
         return BlockingConnectionPool(
-            max_connections=self._options.connections, timeout=timeout_s, connection_class=kind, **kwargs
+            max_connections=self._options.connections, timeout=self._timeout_s, connection_class=kind, **kwargs
         )
 
     def _connection(self) -> tuple[type[Any], dict[str, Any]]:
         options = self._options
         kwargs = {
             **options.connection,
+            "socket_timeout": None,  # limits are set here: redis-py's go through wait_for, which loses cancellations in 3.11
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
@@ -128,11 +129,13 @@ class Client:
     async def _call(self, command: bytes, wait: bytes) -> Any:  # noqa: ANN401 - any reply
         pool, sent = self._pool, False
         try:
-            connection = await pool.get_connection()
+            async with asyncio.timeout(self._timeout_s):
+                connection = await pool.get_connection()
             try:
                 sent = True
-                await connection.send_packed_command([command, wait] if wait else [command], check_health=False)
-                reply = await self._read(connection, has_wait=bool(wait))
+                async with asyncio.timeout(self._timeout_s * (2 if wait else 1)):
+                    await connection.send_packed_command([command, wait] if wait else [command], check_health=False)
+                    reply = await self._read(connection, has_wait=bool(wait))
             except ResponseError:
                 raise
             except BaseException:
@@ -143,7 +146,7 @@ class Client:
         except NoScriptError:
             raise
         except (RedisError, OSError, TimeoutError) as error:
-            fault = fault_of(error, sent=sent)
+            fault = fault_of(error, sent=sent, timeout_ms=self._options.timeout_ms)
             await self._failed(fault, pool)
             raise fault from error
         self._failures = 0
@@ -157,8 +160,7 @@ class Client:
         except ResponseError as error:
             failure = error
         if has_wait:
-            timeout_s = 2 * self._options.timeout_ms / 1000
-            confirmed = await connection.read_response(timeout=timeout_s) if failure is None else await _drop(connection)
+            confirmed = await _read_wait(connection)
             if failure is None:
                 self._check_wait(confirmed)
         if failure is not None:
@@ -189,10 +191,11 @@ class Client:
             await _close(pool)
 
 
-async def _drop(connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
-    """Read the answer to the WAIT behind a script that failed."""
-    with suppress(ResponseError):
-        await connection.read_response()
+async def _read_wait(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
+    try:
+        return await connection.read_response()
+    except ResponseError:  # it waits for nothing, as WAITAOF without an append-only file
+        return None
 
 
 async def _close(pool: BlockingConnectionPool) -> None:

@@ -48,14 +48,17 @@ class Fault(Exception):  # noqa: N818 - it never leaves this package: it becomes
         self.kind, self.reason, self.is_connection = kind, reason, is_connection
 
 
-def fault_of(error: Exception, *, sent: bool) -> Fault:
+def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     """Judge an error.
 
     Args:
         error: What redis-py or the system raised.
         sent: The command may have left this process.
+        timeout_ms: How long an answer was waited for.
     """
     text = cut(" ".join(str(error).split()) or type(error).__name__, _LIMIT)
+    if type(error) is TimeoutError:
+        text = f"no answer within {timeout_ms} ms" if sent else f"no connection within {timeout_ms} ms"
     if isinstance(error, e.OutOfMemoryError) or _FULL in text:
         return Fault("full", text)
     if isinstance(error, _NOT_CARRIED_OUT) or text.startswith(_CODES) or any(each in text for each in _IN_SCRIPT):

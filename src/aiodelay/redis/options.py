@@ -57,7 +57,6 @@ def read_url(url: str) -> Options:
     parts, masked = given.parts, given.masked
     timeout_ms = given.integer("timeout_ms", 5_000, 50, MAX_TIMEOUT_MS)
     connection: dict[str, Any] = {
-        "socket_timeout": timeout_ms / 1000,
         "socket_connect_timeout": given.integer("connect_timeout_ms", 3_000, 50, MAX_TIMEOUT_MS) / 1000,
         "protocol": given.integer("protocol", 2, 2, 3),
     }

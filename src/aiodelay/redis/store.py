@@ -103,7 +103,7 @@ class RedisStore(Looking):
         work = RedisWork(self, worker)
         await self.command("HSET", workers, worker, msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)]))
         self._wakeups.add(work.wakeup)
-        opened.listener.start()
+        await opened.listener.start()
         try:
             yield work
         finally:

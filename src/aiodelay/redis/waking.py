@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -22,6 +23,7 @@ GRACE_S = 2.0
 """How much longer than asked for an answer may take before the connection counts as dead."""
 MOST_BACKOFF_S = 2.0
 STOP_S = 0.5
+START_S = 1.0
 
 
 class Listener:
@@ -41,14 +43,18 @@ class Listener:
         self._client, self._key, self._writer, self._wake = client, key, writer.encode(), wake
         self._cursor = b""
         self._task: asyncio.Task[None] | None = None
+        self._listens = asyncio.Event()
 
-    def start(self) -> None:
-        """Listen from now on.
+    async def start(self) -> None:
+        """Listen from now on; returns when the cursor stands, or soon if the server does not answer.
 
         A bare task, since a store may be opened and closed by different tasks; `stop` awaits it.
         """
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="aiodelay redis wake-ups")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                await self._listens.wait()
 
     async def stop(self) -> None:
         """Listen no more; idempotent."""
@@ -62,7 +68,8 @@ class Listener:
         while True:
             connection = self._client.new_connection()
             try:
-                await connection.connect()
+                async with asyncio.timeout(2 * GRACE_S):
+                    await connection.connect()
                 while True:
                     await self._read(connection)
                     failures = 0
@@ -80,17 +87,20 @@ class Listener:
 
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
         if not self._cursor:
-            await connection.send_packed_command([packed(["XREVRANGE", self._key, "+", "-", "COUNT", 1])])
-            last = await connection.read_response()
+            last = await _ask(connection, packed(["XREVRANGE", self._key, "+", "-", "COUNT", 1]), GRACE_S)
             self._cursor = last[0][0] if last else b"0-0"
-            self._wake()  # what was written before the cursor stood
-        await connection.send_packed_command([packed(["XREAD", "BLOCK", BLOCK_MS, "STREAMS", self._key, self._cursor])])
-        async with asyncio.timeout(BLOCK_MS / 1000 + GRACE_S):
-            reply = await connection.read_response(timeout=BLOCK_MS / 1000 + 2 * GRACE_S)
+            self._listens.set()
+        command = packed(["XREAD", "BLOCK", BLOCK_MS, "STREAMS", self._key, self._cursor])
+        reply = await _ask(connection, command, BLOCK_MS / 1000 + GRACE_S)
         if not reply:
             return
-        found = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
-        entries = found[0] if isinstance(reply, dict) and found and isinstance(found[0][0], list) else found
+        entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
         self._cursor = entries[-1][0]
         if any(self._writer not in fields for _, fields in entries):
             self._wake()
+
+
+async def _ask(connection: Any, command: bytes, seconds: float) -> Any:  # noqa: ANN401 - redis-py's
+    async with asyncio.timeout(seconds):
+        await connection.send_packed_command([command], check_health=False)
+        return await connection.read_response()

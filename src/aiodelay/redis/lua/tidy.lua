@@ -63,13 +63,14 @@ local function expire_late()
 end
 
 local function lane_states(lanes)
-  local parked, states = {}, {}
+  local parked, states, heads_of = {}, {}, {}
+  for i = 2, #lanes, 2 do heads_of[i] = head_of(tonumber(lanes[i]), MOST_MOVED) end -- which may park
   for _, name in ipairs(call('SMEMBERS', PARKED)) do
     if call('EXISTS', TAG .. 'parked:' .. name) == 1 then parked[tonumber(string.match(name, '^(%d+):'))] = true end
   end
   for i = 1, #lanes, 2 do
     local n = tonumber(lanes[i + 1])
-    local first = head_of(n, MOST_MOVED)
+    local first = heads_of[i + 1]
     if first or parked[n] or call('EXISTS', due_key(n), leased_key(n)) > 0 then
       states[#states + 1] = lanes[i]
       states[#states + 1] = first and first <= now and text(first) or ''
