@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -53,6 +53,8 @@ from aiodelay.ports import Store, Work
 from aiodelay.sqlite import open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import token_counter, token_for
+
+from tests.support.servers import Found, redis_servers, start
 
 from .plain_store import PlainStore
 
@@ -359,8 +361,40 @@ class SqliteMachine(StoreMachine):
         self.folder.cleanup()
 
 
-MACHINES = {"memory": MemoryMachine, "sqlite": SqliteMachine}
+class RedisMachine(StoreMachine):
+    """On a server that all walks share, each in a namespace of its own."""
+
+    found: ClassVar[Found]
+    url: ClassVar[str] = ""
+    numbers_of_walks = count(1)
+
+    def make_store(self) -> Store:
+        self.namespace = f"walk{next(self.numbers_of_walks)}"
+        return self.reopen_store()
+
+    def reopen_store(self) -> Store:
+        from aiodelay.redis import open_store
+
+        return open_store(self.url, namespace=self.namespace, clock=self.clock)
+
+
+MACHINES: dict[str, type[StoreMachine]] = {"memory": MemoryMachine, "sqlite": SqliteMachine}
+for found in redis_servers():
+    MACHINES[found.name] = type(f"{found.name} machine", (RedisMachine,), {"found": found})
 WALKS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(autouse=True)
+def _server(store: str) -> Iterator[None]:
+    machine = MACHINES[store]
+    if not issubclass(machine, RedisMachine):
+        yield
+        return
+    server = None if machine.found.url else start(machine.found.program)
+    machine.url = machine.found.url if server is None else server.url
+    yield
+    if server is not None:
+        server.stop()
 
 
 @pytest.mark.parametrize("store", MACHINES)
