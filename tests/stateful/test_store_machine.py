@@ -50,10 +50,10 @@ from aiodelay.model import (
     SourcePosition,
 )
 from aiodelay.ports import Store, Work
+from aiodelay.redis import open_store as open_redis_store
 from aiodelay.sqlite import open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import token_counter, token_for
-
 from tests.support.servers import Found, redis_servers, start
 
 from .plain_store import PlainStore
@@ -373,9 +373,7 @@ class RedisMachine(StoreMachine):
         return self.reopen_store()
 
     def reopen_store(self) -> Store:
-        from aiodelay.redis import open_store
-
-        return open_store(self.url, namespace=self.namespace, clock=self.clock)
+        return open_redis_store(self.url, namespace=self.namespace, clock=self.clock)
 
 
 MACHINES: dict[str, type[StoreMachine]] = {"memory": MemoryMachine, "sqlite": SqliteMachine}

@@ -1,4 +1,4 @@
-"""Real servers, found in the order of docs/decisions and TESTBED: given, on PATH, from a registry. None: the run fails."""
+"""Real servers: the one given, those on PATH, or from a registry, in this order. None at all: the run fails."""
 
 from __future__ import annotations
 

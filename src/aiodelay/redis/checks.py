@@ -54,9 +54,7 @@ def _check_version(name: str, info: dict[str, str]) -> None:
     least = LEAST_VALKEY if product == "Valkey" else LEAST_REDIS
     if found is None or (int(found[1]), int(found[2])) < least:
         shown = info.get("valkey_version") or info.get("redis_version") or "unknown"
-        raise StoreMismatchError(
-            f"version of {name}", f"{product} {shown}", "Redis 6.2 or later, Valkey 7.2 or later"
-        )
+        raise StoreMismatchError(f"version of {name}", f"{product} {shown}", "Redis 6.2 or later, Valkey 7.2 or later")
 
 
 def _check_role(name: str, info: dict[str, str]) -> None:

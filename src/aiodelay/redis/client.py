@@ -61,7 +61,8 @@ class Client:
         options = self._options
         kwargs = {
             **options.connection,
-            "socket_timeout": None,  # limits are set here: redis-py's go through wait_for, which loses cancellations in 3.11
+            # Limits are set in `_call`: redis-py's use asyncio.wait_for, which loses cancellations in Python 3.11.
+            "socket_timeout": None,
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
@@ -130,7 +131,7 @@ class Client:
         pool, sent = self._pool, False
         try:
             async with asyncio.timeout(self._timeout_s):
-                connection = await pool.get_connection()
+                connection = await pool.get_connection()  # type: ignore[no-untyped-call]
             try:
                 sent = True
                 async with asyncio.timeout(self._timeout_s * (2 if wait else 1)):
@@ -185,7 +186,9 @@ class Client:
             return
         self._failures += 1
         if self._failures >= RENEW_AFTER and pool is self._pool:
-            log.warning("%s: %d failures in a row (%s); connecting anew", self._options.name, self._failures, fault.reason)
+            log.warning(
+                "%s: %d failures in a row (%s); connecting anew", self._options.name, self._failures, fault.reason
+            )
             self._failures = 0
             self._pool = self._new_pool()
             await _close(pool)

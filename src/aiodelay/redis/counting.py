@@ -26,9 +26,7 @@ def counts_of(reply: Sequence[Any]) -> Mapping[Lane, LaneCounts]:
             scheduled, overdue, waiting = 0, 0, scheduled + overdue + waiting
         lane = name.decode()
         if scheduled or overdue or in_flight or waiting or dead:
-            found[lane] = LaneCounts(
-                scheduled, overdue, in_flight, waiting, dead, read_by_nobody=lane not in served
-            )
+            found[lane] = LaneCounts(scheduled, overdue, in_flight, waiting, dead, read_by_nobody=lane not in served)
     return dict(sorted(found.items()))
 
 

@@ -60,7 +60,9 @@ class Looking(Base):
             values, tokens = reply[2::2], reply[3::2]
             lanes = await self.lanes_of([value for value in values if value])
             for member, value, token in zip(chunk, values, tokens, strict=True):
-                snapshot = _snapshot(member, value, int(token or 0), lanes, held, now_ms) if value else None
+                snapshot = (
+                    _snapshot(member, value, int(token or 0), lanes=lanes, held=held, now_ms=now_ms) if value else None
+                )
                 if snapshot is not None:
                     snapshots.append(snapshot)
         return snapshots
@@ -217,12 +219,12 @@ class Looking(Base):
 
 
 def _snapshot(
-    member: bytes, value: bytes, token: int, lanes: Lanes, held: frozenset[bytes], now_ms: int
+    member: bytes, value: bytes, token: int, *, lanes: Lanes, held: frozenset[bytes], now_ms: int
 ) -> Snapshot | None:
     try:
         record = read_record(member, value, lanes)
     except RecordFormatError as error:
-        log.error("message %r cannot be read: %s", text_of(member), error.problem)
+        log.warning("message %r cannot be read: %s", text_of(member), error.problem)
         return None
     place_ms, _ = place_and_record(value)
     number = b"%d" % (lane_number(value) or 0)

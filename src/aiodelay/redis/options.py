@@ -102,8 +102,10 @@ def _tls(given: UrlOptions) -> dict[str, Any]:
 
 
 def _durability(text: str, masked: str) -> Durability:
-    if text == "memory" or text == "fsynced":
-        return (text, 0)
+    if text == "memory":
+        return ("memory", 0)
+    if text == "fsynced":
+        return ("fsynced", 0)
     found = re.fullmatch(r"replicated:([1-9]\d?)", text)
     if found is None:
         raise ConfigurationError(f"durability in {masked}", shortened(text), _LEVELS)

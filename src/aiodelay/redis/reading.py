@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiodelay.codecs import decode_record
@@ -46,7 +46,7 @@ class Lanes:
         """
         return self._names[number]
 
-    async def learn(self, values: list[bytes]) -> None:
+    async def learn(self, values: Sequence[bytes]) -> None:
         """Read the names again if one of these values is of a lane that is not known yet."""
         numbers = {number for value in values if (number := lane_number(value)) is not None}
         if not numbers <= self._names.keys():
@@ -84,7 +84,9 @@ def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLette
     member, revision = key[:-6], int.from_bytes(key[-6:], "big")
     if value[0] == _RAW:
         number, raw = int.from_bytes(value[1:3], "big"), value[3:]
-        return DeadLetter(_salvaged(member, revision, number, raw, lanes, "not a record"), "undecodable", at_ms)
+        return DeadLetter(
+            _salvaged(member, revision, number, raw, lanes=lanes, problem="not a record"), "undecodable", at_ms
+        )
     size = value[0]
     reason: DeadReason = value[1 : size + 1].decode()  # type: ignore[assignment]
     record = value[size + 1 :]
@@ -92,10 +94,12 @@ def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLette
         return DeadLetter(decode_record(record, message_id=text_of(member), lane=lanes.name), reason, at_ms)
     except RecordFormatError as error:
         number = int.from_bytes(record[2:4], "big")
-        return DeadLetter(_salvaged(member, revision, number, record, lanes, error.problem), reason, at_ms)
+        return DeadLetter(
+            _salvaged(member, revision, number, record, lanes=lanes, problem=error.problem), reason, at_ms
+        )
 
 
-def _salvaged(member: bytes, revision: int, number: int, raw: bytes, lanes: Lanes, problem: str) -> Record:
+def _salvaged(member: bytes, revision: int, number: int, raw: bytes, *, lanes: Lanes, problem: str) -> Record:
     try:
         lane = lanes.name(number)
     except LookupError:

@@ -59,9 +59,9 @@ def packed(arguments: Sequence[Arg]) -> bytes:
     """Write a command as Redis reads it."""
     parts = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
-        if type(argument) is str:
-            argument = argument.encode()  # noqa: PLW2901
-        elif type(argument) is int:
-            argument = b"%d" % argument  # noqa: PLW2901
-        parts.append(b"$%d\r\n%b\r\n" % (len(argument), argument))  # type: ignore[arg-type]
+        if isinstance(argument, bytes):
+            written = argument
+        else:
+            written = argument.encode() if isinstance(argument, str) else b"%d" % argument
+        parts.append(b"$%d\r\n%b\r\n" % (len(written), written))
     return b"".join(parts)

@@ -61,7 +61,9 @@ class Listener:
         task, self._task = self._task, None
         while task is not None and not task.done():
             task.cancel()
-            await asyncio.wait([task], timeout=STOP_S)  # again if need be: redis-py may take one cancellation for its own
+            await asyncio.wait(
+                [task], timeout=STOP_S
+            )  # again if need be: redis-py may take one cancellation for its own
 
     async def _run(self) -> None:
         failures = 0

@@ -43,6 +43,8 @@ __all__ = ["RedisWork"]
 
 log = logging.getLogger("aiodelay.redis")
 
+RETRY_COST = MAX_CLAIM_BYTES // 125
+"""What a retry or a dead letter counts beside its bytes: at most 125 a script, which rewrites each record."""
 _SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
 _RENEWED = {
     ord("r"): RenewOutcome.RENEWED,
@@ -100,7 +102,9 @@ class RedisWork:
             try:
                 record = read_record(member, value, lanes)
             except RecordFormatError as error:
-                log.error("message %r cannot be read: %s; it is kept as a dead letter", text_of(member), error.problem)
+                log.warning(
+                    "message %r cannot be read: %s; it is kept as a dead letter", text_of(member), error.problem
+                )
                 unreadable.append(Dead(text_of(member), 0, token, "undecodable", 0, error.problem))
             else:
                 claim = Claim(record, token)
@@ -127,6 +131,8 @@ class RedisWork:
         start = size = 0
         for i, settlement in enumerate(settlements):
             bytes_ = self._held.size_of(settlement.id)
+            if type(settlement) is not Done:
+                bytes_ += RETRY_COST
             if i > start and (i - start == MAX_CLAIM_MESSAGES or size + bytes_ > MAX_CLAIM_BYTES):
                 chunks.append(settlements[start:i])
                 start, size = i, 0

@@ -37,11 +37,12 @@ local function flush()
   fresh, records, places, expiring = {}, {}, {}, {}
 end
 
+local LATE_STEP = 2 ^ LATE_SHIFT
 local function new_entry(a, lane, revision)
   local due = due_of(ARGV[a + 4])
   local action, expires = expiry(ARGV[a + 5], due)
   local version = ARGV[a + 6]
-  local flags = action * 2 ^ LATE_SHIFT
+  local flags = action * LATE_STEP
   if sub(ARGV[a], 2, 2) == '*' then flags = flags + RECURRING end
   if version ~= '' then flags = flags + VERSIONED else version = nil end
   return { id = ARGV[a + 1], flags = flags, lane = lane, revision = revision, due = due, place = due, expires = expires,
@@ -51,14 +52,15 @@ end
 local function put_fresh(e)
   e.sequence = next_sequence()
   earlier(e.lane, e.place)
-  records[#records + 1] = e.id
-  records[#records + 1] = head_bytes(e) .. record_bytes(e)
+  local value = pack(HEADED, e.sequence, FORMAT, e.flags, e.lane, e.revision, e.due, e.expires, 0, 0, 0, e.op)
   local members = places[e.lane] or {}
   places[e.lane] = members
-  members[#members + 1] = text(e.place)
-  members[#members + 1] = member(e)
+  members[#members + 1] = e.place
+  members[#members + 1] = sub(value, 1, 6) .. e.id
+  records[#records + 1] = e.id
+  records[#records + 1] = value .. (e.version or '') .. e.body
   if is_due_to_expire(e) then
-    expiring[#expiring + 1] = text(math.max(e.place, e.expires + 1))
+    expiring[#expiring + 1] = math.max(e.place, e.expires + 1)
     expiring[#expiring + 1] = e.id
   end
   fresh[e.id] = true

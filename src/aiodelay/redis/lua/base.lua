@@ -6,6 +6,8 @@
 -- ARGV[2] most entries of the journal; 0 = none is kept
 -- ARGV[3] who writes: readers of `wake` skip what they wrote themselves
 local call, sub, byte, floor = redis.call, string.sub, string.byte, math.floor
+local pack, unpack_bytes, format = struct.pack, struct.unpack, string.format
+local KEYS, ARGV, unpack, tonumber = KEYS, ARGV, unpack, tonumber
 local LANES, MSG, DEAD, GRAVES, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local SRC, HOLDS, LATE, LATE_HELD, PARKED = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local WORKERS, WAKE, JOURNAL, META = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
@@ -19,16 +21,18 @@ if not now then
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 
-local function text(n) -- never tostring or '..' on a time or a token: they round it
-  return string.format('%.0f', n)
+-- Never tostring or '..' on a time or a token: they round it. As an argument of redis.call a number is written exactly.
+local function text(n)
+  return format('%.0f', n)
 end
 
 local function u48(n)
-  return struct.pack('>I6', n)
+  return pack('>I6', n)
 end
 
-local function due_key(n) return TAG .. 'due:' .. text(n) end
-local function leased_key(n) return TAG .. 'leased:' .. text(n) end
+-- Numbers of lanes are small: '..' writes them as they are.
+local function due_key(n) return TAG .. 'due:' .. n end
+local function leased_key(n) return TAG .. 'leased:' .. n end
 
 -- Under OOM a script may write only if its first write frees memory; this one does nothing and opens the way.
 local is_open = false

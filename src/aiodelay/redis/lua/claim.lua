@@ -43,7 +43,10 @@ end
 -- Takes what must not be claimed out of the lane's way; says whether it did.
 local function pass(lane, name, id, value, e)
   local held = e and any_holds() and is_held(lane.n, address_of(e))
-  if e and not held and not ends_by_itself(e) and member(e) == name then return false end
+  if e and not held and not ends_by_itself(e) and member(e) == name then
+    e.name = name
+    return false
+  end
   open_gate()
   passed = passed + 1
   if not e or member(e) ~= name then
@@ -141,7 +144,7 @@ local function lease(taken)
   for _, e in ipairs(taken) do
     local names = members[e.lane] or {}
     members[e.lane] = names
-    names[#names + 1] = member(e)
+    names[#names + 1] = e.name
     if is_due_to_expire(e) then call('ZREM', LATE, e.id) end
   end
   for n, names in pairs(members) do call('ZREM', due_key(n), unpack(names)) end

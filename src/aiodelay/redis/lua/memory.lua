@@ -30,13 +30,13 @@ end
 
 local function window_for(kind, ends)
   local k = math.ceil(ends / STEP[kind])
-  local name = kind .. text(k)
+  local name = kind .. k
   if not known_windows().known[name] then
     forget_past(4)
-    call('ZADD', DONE, text(k * STEP[kind]), name)
+    call('ZADD', DONE, k * STEP[kind], name)
     windows = nil
   end
-  return TAG .. NAME[kind] .. text(k)
+  return TAG .. NAME[kind] .. k
 end
 
 local recalled = {} -- by 'o' + op: false where nothing is remembered
@@ -50,7 +50,7 @@ local function prefetch_ops(ops)
   for _, op in ipairs(ops) do recalled[op] = false end
   for _, key in ipairs(known_windows().o) do
     for i, value in ipairs(call('HMGET', key, unpack(ops))) do
-      if value and struct.unpack('>I6', value) > now then recalled[ops[i]] = sub(value, 7) end
+      if value and unpack_bytes('>I6', value) > now then recalled[ops[i]] = sub(value, 7) end
     end
   end
 end
@@ -66,7 +66,7 @@ local function recall_revision(id)
   for _, key in ipairs(known_windows().o) do
     local value = call('HGET', key, 'r' .. id)
     if value then
-      local ends, revision = struct.unpack('>I6I6', value)
+      local ends, revision = unpack_bytes('>I6I6', value)
       if ends > now and (not last or revision > last) then last = revision end
     end
   end
@@ -74,8 +74,8 @@ local function recall_revision(id)
 end
 
 local function is_newer(a, b) -- versions of 8 bytes; a double does not hold them
-  local a1, a2 = struct.unpack('>I4I4', a)
-  local b1, b2 = struct.unpack('>I4I4', b)
+  local a1, a2 = unpack_bytes('>I4I4', a)
+  local b1, b2 = unpack_bytes('>I4I4', b)
   return a1 > b1 or (a1 == b1 and a2 > b2)
 end
 
@@ -83,7 +83,7 @@ local function recall_version(id)
   local last = nil
   for _, key in ipairs(known_windows().v) do
     local value = call('HGET', key, id)
-    if value and struct.unpack('>I6', value) > now then
+    if value and unpack_bytes('>I6', value) > now then
       local version = sub(value, 7)
       if not last or is_newer(version, last) then last = version end
     end

@@ -24,16 +24,15 @@ local function ends_by_itself(e) return is_due_to_expire(e) and now > e.expires 
 
 local function store(e)
   e.value = head_bytes(e) .. record_bytes(e)
-  e.record_at = e.place == e.due and 7 or 13
   e.body_at = #e.value - #e.body + 1
   call('HSET', MSG, e.id, e.value)
 end
 
-local function parked_key(e) return TAG .. 'parked:' .. text(e.lane) .. ':' .. address_of(e) end
+local function parked_key(e) return TAG .. 'parked:' .. e.lane .. ':' .. address_of(e) end
 
 local function park(e)
   call('SADD', PARKED, text(e.lane) .. ':' .. address_of(e))
-  call('ZADD', parked_key(e), text(e.place), member(e))
+  call('ZADD', parked_key(e), e.place, member(e))
 end
 
 local function insert(e, place)
@@ -44,9 +43,9 @@ local function insert(e, place)
     park(e)
   else
     earlier(e.lane, place)
-    call('ZADD', due_key(e.lane), text(place), member(e))
+    call('ZADD', due_key(e.lane), place, member(e))
   end
-  if is_due_to_expire(e) then call('ZADD', LATE, text(math.max(place, e.expires + 1)), e.id) end
+  if is_due_to_expire(e) then call('ZADD', LATE, math.max(place, e.expires + 1), e.id) end
 end
 
 local function leave_lane(e)
@@ -81,7 +80,7 @@ local function forget(e) -- it was taken out, and nothing takes its place
   call('HDEL', MSG, e.id)
   loaded[e.id] = false
   if byte(e.id) == OCCURRENCE then
-    strike(sub(e.id, 2, -7), (struct.unpack('>I6', e.id, #e.id - 5)))
+    strike(sub(e.id, 2, -7), (unpack_bytes('>I6', e.id, #e.id - 5)))
   else
     remember_end(e)
   end
@@ -112,17 +111,17 @@ local function bury(e, reason)
   local key = e.id .. u48(e.revision)
   local value = string.char(#reason) .. reason .. record_bytes(e)
   if call('HSET', DEAD, key, value) == 1 then call('HINCRBY', META, 'dead:' .. text(e.lane), 1) end
-  call('ZADD', GRAVES, text(now), key)
+  call('ZADD', GRAVES, now, key)
   note('dead', e, reason)
 end
 
 -- A value that cannot be read is set aside whole, under reason '?': byte 255, lane u16, then the value.
 local function set_aside(lane, id, value)
   local key = id .. u48(0)
-  if call('HSET', DEAD, key, '\255' .. struct.pack('>H', lane) .. value) == 1 then
+  if call('HSET', DEAD, key, '\255' .. pack('>H', lane) .. value) == 1 then
     call('HINCRBY', META, 'dead:' .. text(lane), 1)
   end
-  call('ZADD', GRAVES, text(now), key)
+  call('ZADD', GRAVES, now, key)
   call('HDEL', MSG, id)
   loaded[id] = false
 end

@@ -3,6 +3,7 @@
 -- Head: sequence u48, its top bit set if a place u48 follows; otherwise the message stands at its due time.
 -- PREFIX and the flags are derived from model.FIELDS; tests/unit/test_redis_scripts.py compares them.
 local PREFIX = '>BBHI6I6I6HBBc8'
+local HEADED = '>I6BBHI6I6I6HBBc8'
 local PREFIX_SIZE = 34
 local FORMAT = 1
 local RECURRING, ALONE, NO_RETRY, LATE_SHIFT, LATE_MASK, VERSIONED = 1, 2, 4, 3, 3, 32
@@ -20,18 +21,18 @@ local function late_of(e) return band(rshift(e.flags, LATE_SHIFT), LATE_MASK) en
 -- Returns nil for a value that cannot be read: cut short, or of another format.
 local function parse(id, value)
   if #value < 6 + PREFIX_SIZE then return nil end
-  local e = { id = id, value = value, sequence = struct.unpack('>I6', value) }
-  local at = 7
-  if e.sequence >= PLACED then
+  local at, place = 7, nil
+  local sequence, version, flags, lane, revision, due, expires, attempt, lapses, kills, op =
+    unpack_bytes(HEADED, value)
+  if sequence >= PLACED then
     if #value < 12 + PREFIX_SIZE then return nil end
-    e.sequence, e.place, at = e.sequence - PLACED, struct.unpack('>I6', value, 7), 13
+    at, sequence, place = 13, sequence - PLACED, unpack_bytes('>I6', value, 7)
+    version, flags, lane, revision, due, expires, attempt, lapses, kills, op = unpack_bytes(PREFIX, value, 13)
   end
-  local format
-  format, e.flags, e.lane, e.revision, e.due, e.expires, e.attempt, e.lapses, e.kills, e.op =
-    struct.unpack(PREFIX, value, at)
-  if format ~= FORMAT then return nil end
-  e.record_at, e.body_at = at, at + PREFIX_SIZE
-  e.place = e.place or e.due
+  if version ~= FORMAT then return nil end
+  local e = { id = id, value = value, sequence = sequence, place = place or due, flags = flags, lane = lane,
+    revision = revision, due = due, expires = expires, attempt = attempt, lapses = lapses, kills = kills, op = op,
+    body_at = at + PREFIX_SIZE, version = nil, body = nil, token = nil, address = nil, rank = nil }
   if has(e, VERSIONED) then
     e.version = sub(value, e.body_at, e.body_at + 7)
     e.body_at = e.body_at + 8
@@ -45,7 +46,7 @@ local function body_of(e)
 end
 
 local function record_bytes(e)
-  return struct.pack(PREFIX, FORMAT, e.flags, e.lane, e.revision, e.due, e.expires, e.attempt, e.lapses, e.kills, e.op)
+  return pack(PREFIX, FORMAT, e.flags, e.lane, e.revision, e.due, e.expires, e.attempt, e.lapses, e.kills, e.op)
     .. (e.version or '') .. body_of(e)
 end
 
@@ -59,7 +60,7 @@ local function member(e) return u48(e.sequence) .. e.id end
 -- --- the body: a MessagePack map of one-letter keys ------------------------------------------------------------
 
 local function count_at(s, at, size)
-  return struct.unpack(size == 1 and '>B' or size == 2 and '>H' or '>I4', s, at)
+  return unpack_bytes(size == 1 and '>B' or size == 2 and '>H' or '>I4', s, at)
 end
 
 local BLOB = { [0xc4] = 1, [0xc5] = 2, [0xc6] = 4, [0xd9] = 1, [0xda] = 2, [0xdb] = 4 }
@@ -121,21 +122,24 @@ end
 
 -- Replaces fields: `changes` maps keys to written values, or to false to leave them out.
 local function rewrite(e, changes)
-  local parts, count = { '' }, 0
+  local kept, count, from, ends = '', 0, nil, nil -- what stays is taken over in runs
   for _, f in ipairs(fields(e)) do
     if changes[f[1]] == nil then
-      parts[#parts + 1] = sub(e.body, f[2], f[4] - 1)
+      from = from or f[2]
       count = count + 1
+    elseif from then
+      kept, from = kept .. sub(e.body, from, f[2] - 1), nil
     end
+    ends = f[4]
   end
+  if from then kept = kept .. sub(e.body, from, ends - 1) end
   for key, value in pairs(changes) do
     if value then
-      parts[#parts + 1] = cmsgpack.pack(key) .. value
+      kept = kept .. '\161' .. key .. value
       count = count + 1
     end
   end
-  parts[1] = count < 16 and string.char(0x80 + count) or struct.pack('>BH', 0xde, count)
-  e.body = table.concat(parts)
+  e.body = (count < 16 and string.char(0x80 + count) or pack('>BH', 0xde, count)) .. kept
 end
 
 local function live_of(e)
@@ -145,8 +149,8 @@ end
 
 local function written_list(list)
   if #list == 0 then return false end
-  local parts = { #list < 16 and string.char(0x90 + #list) or struct.pack('>BH', 0xdc, #list) }
-  for _, value in ipairs(list) do parts[#parts + 1] = struct.pack('>BI8', 0xcf, value) end
+  local parts = { #list < 16 and string.char(0x90 + #list) or pack('>BH', 0xdc, #list) }
+  for _, value in ipairs(list) do parts[#parts + 1] = pack('>BI8', 0xcf, value) end
   return table.concat(parts)
 end
 
@@ -166,6 +170,8 @@ end
 local function size_of(e)
   local s, at = e.value, e.body_at
   if e.body then s, at = e.body, 1 end
+  local map, a1, p, c4, length1 = byte(s, at, at + 4)
+  if map == 0x81 and a1 == 0xa1 and p == 0x70 and c4 == 0xc4 then return length1 end -- a small payload and no more
   local count, size = nil, 0
   count, at = items(s, at)
   for _ = 1, count / 2 do

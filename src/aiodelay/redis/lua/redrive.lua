@@ -13,8 +13,8 @@ local function unearth(key, lane)
 end
 
 local function lane_of(value)
-  if byte(value) == 255 then return (struct.unpack('>H', value, 2)) end
-  return (struct.unpack('>H', value, byte(value) + 4))
+  if byte(value) == 255 then return (unpack_bytes('>H', value, 2)) end
+  return (unpack_bytes('>H', value, byte(value) + 4))
 end
 
 local function redrive(id, revision)

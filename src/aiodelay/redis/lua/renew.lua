@@ -11,7 +11,7 @@ local function renew(id, revision, token, to)
   local held = e and token_of(e)
   if not held or (held ~= token and held ~= to) then return e and e.revision > revision and 'u' or 'l' end
   if floor(to / COUNTERS) + TOKEN_EPOCH > now + MAX_LEASE then return 'l' end
-  call('ZADD', leased_key(e.lane), text(to), id)
+  call('ZADD', leased_key(e.lane), to, id)
   e.token = to
   if has(e, ALONE) then
     unset(e, ALONE)

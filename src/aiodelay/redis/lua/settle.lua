@@ -30,12 +30,12 @@ local function remember_plain(ended)
   end
   for _, a in ipairs(ended) do
     local known = ARGV[a + 3]
-    if struct.unpack('>I6', known, 9) + WINDOW > now then ops[#ops + 1] = 'o' .. sub(known, 1, 8) end
+    if unpack_bytes('>I6', known, 9) + WINDOW > now then ops[#ops + 1] = 'o' .. sub(known, 1, 8) end
   end
   if #ops > 0 then prefetch_ops(ops) end
   for _, a in ipairs(ended) do
     local id, known = ARGV[a], ARGV[a + 3]
-    local op, revision = sub(known, 1, 8), struct.unpack('>I6', known, 9)
+    local op, revision = sub(known, 1, 8), unpack_bytes('>I6', known, 9)
     if recalled['o' .. op] == false and op ~= NO_OP then add(revision + WINDOW, 'o' .. op, 's' .. sub(known, 9)) end
     if byte(id) ~= 1 then add(now + WINDOW, 'r' .. id, sub(known, 9, 14)) end
   end
@@ -62,7 +62,7 @@ local function end_plain(n, list) -- those of one lane
   end
   remember_plain(ended)
   for _, a in ipairs(kept) do
-    answers[(a - 5) / 4 + 1] = not_held(ARGV[a], (struct.unpack('>I6', ARGV[a + 3], 9)))
+    answers[(a - 5) / 4 + 1] = not_held(ARGV[a], (unpack_bytes('>I6', ARGV[a + 3], 9)))
   end
 end
 
