@@ -26,6 +26,8 @@ log = logging.getLogger("aiodelay.redis")
 RENEW_AFTER = 3
 """So many failed connections in a row, and all connections are made anew, names looked up afresh."""
 CLOSE_S = 2.0
+WAIT_GRACE_S = 0.5
+"""A server looks ten times a second whether a WAIT has waited long enough."""
 
 
 class Client:
@@ -134,7 +136,7 @@ class Client:
                 connection = await pool.get_connection()  # type: ignore[no-untyped-call]
             try:
                 sent = True
-                async with asyncio.timeout(self._timeout_s * (2 if wait else 1)):
+                async with asyncio.timeout(self._timeout_s * 2 + WAIT_GRACE_S if wait else self._timeout_s):
                     await connection.send_packed_command([command, wait] if wait else [command], check_health=False)
                     reply = await self._read(connection, has_wait=bool(wait))
             except ResponseError:

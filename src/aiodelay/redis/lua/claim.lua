@@ -71,6 +71,8 @@ local function first_of(lane, wanted) -- the lane's first message that may be cl
     local id = sub(name, 7)
     local value = call('HGET', MSG, id)
     local e = value and parse(id, value) or nil
+    if e then e.size = size_of(e) end
+    if e and not e.size then e = nil end
     loaded[id] = e or false
     if not pass(lane, name, id, value, e) then lane.first = e end
   end
@@ -108,7 +110,7 @@ local function fill(group, parts) -- returns a suspect that is to be claimed alo
       keep(lane)
       if messages == 0 then return e end
     else
-      local size = size_of(e)
+      local size = e.size
       if messages > 0 and not fits(size, group, floor(MOST_BYTES / parts)) then return nil end
       keep(lane)
       group.taken[#group.taken + 1] = e

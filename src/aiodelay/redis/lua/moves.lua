@@ -102,7 +102,7 @@ local function as_occurrence(e)
   o.id, o.op = string.char(OCCURRENCE) .. e.id .. u48(e.due), NO_OP
   unset(o, RECURRING)
   body_of(o)
-  rewrite(o, { r = false, l = false })
+  pcall(rewrite, o, { r = false, l = false }) -- else it is given up because its body cannot be read
   return o
 end
 

@@ -167,11 +167,8 @@ local function address_of(e)
 end
 
 -- Bytes that count against demand: payload, key and headers, which stand first in the body.
-local function size_of(e)
-  local s, at = e.value, e.body_at
-  if e.body then s, at = e.body, 1 end
-  local map, a1, p, c4, length1 = byte(s, at, at + 4)
-  if map == 0x81 and a1 == 0xa1 and p == 0x70 and c4 == 0xc4 then return length1 end -- a small payload and no more
+local function measured(s, at)
+  if skip(s, at) ~= #s + 1 then error('the body is cut short') end
   local count, size = nil, 0
   count, at = items(s, at)
   for _ = 1, count / 2 do
@@ -191,6 +188,14 @@ local function size_of(e)
     end
   end
   return size
+end
+
+local function size_of(e) -- nil if the body cannot be read
+  local s, at = e.value, e.body_at
+  local map, a1, p, c4, length = byte(s, at, at + 4)
+  if map == 0x81 and a1 == 0xa1 and p == 0x70 and c4 == 0xc4 and at + 4 + length == #s then return length end
+  local is_readable, size = pcall(measured, s, at)
+  return is_readable and size or nil
 end
 
 local function same_rule(a, b) -- two rules as written; the order of their keys does not count

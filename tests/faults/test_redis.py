@@ -1,0 +1,363 @@
+"""What a Redis store says and does when the server, or the way to it, fails; numbers are those of the fault table."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import wraps
+from itertools import count
+from typing import Any
+
+import pytest
+
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+from aiodelay.identifiers import new_op
+from aiodelay.model import (
+    After,
+    Cancel,
+    Claimed,
+    DeadKey,
+    Demand,
+    Done,
+    Envelope,
+    Outcome,
+    Put,
+    Query,
+    Refused,
+    SettleOutcome,
+    Stored,
+    Unknown,
+)
+from aiodelay.ports import Work
+from aiodelay.redis import RedisStore
+from tests.support.proxy import proxied
+from tests.support.servers import RedisServer, redis_servers, start
+
+LANE = "orders"
+requests = count(1)
+
+
+@pytest.fixture(params=[found for found in redis_servers() if found.program], ids=lambda found: found.name)
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    server = start(request.param.program)
+    yield server
+    server.stop()
+
+
+def in_loop(test: Callable[[RedisServer], Awaitable[None]]) -> Callable[[RedisServer], None]:
+    @wraps(test)
+    def run(server: RedisServer) -> None:
+        async def play() -> None:
+            await test(server)
+            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            assert left == []
+
+        asyncio.run(play())
+
+    return run
+
+
+@asynccontextmanager
+async def opened(port: int, **options: str | int) -> Any:  # noqa: ANN401
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    async with RedisStore(f"redis://127.0.0.1:{port}?{query}", namespace="faults") as store:
+        yield store
+
+
+def put(message_id: str = "m", due_ms: int = 0, payload: bytes = b"payload") -> Put:
+    return Put(new_op(), Envelope(message_id, LANE, payload=payload), After(due_ms))
+
+
+async def do(store: RedisStore, *commands: Put | Cancel) -> Outcome:
+    return (await store.apply(commands))[-1]
+
+
+async def claim(work: Work, request: str = "") -> Claimed:
+    return await work.claim({LANE: Demand(500)}, request=request or f"r{next(requests)}", lease_ms=15_000)
+
+
+async def ids(store: RedisStore) -> list[str]:
+    return [each.record.id for each in await store.search(Query(limit=1000))]
+
+
+# --- the way to the server --------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_f6_a_lost_answer_is_unknown_and_its_repetition_has_no_second_effect(server: RedisServer) -> None:
+    async with proxied(server.port) as proxy, opened(proxy.port, connections=1) as store:
+        command = put()
+        proxy.mode = "lose answers"
+        assert isinstance(await do(store, command), Unknown)
+        proxy.mode = "pass"
+        first = await do(store, command)
+        assert isinstance(first, Stored)
+        assert (first.answer, await ids(store)) == ("stored", ["m"])
+        cancel = Cancel(new_op(), "m")
+        proxy.mode = "lose answers"
+        assert isinstance(await do(store, cancel), Unknown)
+        proxy.mode = "pass"
+        again = await do(store, cancel)
+        assert isinstance(again, Stored)
+        assert (again.answer, await do(store, command)) == ("cancelled", first)
+        assert await ids(store) == []
+
+
+@in_loop
+async def test_f6_a_claim_whose_answer_is_lost_is_given_again(server: RedisServer) -> None:
+    async with (
+        proxied(server.port) as proxy,
+        opened(proxy.port, connections=1) as store,
+        store.work("w", [LANE]) as work,
+    ):
+        await do(store, put("a"), put("b"))
+        proxy.mode = "lose answers"
+        with pytest.raises(StoreUnavailableError):
+            await claim(work, "lost")
+        proxy.mode = "pass"
+        claims = (await claim(work, "lost")).claims
+        assert [each.record.id for each in claims] == ["a", "b"]
+        settlements = [Done(each.record.id, each.record.revision, each.token) for each in claims]
+        proxy.mode = "lose answers"
+        with pytest.raises(StoreUnavailableError):
+            await work.settle(settlements)
+        proxy.mode = "pass"
+        assert await work.settle(settlements) == [SettleOutcome.GONE] * 2
+        assert not (await claim(work)).claims
+
+
+@in_loop
+async def test_f7_a_request_that_was_not_sent_is_refused(server: RedisServer) -> None:
+    async with proxied(server.port) as proxy, opened(proxy.port) as store, store.work("w", [LANE]) as work:
+        proxy.mode = "lose requests"
+        assert isinstance(await do(store, put("lost")), Unknown | Refused)
+        proxy.mode = "refuse"
+        for _ in range(5):
+            outcome = await do(store, put("refused"))
+            assert isinstance(outcome, Unknown | Refused), outcome
+        proxy.mode = "pass"
+        assert isinstance(await do(store, put("passed")), Stored)
+        assert await ids(store) == ["passed"]
+        assert len((await claim(work)).claims) == 1
+
+
+@in_loop
+async def test_f8_a_server_that_stands_still_is_given_up_in_time_and_comes_back(server: RedisServer) -> None:
+    async with opened(server.port, timeout_ms=200) as store, store.work("w", [LANE]) as work:
+        command = put()
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(2):
+                outcome = await do(store, command)
+                with pytest.raises(StoreUnavailableError):
+                    await claim(work)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert isinstance(outcome, Unknown)
+        assert "200 ms" in outcome.detail
+        assert isinstance(await do(store, command), Stored)
+        assert await ids(store) == ["m"]
+
+
+@in_loop
+async def test_f9_a_restart_keeps_what_the_append_only_file_holds(server: RedisServer) -> None:
+    async with opened(server.port, durability="fsynced") as store, store.work("w", [LANE]) as work:
+        if isinstance(await do(store, put("kept")), Unknown):
+            pytest.skip("this server has no WAITAOF")
+        server.kill()
+        refused = [await do(store, put("refused")) for _ in range(3)]
+        assert isinstance(refused[-1], Refused)
+        assert refused[-1].reason == "unavailable"
+        with pytest.raises(StoreUnavailableError):
+            await claim(work)
+        server.start()
+        assert [each.record.id for each in (await claim(work)).claims] == ["kept"]
+
+
+@in_loop
+async def test_f9_a_server_that_forgot_the_scripts_is_sent_them(server: RedisServer) -> None:
+    async with opened(server.port) as store, store.work("w", [LANE]) as work:
+        for _ in range(2):
+            server.command("SCRIPT", "FLUSH")
+            assert isinstance(await do(store, put()), Stored)
+            server.command("SCRIPT", "FLUSH")
+            (one,) = (await claim(work)).claims
+            server.command("SCRIPT", "FLUSH")
+            assert await work.settle([Done("m", one.record.revision, one.token)]) == [SettleOutcome.SETTLED]
+
+
+@in_loop
+async def test_f11_a_black_hole_is_noticed(server: RedisServer) -> None:
+    async with proxied(server.port) as proxy, opened(proxy.port, timeout_ms=200) as store:
+        assert isinstance(await do(store, put("before")), Stored)
+        proxy.mode = "black hole"
+        async with asyncio.timeout(3):
+            assert isinstance(await do(store, put("lost")), Unknown)
+        proxy.mode = "pass"
+        assert isinstance(await do(store, put("after")), Stored)
+
+
+@in_loop
+async def test_f12_more_calls_than_connections_wait_their_turn(server: RedisServer) -> None:
+    async with opened(server.port, connections=2) as store:
+        outcomes = await asyncio.gather(*[do(store, put(f"m{i}")) for i in range(300)])
+        assert all(isinstance(each, Stored) for each in outcomes)
+        assert len(await ids(store)) == 300
+
+
+@in_loop
+async def test_f5_cancelling_a_call_leaves_no_wrong_answer_behind(server: RedisServer) -> None:
+    async with opened(server.port, connections=2) as store:
+        for step in range(60):
+            task = asyncio.create_task(do(store, put(f"m{step}")))
+            for _ in range(step % 12):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            outcome = await do(store, put(f"n{step}"))
+            assert isinstance(outcome, Stored)
+            assert outcome.answer == "stored"
+        assert {f"n{step}" for step in range(60)} <= set(await ids(store))
+
+
+# --- the server -------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_f13_a_full_server_takes_no_more_but_delivers(server: RedisServer) -> None:
+    async with opened(server.port) as store, store.work("w", [LANE]) as work:
+        await store.apply([put(f"m{i}") for i in range(20)])
+        server.command("CONFIG", "SET", "maxmemory", "100kb")
+        outcome = await do(store, put("full", payload=bytes(1000)))
+        assert isinstance(outcome, Refused)
+        assert outcome.reason == "full"
+        claimed = await claim(work)
+        assert len(claimed.claims) == 20
+        done = [Done(each.record.id, each.record.revision, each.token) for each in claimed.claims]
+        assert set(await work.settle(done)) == {SettleOutcome.SETTLED}
+        await work.tidy([LANE], limit=500)
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        assert await ids(store) == []
+        assert isinstance(await do(store, put("room")), Stored)
+
+
+@in_loop
+async def test_f14_a_server_that_evicts_is_refused(server: RedisServer) -> None:
+    server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with pytest.raises(StoreMismatchError, match="maxmemory-policy noeviction"):
+        async with opened(server.port):
+            pass
+
+
+@in_loop
+async def test_a_replica_is_refused_and_one_that_became_one_stores_nothing(server: RedisServer) -> None:
+    async with opened(server.port) as store:
+        server.command("REPLICAOF", "127.0.0.1", "1")
+        outcome = await do(store, put())
+        assert isinstance(outcome, Refused)
+        assert outcome.reason == "unavailable"
+        with pytest.raises(StoreMismatchError, match="replica"):
+            async with opened(server.port):
+                pass
+        server.command("REPLICAOF", "NO", "ONE")
+        assert await ids(store) == []
+
+
+@in_loop
+async def test_another_layout_is_refused(server: RedisServer) -> None:
+    server.command("HSET", "{faults:00}:meta", "schema", "99")
+    with pytest.raises(StoreMismatchError, match="schema 99"):
+        async with opened(server.port):
+            pass
+
+
+@in_loop
+async def test_no_server_says_so(server: RedisServer) -> None:
+    port = server.port
+    server.kill()
+    with pytest.raises(StoreUnavailableError, match="127.0.0.1"):
+        async with opened(port):
+            pass
+
+
+@in_loop
+async def test_replicated_without_replicas_is_unknown(server: RedisServer) -> None:
+    async with opened(server.port, durability="replicated:1", timeout_ms=100) as store:
+        outcome = await do(store, put())
+        assert isinstance(outcome, Unknown)
+        assert "0 of 1 replicas" in outcome.detail
+        assert await ids(store) == ["m"]
+
+
+@in_loop
+async def test_f33_a_value_that_cannot_be_read_stops_nobody(server: RedisServer) -> None:
+    async with opened(server.port) as store, store.work("w", [LANE]) as work:
+        await store.apply([put(each) for each in ("cut", "damaged", "fine", "newer")])
+        keys = store._keys
+        value = await store.command("HGET", keys.key("msg"), b"\x02damaged")
+        await store.command("HSET", keys.key("msg"), b"\x02damaged", value[:-9] + b"\xc1" * 9)
+        await store.command("HSET", keys.key("msg"), b"\x02cut", b"garbage")
+        await store.command("HSET", keys.key("msg"), b"\x02newer", value[:6] + b"\x63" + value[7:])
+        assert [each.record.id for each in (await claim(work)).claims] == ["fine"]
+        letters = await store.dead_letters()
+        assert {(each.record.id, each.reason) for each in letters} == {
+            ("cut", "undecodable"),
+            ("damaged", "undecodable"),
+            ("newer", "undecodable"),
+        }
+        counts = await store.counts()
+        assert counts[LANE].dead == 3
+        assert await store.purge([DeadKey(each.record.id, each.record.revision) for each in letters]) == 3
+        assert (await store.counts())[LANE].dead == 0
+
+
+# --- wake-ups ---------------------------------------------------------------------------------------------
+
+
+async def waits(work: Work) -> float:
+    """Return for how long `wait` waits from now on, in seconds."""
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    await work.wait(until_ms=None)
+    return loop.time() - before
+
+
+@in_loop
+async def test_a_put_of_another_process_ends_the_wait(server: RedisServer) -> None:
+    async with opened(server.port) as store, opened(server.port) as other, store.work("w", [LANE]) as work:
+        work.clear()
+        await claim(work)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(waits(work))
+            await asyncio.sleep(0)
+            assert isinstance(await do(other, put()), Stored)
+        assert waiting.result() < 1.0
+
+
+@in_loop
+async def test_f18_a_lost_wake_up_costs_no_more_than_the_safety_poll(server: RedisServer) -> None:
+    async with opened(server.port) as store, opened(server.port) as other, store.work("w", [LANE]) as work:
+        await store._opened.listener.stop()
+        work.clear()
+        await claim(work)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(waits(work))
+            await asyncio.sleep(0)
+            await do(other, put())
+        assert waiting.result() <= store.traits.safety_poll_ms / 1000 + 0.5
+        assert len((await claim(work)).claims) == 1
+
+
+@in_loop
+async def test_f18_wake_ups_come_back_after_the_connection_was_killed(server: RedisServer) -> None:
+    async with opened(server.port) as store, opened(server.port) as other, store.work("w", [LANE]) as work:
+        server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        for number in range(3):
+            work.clear()
+            with_retry = f"m{number}"
+            while not isinstance(await do(other, put(with_retry)), Stored):
+                await asyncio.sleep(0.01)
+            assert await waits(work) <= 2.5
