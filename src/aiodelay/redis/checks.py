@@ -22,6 +22,7 @@ SCHEMA = 1
 """Version of the layout of keys."""
 SHARDS = 1
 LEAST_REDIS, LEAST_VALKEY = (6, 2), (7, 2)
+LEAST_FSYNCED = (7, 2)
 MOST_SKEW_MS = 500
 
 
@@ -38,6 +39,7 @@ async def check_server(client: Client, keys: Keys, options: Options) -> None:
         _check_role(options.name, info)
         await _check_settings(client, options, info)
         await _check_layout(client, keys, options.name)
+        await client.load_scripts()
     except Fault as fault:
         raise StoreUnavailableError(options.name, fault.reason) from fault
 
@@ -50,11 +52,14 @@ def _info(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply
 
 def _check_version(name: str, info: dict[str, str]) -> None:
     product = "Valkey" if "valkey_version" in info else "Redis"
-    found = re.match(r"(\d+)\.(\d+)", info.get("valkey_version") or info.get("redis_version", ""))
-    least = LEAST_VALKEY if product == "Valkey" else LEAST_REDIS
-    if found is None or (int(found[1]), int(found[2])) < least:
+    if _version(info) < (LEAST_VALKEY if product == "Valkey" else LEAST_REDIS):
         shown = info.get("valkey_version") or info.get("redis_version") or "unknown"
         raise StoreMismatchError(f"version of {name}", f"{product} {shown}", "Redis 6.2 or later, Valkey 7.2 or later")
+
+
+def _version(info: dict[str, str]) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", info.get("valkey_version") or info.get("redis_version", ""))
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _check_role(name: str, info: dict[str, str]) -> None:
@@ -72,6 +77,9 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
             "noeviction (CONFIG SET maxmemory-policy noeviction, and in its configuration file)",
         )
     level, _ = options.durability
+    if level == "fsynced" and "valkey_version" not in info and _version(info) < LEAST_FSYNCED:
+        shown = info.get("redis_version", "unknown")
+        raise StoreMismatchError(f"version of {options.name}", f"Redis {shown}", "7.2 or later with durability=fsynced")
     if info.get("aof_enabled") == "0" and level == "fsynced":
         raise StoreMismatchError(
             f"appendonly of {options.name}", "no, so that nothing can be fsynced", "yes, or durability=memory"

@@ -112,6 +112,21 @@ class Client:
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
+    async def load_scripts(self) -> None:
+        """Send the scripts that the server does not have yet, so that the first call of each is as safe as all others.
+
+        Raises:
+            Fault: The server did not answer; that it forbids SCRIPT is no fault, since scripts then travel with calls.
+        """
+        try:
+            known = await self.command("SCRIPT", "EXISTS", *(script(name).sha for name in NAMES))
+            for name, is_known in zip(NAMES, known, strict=True):
+                if not is_known:
+                    await self.command("SCRIPT", "LOAD", script(name).text)
+        except Fault as fault:
+            if fault.is_connection:
+                raise
+
     async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
         """Send one command.
 

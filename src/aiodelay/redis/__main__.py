@@ -1,0 +1,25 @@
+"""`python -m aiodelay.redis <script>` writes a whole script; `--keys <namespace>` the keys that it is given."""
+
+from __future__ import annotations
+
+import sys
+
+from .keys import Keys
+from .scripts import NAMES, script
+
+
+def main() -> int:
+    """Write what is asked for."""
+    match sys.argv[1:]:
+        case ["--keys", namespace]:
+            sys.stdout.write("\n".join(Keys(namespace).fixed) + "\n")
+        case [name] if name in NAMES:
+            sys.stdout.write(script(name).text.decode())
+        case _:
+            sys.stderr.write(f"usage: python -m aiodelay.redis <{'|'.join(NAMES)}> | --keys <namespace>\n")
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What Lua knows of the record is what `model.FIELDS` and `codecs` say; ids and scripts are put together rightly."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodelay import model, transitions
+from aiodelay.identifiers import new_id
+from aiodelay.redis.keys import FIXED, member_of, text_of
+from aiodelay.redis.scripts import NAMES, packed, script, source_of
+
+WIDTHS = {"u8": "B", "u16": "H", "u48": "I6", "8s": "c8"}
+FLAGS = {"rule": "RECURRING", "alone": "ALONE", "no_retry": "NO_RETRY"}
+
+
+def constant(name: str) -> str:
+    """Return what a Lua constant is set to."""
+    for part in ("base", "record", "memory", "moves", "claim"):
+        if found := re.search(rf"^local ([\w, ]*\b{name}\b[\w, ]*) = (.+)$", source_of(part), re.MULTILINE):
+            names, values = found[1].split(", "), found[2].split(", ")
+            return values[names.index(name)].strip("'")
+    raise AssertionError(f"no Lua constant {name}")
+
+
+def test_the_prefix_in_lua_is_that_of_fields() -> None:
+    widths = [WIDTHS[each.prefix] for each in model.FIELDS if each.prefix in WIDTHS]
+    assert constant("PREFIX") == ">BB" + "".join(widths)
+    assert constant("HEADED") == ">I6BB" + "".join(widths)
+    sizes = {"B": 1, "H": 2, "I6": 6, "c8": 8}
+    assert int(constant("PREFIX_SIZE")) == 2 + sum(sizes[each] for each in widths)
+    assert int(constant("FORMAT")) == model.FORMAT_VERSION
+
+
+def test_the_flags_in_lua_are_those_of_fields() -> None:
+    flags = [(each.name, each.prefix) for each in model.FIELDS if each.prefix and each.prefix.startswith("flag:")]
+    bits = {name: prefix.removeprefix("flag:") for name, prefix in flags}
+    assert {name: int(constant(FLAGS[name])) for name in FLAGS} == {name: 1 << int(bits[name]) for name in FLAGS}
+    assert constant("LATE_SHIFT") == bits["late"].partition("-")[0]
+    assert int(constant("VERSIONED")) == 32
+
+
+def test_the_numbers_in_lua_are_those_of_the_model() -> None:
+    known = {
+        "WINDOW": model.RETRY_WINDOW_MS,
+        "TOMBSTONE_WINDOW": model.TOMBSTONE_WINDOW_MS,
+        "MAX_LEASE": model.MAX_LEASE_MS,
+        "SUSPECT_LAPSES": transitions.SUSPECT_LAPSES,
+        "KILLS_TO_DEATH": transitions.KILLS_TO_DEATH,
+        "TOKEN_EPOCH": transitions.TOKEN_EPOCH_MS,
+        "COUNTERS": 4096,
+        "MOST": model.MAX_CLAIM_MESSAGES,
+        "MOST_BYTES": model.MAX_CLAIM_BYTES,
+    }
+    assert {name: int(constant(name)) for name in known} == known
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_script_says_what_it_takes_and_is_whole(name: str) -> None:
+    own = source_of(name)
+    assert own.startswith(f"-- {name}: ")
+    assert re.search(r"^-- Returns ", own, re.MULTILINE)
+    assert source_of("base") in script(name).text.decode()
+    assert script(name) is script(name)
+
+
+def test_every_fixed_key_has_its_place_in_lua() -> None:
+    assert re.findall(r"KEYS\[(\d+)\]", source_of("base")) == [str(i) for i in range(1, len(FIXED) + 1)]
+
+
+@given(st.text(min_size=1).filter(lambda text: text.isprintable()))
+def test_an_id_comes_back_as_it_was(text: str) -> None:
+    assert text_of(member_of(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        new_id(),
+        uuid4().hex,
+        "m",
+        "é ✓",
+        f"{new_id()}~1893456000000",
+        "s~1893456000000",
+        "s~0000000000",
+        "s~01893456000000",
+        "a~1893456000000~1893456000000",
+        "s~" + "9" * 15,
+    ],
+)
+def test_ids_of_each_kind_come_back(text: str) -> None:
+    assert text_of(member_of(text)) == text
+
+
+def test_own_ids_are_short() -> None:
+    assert len(member_of(new_id())) == 17
+    assert len(member_of(f"{new_id()}~1893456000000")) == 24
+
+
+def test_commands_are_packed_as_redis_reads_them() -> None:
+    assert packed(["GET", b"\xff", 7]) == b"*3\r\n$3\r\nGET\r\n$1\r\n\xff\r\n$1\r\n7\r\n"
