@@ -53,8 +53,8 @@ from aiodelay.ports import Store, Work
 from aiodelay.sqlite import open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import token_counter, token_for
-
-from .plain_store import PlainStore
+from tests.stateful.plain_store import PlainStore
+from tests.support.disks import IN_MEMORY
 
 T = TypeVar("T")
 
@@ -347,7 +347,7 @@ class MemoryMachine(StoreMachine):
 
 class SqliteMachine(StoreMachine):
     def make_store(self) -> Store:
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY)
         return self.reopen_store()
 
     def reopen_store(self) -> Store:
@@ -359,16 +359,17 @@ class SqliteMachine(StoreMachine):
         self.folder.cleanup()
 
 
-MACHINES = {"memory": MemoryMachine, "sqlite": SqliteMachine}
-WALKS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+WALKS = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MACHINES = [pytest.param(MemoryMachine, 60, id="memory"), pytest.param(SqliteMachine, 20, id="sqlite")]
 
 
-@pytest.mark.parametrize("store", MACHINES)
-def test_walks(store: str) -> None:
-    run_state_machine_as_test(MACHINES[store], settings=WALKS)
+@pytest.mark.parametrize(("machine", "walks"), MACHINES)
+def test_walks(machine: type[StoreMachine], walks: int) -> None:
+    run_state_machine_as_test(machine, settings=settings(WALKS, max_examples=walks))
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("store", MACHINES)
-def test_long_walks(store: str) -> None:
-    run_state_machine_as_test(MACHINES[store], settings=settings(WALKS, max_examples=5000, stateful_step_count=200))
+@pytest.mark.parametrize(("machine", "walks"), MACHINES)
+def test_long_walks(machine: type[StoreMachine], walks: int) -> None:
+    long = settings(WALKS, max_examples=100 * walks, stateful_step_count=100, derandomize=False)
+    run_state_machine_as_test(machine, settings=long)

@@ -153,7 +153,7 @@ class HandlerSubscription:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _release(self, held: Held) -> None:
-        self.book.settle(held, settling.release(held.claim.record, held.claim.token, self.now_ms()))
+        self.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     # --- runners ------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class HandlerSubscription:
             assert self.spec.timeout_ms is not None
             return self._failed(run.held, HandlerTimeoutError(self.lane, self.spec.timeout_ms))
         if run.cancels:
-            return settling.release(run.held.claim.record, run.held.claim.token, self.now_ms())
+            return settling.release(run.held.claim.record, run.held.claim.token)
         return self._failed(run.held, error)
 
     def _failed(self, held: Held, error: BaseException) -> Settlement:

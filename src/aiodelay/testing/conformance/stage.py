@@ -78,9 +78,6 @@ B = TypeVar("B", bound="Bench")
 class Bench(ABC):
     """Where a suite gets its stores."""
 
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    """Makes the event loop of each test; None = asyncio's own."""
-
     @abstractmethod
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         """Return a new, empty store that shares its data with no other; not opened yet.
@@ -89,6 +86,10 @@ class Bench(ABC):
             clock: The store's clock.
             journal: Most entries of the journal to keep, 0 = none; of no concern to a store without one.
         """
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        """Return an event loop for one test; asyncio's own unless overridden."""
+        return asyncio.new_event_loop()
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:
         """Return a new object on the data of a store that was closed; stores that say `durable` must override this."""
@@ -104,7 +105,7 @@ def staged(test: Callable[Concatenate[B, Stage, P], Coroutine[Any, Any, None]]) 
             async with Stage(self) as stage:
                 await test(self, stage, *args, **kwargs)
 
-        with asyncio.Runner(loop_factory=self.loop_factory) as runner:
+        with asyncio.Runner(loop_factory=self.new_loop) as runner:
             runner.run(play())
 
     shown = [each for name, each in inspect.signature(test).parameters.items() if name != "stage"]
