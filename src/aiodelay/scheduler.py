@@ -519,7 +519,7 @@ class Scheduler(Operations):
         if running is None:
             return
         try:
-            await running.close((exc_type, exc, traceback))
+            await running.close()
         finally:
             self._running, self._was_closed = None, True
 

@@ -1,4 +1,4 @@
-"""F42: a scheduler used in a forked process, on another event loop or in another thread says so, and goes on working."""
+"""F42: a scheduler used in a forked process, on another loop or in another thread says so, and goes on working."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_f42_another_loop_in_another_thread_is_refused(url: str, name: str
     async with scheduler:
         with pytest.raises(WrongLoopError, match="event loop or thread"):
             await asyncio.to_thread(asyncio.run, call())
-        await scheduler.schedule(b"", to="handler:work", delay=0)
+        await scheduler.schedule(b"", to="handler:work", delay="0s")
         async with asyncio.timeout(30):
             await delivered.wait()
 

@@ -210,12 +210,8 @@ class Running:
 
     # --- the end ------------------------------------------------------------------------------------------
 
-    async def close(self, exc_info: tuple[object, object, object]) -> None:
-        """Stop claiming, let deliveries end, settle, then disconnect; each step is shielded and bounded.
-
-        Args:
-            exc_info: What ends the scheduler's block.
-        """
+    async def close(self) -> None:
+        """Stop claiming, let deliveries end, settle, then disconnect; each step is shielded and bounded."""
         self.is_closing = True
         try:
             with anyio.CancelScope(shield=True):
@@ -228,12 +224,23 @@ class Running:
         finally:
             with anyio.CancelScope(shield=True):
                 try:
-                    await self._tasks.__aexit__(*exc_info)  # type: ignore[arg-type]
+                    await self._end_tasks()
                 finally:
                     with anyio.move_on_after(CLOSE_S) as closing:
                         await self._stack.aclose()
                     if closing.cancelled_caught:
                         log.error("closing the store and sinks took longer than %.0f s and was given up", CLOSE_S)
+
+    async def _end_tasks(self) -> None:
+        """Cancel what is left of our tasks. What ended the scheduler's block goes its own way, not into a group."""
+        try:
+            await self._tasks.__aexit__(_TheEnd, _TheEnd(), None)
+        except* _TheEnd:
+            pass
+
+
+class _TheEnd(Exception):  # noqa: N818 - a signal to our task group alone
+    """Ends a task group that has nothing left to wait for."""
 
 
 class _Dispatching:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import traceback
 import warnings
+from typing import NoReturn
 
 import msgspec
 
@@ -17,23 +17,29 @@ from tests.support.observed import FailurePoints
 from tests.support.producing import Producer
 
 
-def in_child(scheduler: Scheduler) -> None:
-    """Try to use the parent's scheduler; ends the child."""
+def in_child(scheduler: Scheduler) -> NoReturn:
+    """Leave the parent's loop, as a forked worker process does, and try to use its scheduler on another one."""
+    asyncio.events._set_running_loop(None)
+    code = 1
     try:
-        for call in (
-            lambda: scheduler.schedule(b"", to="handler:work", delay=0),
-            lambda: scheduler.cancel("m-1"),
-            lambda: scheduler.get("m-1"),
-        ):
-            try:
-                asyncio.run(call())
-                say("child none")
-            except WrongLoopError as error:
-                say(f"child {error}")
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+        asyncio.run(use(scheduler))
+        code = 0
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+async def use(scheduler: Scheduler) -> None:
+    for call in (
+        lambda: scheduler.schedule(b"", to="handler:work", delay="0s"),
+        lambda: scheduler.cancel("m-1"),
+        lambda: scheduler.get("m-1"),
+    ):
+        try:
+            await call()
+            say("child none")
+        except WrongLoopError as error:
+            say(f"child {error}")
 
 
 async def main(plan: Plan) -> None:
@@ -47,19 +53,13 @@ async def main(plan: Plan) -> None:
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads: what this is about
             child = os.fork()
         if not child:
-            in_child_without_loop(scheduler)
+            in_child(scheduler)
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         say(f"status {os.waitstatus_to_exitcode(status)}")
         for number in range(10):
             await producer.schedule(f"after-{number}", b"", delay_ms=0)
         await scheduler.run_until_idle()
     say("closed")
-
-
-def in_child_without_loop(scheduler: Scheduler) -> None:
-    """The child has a copy of the running loop; leave it, as a forked worker process does."""
-    asyncio.events._set_running_loop(None)
-    in_child(scheduler)
 
 
 if __name__ == "__main__":

@@ -332,13 +332,17 @@ class Stage:
         """Return all that can be seen of the store's messages, to compare it with another moment."""
         return await self.messages(), await self.dead() if isinstance(self.store, DeadLetters) else []
 
+    @property
+    def soon_s(self) -> float:
+        """Real seconds within which a wake-up must arrive: well before the safety poll would do its work."""
+        return min(self.store.traits.safety_poll_ms / 1000 / 2, 5.0)
+
     async def wakes(self, action: Callable[[], Awaitable[object]], *, work: Work | None = None) -> None:
         """Check that a `wait` under way ends by what `action` does, well before the safety poll would end it."""
         waiting = work or self.work
         waiting.clear()
         await self.claimed({lane: Demand(0) for lane in LANES}, work=waiting)
-        limit_s = self.store.traits.safety_poll_ms / 1000 / 2
-        async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(self.soon_s), asyncio.TaskGroup() as tasks:
             waiter = tasks.create_task(waiting.wait(until_ms=None))
             for _ in range(10):
                 await asyncio.sleep(0)
