@@ -25,6 +25,7 @@ from aiodelay import (
     Context,
     Cron,
     Every,
+    Message,
     MessageIdError,
     RescheduleOutcome,
     Retry,
@@ -141,8 +142,7 @@ async def test_r02_what_is_due_at_once_is_drained_at_once(bench: Bench) -> None:
     """No ceiling of one batch per interval: three full claims' worth, and no wait in between."""
     due = bench.clock.now() + timedelta(minutes=1)
     async with bench.serving(concurrency=4) as scheduler:
-        for n in range(1_300):
-            await scheduler.schedule(Tick(n), at=due)
+        await scheduler.schedule_many(Message(Tick(n), at=due) for n in range(1_300))
         await scheduler.run_until_idle()
     assert sorted(seen.event.n for seen in bench.seen) == list(range(1_300))
     assert min(seen.at for seen in bench.seen) >= due
@@ -221,8 +221,8 @@ async def test_r06_completion_does_not_erase_what_replaced_it(bench: Bench) -> N
     async with scheduler:
         await scheduler.schedule(Tick(1), delay="1s", id="a")
         await bench.until(lambda: bench.seen)
-        again = await scheduler.schedule(Tick(2), delay="1h", id="a")
-        assert again.outcome is ScheduleOutcome.STORED
+        again = await scheduler.schedule(Tick(2), delay="1m", id="a")
+        assert again.outcome is ScheduleOutcome.REPLACED
         go_on.set()
         await scheduler.run_until_idle()
     assert [(seen.event.n, seen.attempt) for seen in bench.seen] == [(1, 1), (2, 1)]
@@ -396,7 +396,7 @@ async def test_r13_a_clock_set_back_delays_and_one_set_forward_does_not_lose(ben
         bench.clock.step(timedelta(hours=2))
         before = bench.clock.monotonic_ms()
         await bench.until(lambda: len(bench.seen) == 2)
-        assert bench.clock.monotonic_ms() - before <= 3_000  # within the safety poll
+        assert bench.clock.monotonic_ms() - before <= bench.store().traits.safety_poll_ms + 20
         assert bench.seen[1].at >= forward.due
     assert bench.ids == ["back", "forward"]
 
@@ -434,7 +434,7 @@ async def test_r13_where_clocks_change(bench: Bench, day: str, expected: list[st
     set_clock(bench.clock, datetime.fromisoformat(f"{day}T01:55").replace(tzinfo=zone))
     async with bench.serving() as scheduler:
         await scheduler.schedule(Tick(), every=Cron("30 2 * * *", tz="Europe/Paris"), id="nightly")
-        await bench.clock.advance("3h")
+        await bench.clock.advance("100m")
     assert [seen.at.astimezone(zone).isoformat(timespec="minutes") for seen in bench.seen] == expected
 
 

@@ -1,11 +1,12 @@
 """Recurring messages from end to end, on virtual time: re-arming, retries beside, overlap, missed, the handler's own."""
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from aiodelay import CancelOutcome, Conflict, Context, Cron, Every, Late, Later, Reject, Retry, Scheduler
+from aiodelay import CancelOutcome, Conflict, Context, Cron, Every, Late, Reject, Retry, Scheduler
 from aiodelay.model import State
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.timeunits import from_epoch_ms
@@ -44,21 +45,14 @@ async def test_every_is_rearmed_on_its_grid_however_long_a_run_takes(scheduler: 
     log = Log(clock)
 
     @scheduler.handler
-    async def slow(event: Tick, context: Context) -> Later | None:
+    async def slow(event: Tick, context: Context) -> None:
         log.add(context)
-        await clock_sleep(3)
-        return None
+        await asyncio.sleep(3)
 
     async with scheduler:
         await scheduler.schedule(Tick(), every=Every("10s"), id="tick")
         await clock.advance(seconds=35)
     assert log.seconds == [10, 20, 30]
-
-
-async def clock_sleep(seconds: float) -> None:
-    import asyncio  # noqa: PLC0415 - virtual time passes by the loop's own sleep
-
-    await asyncio.sleep(seconds)
 
 
 async def test_a_failing_occurrence_is_retried_beside_the_series(scheduler: Scheduler, clock: VirtualClock) -> None:

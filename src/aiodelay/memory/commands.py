@@ -92,7 +92,7 @@ class Commands(Tables):
         else:
             self._end(entry, now)
         answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or retry_in_flight else "cancelled"
-        self._note("cancelled", entry.record, now, "in flight" if answer == "in_flight" else "")
+        self._note("cancelled", entry.record, now, answer if answer == "in_flight" else "")
         return Stored(answer, entry.record.revision, entry.record.due_ms)
 
     def _end_retries(self, series: Record, now: int) -> bool:

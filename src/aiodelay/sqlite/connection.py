@@ -7,13 +7,15 @@ import random
 import sqlite3
 import sys
 import time
+from contextlib import suppress
 from importlib.resources import files
+from pathlib import Path
 
 from msgspec import Struct
 
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
 
-__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Database", "Failure", "failure_of"]
+__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Database", "Failure", "decoded_anyhow", "failure_of", "file_uri"]
 
 APPLICATION_ID = 0x61696F64  # "aiod"
 SCHEMA_VERSION = 1
@@ -98,7 +100,7 @@ class Database:
     def __init__(self, path: str, *, query_only: bool = False) -> None:
         self.path = path
         self._is_full_sync = True
-        self.connection = _opened(path)
+        self.connection = _opened(path, may_create=not query_only)
         try:
             if query_only:
                 self.connection.execute("PRAGMA query_only = ON")
@@ -194,11 +196,14 @@ class Database:
 
     def rollback(self) -> None:
         """Undo the transaction, if SQLite has not done so already."""
-        try:
+        with suppress(sqlite3.Error):  # what made the transaction fail is what gets reported
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            pass  # what made the transaction fail is what gets reported
+
+    def make_room(self) -> None:
+        """Merge the WAL into the file and cut it, so that a full disk need not stop what makes room: settlements."""
+        with suppress(sqlite3.Error):
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
         """Close; the last connection to a file also merges its WAL."""
@@ -210,22 +215,23 @@ def decoded_anyhow(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _opened(path: str) -> sqlite3.Connection:
+def _opened(path: str, *, may_create: bool) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < LEAST_SQLITE:
-        raise ConfigurationError(
-            "SQLite library", sqlite3.sqlite_version, ".".join(map(str, LEAST_SQLITE)) + " or newer"
-        )
+        raise ConfigurationError("SQLite library", sqlite3.sqlite_version, "3.35.0 or newer")
     try:
-        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, cached_statements=256)
+        connection = sqlite3.connect(
+            file_uri(path, may_create=may_create), timeout=BUSY_S, isolation_level=None, cached_statements=256, uri=True
+        )
     except sqlite3.Error as error:
         raise _open_error(error, path) from error
-    try:  # the first statement reads the file's header
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        connection.execute("PRAGMA temp_store = MEMORY")
-    except sqlite3.Error as error:
-        connection.close()
-        raise _open_error(error, path) from error
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    connection.execute("PRAGMA temp_store = MEMORY")
     return connection
+
+
+def file_uri(path: str, *, may_create: bool = False) -> str:
+    """Return the file as a URI; a second connection must not make a new file where the first one's was removed."""
+    return f"{Path(path).as_uri()}?mode={'rwc' if may_create else 'rw'}"
 
 
 def _open_error(error: sqlite3.Error, path: str) -> Exception:

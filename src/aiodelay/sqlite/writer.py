@@ -247,6 +247,8 @@ class Writer:
         failed = self._attempt(jobs, careful=False)
         if failed is None:
             return self._tables.has_new
+        if failed.failure.is_full:
+            self._database.make_room()
         has_new = False
         for job in jobs:
             alone = failed if failed.is_common else self._attempt([job], careful=True)

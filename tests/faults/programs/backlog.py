@@ -30,7 +30,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     what: Literal["fill", "drain"]
     store: str
     messages: int
-    concurrency: int = 100
+    concurrency: int = 500
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -40,13 +40,15 @@ class Result(msgspec.Struct, frozen=True):
         runs: How many runs there were.
         different: How many different messages ran.
         displaced_ms: By how much at most a message ran after one that was due later than itself.
-        grown_bytes: By how much the process's memory grew at most while it delivered.
+        grown_bytes: By how much the process's memory grew at most while it delivered, SQLite's caches included.
+        grown_blocks: By how many blocks Python's own grew at most; a message that is held takes ten or more.
     """
 
     runs: int
     different: int
     displaced_ms: int
     grown_bytes: int
+    grown_blocks: int
 
 
 async def fill(plan: Plan) -> None:
@@ -65,22 +67,23 @@ async def fill(plan: Plan) -> None:
 async def drain(plan: Plan) -> Result:
     scheduler = Scheduler(plan.store)
     seen = bytearray(plan.messages)
-    runs = displaced_ms = 0
-    latest = 0
+    runs = displaced_ms = latest_ms = most_blocks = 0
 
     @scheduler.handler(name="work", concurrency=plan.concurrency)
     async def work(payload: bytes, context: Context) -> None:
-        nonlocal runs, displaced_ms, latest
+        nonlocal runs, displaced_ms, latest_ms, most_blocks
         runs += 1
         seen[int(context.id[2:])] = 1
         due_ms = int(context.delivery_id.rsplit("/", 1)[1])
-        displaced_ms = max(displaced_ms, latest - due_ms)
-        latest = max(latest, due_ms)
+        displaced_ms = max(displaced_ms, latest_ms - due_ms)
+        latest_ms = max(latest_ms, due_ms)
+        if runs % 500 == 0:
+            most_blocks = max(most_blocks, sys.getallocatedblocks())
 
     async with scheduler:
-        at_first = resident_bytes()
+        at_first, blocks_at_first = resident_bytes(), sys.getallocatedblocks()
         await scheduler.run_until_idle()
-    return Result(runs, sum(seen), displaced_ms, most_resident_bytes() - at_first)
+    return Result(runs, sum(seen), displaced_ms, most_resident_bytes() - at_first, most_blocks - blocks_at_first)
 
 
 def resident_bytes() -> int:
