@@ -224,8 +224,12 @@ def _opened(path: str, *, may_create: bool) -> sqlite3.Connection:
         )
     except sqlite3.Error as error:
         raise _open_error(error, path) from error
-    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-    connection.execute("PRAGMA temp_store = MEMORY")
+    try:  # the first statement reads the file's header
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute("PRAGMA temp_store = MEMORY")
+    except sqlite3.Error as error:
+        connection.close()
+        raise _open_error(error, path) from error
     return connection
 
 
