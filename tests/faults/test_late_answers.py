@@ -43,8 +43,10 @@ async def test_f4_a_claim_whose_lease_is_over_when_its_answer_comes_is_not_run(c
     pair = Pair(clock)
     async with pair.slow as scheduler:
         await scheduler.schedule(b"", to="handler:work", delay="5s", id="m")
-        pair.store.inject("late_reply", "claim", lasting="40s", after=1)
-        await asyncio.sleep(6)
+        await asyncio.sleep(1)
+        injected = pair.store.inject("late_reply", "claim", lasting="40s")
+        await asyncio.sleep(5)
+        assert injected.hits == 1
         async with pair.other:
             await asyncio.sleep(60)
     assert pair.runs == ["other m"], "S7: whose lease has ended owns nothing"
@@ -56,8 +58,10 @@ async def test_f4_leases_are_renewed_in_full_after_an_answer_that_was_late(clock
     pair.slow.set_concurrency("work", 1)
     async with pair.slow as scheduler:
         await scheduler.schedule(b"", to="handler:work", delay="5s", id="m")
-        pair.store.inject("late_reply", "claim", lasting=f"{LEASE_S - 2}s", after=1)
-        await asyncio.sleep(6)
+        await asyncio.sleep(1)
+        injected = pair.store.inject("late_reply", "claim", lasting=f"{LEASE_S - 2}s")
+        await asyncio.sleep(5)
+        assert injected.hits == 1
         async with pair.other:
             await asyncio.sleep(300)
     assert pair.cancelled == []

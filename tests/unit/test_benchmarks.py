@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,7 +68,7 @@ def test_a_goal_is_met_by_the_median(goal: Goal | None, median: float, met: bool
 
 def test_ratios_compare_the_times_of_one_round() -> None:
     assert ratios([1.0, 3.0], [2.0, 2.0]) == (0.5, 1.5)
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="longer"):
         ratios([1.0], [2.0, 2.0])
 
 
@@ -189,8 +189,8 @@ def test_performance_page_has_the_markers() -> None:
 
 
 @pytest.fixture(params=BENCHMARKS, ids=lambda benchmark: benchmark.id)
-def benchmark_at_one_percent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Benchmark, Plan]]:
-    yield request.param, Plan(tmp_path, runs=1, scale=0.01)
+def benchmark_at_one_percent(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Benchmark, Plan]:
+    return request.param, Plan(tmp_path, runs=1, scale=0.01)
 
 
 def test_each_benchmark_works_and_finds_its_results_right(benchmark_at_one_percent: tuple[Benchmark, Plan]) -> None:

@@ -1,4 +1,4 @@
-"""Recurring messages from end to end, on virtual time: re-arming, retries beside, overlap, missed, the handler's own."""
+"""Recurring messages end to end, on virtual time: re-arming, retries beside, overlap, missed, a handler's own."""
 
 import asyncio
 from dataclasses import dataclass

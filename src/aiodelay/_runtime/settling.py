@@ -10,7 +10,7 @@ from msgspec import MsgspecError
 from aiodelay import recurrence
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import Again, Dead, DeadReason, Done, LateAction, Record, Settlement
-from aiodelay.transitions import is_killer, is_late
+from aiodelay.transitions import is_killer, is_late, token_deadline_ms
 
 ERROR_LIMIT = 500
 """Most characters of an error's text that are kept with a message."""
@@ -61,7 +61,13 @@ def dead(
 
 
 def without_running(record: Record, token: int, now_ms: int) -> Settlement | None:
-    """Return how a recurring message's claim ends without a run, if its policies say so."""
+    """Return how a claim ends without a run: of a recurring message, if its policies say so.
+
+    Of any message, if its lease is over before the run begins: the answer to the claim was late, or the event loop was
+    blocked. Somebody else may have taken it since.
+    """
+    if token_deadline_ms(token) <= now_ms:
+        return release(record, token)
     encoded = record.envelope.rule
     if encoded is None:
         return None

@@ -17,6 +17,7 @@ from aiodelay.context import Context, Later, Reject
 from aiodelay.errors import HandlerResultError, HandlerTimeoutError
 from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
 from aiodelay.retry import GiveUp, Retry
+from aiodelay.transitions import token_deadline_ms
 
 from . import settling
 from .drive import rest_of
@@ -198,7 +199,7 @@ class HandlerSubscription:
         """Run a message's handler up to its end, or to where it first waits. No `await`: most end right here."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
-        if record.envelope.rule is not None:
+        if record.envelope.rule is not None or token_deadline_ms(token) <= now:
             settlement = settling.without_running(record, token, now)
             if settlement is not None:
                 return settlement

@@ -100,8 +100,10 @@ class Database:
     def __init__(self, path: str, *, query_only: bool = False) -> None:
         self.path = path
         self._is_full_sync = True
-        self.connection = _opened(path, may_create=not query_only)
+        self.connection: sqlite3.Connection = _opened(path, may_create=not query_only)
         try:
+            self.connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            self.connection.execute("PRAGMA temp_store = MEMORY")
             if query_only:
                 self.connection.execute("PRAGMA query_only = ON")
                 self.connection.text_factory = decoded_anyhow
@@ -218,19 +220,11 @@ def decoded_anyhow(data: bytes) -> str:
 def _opened(path: str, *, may_create: bool) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < LEAST_SQLITE:
         raise ConfigurationError("SQLite library", sqlite3.sqlite_version, "3.35.0 or newer")
+    uri = file_uri(path, may_create=may_create)
     try:
-        connection = sqlite3.connect(
-            file_uri(path, may_create=may_create), timeout=BUSY_S, isolation_level=None, cached_statements=256, uri=True
-        )
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=256)
     except sqlite3.Error as error:
         raise _open_error(error, path) from error
-    try:  # the first statement reads the file's header
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        connection.execute("PRAGMA temp_store = MEMORY")
-    except sqlite3.Error as error:
-        connection.close()
-        raise _open_error(error, path) from error
-    return connection
 
 
 def file_uri(path: str, *, may_create: bool = False) -> str:

@@ -36,8 +36,8 @@ class Opened:
 
     def __init__(self, path: str, namespace: str, journal: int, clock: Clock) -> None:
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
-        self.counter = ClaimCounter()
-        self.writer = Writer(path, namespace, journal, clock, self._wake)
+        self.counter: ClaimCounter = ClaimCounter()
+        self.writer: Writer = Writer(path, namespace, journal, clock, self._wake)
         self._path, self._namespace = path, namespace
         self._wakeups: set[WakeUp] = set()
         self._watcher: Watcher | None = None

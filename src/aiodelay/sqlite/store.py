@@ -83,8 +83,8 @@ class SqliteStore:
         journal: int = 0,
         name: str | None = None,
     ) -> None:
-        self._path = os.path.abspath(path)
-        self.name = name or f"sqlite:///{self._path}"
+        self.path = os.path.abspath(path)
+        self.name: str = name or f"sqlite:///{self.path}"
         self._namespace, self._journal = namespace, journal
         self._clock = clock or SystemClock()
         self._opened: Opened | None = None
@@ -101,7 +101,7 @@ class SqliteStore:
             self._opened.check()
             raise ConfigurationError("store", "open already", "one 'async with' block at a time")
         self.now_ms()  # a clock that binds itself to the loop does so here, not in a thread
-        opened = Opened(self._path, self._namespace, self._journal, self._clock)
+        opened = Opened(self.path, self._namespace, self._journal, self._clock)
         await opened.open()
         self._opened = opened
         return self
@@ -208,7 +208,7 @@ class SqliteStore:
         try:
             return await opened.read(read)
         except sqlite3.Error as error:
-            raise StoreUnavailableError(self.name, failure_of(error, self._path).reason) from error
+            raise StoreUnavailableError(self.name, failure_of(error, self.path).reason) from error
 
     async def get(self, message_id: str) -> Snapshot | None:
         now = self.now_ms()

@@ -76,6 +76,8 @@ class Entry(Struct, gc=False):
 class Tables(Namespace):
     """See the module."""
 
+    has_new: bool
+
     # --- finding ------------------------------------------------------------------------------------------
 
     def find(self, message_id: str) -> Entry | None:

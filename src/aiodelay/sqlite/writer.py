@@ -23,7 +23,7 @@ __all__ = ["Job", "Writer"]
 
 T = TypeVar("T")
 
-log = logging.getLogger("aiodelay.sqlite")
+log: logging.Logger = logging.getLogger("aiodelay.sqlite")
 
 MOST_JOBS = 500
 MOST_MESSAGES = 2_000
@@ -41,6 +41,12 @@ class Job(Generic[T]):
     """
 
     __slots__ = ("answer", "committed", "error", "failed", "future", "is_durable", "run", "size")
+
+    run: Callable[[Tables], T]
+    failed: Callable[[Failure], T]
+    size: int
+    is_durable: bool
+    committed: Callable[[T], object] | None
 
     def __init__(
         self,

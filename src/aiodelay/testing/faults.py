@@ -73,6 +73,12 @@ class Injection:
         hits: How often it has struck.
     """
 
+    fault: Fault
+    steps: frozenset[Step]
+    left: int | None
+    hits: int
+    seconds: float
+
     def __init__(
         self, fault: Fault, steps: frozenset[Step], left: int | None, after: int, probability: float, seconds: float
     ) -> None:

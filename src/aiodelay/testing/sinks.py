@@ -34,6 +34,9 @@ class RecordingSink:
         batches: How many messages each send brought.
     """
 
+    name: str
+    limits: Demand
+
     def __init__(
         self, name: str, *, limits: Demand = Demand(100), check: Callable[[str], None] | None = None
     ) -> None:

@@ -121,9 +121,12 @@ class Stage:
         journal: Most entries of the journal to keep.
     """
 
+    store: Store
+    work: Work
+
     def __init__(self, bench: Bench, *, journal: int = 0) -> None:
         self.bench = bench
-        self.clock = VirtualClock()
+        self.clock: VirtualClock = VirtualClock()
         self.store = bench.make_store(self.clock, journal=journal)
         self._ops, self._requests = count(1), count(1)
         self._opened = AsyncExitStack()
