@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from .errors import (
     DuplicateIdError,
     InputError,
     OutcomeUnknownError,
+    StoreError,
     StoreFullError,
     StoreUnavailableError,
     cut,
@@ -68,6 +70,8 @@ from .retry import Retry
 from .timeunits import Duration, parse_duration
 
 __all__ = ["Scheduler"]
+
+log: logging.Logger = logging.getLogger("aiodelay")
 
 F = TypeVar("F", bound=Handler)
 T = TypeVar("T")
@@ -424,7 +428,7 @@ class Scheduler(Operations):
         if self._running is not None and self._serves(spec):
             self._running.add_handler(spec)
             if every is not None:
-                self._running.spawn(self._arm(spec.name), f"aiodelay arm {spec.name}")
+                self._running.spawn(self._arm_soon(spec.name, self._running), f"aiodelay arm {spec.name}")
 
     def _handler_series(self, spec: HandlerSpec, every: Every | Cron) -> Message:
         check_rule(every)
@@ -506,9 +510,12 @@ class Scheduler(Operations):
             running.add_sink(sink)
         for spec in specs:
             running.add_handler(spec)
-        if self._dispatch:
-            for spec in specs:
+        try:
+            for spec in specs if self._dispatch else ():
                 await self._arm(spec.name)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(
@@ -528,6 +535,20 @@ class Scheduler(Operations):
         if message is not None:
             put = self._composer.put(message, self._store.now_ms())
             await self._carry_out(put, put.envelope.size)
+
+    async def _arm_soon(self, name: Lane, running: Running) -> None:
+        """Arm a series as soon as the store takes it: beside the loops, which a failure here must not end."""
+        while name in self._series and not running.is_closing:
+            try:
+                await self._arm(name)
+            except StoreError as error:
+                log.warning("the series of handler %s is not armed yet: %s", name, error)
+                await asyncio.sleep(LONGEST_REPEAT_S)
+            except AiodelayError:
+                log.exception("the series of handler %s cannot be armed", name)
+                return
+            else:
+                return
 
     async def run(self) -> None:
         """Open, dispatch until cancelled, and close: the main job of a process that handles.

@@ -83,7 +83,7 @@ class SqliteStore:
         journal: int = 0,
         name: str | None = None,
     ) -> None:
-        self.path = os.path.abspath(path)
+        self.path: str = os.path.abspath(path)
         self.name: str = name or f"sqlite:///{self.path}"
         self._namespace, self._journal = namespace, journal
         self._clock = clock or SystemClock()
@@ -268,6 +268,12 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
     journal = options.integer("journal", 0, 0, MAX_JOURNAL)
     options.finish()
     path = unquote(options.parts.path).removeprefix("/")
-    if options.parts.netloc or options.parts.fragment or not path or path.endswith("/") or path == ":memory:":
+    is_other_url = bool(options.parts.netloc or options.parts.fragment)
+    if is_other_url or not path or path.endswith("/") or path == ":memory:" or not _is_file_name(path):
         raise ConfigurationError("url", masked_url(url), FORMS)
     return SqliteStore(path, namespace=namespace, clock=clock, journal=journal, name=masked_url(url))
+
+
+def _is_file_name(path: str) -> bool:
+    """Tell whether a file system can have it: no NUL, at which SQLite would cut it off, and no lone surrogate."""
+    return "\0" not in path and path == path.encode(errors="ignore").decode()
