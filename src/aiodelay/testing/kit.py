@@ -60,9 +60,7 @@ class Kit:
         self.memory: MemoryStore = MemoryStore(clock=clock)
         self.store: FaultyStore = FaultyStore(self.memory)
         self.sinks: dict[str, RecordingSink] = {
-            name: sink
-            if isinstance(sink, RecordingSink)
-            else RecordingSink(name, limits=sink.limits, check=sink.check)
+            name: sink if isinstance(sink, RecordingSink) else RecordingSink(name, limits=sink.limits, check=sink.check)
             for name, sink in scheduler._sinks.items()
         }
         self._sent_before = {name: len(sink.deliveries) for name, sink in self.sinks.items()}

@@ -21,6 +21,9 @@ class _Answer(Struct):
     concerns: Callable[[Delivery], bool]
 
 
+_LIMITS = Demand(100)
+
+
 class RecordingSink:
     """A sink for tests: `Scheduler(store, sinks=[RecordingSink("kafka")])`.
 
@@ -37,9 +40,7 @@ class RecordingSink:
     name: str
     limits: Demand
 
-    def __init__(
-        self, name: str, *, limits: Demand = Demand(100), check: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, name: str, *, limits: Demand = _LIMITS, check: Callable[[str], None] | None = None) -> None:
         self.name, self.limits, self._check = name, limits, check
         self.deliveries: list[Delivery] = []
         self.batches: list[int] = []
