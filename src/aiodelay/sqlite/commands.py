@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal
 
 from aiodelay import transitions as t
@@ -22,7 +22,7 @@ from aiodelay.model import (
     Stored,
 )
 
-from .rows import INSERT_NEW, Row, headers_text, object_text
+from .rows import INSERT_NEW, INSERT_SEVERAL_NEW, NEW_AT_ONCE, Row, headers_text, object_text
 from .tables import Entry, Tables
 
 __all__ = ["apply"]
@@ -127,7 +127,7 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
     last = first + len(puts) - 1
     rows = _new_rows(tables, puts, first)
     stored = {row[1] for row in rows}
-    if tables.executemany(INSERT_NEW, rows).rowcount < len(rows):
+    if _insert_new(tables, rows) < len(rows):
         stored = {n for (n,) in tables.execute("SELECT n FROM messages WHERE n BETWEEN ? AND ?", (first, last))}
     # The rows are still in the cache: to read them back costs less than to bind their places again.
     query = "INSERT INTO queue (lane, place_ms, n) SELECT lane, place_ms, n FROM messages WHERE n BETWEEN ? AND ?"
@@ -144,6 +144,16 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
         if tables.keeps_journal:
             tables.note("stored", t.record_of(put, due_ms, now))
     return outcomes
+
+
+def _insert_new(tables: Tables, rows: Sequence[Row]) -> int:
+    """Insert rows whose ids nobody has; return how many."""
+    several = len(rows) - len(rows) % NEW_AT_ONCE
+    inserted = 0
+    for at in range(0, several, NEW_AT_ONCE):
+        values = list(chain.from_iterable(rows[at : at + NEW_AT_ONCE]))
+        inserted += tables.execute(INSERT_SEVERAL_NEW, values).rowcount
+    return inserted + tables.executemany(INSERT_NEW, rows[several:]).rowcount if rows[several:] else inserted
 
 
 def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:

@@ -228,8 +228,7 @@ def _compare(
 
 
 def _nearest(word: str, missed: Sequence[tuple[T, list[_Difference]]]) -> list[str]:
-    nearest, differing = missed[0]
-    lines = [f"Nearest: {_shown(nearest)}", *(f"  {each.text}" for each in differing)]
+    lines = [f"Nearest: {_shown(missed[0][0])}", *(f"  {each.text}" for each in missed[0][1])]
     if len(missed) > 1:
         lines.append(f"Also {word}:")
         lines += [f"  {_shown(each)}" for each, _ in missed[1 : OTHERS_SHOWN + 1]]

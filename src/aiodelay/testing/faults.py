@@ -50,7 +50,7 @@ Fault: TypeAlias = Literal[
 """
 
 T = TypeVar("T")
-_ABILITIES = (Inspectable, DeadLetters, Holds, Journal)
+_ABILITIES: tuple[type, ...] = (Inspectable, DeadLetters, Holds, Journal)
 _ABILITY_METHODS = (
     *("get", "search", "counts", "load", "position"),
     *("dead_letters", "redrive", "purge"),
