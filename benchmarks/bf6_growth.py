@@ -30,6 +30,7 @@ class Filled(NamedTuple):
 
     store: Store
     work: Work
+    single_puts: list[float]
     puts: list[float]
     claims: list[float]
 
@@ -47,22 +48,19 @@ def grown(plan: Plan, name: str, make: Callable[[str], Store], many: int) -> lis
     few, many = plan.size(FEW), plan.size(many)
     rounds = plan.run(measure(plan, make("few"), few, make("many"), many))
     rows = []
-    for what, pick in (("put", _puts), ("claim", _claims)):
+    operations: dict[str, Callable[[Filled], list[float]]] = {
+        "one put": lambda filled: filled.single_puts,
+        f"put of {AT_ONCE}": lambda filled: filled.puts,
+        f"claim of {AT_ONCE}": lambda filled: filled.claims,
+    }
+    for what, pick in operations.items():
         before = [quantile(pick(small), 0.5) for small, _ in rounds]
         after = [quantile(pick(large), 0.5) for _, large in rounds]
         growth = tuple(a / b for a, b in zip(after, before, strict=True))
         beside = f"{quantile(after, 0.5):.2f} ms, with {few:,} {quantile(before, 0.5):.2f} ms"
-        text = f"{name}: {what} of {AT_ONCE} with {many:,} pending"
+        text = f"{name}: {what} with {many:,} pending"
         rows.append(Row("BF6", text, f"x with {few:,}", growth, GOAL, beside))
     return rows
-
-
-def _puts(filled: Filled) -> list[float]:
-    return filled.puts
-
-
-def _claims(filled: Filled) -> list[float]:
-    return filled.claims
 
 
 async def measure(plan: Plan, small: Store, few: int, large: Store, many: int) -> list[tuple[Filled, Filled]]:
@@ -76,13 +74,13 @@ async def measure(plan: Plan, small: Store, few: int, large: Store, many: int) -
             await fill(store, n, chance)
             works.append(await stack.enter_async_context(store.work("bench", [LANE])))
         for _ in range(plan.runs):
-            pair = Filled(small, works[0], [], []), Filled(large, works[1], [], [])
+            pair = Filled(small, works[0], [], [], []), Filled(large, works[1], [], [], [])
             rounds.append(pair)
             for number in range(plan.size(OPERATIONS)):
                 for filled in pair if number % 2 else pair[::-1]:
                     await use(filled, chance)
         for store, n in ((small, few), (large, many)):
-            await check_count(store, n + plan.runs * plan.size(OPERATIONS) * AT_ONCE)
+            await check_count(store, n + plan.runs * plan.size(OPERATIONS) * (AT_ONCE + 1))
     return rounds
 
 
@@ -92,12 +90,13 @@ async def fill(store: Store, n: int, chance: random.Random) -> None:
 
 
 async def use(filled: Filled, chance: random.Random) -> None:
-    """Put 100 messages among the pending ones (timed) and 100 due now; claim the latter (timed) and settle them."""
+    """Put one message and 100 among the pending ones; put 100 that are due now, claim these and settle them."""
     store, work = filled.store, filled.work
-    pending = [ahead(store, chance) for _ in range(AT_ONCE)]
-    with Stopwatch() as watch:
-        await put(store, pending)
-    filled.puts.append(watch.seconds * 1000)
+    for n, times in ((1, filled.single_puts), (AT_ONCE, filled.puts)):
+        pending = [ahead(store, chance) for _ in range(n)]
+        with Stopwatch() as watch:
+            await put(store, pending)
+        times.append(watch.seconds * 1000)
     now = store.now_ms()
     due = [due_at(now - chance.randrange(1000)) for _ in range(AT_ONCE)]
     await put(store, due)

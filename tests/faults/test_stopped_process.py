@@ -26,11 +26,10 @@ def test_f3_a_zombie_settles_nothing_that_others_took_over(scene: Scene) -> None
     zombie.continue_()
     zombie.ended_well()
     report = scene.judge(Limits(takeover_ms=TAKEOVER_MS))
-    assert 1 <= report.duplicates <= report.in_flight_at_faults
     leases = scene.story().leases
     inherited = {lease.note.id for lease in leases if lease.process == "heir"}
     taken_over = [lease for lease in leases if lease.process == "zombie" and lease.note.id in inherited]
-    assert len(taken_over) >= report.duplicates
+    assert len(taken_over) >= max(report.duplicates, 1)
     assert {lease.settled_ns for lease in taken_over} == {NEVER}
 
 

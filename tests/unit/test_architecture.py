@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "arguments": ({"inputs", "context", "registry"}, {"values", "decisions"}),
     "runtime": ({"_runtime"}, {"values", "decisions", "arguments"}),
     "face": (
-        {"handlers", "messages", "operations", "bulk", "scheduler"},
+        {"handlers", "messages", "commands", "operations", "bulk", "scheduler"},
         {"values", "decisions", "arguments", "runtime"},
     ),
     "package": ({""}, {"values", "decisions", "arguments", "runtime", "face"}),
@@ -57,7 +57,6 @@ LOOP_TIMES = {
     "_runtime.housekeeping": "how long the loop was blocked",
     "_runtime.lifecycle": "how long closing takes",
     "_runtime.subscription": "how long a handler runs, on the loop whose timers end it",
-    "scheduler": "how long to repeat a call",
 }
 """Intervals measured on the event loop's own clock, which tests make virtual; never compared with due times."""
 

@@ -15,7 +15,17 @@ from msgspec import Struct
 
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
 
-__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Database", "Failure", "decoded_anyhow", "failure_of", "file_uri"]
+__all__ = [
+    "APPLICATION_ID",
+    "BAD_VALUE",
+    "SCHEMA_VERSION",
+    "Database",
+    "Failure",
+    "bad_value",
+    "decoded_anyhow",
+    "failure_of",
+    "file_uri",
+]
 
 APPLICATION_ID = 0x61696F64  # "aiod"
 SCHEMA_VERSION = 1
@@ -39,6 +49,9 @@ class Failure(Struct, frozen=True):
     is_full: bool = False
     is_in_doubt: bool = False
 
+
+BAD_VALUE = (OverflowError, UnicodeError, sqlite3.DataError)
+"""What a value that no column can hold raises."""
 
 # By primary result code: what an operator reads. What is not listed is named by SQLite's own text.
 _MEANING = {
@@ -71,6 +84,11 @@ def failure_of(error: sqlite3.Error, path: str, *, at_commit: bool = False) -> F
     # A write that failed ends before the commit mark; a sync that failed may come after it.
     in_doubt = at_commit and primary not in _NOT_COMMITTED and code != sqlite3.SQLITE_IOERR_WRITE
     return Failure(text, is_in_doubt=in_doubt)
+
+
+def bad_value(error: Exception) -> Failure:
+    """Say that a value was refused; not which, since it may be a payload's neighbour."""
+    return Failure(f"it holds a value that cannot be stored ({type(error).__name__})")
 
 
 def _lacks_room(path: str) -> bool:

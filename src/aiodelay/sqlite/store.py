@@ -15,7 +15,6 @@ from aiodelay.errors import (
     ConfigurationError,
     StoreUnavailableError,
     UnsupportedByStoreError,
-    masked_url,
 )
 from aiodelay.model import (
     Command,
@@ -270,8 +269,8 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
     path = unquote(options.parts.path).removeprefix("/")
     is_other_url = bool(options.parts.netloc or options.parts.fragment)
     if is_other_url or not path or path.endswith("/") or path == ":memory:" or not _is_file_name(path):
-        raise ConfigurationError("url", masked_url(url), FORMS)
-    return SqliteStore(path, namespace=namespace, clock=clock, journal=journal, name=masked_url(url))
+        raise ConfigurationError("url", options.masked, FORMS)
+    return SqliteStore(path, namespace=namespace, clock=clock, journal=journal, name=options.masked)
 
 
 def _is_file_name(path: str) -> bool:
