@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import bf1_memory_dispatch, bf2_sqlite_schedule, bf3_sqlite_drain
+from . import bf1_memory_dispatch, bf2_sqlite_schedule, bf3_sqlite_drain, bf4_lateness, bf5_idle, bf6_growth
 from .harness import Benchmark, Plan, Row
 from .report import as_json, as_line, as_markdown, put_between_markers, surroundings
 
@@ -16,6 +16,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     bf1_memory_dispatch.BENCHMARK,
     bf2_sqlite_schedule.BENCHMARK,
     bf3_sqlite_drain.BENCHMARK,
+    bf4_lateness.BENCHMARK,
+    bf5_idle.BENCHMARK,
+    bf6_growth.BENCHMARK,
 )
 
 

@@ -33,19 +33,20 @@ def run(plan: Plan) -> list[Row]:
         {
             "bare calls": lambda: insert(_new(file), calls_rows),
             "calls": lambda: plan.run(schedule_each(_new(file), calls)),
+            "loop": lambda: plan.run(loop_alone(calls)),
             "bare many": lambda: insert(_new(file), many_rows),
             "many": lambda: plan.run(schedule_many(_new(file), many)),
         },
     )
 
-    def row(what: str, side: str, n: int) -> Row:
-        bare, ours = times[f"bare {side}"], times[side]
-        beside = f"{per_message_us(ours, n)} a message, bare {per_message_us(bare, n)}"
-        return Row("BF2", what, "x bare", ratios(bare, ours), GOAL, beside)
+    def row(what: str, ours: str, bare: str, n: int, goal: Goal | None) -> Row:
+        beside = f"{per_message_us(times[ours], n)} a message, bare {per_message_us(times[bare], n)}"
+        return Row("BF2", what, "x bare", ratios(times[bare], times[ours]), goal, beside)
 
     return [
-        row(f"SQLite: {calls:,} concurrent `schedule()`", "calls", calls),
-        row(f"SQLite: `schedule_many` of {many:,}", "many", many),
+        row(f"SQLite: {calls:,} concurrent `schedule()`", "calls", "bare calls", calls, GOAL),
+        row(f"of that, asyncio alone: {calls:,} tasks that wait for a future each", "loop", "bare calls", calls, None),
+        row(f"SQLite: `schedule_many` of {many:,}", "many", "bare many", many, GOAL),
     ]
 
 
@@ -63,6 +64,25 @@ async def schedule_each(file: Path, n: int) -> float:
                 for i in range(n):
                     tasks.create_task(scheduler.schedule(order(i), delay=AHEAD))
     check(count(file, "queue") == n, "not all were scheduled")
+    return watch.seconds
+
+
+async def loop_alone(n: int) -> float:
+    """What so many concurrent calls cost before any of them does anything: what no library can go below."""
+    loop, futures = asyncio.get_running_loop(), list[asyncio.Future[None]]()
+
+    async def call() -> None:
+        future = loop.create_future()
+        futures.append(future)
+        await future
+
+    with Stopwatch() as watch:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(n):
+                tasks.create_task(call())
+            await asyncio.sleep(0)
+            for future in futures:
+                future.set_result(None)
     return watch.seconds
 
 

@@ -24,12 +24,16 @@ __all__ = [
     "Order",
     "Plan",
     "Row",
+    "Stopwatch",
     "WrongResultError",
     "check",
     "check_once_each",
     "in_turn",
+    "number_of",
     "order",
+    "per_message_us",
     "quantile",
+    "ratios",
     "raw_payload",
 ]
 

@@ -33,6 +33,7 @@ def surroundings(plan: Plan) -> dict[str, str]:
         "event loop": f"uvloop {metadata.version('uvloop')}" if plan.uvloop else "asyncio",
         "machine": f"{_cpu()}, {os.cpu_count()} cores",
         "system": f"{platform.system()} {platform.release()}",
+        "load at the start": _load(),
         "rounds": str(plan.runs),
         "scale": f"{plan.scale:g}",
     }
@@ -45,6 +46,11 @@ def _cpu() -> str:
         return platform.processor() or platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
+
+
+def _load() -> str:
+    """Return what else the machine is doing: figures taken beside others say less."""
+    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def as_line(row: Row) -> str:

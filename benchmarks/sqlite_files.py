@@ -18,8 +18,8 @@ Row: TypeAlias = tuple[Any, ...]
 
 AT_ONCE = 500
 WRITTEN = (
-    "ns, n, place_ms, lane, id, address, type, encoding, payload, key, headers, trace, version, rule, revision, due_ms, "
-    "op, expires_ms, late"
+    "ns, n, place_ms, lane, id, address, type, encoding, payload, key, headers, trace, version, rule, revision, "
+    "due_ms, op, expires_ms, late"
 )
 """What a put writes; the other columns have their defaults."""
 _INSERT_MESSAGE = f"INSERT INTO messages ({WRITTEN}) VALUES ({', '.join('?' * len(WRITTEN.split(',')))})"

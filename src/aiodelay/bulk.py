@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from msgspec import Struct
 
 from .errors import AiodelayError
-from .model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put
+from .model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Put
 
 __all__ = ["PartlyScheduledError", "Rejected", "schedule_in_chunks"]
 
@@ -55,8 +56,7 @@ class PartlyScheduledError(AiodelayError):
 async def schedule_in_chunks(
     messages: Iterable[Any] | AsyncIterable[Any],
     compose: Callable[[Any], Put],
-    send: Callable[[Sequence[Put], int], Awaitable[Sequence[Outcome]]],
-    error_of: Callable[[Put, Outcome], AiodelayError | None],
+    send: Callable[[Sequence[Put], int], Awaitable[Sequence[object]]],
     progress: Callable[[int], object] | None,
 ) -> int:
     """Store messages chunk by chunk.
@@ -64,8 +64,7 @@ async def schedule_in_chunks(
     Args:
         messages: What to store.
         compose: Makes the command of one, or raises.
-        send: Sends commands, given their payload bytes too.
-        error_of: Says whether an outcome is an error.
+        send: Sends commands, given their payload bytes too; returns an answer or an `AiodelayError` for each.
         progress: Called with the number stored so far.
 
     Raises:
@@ -78,14 +77,15 @@ async def schedule_in_chunks(
     async def send_chunk(chunk: list[tuple[int, Put]], size: int) -> None:
         nonlocal stored
         try:
-            outcomes = await send([put for _, put in chunk], size)
+            answers = await send([put for _, put in chunk], size)
         except AiodelayError as error:
             rejected.extend(Rejected(position, error) for position, _ in chunk)
         else:
-            errors = [
-                (position, error_of(put, outcome)) for (position, put), outcome in zip(chunk, outcomes, strict=True)
+            refused = [
+                Rejected(position, answer)
+                for (position, _), answer in zip(chunk, answers, strict=True)
+                if isinstance(answer, AiodelayError)
             ]
-            refused = [Rejected(position, error) for position, error in errors if error is not None]
             rejected.extend(refused)
             stored += len(chunk) - len(refused)
             if progress is not None:
@@ -96,9 +96,10 @@ async def schedule_in_chunks(
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         try:
-            async for chunk, size in _chunks(messages, compose, rejected):
-                await room.acquire()
-                tasks.create_task(send_chunk(chunk, size))
+            async with aclosing(_chunks(messages, compose, rejected)) as chunks:  # else a task of the loop's closes it
+                async for chunk, size in chunks:
+                    await room.acquire()
+                    tasks.create_task(send_chunk(chunk, size))
         except Exception as error:  # noqa: BLE001 - the caller's iterable failed: what was read is stored, then it is told
             failure = error
     if failure is not None:
@@ -110,26 +111,27 @@ async def schedule_in_chunks(
 
 async def _chunks(
     messages: Iterable[Any] | AsyncIterable[Any], compose: Callable[[Any], Put], rejected: list[Rejected]
-) -> AsyncIterator[tuple[list[tuple[int, Put]], int]]:
+) -> AsyncGenerator[tuple[list[tuple[int, Put]], int], None]:
     chunk: list[tuple[int, Put]] = []
     size = position = 0
-    async for message in _each(messages):
-        try:
-            put = compose(message)
-        except AiodelayError as error:
-            rejected.append(Rejected(position, error))
-        else:
-            chunk.append((position, put))
-            size += put.envelope.size
-        position += 1
-        if len(chunk) == MAX_CLAIM_MESSAGES or size >= MAX_CLAIM_BYTES:
-            yield chunk, size
-            chunk, size = [], 0
+    async with aclosing(_each(messages)) as each:
+        async for message in each:
+            try:
+                put = compose(message)
+            except AiodelayError as error:
+                rejected.append(Rejected(position, error))
+            else:
+                chunk.append((position, put))
+                size += put.envelope.size
+            position += 1
+            if len(chunk) == MAX_CLAIM_MESSAGES or size >= MAX_CLAIM_BYTES:
+                yield chunk, size
+                chunk, size = [], 0
     if chunk:
         yield chunk, size
 
 
-async def _each(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+async def _each(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
     if isinstance(messages, AsyncIterable):
         async for message in messages:
             yield message

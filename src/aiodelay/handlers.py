@@ -41,6 +41,7 @@ __all__ = [
 Result: TypeAlias = Later | Reject | None
 """What a handler may return."""
 Handler: TypeAlias = Callable[..., Awaitable[Result]] | Callable[..., Result]
+"""A coroutine function, or a plain one: its first parameter is the event."""
 T = TypeVar("T")
 
 MAX_CONCURRENCY = 10_000

@@ -38,12 +38,13 @@ from .ports import Sink, StoreTraits
 from .recurrence import Cron, Every, Rule
 from .timeunits import Duration, from_epoch_ms
 
-__all__ = ["HANDLER_TARGET", "Composer", "Message", "Scheduled"]
+__all__ = ["HANDLER_TARGET", "TIMES", "Composer", "Message", "Scheduled", "check_rule", "names_of"]
 
 HANDLER_TARGET = "handler"
 """`to="handler:<type name>"` reaches a handler by its name: for bytes, and for other languages."""
 
 TIMES = "at, delay, every"
+"""The arguments of which exactly one says when."""
 
 
 class Message(Struct, frozen=True, kw_only=False):

@@ -543,7 +543,11 @@ class WorkStatus(Struct, frozen=True):
 
 
 class LaneState(Struct, frozen=True, gc=False):
-    """One lane as housekeeping found it; `oldest_due_ms` is that of the oldest overdue message, None if none is."""
+    """One lane as housekeeping found it.
+
+    `oldest_due_ms`: since when the message that waits longest could have been claimed; None if none is overdue. What is
+    held or in flight is not.
+    """
 
     lane: Lane
     oldest_due_ms: int | None

@@ -78,8 +78,9 @@ class Work(Protocol):
         """Lease due messages, earliest due first within a lane (S1, S3, S7, S9).
 
         Lanes get an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES` first, then what others left. A message
-        that is suspected of ending processes is given out alone. `Late` policies are applied on the way, save for
-        recurring messages, which are given out for the caller to settle.
+        that is suspected of ending processes is given out alone. `Late` policies are applied on the way. Of recurring
+        messages only the caller can work out the next time: late ones and killers (`transitions.is_killer`) are given
+        out for it to settle without a run.
 
         Args:
             demand: Most messages and bytes wanted per lane. Lanes not named are not touched.
@@ -95,7 +96,8 @@ class Work(Protocol):
         """End claims, each in one step with what follows from it (S2, S6).
 
         Returns:
-            One outcome per settlement, in order. Only a claim that is still held is written.
+            One outcome per settlement, in order. Only a claim that is still held is written; one whose lease has ended
+            is held as long as nobody else has taken the message.
 
         Raises:
             StoreUnavailableError: No answer; repeating is safe, and what had been settled then answers `gone`.
@@ -183,7 +185,7 @@ class Store(Protocol):
 
         Args:
             commands: Each with its op id.
-            source: Moves an intake's position in the same step; all commands then share one outcome.
+            source: Moves an intake's position in the same step: then either all are carried out, or none.
         """
         ...
 

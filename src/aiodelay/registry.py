@@ -15,6 +15,9 @@ from .ports import Sink, Store
 
 __all__ = ["open_sink", "open_store"]
 
+_EXTRAS = {"rediss": "redis", "unix": "redis", "valkey": "redis", "valkeys": "redis"}
+"""Extras that are not named as the scheme."""
+
 Group = Literal["aiodelay.stores", "aiodelay.sinks"]
 
 
@@ -63,5 +66,5 @@ def _load(group: Group, url: str) -> Any:  # noqa: ANN401 - what an entry point 
     except ImportError as error:
         if (error.name or "").startswith("aiodelay"):
             raise
-        extra = f"pip install 'aiodelay[{scheme}]'"
+        extra = f"pip install 'aiodelay[{_EXTRAS.get(scheme, scheme)}]'"
         raise MissingExtraError(f"{setting} {masked_url(url)}", f"missing {error.name}", extra) from error

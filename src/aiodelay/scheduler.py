@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -21,17 +21,15 @@ from ._runtime.subscription import HandlerSpec
 from .bulk import schedule_in_chunks
 from .clock import Clock, SystemClock
 from .codecs import codec_named
+from .commands import Commands, answer_of
 from .context import Context
 from .errors import (
     AiodelayError,
     ClosedError,
     ConfigurationError,
     DuplicateHandlerError,
-    DuplicateIdError,
     InputError,
-    OutcomeUnknownError,
-    StoreFullError,
-    StoreUnavailableError,
+    StoreError,
     cut,
     kind_of,
     shortened,
@@ -42,24 +40,17 @@ from .inputs import Targets, check_count, check_flag, check_id, check_namespace,
 from .messages import Composer, Message, Scheduled, check_rule, names_of
 from .model import (
     NO_HEADERS,
-    RETRY_WINDOW_MS,
     Cancel,
     CancelOutcome,
-    Command,
     Conflict,
     Fire,
     FireOutcome,
     Lane,
     Late,
-    Outcome,
     Put,
     Record,
-    Refused,
     Reschedule,
     RescheduleOutcome,
-    ScheduleOutcome,
-    Stored,
-    Unknown,
 )
 from .operations import Operations
 from .ports import Sink, Store
@@ -69,9 +60,11 @@ from .timeunits import Duration, parse_duration
 
 __all__ = ["Scheduler"]
 
+log: logging.Logger = logging.getLogger("aiodelay")
+
 F = TypeVar("F", bound=Handler)
 T = TypeVar("T")
-FIRST_REPEAT_S, LONGEST_REPEAT_S = 0.05, 1.0
+ARM_AGAIN_S = 1.0
 MOST_PAYLOAD = 1_000_000_000
 
 
@@ -150,6 +143,7 @@ class Scheduler(Operations):
         self._handlers: dict[Lane, HandlerSpec] = {}
         self._series: dict[Lane, Message] = {}
         self._running: Running | None = None
+        self._commands: Commands | None = None
         self._was_closed = False
 
     def __repr__(self) -> str:
@@ -199,9 +193,9 @@ class Scheduler(Operations):
             OutcomeUnknownError: It may be stored; `await error.retry()` finds out, safely.
         """
         message = Message(event, at, delay, every, id, to, key, headers, conflict, late)
-        self._ready()
+        commands = self._open_commands()
         put = self._composer.put(message, self._store.now_ms())
-        return _scheduled(put.id, await self._carry_out(put, put.envelope.size))
+        return answer_of(put, await commands.carry_out(put, put.envelope.size))
 
     async def schedule_many(
         self,
@@ -221,12 +215,12 @@ class Scheduler(Operations):
         Raises:
             PartlyScheduledError: Some were refused; all others are stored. Names each with its position and error.
         """
-        self._ready()
+        commands = self._open_commands()
         if not isinstance(messages, Iterable | AsyncIterable):
             raise InputError("messages", kind_of(messages), "an iterable or asynchronous iterable of Message")
         if progress is not None and not callable(progress):
             raise InputError("progress", kind_of(progress), "a function that takes a number")
-        return await schedule_in_chunks(messages, self._compose, self._carry_out_chunk, self._error_of, progress)
+        return await schedule_in_chunks(messages, self._compose, commands.carry_out_many, progress)
 
     def _compose(self, message: Message) -> Put:
         return self._composer.put(_checked(message, Message, "message"), self._store.now_ms())
@@ -241,8 +235,8 @@ class Scheduler(Operations):
         Raises:
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
-        outcome = await self._carry_out(Cancel(new_op(), check_id(message_id)), 0)
-        return CancelOutcome(_word(outcome))
+        command = Cancel(new_op(), check_id(message_id))
+        return answer_of(command, await self._open_commands().carry_out(command, 0))
 
     async def reschedule(
         self, message_id: str, *, at: datetime | None = None, delay: Duration | None = None
@@ -256,9 +250,8 @@ class Scheduler(Operations):
             ScheduleTimeError: As in `schedule`.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
-        due = due_of(at, delay, self._store.now_ms())
-        outcome = await self._carry_out(Reschedule(new_op(), check_id(message_id), due), 0)
-        return RescheduleOutcome(_word(outcome))
+        command = Reschedule(new_op(), check_id(message_id), due_of(at, delay, self._store.now_ms()))
+        return answer_of(command, await self._open_commands().carry_out(command, 0))
 
     async def fire(self, message_id: str) -> FireOutcome:
         """Make a pending message due now.
@@ -269,76 +262,8 @@ class Scheduler(Operations):
         Raises:
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
-        outcome = await self._carry_out(Fire(new_op(), check_id(message_id)), 0)
-        return FireOutcome(_word(outcome))
-
-    # --- commands -----------------------------------------------------------------------------------------
-
-    async def _carry_out(self, command: Command, size: int) -> Stored | Refused:
-        (outcome,) = await self._ready().commit.submit((command,), size)
-        if _is_open(outcome):
-            (outcome,) = await self._repeat((command,), size, [outcome])
-        error = self._error_of(command, outcome)
-        if error is not None:
-            raise error
-        assert not isinstance(outcome, Unknown)
-        return outcome
-
-    def _error_of(self, command: Command, outcome: Outcome) -> AiodelayError | None:
-        """Return the error for outcomes that are one; the others are answers."""
-        if isinstance(outcome, Unknown):
-            return self._unknown(command, outcome)
-        if isinstance(outcome, Refused):
-            if outcome.reason == "duplicate":
-                return DuplicateIdError(command.id)
-            if outcome.reason == "unavailable":
-                return StoreUnavailableError(self._store.name, outcome.detail or "no answer", command.id)
-            if outcome.reason == "full":
-                return StoreFullError(self._store.name, outcome.detail or "no room", command.id)
-        return None
-
-    async def _carry_out_chunk(self, commands: Sequence[Command], size: int) -> Sequence[Outcome]:
-        outcomes = await self._ready().commit.submit(commands, size)
-        return await self._repeat(commands, size, list(outcomes)) if any(map(_is_open, outcomes)) else outcomes
-
-    async def _repeat(self, commands: Sequence[Command], size: int, outcomes: list[Outcome]) -> Sequence[Outcome]:
-        """While the store surely did not, or may not have, carried commands out, send them again."""
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + self._options.store_timeout_ms / 1000
-        pause = FIRST_REPEAT_S
-        while (left := ends - loop.time()) > 0:
-            await asyncio.sleep(min(pause * random.uniform(0.5, 1), left))
-            pause = min(pause * 2, LONGEST_REPEAT_S)
-            still_open = [i for i, outcome in enumerate(outcomes) if _is_open(outcome)]
-            repeated = await self._ready().commit.submit([commands[i] for i in still_open], size)
-            for i, outcome in zip(still_open, repeated, strict=True):
-                outcomes[i] = _surer(outcomes[i], outcome)
-            if not any(map(_is_open, outcomes)):
-                break
-        return outcomes
-
-    def _unknown(self, command: Command, outcome: Unknown) -> OutcomeUnknownError:
-        since_ms = self._options.clock.monotonic_ms()
-        window_ms = RETRY_WINDOW_MS - self._options.store_timeout_ms  # it was first sent that long ago, at the most
-
-        async def again() -> object:
-            if self._options.clock.monotonic_ms() - since_ms > window_ms:
-                raise OutcomeUnknownError(command.id, "too late: the store may have forgotten this op")
-            return await self._again(command)
-
-        return OutcomeUnknownError(command.id, outcome.detail, again)
-
-    async def _again(self, command: Command) -> object:
-        outcome = await self._carry_out(command, command.envelope.size if isinstance(command, Put) else 0)
-        match command:
-            case Put():
-                return _scheduled(command.id, outcome)
-            case Cancel():
-                return CancelOutcome(_word(outcome))
-            case Reschedule():
-                return RescheduleOutcome(_word(outcome))
-            case Fire():
-                return FireOutcome(_word(outcome))
+        command = Fire(new_op(), check_id(message_id))
+        return answer_of(command, await self._open_commands().carry_out(command, 0))
 
     # --- handlers -----------------------------------------------------------------------------------------
 
@@ -424,7 +349,7 @@ class Scheduler(Operations):
         if self._running is not None and self._serves(spec):
             self._running.add_handler(spec)
             if every is not None:
-                self._running.spawn(self._arm(spec.name), f"aiodelay arm {spec.name}")
+                self._running.spawn(self._arm_soon(spec.name, self._running), f"aiodelay arm {spec.name}")
 
     def _handler_series(self, spec: HandlerSpec, every: Every | Cron) -> Message:
         check_rule(every)
@@ -502,13 +427,18 @@ class Scheduler(Operations):
         lanes = [lane for spec in specs for lane in (spec.name, *spec.aliases)] + [sink.name for sink in sinks]
         await running.open(dispatch=self._dispatch, lanes=lanes)
         self._running = running
+        options = self._options
+        self._commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
         for sink in sinks:
             running.add_sink(sink)
         for spec in specs:
             running.add_handler(spec)
-        if self._dispatch:
-            for spec in specs:
+        try:
+            for spec in specs if self._dispatch else ():
                 await self._arm(spec.name)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(
@@ -519,15 +449,29 @@ class Scheduler(Operations):
         if running is None:
             return
         try:
-            await running.close((exc_type, exc, traceback))
+            await running.close()
         finally:
-            self._running, self._was_closed = None, True
+            self._running, self._commands, self._was_closed = None, None, True
 
     async def _arm(self, name: Lane) -> None:
         message = self._series.get(name)
         if message is not None:
             put = self._composer.put(message, self._store.now_ms())
-            await self._carry_out(put, put.envelope.size)
+            await self._open_commands().carry_out(put, put.envelope.size)
+
+    async def _arm_soon(self, name: Lane, running: Running) -> None:
+        """Arm a series as soon as the store takes it: beside the loops, which a failure here must not end."""
+        while name in self._series and not running.is_closing:
+            try:
+                await self._arm(name)
+            except StoreError as error:
+                log.warning("the series of handler %s is not armed yet: %s", name, error)
+                await asyncio.sleep(ARM_AGAIN_S)
+            except AiodelayError:
+                log.exception("the series of handler %s cannot be armed", name)
+                return
+            else:
+                return
 
     async def run(self) -> None:
         """Open, dispatch until cancelled, and close: the main job of a process that handles.
@@ -554,6 +498,11 @@ class Scheduler(Operations):
             raise ClosedError("scheduler", "closed" if self._was_closed else "not open yet")
         self._running.check_usable()
         return self._running
+
+    def _open_commands(self) -> Commands:
+        self._ready()
+        assert self._commands is not None
+        return self._commands
 
     def _open_store(self) -> Store:
         self._ready()
@@ -602,24 +551,3 @@ def _checked(value: object, type_: type[T], setting: str) -> T:
 
 def _checked_lanes(lanes: object) -> frozenset[Lane]:
     return frozenset(check_type_name(lane, "lanes") for lane in listed(lanes, "lanes", "['payment.check']"))
-
-
-def _is_open(outcome: Outcome) -> bool:
-    return isinstance(outcome, Unknown) or (isinstance(outcome, Refused) and outcome.reason == "unavailable")
-
-
-def _surer(before: Outcome, now: Outcome) -> Outcome:
-    """Return what two answers to one op come to: a later "surely not" does not clear an earlier doubt."""
-    if isinstance(before, Unknown) and isinstance(now, Refused) and now.reason in ("unavailable", "full"):
-        return before
-    return now
-
-
-def _word(outcome: Stored | Refused) -> str:
-    return outcome.answer if isinstance(outcome, Stored) else outcome.reason
-
-
-def _scheduled(message_id: str, outcome: Stored | Refused) -> Scheduled:
-    if isinstance(outcome, Stored):
-        return Scheduled(message_id, outcome.due_ms, outcome.revision, ScheduleOutcome(outcome.answer))
-    return Scheduled(message_id, 0, 0, ScheduleOutcome(outcome.reason))

@@ -5,7 +5,6 @@ Nothing here waits, reads a clock or touches storage.
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from msgspec.structs import replace
@@ -67,7 +66,7 @@ NO_OP = bytes(8)
 TOKEN_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z. Token = (deadline - epoch) * 4096 + counter: exact in a double until 2094."""
 _COUNTERS = 4096
-_OCCURRENCE = re.compile(r"^(.*)~(\d{10,})$", re.DOTALL)
+_DUE_DIGITS = 10  # at least: a shorter number after `~` may end an id that a caller chose
 
 
 def token_for(deadline_ms: int, counter: int) -> int:
@@ -97,21 +96,23 @@ def is_lease_too_long(token: int, now_ms: int) -> bool:
 
 def occurrence_id(series: str, due_ms: int) -> str:
     """Return the id under which a series' occurrence is retried beside the series."""
-    return f"{series}~{due_ms:010d}"
+    return f"{series}~{due_ms:0{_DUE_DIGITS}}"
 
 
 def base_id(message_id: str) -> str:
     """Return the id that the caller chose: of an occurrence, its series'."""
-    found = _OCCURRENCE.match(message_id)
-    return found[1] if found else message_id
+    found = occurrence_of(message_id)
+    return message_id if found is None else found[0]
 
 
 def occurrence_of(message_id: str) -> tuple[str, int] | None:
     """Return (series, due) of an occurrence's id, None for any other id."""
     if "~" not in message_id:  # nearly all, and ten times as fast as the pattern
         return None
-    found = _OCCURRENCE.match(message_id)
-    return (found[1], int(found[2])) if found else None
+    series, tilde, due = message_id.rpartition("~")
+    if tilde and len(due) >= _DUE_DIGITS and due.isascii() and due.isdigit():
+        return series, int(due)
+    return None
 
 
 def delivery_id(record: Record) -> str:

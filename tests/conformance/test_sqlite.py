@@ -1,5 +1,7 @@
 import asyncio
 import shutil
+import tempfile
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -9,28 +11,32 @@ from aiodelay.ports import Store
 from aiodelay.sqlite import open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance
+from tests.support.disks import IN_MEMORY
 
 
 @pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store's file, made once: copying it takes a tenth of the time of making the tables."""
-    path = tmp_path_factory.mktemp("sqlite") / "empty.db"
+def folder() -> Iterator[Path]:
+    """Holds `empty.db`: copying it takes a tenth of the time of making the tables."""
+    with tempfile.TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY) as name:
+        asyncio.run(_make(f"{name}/empty.db"))
+        yield Path(name)
 
-    async def make() -> None:
-        async with open_store(f"sqlite:///{path}", namespace="", clock=VirtualClock()):
-            pass
 
-    asyncio.run(make())
-    return path
+async def _make(path: str) -> None:
+    async with open_store(f"sqlite:///{path}", namespace="", clock=VirtualClock()):
+        pass
 
 
 class TestSqliteStore(StoreConformance):
+    numbers = count(1)
+
     @pytest.fixture(autouse=True)
-    def _folder(self, empty: Path, tmp_path: Path) -> None:
-        self.empty, self.paths = empty, (tmp_path / f"{number}.db" for number in count(1))
+    def _folder(self, folder: Path) -> None:
+        self.folder = folder
 
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
-        self.url = f"sqlite:///{shutil.copy(self.empty, next(self.paths))}?journal={journal}"
+        path = shutil.copy(self.folder / "empty.db", self.folder / f"{next(self.numbers)}.db")
+        self.url = f"sqlite:///{path}?journal={journal}"
         return open_store(self.url, namespace="", clock=clock)
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:

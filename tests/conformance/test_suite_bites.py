@@ -1,4 +1,7 @@
-"""The suite can fail: each of these stores breaks one rule, and the test of that rule must say so."""
+"""The suite can fail: each of these stores breaks one rule, and the test of that rule must say so.
+
+And it skips what a store declares not to have, and runs on any loop.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from aiodelay.model import (
     Stored,
 )
 from aiodelay.ports import Work
-from aiodelay.testing.clock import VirtualClock
+from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.testing.conformance import SAME_ID_TABLE, StoreConformance
 
 
@@ -254,18 +257,69 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
 ]
 
 
-def play(store: type[MemoryStore], test: str, values: tuple[object, ...]) -> None:
+def suite_on(store: type[MemoryStore]) -> StoreConformance:
     class Suite(StoreConformance):
         def make_store(self, clock: VirtualClock, *, journal: int = 0) -> MemoryStore:
             return store(clock=clock, journal=journal)
 
-    getattr(Suite(), test)(*values)
+    return Suite()
 
 
 @pytest.mark.parametrize(("store", "test", "values"), BITES, ids=lambda value: getattr(value, "__name__", None))
 def test_a_store_that_breaks_a_rule_fails_its_test(
     store: type[MemoryStore], test: str, values: tuple[object, ...]
 ) -> None:
-    play(MemoryStore, test, values)
+    getattr(suite_on(MemoryStore), test)(*values)
     with pytest.raises((AssertionError, TimeoutError)):
-        play(store, test, values)
+        getattr(suite_on(store), test)(*values)
+
+
+# --- what a store does not have -----------------------------------------------------------------------------
+
+
+class Plain(MemoryStore):
+    traits = replace(
+        MemoryStore.traits, conflicts=frozenset({"replace"}), cancel="recorded", order_per_group=False, durable=True
+    )
+    get = hold = dead_letters = journal = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("test", "values", "reason"),
+    [
+        ("test_same_id_again", ("keep", "pending", SAME_ID_TABLE[1].pending), "cannot be looked into"),
+        ("test_newer_is_judged_by_version_where_the_stored_message_has_none", (), "has no Conflict.newer"),
+        ("test_s5_cancelled_is_never_delivered", (), "records cancels"),
+        ("test_s9_by_due_time_then_scheduling_order", (), "does not promise an order"),
+        ("test_hold_and_release_say_whether_they_changed_anything", (), "cannot hold messages"),
+        ("test_purge_deletes_for_good", (), "keeps no dead letters"),
+        ("test_journal_is_off_until_asked_for", (), "keeps no journal"),
+    ],
+)
+def test_what_a_store_declares_not_to_have_is_skipped_with_the_reason(
+    test: str, values: tuple[object, ...], reason: str
+) -> None:
+    with pytest.raises(pytest.skip.Exception, match=f"memory:// {reason}"):
+        getattr(suite_on(Plain), test)(*values)
+
+
+def test_reopening_is_skipped_unless_a_store_is_durable_and_then_demanded() -> None:
+    with pytest.raises(pytest.skip.Exception, match="is not durable"):
+        suite_on(MemoryStore).test_s2_ops_survive_reopening()
+    with pytest.raises(NotImplementedError, match="override reopen"):
+        suite_on(Plain).test_s2_ops_survive_reopening()
+
+
+@pytest.mark.parametrize(
+    ("test", "values"),
+    [("test_s1_never_early", ("at",)), ("test_l2_wait_ends_when_a_message_may_be_earlier", ("put",))],
+)
+def test_the_suite_runs_on_another_loop(test: str, values: tuple[object, ...]) -> None:
+    class Suite(StoreConformance):
+        def make_store(self, clock: VirtualClock, *, journal: int = 0) -> MemoryStore:
+            return MemoryStore(clock=clock, journal=journal)
+
+        def new_loop(self) -> VirtualLoop:
+            return VirtualLoop()
+
+    getattr(Suite(), test)(*values)

@@ -31,7 +31,7 @@ class Work:
 
 
 @scheduler.handler
-async def work(event: Work) -> None:
+{kind} work(event: Work) -> None:
     print("started", flush=True)
     {body}
     print("finished", flush=True)
@@ -62,8 +62,8 @@ async def stored(folder: Path) -> Snapshot | None:
         return await scheduler.get("work")
 
 
-def write_app(folder: Path, body: str, *, drain: str = "1h") -> None:
-    (folder / "app.py").write_text(APP.format(body=body, drain=drain))
+def write_app(folder: Path, body: str, *, drain: str = "1h", kind: str = "async def") -> None:
+    (folder / "app.py").write_text(APP.format(body=body, drain=drain, kind=kind))
 
 
 @contextmanager
@@ -97,6 +97,15 @@ def test_a_handler_that_never_ends_is_cut_after_the_drain_time(folder: Path) -> 
     assert given_back is not None
     assert given_back.state == "overdue"
     assert given_back.record.attempt == 0
+
+
+def test_a_plain_handler_that_never_ends_is_left_behind_in_its_thread(folder: Path) -> None:
+    write_app(folder, BLOCK, drain="100ms", kind="def")
+    with started(folder) as program:
+        program.send(signal.SIGTERM)
+        assert program.exit_code() == 0
+        assert program.err.seen[-1].endswith("leaving threads that still run: aiodelay Work_0")
+    assert asyncio.run(stored(folder)) is not None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])

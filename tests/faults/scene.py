@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.faults.programs.worker import Plan
 from tests.support import history as h
 from tests.support.checker import Limits, Report
@@ -30,11 +32,21 @@ class Scene:
     def __init__(self, crew: Crew, folder: Path) -> None:
         self.crew, self.path = crew, folder / "delay.db"
 
+    def plan(self, name: str, **settings: Any) -> Plan:  # noqa: ANN401 - the fields of a plan
+        """Return a plan for this file and this history."""
+        settings = {"lease_ms": LEASE_MS} | settings
+        return Plan(name=name, store=url_of(self.path), history=str(self.crew.history_path), **settings)
+
     def start(self, name: str, **settings: Any) -> Worker:  # noqa: ANN401 - the fields of a plan
         """Start a worker; `settings` are those of its `Plan`."""
-        settings = {"lease_ms": LEASE_MS} | settings
-        plan = Plan(name=name, store=url_of(self.path), history=str(self.crew.history_path), **settings)
-        return self.crew.start("worker", plan, name=name)
+        return self.crew.start("worker", self.plan(name, **settings), name=name)
+
+    def start_command(self, name: str, **settings: Any) -> Worker:  # noqa: ANN401 - the fields of a plan
+        """Start `aiodelay run` with a worker's scheduler."""
+        plan = msgspec.json.encode(self.plan(name, **settings)).decode()
+        program = "from aiodelay.cli import main; main()"
+        arguments = ["-c", program, "run", "tests.faults.programs.app:scheduler"]
+        return self.crew.run(arguments, name=name, environment={"AIODELAY_TEST_PLAN": plan})
 
     def judge(self, limits: Limits | None = None) -> Report:
         """Check the history; nobody may be using the file any more."""

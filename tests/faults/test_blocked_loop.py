@@ -6,14 +6,15 @@ from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, Scene
 from tests.support.checker import Limits
 
-BLOCKED_MS = 2_500
+BLOCKED_MS = 4_000
 
 
 def test_f4_what_a_blocked_process_holds_is_taken_over_and_afterwards_both_work(scene: Scene) -> None:
-    burst = Burst(messages=240, spread_ms=5_000, special={25: f"block:{BLOCKED_MS}".encode()})
-    blocked = scene.start("blocked", serve=("work",), burst=burst, run_ms=100, blocks=True)
+    burst = Burst(messages=240, spread_ms=6_000, special={25: f"block:{BLOCKED_MS}".encode()})
+    blocked = scene.start("blocked", serve=("work",), burst=burst, run_ms=100, blocks=True, waits=True)
     other = scene.start("other", serve=("work",), run_ms=100, waits=True)
     other.line("waiting")
+    blocked.tell("go")
     blocked.line("blocking")
     other.tell("go")
     blocked.ended_well()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -50,13 +50,11 @@ from aiodelay.model import (
     SourcePosition,
 )
 from aiodelay.ports import Store, Work
-from aiodelay.redis import open_store as open_redis_store
 from aiodelay.sqlite import open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import token_counter, token_for
-from tests.support.servers import Found, redis_servers, start
-
-from .plain_store import PlainStore
+from tests.stateful.plain_store import PlainStore
+from tests.support.disks import IN_MEMORY
 
 T = TypeVar("T")
 
@@ -349,7 +347,7 @@ class MemoryMachine(StoreMachine):
 
 class SqliteMachine(StoreMachine):
     def make_store(self) -> Store:
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY)
         return self.reopen_store()
 
     def reopen_store(self) -> Store:
@@ -361,46 +359,17 @@ class SqliteMachine(StoreMachine):
         self.folder.cleanup()
 
 
-class RedisMachine(StoreMachine):
-    """On a server that all walks share, each in a namespace of its own."""
-
-    found: ClassVar[Found]
-    url: ClassVar[str] = ""
-    numbers_of_walks = count(1)
-
-    def make_store(self) -> Store:
-        self.namespace = f"walk{next(self.numbers_of_walks)}"
-        return self.reopen_store()
-
-    def reopen_store(self) -> Store:
-        return open_redis_store(self.url, namespace=self.namespace, clock=self.clock)
+WALKS = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MACHINES = [pytest.param(MemoryMachine, 60, id="memory"), pytest.param(SqliteMachine, 20, id="sqlite")]
 
 
-MACHINES: dict[str, type[StoreMachine]] = {"memory": MemoryMachine, "sqlite": SqliteMachine}
-for found in redis_servers():
-    MACHINES[found.name] = type(f"{found.name} machine", (RedisMachine,), {"found": found})
-WALKS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@pytest.fixture(autouse=True)
-def _server(store: str) -> Iterator[None]:
-    machine = MACHINES[store]
-    if not issubclass(machine, RedisMachine):
-        yield
-        return
-    server = None if machine.found.url else start(machine.found.program)
-    machine.url = machine.found.url if server is None else server.url
-    yield
-    if server is not None:
-        server.stop()
-
-
-@pytest.mark.parametrize("store", MACHINES)
-def test_walks(store: str) -> None:
-    run_state_machine_as_test(MACHINES[store], settings=WALKS)
+@pytest.mark.parametrize(("machine", "walks"), MACHINES)
+def test_walks(machine: type[StoreMachine], walks: int) -> None:
+    run_state_machine_as_test(machine, settings=settings(WALKS, max_examples=walks))
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("store", MACHINES)
-def test_long_walks(store: str) -> None:
-    run_state_machine_as_test(MACHINES[store], settings=settings(WALKS, max_examples=5000, stateful_step_count=200))
+@pytest.mark.parametrize(("machine", "walks"), MACHINES)
+def test_long_walks(machine: type[StoreMachine], walks: int) -> None:
+    long = settings(WALKS, max_examples=100 * walks, stateful_step_count=100, derandomize=False)
+    run_state_machine_as_test(machine, settings=long)

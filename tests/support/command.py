@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Self
 
@@ -111,8 +111,3 @@ def aiodelay(*arguments: str, cwd: Path, environment: Mapping[str, str] | None =
 
 def absolute_path(path: str) -> str:
     return os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
-
-
-def last(lines: Sequence[str]) -> str:
-    assert lines, "it wrote nothing"
-    return lines[-1]

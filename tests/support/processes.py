@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,20 +33,23 @@ class Worker:
         arguments: The program and its arguments, after `python`.
         folder: Where its standard error goes.
         history: Where its faults are written.
+        environment: Variables beside our own.
     """
 
-    def __init__(self, name: str, arguments: list[str], folder: Path, history: h.History) -> None:
+    def __init__(
+        self, name: str, arguments: list[str], folder: Path, history: h.History, environment: Mapping[str, str]
+    ) -> None:
         self.name, self._history = name, history
         self._errors = folder / f"{name}.err"
         self._lines: list[str] = []
         self._changed = threading.Condition()
         self._is_at_end = self._was_reaped = False
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=ROOT,
-                env=environment,
+                env=variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -194,8 +198,8 @@ class Crew:
         arguments = ["-m", f"tests.faults.programs.{program}", msgspec.json.encode(plan).decode()]
         return self.run(arguments, name=name)
 
-    def run(self, arguments: list[str], *, name: str) -> Worker:
-        """Start `python` with these arguments."""
-        worker = Worker(name, arguments, self.folder, self.history)
+    def run(self, arguments: list[str], *, name: str, environment: Mapping[str, str] | None = None) -> Worker:
+        """Start `python` with these arguments, and these variables beside our own."""
+        worker = Worker(name, arguments, self.folder, self.history, environment or {})
         self.workers.append(worker)
         return worker

@@ -30,7 +30,7 @@ from .history import (
     SettlingNote,
 )
 
-__all__ = ["Attempt", "Fault", "Lease", "Operation", "Settlement", "Story"]
+__all__ = ["NEVER", "Attempt", "Fault", "Lease", "Operation", "Settlement", "Story"]
 
 NEVER = math.inf
 

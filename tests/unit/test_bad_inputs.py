@@ -377,16 +377,10 @@ POLICIES: dict[str, tuple[dict[str, Any], Bad]] = {
     "late for text": late(Late(Late.drop("1s").action, "5s"), "a Late"),  # type: ignore[arg-type]
 }
 
+GROUPS = {"time": TIMES, "payload": PAYLOADS, "id": IDS, "header": HEADERS, "to": TARGETS, "policy": POLICIES}
 ALL = [
     pytest.param(arguments, bad, id=f"{group}: {name}")
-    for group, rows in {
-        "time": TIMES,
-        "payload": PAYLOADS,
-        "id": IDS,
-        "header": HEADERS,
-        "to": TARGETS,
-        "policy": POLICIES,
-    }.items()
+    for group, rows in GROUPS.items()
     for name, (arguments, bad) in rows.items()
 ]
 
@@ -412,22 +406,24 @@ async def test_bad_argument_of_schedule(
         assert "of message 'order-7' is" in str(caught.value)
 
 
-@pytest.mark.parametrize(("arguments", "bad"), ALL)
+@pytest.mark.parametrize("rows", GROUPS.values(), ids=GROUPS)
 @pytest.mark.asyncio
-async def test_bad_message_among_good_ones(
-    arguments: dict[str, Any], bad: Bad, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+async def test_bad_messages_among_good_ones(
+    rows: dict[str, tuple[dict[str, Any], Bad]], clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    good = [Message(Pay(), delay="1s", id=f"good-{n}") for n in range(4)]
+    good = [Message(Pay(), delay="1s", id=f"good-{n}") for n in range(len(rows))]
+    wrong = [Message(**arguments) for arguments, _ in rows.values()]
     async with opened(clock) as (scheduler, store):
         with pytest.raises(PartlyScheduledError) as caught:
-            await scheduler.schedule_many([*good[:2], Message(**arguments), *good[2:]])
-    (rejected,) = caught.value.rejected
-    assert (caught.value.stored, rejected.position) == (4, 2)
-    assert_clear(rejected.error, bad)
+            await scheduler.schedule_many(message for pair in zip(wrong, good, strict=True) for message in pair)
+    assert caught.value.stored == len(good)
+    assert [each.position for each in caught.value.rejected] == list(range(0, 2 * len(rows), 2))
+    for rejected, (_, bad) in zip(caught.value.rejected, rows.values(), strict=True):
+        assert_clear(rejected.error, bad)
     assert_no_secret(caught.value, caplog.text)
-    assert str(caught.value).startswith("4 messages stored, 1 refused: message 2: ")
-    assert [command.id for command in store.applied] == ["good-0", "good-1", "good-2", "good-3"]
+    assert str(caught.value).startswith(f"{len(good)} messages stored, {len(rows)} refused: message 0: ")
+    assert [command.id for command in store.applied] == [message.id for message in good]
 
 
 @pytest.mark.parametrize("given", ["text", PAYLOAD.encode(), Pay(), {"id": PAYLOAD}, None, Message], ids=repr)

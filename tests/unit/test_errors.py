@@ -8,6 +8,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,7 @@ def defined_in_errors() -> list[type[AiodelayError]]:
     return [value for value in vars(errors).values() if is_error(value)]
 
 
+@cache
 def parsed() -> list[tuple[str, ast.AST]]:
     """Each node of the package's source, with its file's name; not of the errors themselves, nor of the test kit."""
     paths = [path for path in SOURCE.rglob("*.py") if path.name != "errors.py" and "testing" not in path.parts]

@@ -19,6 +19,7 @@ from aiodelay import (
     ClosedError,
     Conflict,
     DuplicateIdError,
+    Every,
     FireOutcome,
     Message,
     OutcomeUnknownError,
@@ -300,6 +301,65 @@ async def test_ability_that_a_store_lacks(clock: VirtualClock) -> None:
         "store is blind://; allowed: stores that keep dead letters",
         "store is blind://; allowed: stores that keep a journal",
     ]
+
+
+@dataclasses.dataclass
+class Beat:
+    n: int = 0
+
+
+async def beat(event: Beat) -> None: ...
+
+
+@pytest.mark.asyncio
+async def test_a_series_that_cannot_be_armed_on_opening_leaves_nothing_open(clock: VirtualClock) -> None:
+    store = FaultyStore(MemoryStore(clock=clock))
+    scheduler = Scheduler(store, clock=clock, store_timeout="3s")
+    scheduler.add_handler(beat, every=Every("1m"))
+    store.inject("unavailable", "apply", times=None)
+    with pytest.raises(StoreUnavailableError, match="message 'handler:Beat' was not stored"):
+        await scheduler.__aenter__()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    with pytest.raises(ClosedError):
+        await scheduler.cancel("a")
+    store.heal()
+    async with scheduler:
+        assert await scheduler.get("handler:Beat") is not None
+
+
+@pytest.mark.asyncio
+async def test_a_series_added_while_the_store_is_away_is_armed_later_and_harms_nobody(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, handled = FaultyStore(MemoryStore(clock=clock)), list[Pay]()
+    async with Scheduler(store, clock=clock, store_timeout="1s") as scheduler:
+
+        @scheduler.handler
+        async def pay(event: Pay) -> None:
+            handled.append(event)
+
+        await scheduler.schedule(Pay(), delay="5s")
+        store.inject("unavailable", "apply", times=None)
+        scheduler.add_handler(beat, every=Every("1m"))
+        await clock.advance("10s")
+        assert len(handled) == 1
+        assert await scheduler.get("handler:Beat") is None
+        assert "the series of handler Beat is not armed yet: memory:// is unavailable" in caplog.text
+        store.heal()
+        await clock.advance("3s")
+        assert await scheduler.get("handler:Beat") is not None
+
+
+@pytest.mark.asyncio
+async def test_a_series_that_is_still_not_armed_does_not_hold_up_the_end(clock: VirtualClock) -> None:
+    store = FaultyStore(MemoryStore(clock=clock))
+    async with Scheduler(store, clock=clock, store_timeout="1s") as scheduler:
+        store.inject("unavailable", "apply", times=None)
+        scheduler.add_handler(beat, every=Every("1m"))
+        await clock.advance("10s")
+        ends = clock.monotonic_ms()
+    assert clock.monotonic_ms() - ends <= 3_000
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 # --- what cannot be read ----------------------------------------------------------------------------------

@@ -125,6 +125,7 @@ class Dispatcher:
         backoff = Backoff()
         while True:
             try:
+                asked_at_ms = self._book.local_ms()
                 claimed = await self._work.claim(demand, request=request, lease_ms=self._lease_ms)
             except StoreError as error:
                 if self._is_draining:
@@ -132,7 +133,7 @@ class Dispatcher:
                 await backoff.failed(log, "claiming", error)
             else:
                 backoff.succeeded(log, "claiming")
-                self._book.read(claimed)
+                self._book.read(claimed, asked_at_ms)
                 return claimed
 
     def _deliver(self, claimed: Claimed) -> None:

@@ -70,6 +70,7 @@ class LeaseBook:
         self._unanswered: list[tuple[Held, Renewal]] = []
         self._wakeup = WakeUp()
         self._store_ms, self._read_at_ms = 0, clock.monotonic_ms()
+        self._asked_at_ms = self._read_at_ms
         self._is_closing = False
         self.alone: Held | None = None
         """The suspect that this process took alone; nothing else is claimed until it is settled or renewed."""
@@ -86,20 +87,30 @@ class LeaseBook:
         """Return the store's time: that of its last reply plus what has passed here since."""
         return self._store_ms + self._clock.monotonic_ms() - self._read_at_ms
 
-    def read(self, claimed: Claimed) -> None:
-        """Take the store's time from a reply."""
-        self._store_ms, self._read_at_ms = claimed.now_ms, self._clock.monotonic_ms()
+    def local_ms(self) -> int:
+        """Return this process's time, for `read`."""
+        return self._clock.monotonic_ms()
+
+    def read(self, claimed: Claimed, asked_at_ms: int) -> None:
+        """Take the store's time from a reply: that of the asking, since a late answer would make every renewal short.
+
+        An answer that took as long as a lease tells nothing.
+        """
+        self._asked_at_ms = asked_at_ms
+        if self._store_ms == 0 or self._clock.monotonic_ms() - asked_at_ms < self._lease_ms:
+            self._store_ms, self._read_at_ms = claimed.now_ms, asked_at_ms
 
     def add(self, claims: Sequence[Claim], taker: Taker) -> list[Held]:
-        """Hold claims that have just been received."""
-        renew_at = self._clock.monotonic_ms() + self._lease_ms // 3
+        """Hold claims that have just been read; their leases have run since they were asked for."""
+        renew_at = self._asked_at_ms + self._lease_ms // 3
         added = [Held(claim, taker, renew_at) for claim in claims]
-        is_first = not self._held
+        is_first = not self._held or next(reversed(self._held.values())).renew_at_ms > renew_at
         for held in added:
             self._held[id(held)] = held
             if held.claim.record.alone:
                 self.alone = held
         if is_first:
+            self._held = dict(sorted(self._held.items(), key=lambda item: item[1].renew_at_ms))
             self._wakeup.set()
         return added
 

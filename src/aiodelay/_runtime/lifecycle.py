@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from uuid import uuid4
 
 import anyio
@@ -35,7 +35,8 @@ log = logging.getLogger("aiodelay")
 LAG_LIMIT_S = 1.0
 CLOSE_S = 10.0
 """Longest wait, each, for the last settlements, the last commands, and for connections to close."""
-SETTLE_POLL_S = 0.5
+PENDING_POLL_S = 0.5
+"""How often to look whether messages are pending that other processes may deliver."""
 
 
 class RuntimeOptions(Struct, frozen=True):
@@ -69,7 +70,7 @@ class Running:
         self._tasks = asyncio.TaskGroup()
         self.commit = GroupCommit(store, options.clock, options.store_timeout_ms)
         self.subscriptions: dict[Lane, Subscription] = {}
-        self._changed = WakeUp()
+        self._watchers: set[WakeUp] = set()
         self._dispatching: _Dispatching | None = None
         self.is_closing = False
 
@@ -163,12 +164,13 @@ class Running:
 
     async def _wait_until_settled(self, subscriptions: Sequence[Subscription], timeout_s: float) -> bool:
         ends = self._loop.time() + timeout_s
-        while any(subscription.in_flight for subscription in subscriptions):
-            self._changed.clear()
-            left = ends - self._loop.time()
-            if left <= 0:
-                return False
-            await self._changed.wait(min(left, SETTLE_POLL_S))
+        with self.watch() as changed:
+            while any(subscription.in_flight for subscription in subscriptions):
+                changed.clear()
+                left = ends - self._loop.time()
+                if left <= 0:
+                    return False
+                await changed.wait(left)
         return True
 
     def lanes(self) -> list[Lane]:
@@ -179,9 +181,25 @@ class Running:
             for lane in (subscription.lane, *subscription.demand().aliases)
         ]
 
+    @property
+    def in_flight(self) -> int:
+        """Delivered to this process's subscribers, not yet settled."""
+        return sum(subscription.in_flight for subscription in self.subscriptions.values())
+
+    @contextmanager
+    def watch(self) -> Iterator[WakeUp]:
+        """Give a wake-up that is set whenever something was settled or freed."""
+        watcher = WakeUp()
+        self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
     def changed(self) -> None:
         """Something was settled or freed."""
-        self._changed.set()
+        for watcher in self._watchers:
+            watcher.set()
 
     @property
     def overdue_age_ms(self) -> int:
@@ -192,11 +210,12 @@ class Running:
 
     async def wait_until_idle(self) -> None:
         """Return when the served lanes hold nothing but recurring messages, and nothing is in flight."""
-        while True:
-            self._changed.clear()
-            if not any(s.in_flight for s in self.subscriptions.values()) and not await self._has_pending():
-                return
-            await self._changed.wait(SETTLE_POLL_S)
+        with self.watch() as changed:
+            while True:
+                changed.clear()
+                if not self.in_flight and not await self._has_pending():
+                    return
+                await changed.wait(PENDING_POLL_S)
 
     async def _has_pending(self) -> bool:
         if not isinstance(self._store, Inspectable):
@@ -210,12 +229,8 @@ class Running:
 
     # --- the end ------------------------------------------------------------------------------------------
 
-    async def close(self, exc_info: tuple[object, object, object]) -> None:
-        """Stop claiming, let deliveries end, settle, then disconnect; each step is shielded and bounded.
-
-        Args:
-            exc_info: What ends the scheduler's block.
-        """
+    async def close(self) -> None:
+        """Stop claiming, let deliveries end, settle, then disconnect; each step is shielded and bounded."""
         self.is_closing = True
         try:
             with anyio.CancelScope(shield=True):
@@ -228,12 +243,23 @@ class Running:
         finally:
             with anyio.CancelScope(shield=True):
                 try:
-                    await self._tasks.__aexit__(*exc_info)  # type: ignore[arg-type]
+                    await self._end_tasks()
                 finally:
                     with anyio.move_on_after(CLOSE_S) as closing:
                         await self._stack.aclose()
                     if closing.cancelled_caught:
                         log.error("closing the store and sinks took longer than %.0f s and was given up", CLOSE_S)
+
+    async def _end_tasks(self) -> None:
+        """Cancel what is left of our tasks. What ended the scheduler's block goes its own way, not into a group."""
+        try:
+            await self._tasks.__aexit__(_TheEnd, _TheEnd(), None)
+        except* _TheEnd:
+            pass
+
+
+class _TheEnd(Exception):  # noqa: N818 - a signal to our task group alone
+    """Ends a task group that has nothing left to wait for."""
 
 
 class _Dispatching:

@@ -10,7 +10,7 @@ from msgspec import MsgspecError
 from aiodelay import recurrence
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import Again, Dead, DeadReason, Done, LateAction, Record, Settlement
-from aiodelay.transitions import is_killer, is_late
+from aiodelay.transitions import is_killer, is_late, token_deadline_ms
 
 ERROR_LIMIT = 500
 """Most characters of an error's text that are kept with a message."""
@@ -48,9 +48,9 @@ def again(record: Record, token: int, now_ms: int, *, due_ms: int, attempt: int,
     return Again(record.envelope.id, record.revision, token, due_ms, attempt, error, then_due_ms(record, now_ms))
 
 
-def release(record: Record, token: int, now_ms: int) -> Again:
-    """Settle: give back what was never run, as it was; a series stays where it stands."""
-    return Again(record.envelope.id, record.revision, token, now_ms, record.attempt)
+def release(record: Record, token: int) -> Again:
+    """Settle: give back what was never run, to where it stood among the others; a series stays where it stands."""
+    return Again(record.envelope.id, record.revision, token, record.due_ms, record.attempt)
 
 
 def dead(
@@ -61,22 +61,31 @@ def dead(
 
 
 def without_running(record: Record, token: int, now_ms: int) -> Settlement | None:
-    """Return how a recurring message's claim ends without a run, if its policies say so."""
+    """Return how a claim ends without a run: of a recurring message, if its policies say so.
+
+    Of any message, if its lease is over before the run begins: the answer to the claim was late, or the event loop was
+    blocked. Somebody else may have taken it since.
+    """
+    if token_deadline_ms(token) <= now_ms:
+        return release(record, token)
     encoded = record.envelope.rule
     if encoded is None:
         return None
+    reason: DeadReason | None = "killed_worker" if is_killer(record) else None
+    error = None
+    is_skipped = False
     try:
         rule = recurrence.decode_rule(encoded)
-    except RecordFormatError as error:
-        return dead(record, token, now_ms, reason="undecodable", attempt=record.attempt, error=error_text(error))
-    if is_killer(record):
-        return dead(record, token, now_ms, reason="killed_worker", attempt=record.attempt)
-    if is_late(record, now_ms):
-        if record.late is LateAction.DEAD_LETTER:
-            return dead(record, token, now_ms, reason="late", attempt=record.attempt)
-        return done(record, token, now_ms, "dropped")
-    if recurrence.is_missed(rule, record.due_ms, now_ms) or recurrence.is_overlapped(rule, record.live):
-        return done(record, token, now_ms, "skipped")
+        is_skipped = recurrence.is_missed(rule, record.due_ms, now_ms) or recurrence.is_overlapped(rule, record.live)
+    except RecordFormatError as unreadable:
+        reason, error = "undecodable", error_text(unreadable)
+    is_dropped = reason is None and is_late(record, now_ms)
+    if is_dropped and record.late is LateAction.DEAD_LETTER:
+        reason = "late"
+    if reason is not None:
+        return dead(record, token, now_ms, reason=reason, attempt=record.attempt, error=error)
+    if is_dropped or is_skipped:
+        return done(record, token, now_ms, "dropped" if is_dropped else "skipped")
     return None
 
 

@@ -135,10 +135,9 @@ class SinkSubscription:
         return settlement is not None
 
     def _release(self, batch: list[Held]) -> None:
-        now = self.now_ms()
         for held in batch:
             if held.settlement is None:
-                self.book.settle(held, settling.release(held.claim.record, held.claim.token, now))
+                self.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     def _pause(self, error: SinkUnavailableError) -> None:
         """Ask for nothing for a while, longer each time."""

@@ -17,6 +17,7 @@ from aiodelay.context import Context, Later, Reject
 from aiodelay.errors import HandlerResultError, HandlerTimeoutError
 from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
 from aiodelay.retry import GiveUp, Retry
+from aiodelay.transitions import token_deadline_ms
 
 from . import settling
 from .drive import rest_of
@@ -153,7 +154,7 @@ class HandlerSubscription:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _release(self, held: Held) -> None:
-        self.book.settle(held, settling.release(held.claim.record, held.claim.token, self.now_ms()))
+        self.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     # --- runners ------------------------------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ class HandlerSubscription:
         """Run a message's handler up to its end, or to where it first waits. No `await`: most end right here."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
-        if record.envelope.rule is not None:
+        if record.envelope.rule is not None or token_deadline_ms(token) <= now:
             settlement = settling.without_running(record, token, now)
             if settlement is not None:
                 return settlement
@@ -283,7 +284,7 @@ class HandlerSubscription:
             assert self.spec.timeout_ms is not None
             return self._failed(run.held, HandlerTimeoutError(self.lane, self.spec.timeout_ms))
         if run.cancels:
-            return settling.release(run.held.claim.record, run.held.claim.token, self.now_ms())
+            return settling.release(run.held.claim.record, run.held.claim.token)
         return self._failed(run.held, error)
 
     def _failed(self, held: Held, error: BaseException) -> Settlement:

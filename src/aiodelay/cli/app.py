@@ -15,7 +15,9 @@ from .run import run
 
 __all__ = ["app", "run_app"]
 
-app = App(name="aiodelay", help="Deliver messages later, durably.", version=__version__, result_action="return_value")
+app: App = App(
+    name="aiodelay", help="Deliver messages later, durably.", version=__version__, result_action="return_value"
+)
 app.command(demo)
 app.command(run)
 

@@ -78,7 +78,7 @@ class Report:
 
     def __init__(self, screen: Screen, started: datetime) -> None:
         self._screen, self._started = screen, started
-        self.tally = Tally()
+        self.tally: Tally = Tally()
 
     def scheduled(self) -> None:
         """A message was stored; what becomes of it is told when it happens."""

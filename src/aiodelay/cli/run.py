@@ -22,7 +22,7 @@ from .signals import stop_signals
 
 __all__ = ["find_scheduler", "run"]
 
-log = logging.getLogger("aiodelay.cli")
+log: logging.Logger = logging.getLogger("aiodelay.cli")
 
 LEAVE_S = 2.0
 

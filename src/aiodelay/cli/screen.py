@@ -27,10 +27,11 @@ class Screen:
         self._stream, self._on_gone = stream, on_gone
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-        self.is_terminal = stream.isatty() and os.name != "nt" and environment.get("TERM") not in (None, "", "dumb")
+        is_capable = os.name != "nt" and environment.get("TERM") not in (None, "", "dumb")
+        self.is_terminal: bool = stream.isatty() and is_capable
         self._has_colour = self.is_terminal and not environment.get("NO_COLOR")
         self._status = ""
-        self.is_gone = False
+        self.is_gone: bool = False
 
     def line(self, text: str, colour: str = "") -> None:
         """Write a line; above the status, if there is one.

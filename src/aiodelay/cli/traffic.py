@@ -237,8 +237,8 @@ class LogSink:
         report: Told what happens.
     """
 
-    name = "log"
-    limits = Demand(100)
+    name: str = "log"
+    limits: Demand = Demand(100)
 
     def __init__(self, report: Report) -> None:
         self._report = report

@@ -62,12 +62,13 @@ class Commands(Tables):
         return outcome
 
     def _put(self, put: Put, entry: Entry | None, now: int) -> Outcome:
+        message_id = put.id
         verdict = t.put_verdict(
             put.conflict,
             put.envelope.rule,
             None if entry is None else entry.record.envelope,
             in_flight=entry is not None and entry.token != 0,
-            ended_version=self._tombstones.get(put.id, now),
+            ended_version=self._tombstones.get(message_id, now),
         )
         if isinstance(verdict, Refused):
             return verdict
@@ -76,7 +77,7 @@ class Commands(Tables):
                 return Stored(verdict, entry.record.revision, entry.record.due_ms)
             self._end_retries(entry.record, now)
             self._end(entry, now)
-        revision = t.next_revision(now, self._revisions.get(put.id, now))
+        revision = t.next_revision(now, self._revisions.get(message_id, now))
         record = t.record_of(put, t.due_of(put.due, now), revision)
         self._insert(record, record.due_ms)
         self._note(verdict, record, now)
@@ -91,7 +92,7 @@ class Commands(Tables):
         else:
             self._end(entry, now)
         answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or retry_in_flight else "cancelled"
-        self._note("cancelled", entry.record, now, "in flight" if answer == "in_flight" else "")
+        self._note("cancelled", entry.record, now, answer if answer == "in_flight" else "")
         return Stored(answer, entry.record.revision, entry.record.due_ms)
 
     def _end_retries(self, series: Record, now: int) -> bool:

@@ -69,8 +69,9 @@ class Tables:
 
     def _insert(self, record: Record, place_ms: int) -> None:
         """Put a message into its lane, in the place of what stood under its id."""
-        if record.id in self._entries:
-            self._take_out(self._entries[record.id])
+        old = self._entries.get(record.id)
+        if old is not None:
+            self._take_out(old)
         entry = self._entries[record.id] = Entry(record, place_ms, next(self._sequence))
         lane = self._lanes[record.envelope.lane]
         lane.messages += 1
@@ -86,8 +87,9 @@ class Tables:
         if entry.standing is Standing.PARKED:
             lane.unpark(entry)
         entry.standing = Standing.GONE
-        self._entries.pop(entry.record.id, None)
-        self._leased.pop(entry.record.id, None)
+        message_id = entry.record.id
+        self._entries.pop(message_id, None)
+        self._leased.pop(message_id, None)
 
     def _end(self, entry: Entry, now: int) -> None:
         """Take a message out for good."""
@@ -96,15 +98,16 @@ class Tables:
 
     def _forget(self, record: Record, now: int) -> None:
         """Remember for a while what is needed of a message that is gone."""
-        occurrence = t.occurrence_of(record.id)
+        message_id, version = record.id, record.envelope.version
+        occurrence = t.occurrence_of(message_id)
         if occurrence is not None:
             self._leave_series(*occurrence)
             return
         self._remember_answer(record, now)
-        self._revisions.add(record.id, record.revision, until_ms=now + RETRY_WINDOW_MS)
-        if record.envelope.version is not None:
-            version = max(record.envelope.version, self._tombstones.get(record.id, now) or 0)
-            self._tombstones.add(record.id, version, until_ms=now + TOMBSTONE_WINDOW_MS)
+        self._revisions.add(message_id, record.revision, until_ms=now + RETRY_WINDOW_MS)
+        if version is not None:
+            newest = max(version, self._tombstones.get(message_id, now) or 0)
+            self._tombstones.add(message_id, newest, until_ms=now + TOMBSTONE_WINDOW_MS)
 
     def _remember_answer(self, record: Record, now: int) -> None:
         """Remember what the put that made this record was answered, before the record stops telling it."""

@@ -140,8 +140,8 @@ class Remembered(Generic[K, V]):
 
     def get(self, what: K, now_ms: int) -> V | None:
         """Return a value that is still remembered."""
-        until_ms, value = self._values.get(what, (now_ms, None))
-        return value if until_ms > now_ms else None
+        found = self._values.get(what)
+        return found[1] if found is not None and found[0] > now_ms else None
 
     def forget(self, now_ms: int, limit: int) -> None:
         """Drop what is past its time, oldest first."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal
 
 from aiodelay import transitions as t
@@ -22,26 +21,24 @@ from aiodelay.model import (
     Stored,
 )
 
-from .rows import INSERT_NEW, Row, headers_text, object_text
+from .connection import BAD_VALUE, bad_value
+from .rows import INSERT_NEW, INSERT_SEVERAL_NEW, NEW_AT_ONCE, Row, headers_text, object_text
 from .tables import Entry, Tables
 
 __all__ = ["apply"]
-
-# What a value that no column can hold raises; the command it came with is refused, its neighbours are not.
-_BAD_VALUE = (OverflowError, UnicodeError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 
 def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | None) -> list[Outcome]:
     """Carry out commands in order.
 
     Args:
-        tables: If `careful`, each command is undone alone when it fails.
+        tables: If `careful`, each command is undone alone when it fails; with a `source`, all of them are.
         commands: Any.
         source: Moves with them; if it has been passed, nothing is done.
     """
     if source is not None and not _move_position(tables, source):
         return [Refused("passed")] * len(commands)
-    if tables.careful:
+    if tables.careful and source is None:
         return [_apply_safely(tables, command) for command in commands]
     outcomes: list[Outcome] = []
     for is_put, group in groupby(commands, _is_put):
@@ -70,10 +67,10 @@ def _apply_safely(tables: Tables, command: Command) -> Outcome:
     tables.execute("SAVEPOINT command")
     try:
         return _apply(tables, command)
-    except _BAD_VALUE as error:
+    except BAD_VALUE as error:
         tables.execute("ROLLBACK TO command")
         tables.forget_caches()
-        return Refused("unavailable", f"it holds a value that cannot be stored ({type(error).__name__})")
+        return Refused("unavailable", bad_value(error).reason)
     finally:
         tables.execute("RELEASE command")
 
@@ -127,7 +124,7 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
     last = first + len(puts) - 1
     rows = _new_rows(tables, puts, first)
     stored = {row[1] for row in rows}
-    if tables.executemany(INSERT_NEW, rows).rowcount < len(rows):
+    if _insert_new(tables, rows) < len(rows):
         stored = {n for (n,) in tables.execute("SELECT n FROM messages WHERE n BETWEEN ? AND ?", (first, last))}
     # The rows are still in the cache: to read them back costs less than to bind their places again.
     query = "INSERT INTO queue (lane, place_ms, n) SELECT lane, place_ms, n FROM messages WHERE n BETWEEN ? AND ?"
@@ -144,6 +141,16 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
         if tables.keeps_journal:
             tables.note("stored", t.record_of(put, due_ms, now))
     return outcomes
+
+
+def _insert_new(tables: Tables, rows: Sequence[Row]) -> int:
+    """Insert rows whose ids nobody has; return how many."""
+    several = len(rows) - len(rows) % NEW_AT_ONCE
+    inserted = 0
+    for at in range(0, several, NEW_AT_ONCE):
+        values = list(chain.from_iterable(rows[at : at + NEW_AT_ONCE]))
+        inserted += tables.execute(INSERT_SEVERAL_NEW, values).rowcount
+    return inserted + tables.executemany(INSERT_NEW, rows[several:]).rowcount if rows[several:] else inserted
 
 
 def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
@@ -229,7 +236,7 @@ def _cancel(tables: Tables, entry: Entry | None) -> Outcome:
         tables.unplace(entry)
         tables.forget(entry)
     answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or retry_in_flight else "cancelled"
-    tables.note("cancelled", record, "in flight" if answer == "in_flight" else "")
+    tables.note("cancelled", record, answer if answer == "in_flight" else "")
     return Stored(answer, record.revision, record.due_ms)
 
 

@@ -7,13 +7,25 @@ import random
 import sqlite3
 import sys
 import time
+from contextlib import suppress
 from importlib.resources import files
+from pathlib import Path
 
 from msgspec import Struct
 
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
 
-__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Database", "Failure", "failure_of"]
+__all__ = [
+    "APPLICATION_ID",
+    "BAD_VALUE",
+    "SCHEMA_VERSION",
+    "Database",
+    "Failure",
+    "bad_value",
+    "decoded_anyhow",
+    "failure_of",
+    "file_uri",
+]
 
 APPLICATION_ID = 0x61696F64  # "aiod"
 SCHEMA_VERSION = 1
@@ -37,6 +49,9 @@ class Failure(Struct, frozen=True):
     is_full: bool = False
     is_in_doubt: bool = False
 
+
+BAD_VALUE = (OverflowError, UnicodeError, sqlite3.DataError)
+"""What a value that no column can hold raises."""
 
 # By primary result code: what an operator reads. What is not listed is named by SQLite's own text.
 _MEANING = {
@@ -71,6 +86,11 @@ def failure_of(error: sqlite3.Error, path: str, *, at_commit: bool = False) -> F
     return Failure(text, is_in_doubt=in_doubt)
 
 
+def bad_value(error: Exception) -> Failure:
+    """Say that a value was refused; not which, since it may be a payload's neighbour."""
+    return Failure(f"it holds a value that cannot be stored ({type(error).__name__})")
+
+
 def _lacks_room(path: str) -> bool:
     """Tell a full disk, or a limit on file sizes, from a broken one: SQLite answers both with the same code."""
     try:
@@ -98,8 +118,10 @@ class Database:
     def __init__(self, path: str, *, query_only: bool = False) -> None:
         self.path = path
         self._is_full_sync = True
-        self.connection = _opened(path)
+        self.connection: sqlite3.Connection = _opened(path, may_create=not query_only)
         try:
+            self.connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            self.connection.execute("PRAGMA temp_store = MEMORY")
             if query_only:
                 self.connection.execute("PRAGMA query_only = ON")
                 self.connection.text_factory = decoded_anyhow
@@ -194,11 +216,14 @@ class Database:
 
     def rollback(self) -> None:
         """Undo the transaction, if SQLite has not done so already."""
-        try:
+        with suppress(sqlite3.Error):  # what made the transaction fail is what gets reported
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            pass  # what made the transaction fail is what gets reported
+
+    def make_room(self) -> None:
+        """Merge the WAL into the file and cut it, so that a full disk need not stop what makes room: settlements."""
+        with suppress(sqlite3.Error):
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
         """Close; the last connection to a file also merges its WAL."""
@@ -210,22 +235,19 @@ def decoded_anyhow(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _opened(path: str) -> sqlite3.Connection:
+def _opened(path: str, *, may_create: bool) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < LEAST_SQLITE:
-        raise ConfigurationError(
-            "SQLite library", sqlite3.sqlite_version, ".".join(map(str, LEAST_SQLITE)) + " or newer"
-        )
+        raise ConfigurationError("SQLite library", sqlite3.sqlite_version, "3.35.0 or newer")
+    uri = file_uri(path, may_create=may_create)
     try:
-        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, cached_statements=256)
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=256)
     except sqlite3.Error as error:
         raise _open_error(error, path) from error
-    try:  # the first statement reads the file's header
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        connection.execute("PRAGMA temp_store = MEMORY")
-    except sqlite3.Error as error:
-        connection.close()
-        raise _open_error(error, path) from error
-    return connection
+
+
+def file_uri(path: str, *, may_create: bool = False) -> str:
+    """Return the file as a URI; a second connection must not make a new file where the first one's was removed."""
+    return f"{Path(path).as_uri()}?mode={'rwc' if may_create else 'rw'}"
 
 
 def _open_error(error: sqlite3.Error, path: str) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 
 from aiodelay.model import Lane, Record
 
@@ -19,6 +20,14 @@ class Namespace:
         namespace: Created by `open` if need be.
         journal: Most entries to keep; 0 = keep none.
     """
+
+    execute: Callable[..., sqlite3.Cursor]
+    executemany: Callable[..., sqlite3.Cursor]
+    ns: int
+    now: int
+    careful: bool
+    has_new: bool
+    """Whether this transaction gave a lane anything."""
 
     def __init__(self, connection: sqlite3.Connection, namespace: str, journal: int) -> None:
         self.execute, self.executemany = connection.execute, connection.executemany

@@ -36,8 +36,8 @@ class Opened:
 
     def __init__(self, path: str, namespace: str, journal: int, clock: Clock) -> None:
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
-        self.counter = ClaimCounter()
-        self.writer = Writer(path, namespace, journal, clock, self._wake)
+        self.counter: ClaimCounter = ClaimCounter()
+        self.writer: Writer = Writer(path, namespace, journal, clock, self._wake)
         self._path, self._namespace = path, namespace
         self._wakeups: set[WakeUp] = set()
         self._watcher: Watcher | None = None
@@ -106,12 +106,17 @@ class Opened:
         """Stop reading, let the writer finish, and close both connections."""
         try:
             if self._reading is not None:
-                if self._database is not None:
-                    self._database.connection.interrupt()
-                await self._loop.run_in_executor(self._reading, self._close_reader)
-                self._reading.shutdown()
+                await self._close_reading(self._reading)
         finally:
             await self.writer.close()
+
+    async def _close_reading(self, executor: ThreadPoolExecutor) -> None:
+        if self._database is not None:
+            self._database.connection.interrupt()
+        closing = self._loop.run_in_executor(executor, self._close_reader)
+        executor.shutdown(wait=False)
+        await asyncio.shield(closing)
+        executor.shutdown()  # blocks for no longer than the thread takes to notice
 
     def _close_reader(self) -> None:
         if self._database is not None:

@@ -33,7 +33,7 @@ from .upkeep import SERVED_WINDOW_MS
 
 __all__ = ["Reader"]
 
-log = logging.getLogger("aiodelay.sqlite")
+log: logging.Logger = logging.getLogger("aiodelay.sqlite")
 
 FIRST_MS, LAST_MS = -(1 << 62), (1 << 62)
 SNAPSHOT = f"SELECT {ROW}, EXISTS (SELECT 1 FROM leases AS c WHERE c.n = m.n) FROM messages AS m"

@@ -22,7 +22,7 @@ from aiodelay.model import (
 from .rows import object_text
 from .tables import LARGE_BYTES, Entry, Tables
 
-__all__ = ["Held", "HeldClaims", "renew", "settle"]
+__all__ = ["Held", "HeldClaims", "purge_ended", "renew", "settle"]
 
 MOST_HELD = 20_000
 PURGED_PER_SETTLEMENT = 2

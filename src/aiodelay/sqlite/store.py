@@ -15,7 +15,6 @@ from aiodelay.errors import (
     ConfigurationError,
     StoreUnavailableError,
     UnsupportedByStoreError,
-    masked_url,
 )
 from aiodelay.model import (
     Command,
@@ -83,8 +82,8 @@ class SqliteStore:
         journal: int = 0,
         name: str | None = None,
     ) -> None:
-        self._path = os.path.abspath(path)
-        self.name = name or f"sqlite:///{self._path}"
+        self.path: str = os.path.abspath(path)
+        self.name: str = name or f"sqlite:///{self.path}"
         self._namespace, self._journal = namespace, journal
         self._clock = clock or SystemClock()
         self._opened: Opened | None = None
@@ -101,7 +100,7 @@ class SqliteStore:
             self._opened.check()
             raise ConfigurationError("store", "open already", "one 'async with' block at a time")
         self.now_ms()  # a clock that binds itself to the loop does so here, not in a thread
-        opened = Opened(self._path, self._namespace, self._journal, self._clock)
+        opened = Opened(self.path, self._namespace, self._journal, self._clock)
         await opened.open()
         self._opened = opened
         return self
@@ -208,7 +207,7 @@ class SqliteStore:
         try:
             return await opened.read(read)
         except sqlite3.Error as error:
-            raise StoreUnavailableError(self.name, failure_of(error, self._path).reason) from error
+            raise StoreUnavailableError(self.name, failure_of(error, self.path).reason) from error
 
     async def get(self, message_id: str) -> Snapshot | None:
         now = self.now_ms()
@@ -268,6 +267,12 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
     journal = options.integer("journal", 0, 0, MAX_JOURNAL)
     options.finish()
     path = unquote(options.parts.path).removeprefix("/")
-    if options.parts.netloc or options.parts.fragment or not path or path.endswith("/") or path == ":memory:":
-        raise ConfigurationError("url", masked_url(url), FORMS)
-    return SqliteStore(path, namespace=namespace, clock=clock, journal=journal, name=masked_url(url))
+    is_other_url = bool(options.parts.netloc or options.parts.fragment)
+    if is_other_url or not path or path.endswith("/") or path == ":memory:" or not _is_file_name(path):
+        raise ConfigurationError("url", options.masked, FORMS)
+    return SqliteStore(path, namespace=namespace, clock=clock, journal=journal, name=options.masked)
+
+
+def _is_file_name(path: str) -> bool:
+    """Tell whether a file system can have it: no NUL, at which SQLite would cut it off, and no lone surrogate."""
+    return "\0" not in path and path == path.encode(errors="ignore").decode()

@@ -76,6 +76,8 @@ class Entry(Struct, gc=False):
 class Tables(Namespace):
     """See the module."""
 
+    has_new: bool
+
     # --- finding ------------------------------------------------------------------------------------------
 
     def find(self, message_id: str) -> Entry | None:
@@ -204,7 +206,7 @@ class Tables(Namespace):
 
     def _leave_series(self, record: Record) -> bool:
         """Strike an occurrence that has ended from its series' list; return False for a message of its own."""
-        occurrence = t.occurrence_of(record.id) if "~" in record.id else None
+        occurrence = t.occurrence_of(record.id)
         if occurrence is None:
             return False
         series = self.find(occurrence[0])

@@ -6,6 +6,8 @@ import sqlite3
 import threading
 from collections.abc import Callable
 
+from .connection import file_uri
+
 __all__ = ["Watcher"]
 
 POLL_S = 0.05
@@ -38,7 +40,7 @@ class Watcher:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                connection = sqlite3.connect(self._path, isolation_level=None)
+                connection = sqlite3.connect(file_uri(self._path), isolation_level=None, uri=True)
                 try:
                     self._watch(connection)
                 finally:

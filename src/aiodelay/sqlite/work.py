@@ -62,7 +62,7 @@ class SqliteWork:
     def __init__(self, write: Write, worker: str, clock: Clock, counter: claims.ClaimCounter, *, poll_ms: int) -> None:
         self._write, self._worker, self._clock, self._counter = write, worker, clock, counter
         self._poll_s = poll_ms / 1000
-        self.wakeup = WakeUp()
+        self.wakeup: WakeUp = WakeUp()
         self._held = settling.HeldClaims()
         self._given: _Given | None = None
         self._turn = 0

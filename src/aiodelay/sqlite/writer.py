@@ -16,14 +16,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from aiodelay.clock import Clock
 from aiodelay.errors import ClosedError
 
-from .connection import Database, Failure, failure_of
+from .connection import BAD_VALUE, Database, Failure, bad_value, failure_of
 from .tables import Tables
 
 __all__ = ["Job", "Writer"]
 
 T = TypeVar("T")
 
-log = logging.getLogger("aiodelay.sqlite")
+log: logging.Logger = logging.getLogger("aiodelay.sqlite")
 
 MOST_JOBS = 500
 MOST_MESSAGES = 2_000
@@ -41,6 +41,12 @@ class Job(Generic[T]):
     """
 
     __slots__ = ("answer", "committed", "error", "failed", "future", "is_durable", "run", "size")
+
+    run: Callable[[Tables], T]
+    failed: Callable[[Failure], T]
+    size: int
+    is_durable: bool
+    committed: Callable[[T], object] | None
 
     def __init__(
         self,
@@ -68,7 +74,7 @@ class Job(Generic[T]):
 
     def give_up(self, failure: Failure, cause: BaseException) -> None:
         """Answer that nothing was written."""
-        if not isinstance(cause, sqlite3.Error) and not failure.is_in_doubt:
+        if not isinstance(cause, (sqlite3.Error, *BAD_VALUE)):
             self.error = cause  # a fault of ours: as it is
             return
         try:
@@ -247,6 +253,8 @@ class Writer:
         failed = self._attempt(jobs, careful=False)
         if failed is None:
             return self._tables.has_new
+        if failed.failure.is_full:
+            self._database.make_room()
         has_new = False
         for job in jobs:
             alone = failed if failed.is_common else self._attempt([job], careful=True)
@@ -277,7 +285,9 @@ class Writer:
         return None
 
     def _judged(self, error: Exception, step: str, *, careful: bool) -> _Failed:
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, BAD_VALUE):
+            return _Failed(bad_value(error), error, is_common=False)
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.ProgrammingError):
             failure = failure_of(error, self._path, at_commit=step == "commit")
             return _Failed(failure, error, is_common=step == "begin" or failure.is_in_doubt)
         if careful:

@@ -36,7 +36,7 @@ def assert_scheduled(
     within: Duration | None = None,
     at: datetime | None = None,
     to: str | None = None,
-    id: str | None = None,
+    id: str | None = None,  # noqa: A002 - as in `schedule`
     times: int | None = None,
 ) -> list[Snapshot]:
     """Assert that a message waits for its time; what is in flight no longer does.
@@ -67,7 +67,12 @@ def assert_scheduled(
     )
     waiting = [each for each in kit.messages() if each.state is not State.IN_FLIGHT]
     found, problem = _compare(
-        "scheduled", wanted, waiting, times, lambda each: wanted.differences(each.record.envelope, each), kit
+        "scheduled",
+        wanted,
+        waiting,
+        times=times,
+        differences=lambda each: wanted.differences(each.record.envelope, each),
+        kit=kit,
     )
     if problem:
         raise AssertionError(problem)
@@ -79,7 +84,7 @@ def assert_delivered(
     event: object,
     *,
     to: str | None = None,
-    id: str | None = None,
+    id: str | None = None,  # noqa: A002 - as in `schedule`
     times: int | None = None,
 ) -> list[Delivery]:
     """Assert that a handler or a sink was given a message, in this test.
@@ -103,7 +108,12 @@ def assert_delivered(
     kit = kit_of(scheduler)
     wanted = _Wanted(event, to, id, None, None)
     found, problem = _compare(
-        "delivered", wanted, kit.deliveries(), times, lambda each: wanted.differences(each.envelope, None), kit
+        "delivered",
+        wanted,
+        kit.deliveries(),
+        times=times,
+        differences=lambda each: wanted.differences(each.envelope, None),
+        kit=kit,
     )
     if problem:
         raise AssertionError(problem)
@@ -150,9 +160,7 @@ class _Wanted:
             found.append(_Difference(f"due: {_instant(waiting.next_attempt_ms)}, {late} too late", WRONG_FIELD))
         if self.at_ms is not None and waiting.record.due_ms != self.at_ms:
             found.append(
-                _Difference(
-                    f"due: {_instant(waiting.record.due_ms)}, expected {_instant(self.at_ms)}", WRONG_FIELD
-                )
+                _Difference(f"due: {_instant(waiting.record.due_ms)}, expected {_instant(self.at_ms)}", WRONG_FIELD)
             )
         return found
 
@@ -175,7 +183,7 @@ class _Wanted:
 def _field_differences(envelope: Envelope, event: object) -> list[_Difference]:
     got = _decoded(envelope)
     codec = codec_named(envelope.encoding)
-    expected = codec.decoder(Any)(codec.encode(event))  # type: ignore[arg-type]
+    expected = codec.decoder(Any)(codec.encode(event))
     if got == expected:
         return []
     if not isinstance(got, dict) or not isinstance(expected, dict):
@@ -191,20 +199,21 @@ def _value(fields: dict[str, Any], name: str) -> str:
     return _cut(repr(fields[name])) if name in fields else "absent"
 
 
-def _decoded(envelope: Envelope) -> Any:
-    return codec_named(envelope.encoding).decoder(Any)(envelope.payload)  # type: ignore[arg-type]
+def _decoded(envelope: Envelope) -> Any:  # noqa: ANN401 - what was written is of any type
+    return codec_named(envelope.encoding).decoder(Any)(envelope.payload)
 
 
 def _compare(
     word: str,
     wanted: _Wanted,
     there: Sequence[T],
+    *,
     times: int | None,
     differences: Callable[[T], list[_Difference]],
     kit: Kit,
 ) -> tuple[list[T], str]:
     """Return what was found, and what is wrong with it, if anything."""
-    compared = [(each, differences(each)) for each in there]
+    compared: list[tuple[T, list[_Difference]]] = [(each, differences(each)) for each in there]
     found = [each for each, differing in compared if not differing]
     if len(found) == times or (times is None and found):
         return found, ""
@@ -219,8 +228,7 @@ def _compare(
 
 
 def _nearest(word: str, missed: Sequence[tuple[T, list[_Difference]]]) -> list[str]:
-    nearest, differing = missed[0]
-    lines = [f"Nearest: {_shown(nearest)}", *(f"  {each.text}" for each in differing)]
+    lines = [f"Nearest: {_shown(missed[0][0])}", *(f"  {each.text}" for each in missed[0][1])]
     if len(missed) > 1:
         lines.append(f"Also {word}:")
         lines += [f"  {_shown(each)}" for each, _ in missed[1 : OTHERS_SHOWN + 1]]
@@ -231,12 +239,12 @@ def _nearest(word: str, missed: Sequence[tuple[T, list[_Difference]]]) -> list[s
 
 def _elsewhere(word: str, wanted: _Wanted, kit: Kit) -> list[str]:
     """Return where else a message stands that is wanted: it may not have come that far, or be over already."""
-    lines: list[str] = []
-    for message in kit.messages():
-        if not wanted.differences(message.record.envelope, None) and (
-            word == "delivered" or message.state is State.IN_FLIGHT
-        ):
-            lines.append(f"It is {message.state.value.replace('_', ' ')}: {_shown(message)}")
+    lines = [
+        f"It is {message.state.value.replace('_', ' ')}: {_shown(message)}"
+        for message in kit.messages()
+        if (word == "delivered" or message.state is State.IN_FLIGHT)
+        and not wanted.differences(message.record.envelope, None)
+    ]
     if word == "scheduled":
         lines += [
             f"It was delivered: {_shown(each)}"

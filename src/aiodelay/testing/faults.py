@@ -50,11 +50,11 @@ Fault: TypeAlias = Literal[
 """
 
 T = TypeVar("T")
-_ABILITIES = (Inspectable, DeadLetters, Holds, Journal)
-_ABILITY_METHODS = ("get", "search", "counts", "load", "position", "dead_letters", "redrive", "purge") + (
-    "hold",
-    "release",
-    "holds",
+_ABILITIES: tuple[type, ...] = (Inspectable, DeadLetters, Holds, Journal)
+_ABILITY_METHODS = (
+    *("get", "search", "counts", "load", "position"),
+    *("dead_letters", "redrive", "purge"),
+    *("hold", "release", "holds"),
     "journal",
 )
 
@@ -73,8 +73,21 @@ class Injection:
         hits: How often it has struck.
     """
 
+    fault: Fault
+    steps: frozenset[Step]
+    left: int | None
+    hits: int
+    seconds: float
+
     def __init__(
-        self, fault: Fault, steps: frozenset[Step], left: int | None, after: int, probability: float, seconds: float
+        self,
+        fault: Fault,
+        steps: frozenset[Step],
+        *,
+        left: int | None,
+        after: int,
+        probability: float,
+        seconds: float,
     ) -> None:
         self.fault, self.steps, self.left, self.hits = fault, steps, left, 0
         self._after, self._probability, self.seconds = after, probability, seconds
@@ -156,7 +169,7 @@ class FaultyStore:
                 raise ConfigurationError("fault or step", shortened(word), ", ".join(allowed))
         seconds = parse_duration(lasting, field="lasting") / 1000
         where: frozenset[Step] = frozenset(steps or get_args(Step))
-        injection = Injection(fault, where, times, after, probability, seconds)
+        injection = Injection(fault, where, left=times, after=after, probability=probability, seconds=seconds)
         self._injections.append(injection)
         return injection
 
@@ -182,17 +195,15 @@ class FaultyStore:
                 raise InjectedBugError(f"injected at {step}")
             case "hang":
                 await self._until_healed()
-                return await call()
-            case "delay":
-                await asyncio.sleep(struck.seconds)
-                return await call()
             case "late_reply":
                 answer = await call()
                 await asyncio.sleep(struck.seconds)
                 return answer
+            case "delay":
+                await asyncio.sleep(struck.seconds)
             case "repeat":
                 await call()
-                return await call()
+        return await call()
 
     async def _until_healed(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -255,9 +266,7 @@ class _FaultyWork:
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         work, store = self._work, self._store
-        return await store._call(
-            "claim", lambda: work.claim(demand, request=request, lease_ms=lease_ms), store._raise
-        )
+        return await store._call("claim", lambda: work.claim(demand, request=request, lease_ms=lease_ms), store._raise)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         return await self._store._call("settle", lambda: self._work.settle(settlements), self._store._raise)

@@ -35,6 +35,9 @@ _kits: WeakKeyDictionary[Scheduler, Kit] = WeakKeyDictionary()
 class StillInFlightError(AiodelayError):
     """A handler waits for something that does not come, so `clock.advance()` cannot return."""
 
+    deliveries: tuple[str, ...]
+    waited_s: float
+
     def __init__(self, deliveries: tuple[str, ...], waited_s: float) -> None:
         super().__init__(deliveries, waited_s)
         self.deliveries, self.waited_s = deliveries, waited_s
@@ -49,14 +52,15 @@ class StillInFlightError(AiodelayError):
 class Kit:
     """What stands behind a scheduler on virtual time."""
 
+    scheduler: Scheduler
+    clock: VirtualClock
+
     def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
         self.scheduler, self.clock = scheduler, clock
-        self.memory = MemoryStore(clock=clock)
-        self.store = FaultyStore(self.memory)
-        self.sinks = {
-            name: sink
-            if isinstance(sink, RecordingSink)
-            else RecordingSink(name, limits=sink.limits, check=sink.check)
+        self.memory: MemoryStore = MemoryStore(clock=clock)
+        self.store: FaultyStore = FaultyStore(self.memory)
+        self.sinks: dict[str, RecordingSink] = {
+            name: sink if isinstance(sink, RecordingSink) else RecordingSink(name, limits=sink.limits, check=sink.check)
             for name, sink in scheduler._sinks.items()
         }
         self._sent_before = {name: len(sink.deliveries) for name, sink in self.sinks.items()}

@@ -45,6 +45,10 @@ class WaitingForeverError(AiodelayError):
         waiting: One line per pending task: its name and where it waits.
     """
 
+    reason: str
+    advice: str
+    waiting: tuple[str, ...]
+
     def __init__(self, reason: str, advice: str, waiting: tuple[str, ...]) -> None:
         super().__init__(reason, advice, waiting)
         self.reason, self.advice, self.waiting = reason, advice, waiting
@@ -79,13 +83,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     the virtual clock, exactly then if the loop is idle. Exact for the first 34 years of virtual time.
     """
 
-    socket_grace_s = 0.005
+    socket_grace_s: float = 0.005
     """Real seconds that open sockets are given before each jump."""
 
-    forever_grace_s = 0.5
+    forever_grace_s: float = 0.5
     """Real seconds given to other threads and open sockets before `WaitingForeverError`."""
 
-    outside_limit_s = 60.0
+    outside_limit_s: float = 60.0
     """Real seconds without any sign from outside work before `WaitingForeverError`."""
 
     jump_limit = 500_000

@@ -21,6 +21,9 @@ class _Answer(Struct):
     concerns: Callable[[Delivery], bool]
 
 
+_LIMITS = Demand(100)
+
+
 class RecordingSink:
     """A sink for tests: `Scheduler(store, sinks=[RecordingSink("kafka")])`.
 
@@ -34,9 +37,10 @@ class RecordingSink:
         batches: How many messages each send brought.
     """
 
-    def __init__(
-        self, name: str, *, limits: Demand = Demand(100), check: Callable[[str], None] | None = None
-    ) -> None:
+    name: str
+    limits: Demand
+
+    def __init__(self, name: str, *, limits: Demand = _LIMITS, check: Callable[[str], None] | None = None) -> None:
         self.name, self.limits, self._check = name, limits, check
         self.deliveries: list[Delivery] = []
         self.batches: list[int] = []

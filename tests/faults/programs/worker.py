@@ -1,7 +1,8 @@
 """A process that schedules, handles, or both, as its plan says, and writes the history of what it did.
 
-It says `ready` when its scheduler is open, `produced` when it has scheduled all it should, `idle` when nothing is left
-to deliver, and `closed` at its end. What a handler does with a message is in the message's header `do`.
+It says `ready` when its scheduler is open, `running`, `run 20` and `run 40` as runs begin, `produced` when it has
+scheduled all it should, `idle` when nothing is left to deliver, and `closed` at its end. What a handler does with a
+message is in the message's header `do`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Handling:
 
     def __init__(self, lane: str, plan: Plan, history: h.History, points: FailurePoints) -> None:
         self._lane, self._plan, self._history, self._points = lane, plan, history, points
-        self._has_blocked = self._has_run = False
+        self._has_blocked, self._runs = False, 0
 
     async def handle(self, payload: bytes, context: Context) -> None:
         digest = h.digest_of(payload, context.key, context.headers)
@@ -105,9 +106,9 @@ class Handling:
             id=context.id, delivery_id=context.delivery_id, attempt=context.attempt, lane=self._lane, digest=digest
         )
         self._history.write(started)
-        if not self._has_run:
-            self._has_run = True
-            say("running")
+        self._runs += 1
+        if self._runs in (1, 20, 40):
+            say("running" if self._runs == 1 else f"run {self._runs}")
         result: Literal["ok", "failed", "cancelled"] = "failed"
         try:
             with self._points.around("handler"):

@@ -189,7 +189,7 @@ class DispatchRules(Bench):
 
     @staticmethod
     async def _ends_at_once(stage: Stage, until_ms: int | None) -> None:
-        async with asyncio.timeout(stage.store.traits.safety_poll_ms / 1000 / 2):
+        async with asyncio.timeout(stage.soon_s):
             await stage.work.wait(until_ms=until_ms)
 
     # --- Late ---------------------------------------------------------------------------------------------

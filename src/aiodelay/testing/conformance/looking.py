@@ -128,6 +128,11 @@ class LookingRules(Bench):
             LoadBucket(stage.now + 2000, LANE, 2),
         ]
 
+    @staged
+    async def test_an_open_store_is_ready_and_has_a_name(self, stage: Stage) -> None:
+        assert stage.work.status().phase == "ready"
+        assert stage.store.name
+
     # --- lanes --------------------------------------------------------------------------------------------
 
     @staged

@@ -78,9 +78,6 @@ B = TypeVar("B", bound="Bench")
 class Bench(ABC):
     """Where a suite gets its stores."""
 
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    """Makes the event loop of each test; None = asyncio's own."""
-
     @abstractmethod
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         """Return a new, empty store that shares its data with no other; not opened yet.
@@ -89,6 +86,10 @@ class Bench(ABC):
             clock: The store's clock.
             journal: Most entries of the journal to keep, 0 = none; of no concern to a store without one.
         """
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        """Return an event loop for one test; asyncio's own unless overridden."""
+        return asyncio.new_event_loop()
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:
         """Return a new object on the data of a store that was closed; stores that say `durable` must override this."""
@@ -104,7 +105,7 @@ def staged(test: Callable[Concatenate[B, Stage, P], Coroutine[Any, Any, None]]) 
             async with Stage(self) as stage:
                 await test(self, stage, *args, **kwargs)
 
-        with asyncio.Runner(loop_factory=self.loop_factory) as runner:
+        with asyncio.Runner(loop_factory=self.new_loop) as runner:
             runner.run(play())
 
     shown = [each for name, each in inspect.signature(test).parameters.items() if name != "stage"]
@@ -120,9 +121,12 @@ class Stage:
         journal: Most entries of the journal to keep.
     """
 
+    store: Store
+    work: Work
+
     def __init__(self, bench: Bench, *, journal: int = 0) -> None:
         self.bench = bench
-        self.clock = VirtualClock()
+        self.clock: VirtualClock = VirtualClock()
         self.store = bench.make_store(self.clock, journal=journal)
         self._ops, self._requests = count(1), count(1)
         self._opened = AsyncExitStack()
@@ -331,13 +335,17 @@ class Stage:
         """Return all that can be seen of the store's messages, to compare it with another moment."""
         return await self.messages(), await self.dead() if isinstance(self.store, DeadLetters) else []
 
+    @property
+    def soon_s(self) -> float:
+        """Real seconds within which a wake-up must arrive: well before the safety poll would do its work."""
+        return min(self.store.traits.safety_poll_ms / 1000 / 2, 5.0)
+
     async def wakes(self, action: Callable[[], Awaitable[object]], *, work: Work | None = None) -> None:
         """Check that a `wait` under way ends by what `action` does, well before the safety poll would end it."""
         waiting = work or self.work
         waiting.clear()
         await self.claimed({lane: Demand(0) for lane in LANES}, work=waiting)
-        limit_s = self.store.traits.safety_poll_ms / 1000 / 2
-        async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(self.soon_s), asyncio.TaskGroup() as tasks:
             waiter = tasks.create_task(waiting.wait(until_ms=None))
             for _ in range(10):
                 await asyncio.sleep(0)

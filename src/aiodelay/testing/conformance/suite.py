@@ -24,7 +24,7 @@ class StoreConformance(SafetyRules, CommandRules, LeaseRules, RecurringRules, Di
     ```
 
     Each test has a new store, an event loop of its own, and a clock that only the test moves; nothing sleeps. No
-    plugin for async tests is needed, and any may be there. `loop_factory` chooses another event loop.
+    plugin for async tests is needed, and any may be there. `new_loop` may be overridden for another event loop.
 
     A store that says `durable` in its traits also overrides `reopen`. What the traits or a missing ability
     (`Inspectable`, `DeadLetters`, `Holds`, `Journal`) declare away is skipped, with the reason; most rules look at

@@ -1,0 +1,148 @@
+"""The way of a command: sent in a group, repeated while in doubt and while that is safe, then answered or raised."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import overload
+
+from ._runtime.group_commit import GroupCommit
+from .clock import Clock
+from .errors import AiodelayError, DuplicateIdError, OutcomeUnknownError, StoreFullError, StoreUnavailableError
+from .messages import Scheduled
+from .model import (
+    RETRY_WINDOW_MS,
+    Cancel,
+    CancelOutcome,
+    Command,
+    Fire,
+    FireOutcome,
+    Outcome,
+    Put,
+    Refused,
+    Reschedule,
+    RescheduleOutcome,
+    ScheduleOutcome,
+    Stored,
+    Unknown,
+)
+
+__all__ = ["Commands", "answer_of"]
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+LAST_REPEAT_MS = RETRY_WINDOW_MS - 5_000
+"""A command in doubt is not sent again later than this after it was first sent: the store must still know its op."""
+
+
+class Commands:
+    """Carries commands out.
+
+    Args:
+        commit: Sends them.
+        store: The store's name, for errors.
+        clock: For intervals.
+        timeout_ms: How long to go on trying.
+    """
+
+    def __init__(self, commit: GroupCommit, store: str, clock: Clock, timeout_ms: int) -> None:
+        self._commit, self._store, self._clock, self._timeout_ms = commit, store, clock, timeout_ms
+
+    async def carry_out(self, command: Command, size: int) -> Stored | Refused:
+        """Carry out one command.
+
+        Raises:
+            AiodelayError: Where its outcome is an error.
+        """
+        return await self._one(command, size, self._clock.monotonic_ms())
+
+    async def _one(self, command: Command, size: int, since_ms: int) -> Stored | Refused:
+        (outcome,) = await self._sent((command,), size, since_ms)
+        answer = self._judged(command, outcome, since_ms)
+        if isinstance(answer, AiodelayError):
+            raise answer
+        return answer
+
+    async def carry_out_many(
+        self, commands: Sequence[Command], size: int
+    ) -> Sequence[Stored | Refused | AiodelayError]:
+        """Carry out a batch; return an answer or an error for each, in order."""
+        since_ms = self._clock.monotonic_ms()
+        outcomes = await self._sent(commands, size, since_ms)
+        return [self._judged(command, outcome, since_ms) for command, outcome in zip(commands, outcomes, strict=True)]
+
+    async def _sent(self, commands: Sequence[Command], size: int, since_ms: int) -> Sequence[Outcome]:
+        """Send commands; while the store surely did not, or may not have, carried some out, send those again."""
+        starts_ms = self._clock.monotonic_ms()
+        outcomes = await self._commit.submit(commands, size)
+        if not any(map(_is_open, outcomes)):
+            return outcomes
+        outcomes = list(outcomes)
+        ends_ms = min(starts_ms + self._timeout_ms, since_ms + LAST_REPEAT_MS)
+        pause_s = FIRST_PAUSE_S
+        while any(map(_is_open, outcomes)) and (left_ms := ends_ms - self._clock.monotonic_ms()) > 0:
+            await asyncio.sleep(min(pause_s * random.uniform(0.5, 1), left_ms / 1000))
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            still_open = [i for i, outcome in enumerate(outcomes) if _is_open(outcome)]
+            repeated = await self._commit.submit([commands[i] for i in still_open], size)
+            for i, outcome in zip(still_open, repeated, strict=True):
+                outcomes[i] = _surer(outcomes[i], outcome)
+        return outcomes
+
+    def _judged(self, command: Command, outcome: Outcome, since_ms: int) -> Stored | Refused | AiodelayError:
+        """Tell the outcomes that are errors from those that are answers."""
+        if isinstance(outcome, Unknown):
+            return self._unknown(command, outcome, since_ms)
+        if isinstance(outcome, Refused):
+            if outcome.reason == "duplicate":
+                return DuplicateIdError(command.id)
+            if outcome.reason == "unavailable":
+                return StoreUnavailableError(self._store, outcome.detail or "no answer", command.id)
+            if outcome.reason == "full":
+                return StoreFullError(self._store, outcome.detail or "no room", command.id)
+        return outcome
+
+    def _unknown(self, command: Command, outcome: Unknown, since_ms: int) -> OutcomeUnknownError:
+        async def again() -> object:
+            if self._clock.monotonic_ms() - since_ms > LAST_REPEAT_MS:
+                raise OutcomeUnknownError(command.id, "too late: the store may have forgotten this op")
+            size = command.envelope.size if isinstance(command, Put) else 0
+            return answer_of(command, await self._one(command, size, since_ms))
+
+        return OutcomeUnknownError(command.id, outcome.detail, again)
+
+
+@overload
+def answer_of(command: Put, outcome: Stored | Refused) -> Scheduled: ...
+@overload
+def answer_of(command: Cancel, outcome: Stored | Refused) -> CancelOutcome: ...
+@overload
+def answer_of(command: Reschedule, outcome: Stored | Refused) -> RescheduleOutcome: ...
+@overload
+def answer_of(command: Fire, outcome: Stored | Refused) -> FireOutcome: ...
+def answer_of(
+    command: Command, outcome: Stored | Refused
+) -> Scheduled | CancelOutcome | RescheduleOutcome | FireOutcome:
+    """Return what the caller of a command is given."""
+    word = outcome.answer if isinstance(outcome, Stored) else outcome.reason
+    match command:
+        case Put():
+            due_ms, revision = (outcome.due_ms, outcome.revision) if isinstance(outcome, Stored) else (0, 0)
+            return Scheduled(command.id, due_ms, revision, ScheduleOutcome(word))
+        case Cancel():
+            return CancelOutcome(word)
+        case Reschedule():
+            return RescheduleOutcome(word)
+        case Fire():
+            return FireOutcome(word)
+
+
+def _is_open(outcome: Outcome) -> bool:
+    return isinstance(outcome, Unknown) or (isinstance(outcome, Refused) and outcome.reason == "unavailable")
+
+
+def _surer(before: Outcome, now: Outcome) -> Outcome:
+    """Return what two answers to one op come to: a later "surely not" does not clear an earlier doubt."""
+    if isinstance(before, Unknown) and isinstance(now, Refused) and now.reason in ("unavailable", "full"):
+        return before
+    return now

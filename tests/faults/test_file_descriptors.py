@@ -1,0 +1,19 @@
+"""F39: no file descriptor is left: a clear error where one is needed, and recovery once there are some again."""
+
+from __future__ import annotations
+
+from tests.faults.scene import Scene
+from tests.support.checker import Limits
+
+
+def test_f39_without_file_descriptors_errors_are_clear_and_nothing_is_lost(scene: Scene) -> None:
+    process = scene.crew.start("no_files", scene.plan("hoarder", serve=("work",), lease_ms=15_000), name="hoarder")
+    error = process.line("error")
+    assert error.startswith("StoreUnavailableError")
+    assert "delay.db" in error
+    assert "cannot be opened" in error
+    assert process.line("meanwhile").startswith("StoreUnavailableError")
+    process.ended_well()
+    report = scene.judge(Limits(spare=1))
+    assert report.delivered == 40
+    assert report.duplicates == 0

@@ -1,0 +1,272 @@
+"""Rows: what is kept of a message that has ended, and what is done with one that cannot be read."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
+    After,
+    Again,
+    Cancel,
+    Claim,
+    Conflict,
+    Demand,
+    Done,
+    Envelope,
+    Fire,
+    Put,
+    Refused,
+    SettleOutcome,
+    SourcePosition,
+    Stored,
+    Unknown,
+)
+from aiodelay.ports import Work
+from aiodelay.sqlite import SqliteStore
+from aiodelay.sqlite.connection import Database
+from aiodelay.testing.clock import VirtualClock
+
+LANE = {"lane": Demand(500)}
+SCAN = re.compile(r"SCAN (TABLE )?(m|messages|q|queue)\b")
+
+
+def put(number: int, payload: bytes = b"payload", message_id: str = "", lane: str = "lane") -> Put:
+    return Put(number.to_bytes(8, "big"), Envelope(message_id or f"m{number}", lane, payload=payload), After(0))
+
+
+def done(claim: Claim) -> Done:
+    return Done(claim.record.id, claim.record.revision, claim.token)
+
+
+class File:
+    """An open store on a clock moved by hand, and its file seen from outside."""
+
+    def __init__(self, path: Path, clock: VirtualClock, store: SqliteStore, work: Work) -> None:
+        self.path, self.clock, self.store, self.work = path, clock, store, work
+        self._requests = 0
+
+    def rows(self, query: str) -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(self.path)) as connection:
+            return connection.execute(query).fetchall()
+
+    def write(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
+            connection.execute(statement)
+
+    async def claim(self) -> list[Claim]:
+        self._requests += 1
+        return list((await self.work.claim(LANE, request=f"{self._requests}", lease_ms=15_000)).claims)
+
+    async def tidy(self) -> None:
+        await self.work.tidy(["lane"], limit=500)
+
+
+@asynccontextmanager
+async def opened(path: Path, *, journal: int = 0) -> AsyncIterator[File]:
+    clock = VirtualClock()
+    async with SqliteStore(path / "delay.db", clock=clock, journal=journal) as store, store.work("w", ["lane"]) as work:
+        yield File(path / "delay.db", clock, store, work)
+
+
+# --- what is kept -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_left_of_what_has_ended_once_its_op_is_forgotten(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([put(i) for i in range(1, 301)])
+        await file.store.apply([Cancel(b"cancel..", "m1"), Fire(b"fire....", "m2"), put(900, message_id="m3")])
+        assert set(await file.work.settle([done(claim) for claim in await file.claim()])) == {SettleOutcome.SETTLED}
+        assert file.rows("SELECT count(*) FROM messages")[0] == (300,)
+        file.clock.move(RETRY_WINDOW_MS)
+        await file.tidy()
+        for table in ("messages", "queue", "parked", "leases", "ended", "ops"):
+            assert file.rows(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+@pytest.mark.asyncio
+async def test_settling_purges_what_ended_before(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        for i in range(1, 20):
+            await file.store.apply([put(i)])
+            await file.work.settle([done(claim) for claim in await file.claim()])
+            file.clock.move(RETRY_WINDOW_MS // 4)
+        assert file.rows("SELECT count(*) <= 5 FROM messages") == [(1,)]
+
+
+@pytest.mark.asyncio
+async def test_a_large_payload_goes_as_soon_as_its_message_has_ended(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([put(1, bytes(100_000)), put(2, bytes(100_000)), put(3, bytes(1_000))])
+        await file.store.apply([Cancel(b"cancel..", "m2")])
+        await file.work.settle([done(claim) for claim in await file.claim()])
+        assert file.rows("SELECT id, length(payload) FROM messages ORDER BY id") == [("m1", 0), ("m2", 0), ("m3", 1000)]
+
+
+@pytest.mark.asyncio
+async def test_the_op_of_a_refused_put_is_remembered_though_its_message_is_gone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([put(1, message_id="m")])
+        file.clock.move(RETRY_WINDOW_MS)
+        kept = Put(b"kept....", Envelope("m", "lane"), After(0), Conflict.keep())
+        answer = await file.store.apply([kept])
+        await file.work.settle([done(claim) for claim in await file.claim()])
+        assert await file.store.apply([kept]) == answer
+        assert await file.store.get("m") is None
+
+
+@pytest.mark.asyncio
+async def test_a_number_that_came_to_another_message_does_not_settle_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file, file.store.work("other", ["lane"]) as other:
+        await file.store.apply([put(1)])
+        (stale,) = await file.claim()
+        file.clock.move(20_000)
+        ended = await other.claim(LANE, request="a", lease_ms=15_000)
+        await other.settle([done(ended.claims[0])])
+        file.clock.move(RETRY_WINDOW_MS)
+        await other.tidy([], limit=500)
+        await file.store.apply([put(2)])  # in an empty table: with the number that `stale` had
+        (claimed,) = (await other.claim(LANE, request="b", lease_ms=15_000)).claims
+        assert file.rows("SELECT n FROM leases") == [(1,)]
+        assert await file.work.settle([done(stale)]) == [SettleOutcome.GONE]
+        assert await other.settle([done(claimed)]) == [SettleOutcome.SETTLED]
+
+
+@pytest.mark.asyncio
+async def test_a_claim_settled_twice_in_one_call_is_settled_by_the_first(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([put(1)])
+        (claim,) = await file.claim()
+        again = Again(claim.record.id, claim.record.revision, claim.token, file.clock.now_ms(), 1)
+        assert await file.work.settle([again, done(claim)]) == [SettleOutcome.SETTLED, SettleOutcome.GONE]
+        assert await file.store.get("m1") is not None
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------
+
+UNREADABLE = {
+    "headers": "headers = '{\"a\": 5}'",
+    "encoding": "encoding = 'yaml'",
+    "late": "late = 7",
+    "payload": "payload = 'text'",
+    "due_ms": "due_ms = 'soon'",
+    "address": "address = CAST(x'ff' AS TEXT)",
+    "live": "live = 'x'",
+}
+
+
+@pytest.mark.parametrize("column", UNREADABLE)
+@pytest.mark.asyncio
+async def test_l5_a_row_that_cannot_be_read_becomes_a_dead_letter(tmp_path: Path, column: str) -> None:
+    async with opened(tmp_path, journal=100) as file:
+        await file.store.apply([put(i) for i in range(1, 6)])
+        file.write(f"UPDATE messages SET {UNREADABLE[column]} WHERE id = 'm3'")
+        assert (await file.store.get("m3")) is not None  # it can be looked at, as far as it goes
+        assert [claim.record.id for claim in await file.claim()] == ["m1", "m2", "m4", "m5"]
+        (letter,) = await file.store.dead_letters()
+        assert (letter.record.id, letter.reason) == ("m3", "undecodable")
+        assert letter.record.last_error == f"cannot be read: column {column} of table messages"
+        if column != "payload":
+            assert letter.record.envelope.payload == b"payload"
+        assert await file.store.get("m3") is None
+        assert "dead" in [entry.event for entry in await file.store.journal(message_id="m3")]
+
+
+@pytest.mark.asyncio
+async def test_headers_that_cannot_be_read_are_kept_as_they_were(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([put(1)])
+        file.write("UPDATE messages SET headers = 'a=b; c'")
+        assert await file.claim() == []
+        (letter,) = await file.store.dead_letters()
+        assert letter.record.envelope.headers == {"aiodelay-unreadable": b"a=b; c"}
+        assert isinstance((await file.store.redrive([letter.key]))[0], Stored)
+        (claim,) = await file.claim()
+        assert claim.record.envelope.headers == {"aiodelay-unreadable": b"a=b; c"}
+
+
+@pytest.mark.asyncio
+async def test_a_row_that_cannot_be_read_can_be_replaced_or_cancelled(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([put(1), put(2)])
+        file.write("UPDATE messages SET headers = 'x', address = CAST(x'ff' AS TEXT)")
+        outcomes = await file.store.apply([put(9, message_id="m1"), Cancel(b"cancel..", "m2")])
+        assert [outcome.answer for outcome in outcomes if isinstance(outcome, Stored)] == ["replaced", "cancelled"]
+        assert [claim.record.id for claim in await file.claim()] == ["m1"]
+
+
+# --- what cannot be written -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [put(7, lane="lane\ud800"), put(7, message_id="\udfff"), put(7, message_id="m7")])
+@pytest.mark.asyncio
+async def test_a_value_that_cannot_be_stored_refuses_its_own_command_only(tmp_path: Path, bad: Put) -> None:
+    if bad.id == "m7":
+        bad = Put(bad.op, Envelope("m7", "lane", version=1 << 64), After(0))
+    async with opened(tmp_path) as file:
+        outcomes = await file.store.apply([put(1), bad, put(2), Cancel(b"cancel..", "m1")])
+        assert [type(outcome) for outcome in outcomes] == [Stored, Refused, Stored, Stored]
+        assert "cannot be stored" in outcomes[1].detail  # type: ignore[union-attr]
+        assert not isinstance(outcomes[1], Unknown)
+        assert [claim.record.id for claim in await file.claim()] == ["m2"]
+
+
+@pytest.mark.asyncio
+async def test_with_a_source_one_value_that_cannot_be_stored_refuses_all(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        bad = put(7, message_id="\udfff")
+        outcomes = await file.store.apply([put(1), bad], source=SourcePosition("topic", 5))
+        assert [type(outcome) for outcome in outcomes] == [Refused, Refused]
+        assert (await file.store.position("topic"), await file.store.get("m1")) == (None, None)
+        assert [type(each) for each in await file.store.apply([put(1)], source=SourcePosition("topic", 5))] == [Stored]
+        assert await file.store.position("topic") == 5
+
+
+@pytest.mark.asyncio
+async def test_an_error_text_that_is_no_utf8_is_kept_escaped(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([put(1)])
+        (claim,) = await file.claim()
+        again = Again(claim.record.id, claim.record.revision, claim.token, file.clock.now_ms(), 1, "no \udc80 é")
+        assert await file.work.settle([again]) == [SettleOutcome.SETTLED]
+        (claim,) = await file.claim()
+        assert claim.record.last_error == "no \\udc80 é"
+
+
+# --- how rows are found -----------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_no_statement_of_the_writer_reads_a_whole_table_of_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BF6: the cost of a claim or a put must not grow with the number of messages."""
+    statements: set[str] = set()
+    begin = Database.begin
+
+    def traced(self: Database, *, is_durable: bool) -> None:
+        self.connection.set_trace_callback(statements.add)
+        begin(self, is_durable=is_durable)
+
+    monkeypatch.setattr(Database, "begin", traced)
+    async with opened(tmp_path) as file:
+        await file.store.hold("lane", "held")
+        await file.store.apply([put(i) for i in range(1, 100)])
+        await file.store.apply([put(1, b"again"), Cancel(b"cancel..", "m2"), Fire(b"fire....", "m3")])
+        claims = await file.claim()
+        await file.work.settle([done(claim) for claim in claims[:50]])
+        file.clock.move(20_000)
+        await file.tidy()
+        assert any("INSERT INTO leases" in statement for statement in statements)
+        with closing(sqlite3.connect(file.path)) as connection:
+            for statement in statements:
+                if statement.startswith(("SELECT", "INSERT", "UPDATE", "DELETE")):
+                    steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
+                    assert not [step for step in steps if SCAN.match(step)], statement

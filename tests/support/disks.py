@@ -1,0 +1,10 @@
+"""Where files stand that need not outlive a power cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["IN_MEMORY"]
+
+IN_MEMORY: str | None = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""A folder in which `fsync` costs nothing; None: this machine has none, and any other will do."""

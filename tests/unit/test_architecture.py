@@ -1,0 +1,387 @@
+"""The shape of the code: imports point one way, one module reads the clock, nothing optional is needed."""
+
+from __future__ import annotations
+
+import ast
+import getpass
+import importlib
+import inspect
+import pkgutil
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+
+import aiodelay
+
+ROOT = Path(__file__).parents[2]
+SOURCE = Path(aiodelay.__file__).parent
+
+LAYERS: dict[str, tuple[set[str], set[str]]] = {
+    # layer: its modules and packages, and the layers below it that they may import
+    "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs"}, set()),
+    "decisions": ({"ports", "retry", "recurrence", "transitions", "wakeup", "urls"}, {"values"}),
+    "memory": ({"memory"}, {"values", "decisions"}),
+    "sqlite": ({"sqlite"}, {"values", "decisions"}),
+    "sinks": ({"sinks"}, {"values", "decisions"}),
+    "arguments": ({"inputs", "context", "registry"}, {"values", "decisions"}),
+    "runtime": ({"_runtime"}, {"values", "decisions", "arguments"}),
+    "face": (
+        {"handlers", "messages", "commands", "operations", "bulk", "scheduler"},
+        {"values", "decisions", "arguments", "runtime"},
+    ),
+    "package": ({""}, {"values", "decisions", "arguments", "runtime", "face"}),
+    "testing": ({"testing"}, {"values", "decisions", "memory", "arguments", "runtime", "face", "package"}),
+    "cli": ({"cli", "__main__"}, {"values", "decisions", "arguments", "face", "package"}),
+}
+UPWARD_FOR_TYPES = {("context", "scheduler")}
+"""What is imported from a layer above, for annotations alone."""
+
+CLOCKS = {
+    "clock": "it is the clock",
+    "cli.demo": "prints the time of day to a person",
+    "cli.report": "prints the time of day to a person",
+    "cli.traffic": "prints the time of day to a person",
+}
+LOOP_TIMES = {
+    "_runtime.housekeeping": "how long the loop was blocked",
+    "_runtime.lifecycle": "how long closing takes",
+    "_runtime.subscription": "how long a handler runs, on the loop whose timers end it",
+}
+"""Intervals measured on the event loop's own clock, which tests make virtual; never compared with due times."""
+
+
+# --- the source, read -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Source:
+    """One module, as text."""
+
+    name: str  # within the package; "" is the package itself
+    path: Path
+    tree: ast.Module
+    at_run_time: set[str] = field(default_factory=set)
+    for_types: set[str] = field(default_factory=set)
+
+    @property
+    def layer(self) -> str:
+        return next(layer for layer, (members, _) in LAYERS.items() if self.name.partition(".")[0] in members)
+
+
+def read() -> dict[str, Source]:
+    sources = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        sources[name] = Source(name, path, ast.parse(path.read_text(encoding="utf-8")))
+    for source in sources.values():
+        for_types = {id(node) for node in nodes_for_types(source.tree)}
+        for node in ast.walk(source.tree):
+            found = set(imported(node, source, sources))
+            (source.for_types if id(node) in for_types else source.at_run_time).update(found)
+    return sources
+
+
+def nodes_for_types(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for statement in node.body:
+                yield from ast.walk(statement)
+
+
+def imported(node: ast.AST, source: Source, sources: Iterable[str]) -> Iterator[str]:
+    """Modules of the package that a statement imports."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        parts = ["aiodelay", *source.name.split(".")] if source.name else ["aiodelay"]
+        if source.path.name != "__init__.py":
+            parts = parts[:-1]
+        base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+        base = ".".join(filter(None, (base, node.module)))
+        names = [f"{base}.{alias.name}" for alias in node.names]
+    else:
+        return
+    for name in names:
+        if name.split(".")[0] == "aiodelay":
+            inner = name.removeprefix("aiodelay").removeprefix(".")
+            while inner not in sources:
+                inner = inner.rpartition(".")[0]
+            yield inner
+
+
+SOURCES = read()
+EACH = pytest.mark.parametrize("source", SOURCES.values(), ids=lambda source: source.name or "aiodelay")
+
+
+# --- imports ----------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_imports_point_one_way(source: Source) -> None:
+    allowed = LAYERS[source.layer][1] | {source.layer}
+    upward = {name for name in source.at_run_time if SOURCES[name].layer not in allowed}
+    assert upward == set()
+    upward = {name for name in source.for_types if SOURCES[name].layer not in allowed}
+    assert {(source.name, name) for name in upward} <= UPWARD_FOR_TYPES
+
+
+def test_every_module_has_a_layer_and_every_layer_a_module() -> None:
+    members = [member for members, _ in LAYERS.values() for member in members]
+    assert sorted(members) == sorted({name.partition(".")[0] for name in SOURCES})
+
+
+def test_layers_are_listed_from_below() -> None:
+    listed: set[str] = set()
+    for layer, (_, below) in LAYERS.items():
+        assert below <= listed
+        listed.add(layer)
+
+
+def test_imports_form_no_circle() -> None:
+    graph = {name: source.at_run_time - {name, ""} for name, source in SOURCES.items()}
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "sinks"])
+def test_backends_know_neither_the_runtime_nor_each_other(backend: str) -> None:
+    known = {
+        SOURCES[name].layer for source in SOURCES.values() if source.layer == backend for name in source.at_run_time
+    }
+    assert known <= {backend, "values", "decisions"}
+
+
+def test_nothing_imports_the_test_kit_or_the_command_line() -> None:
+    outside = {"testing", "cli"}
+    users = [source for source in SOURCES.values() if source.layer not in outside]
+    assert {name for source in users for name in source.at_run_time if SOURCES[name].layer in outside} == set()
+
+
+# --- one clock, no loose task -----------------------------------------------------------------------------
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as text; empty if it is something else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+CLOCK_CALL = re.compile(
+    r"(^|\.)(time\.(time|monotonic|perf_counter|process_time|localtime|gmtime)(_ns)?|datetime\.(now|utcnow|today)|date\.today)$"
+)
+
+
+def names_in(source: Source, pattern: re.Pattern[str]) -> list[str]:
+    return [name for node in ast.walk(source.tree) if pattern.search(name := dotted(node))]
+
+
+@EACH
+def test_only_the_clock_reads_a_clock(source: Source) -> None:
+    reads = names_in(source, CLOCK_CALL)
+    assert bool(reads) == (source.name in CLOCKS), reads
+    reads = [] if source.layer == "testing" else names_in(source, re.compile(r"loop\.time$"))
+    assert bool(reads) == (source.name in LOOP_TIMES), reads
+    from_time = [
+        node.names for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom) and node.module == "time"
+    ]
+    assert from_time == []
+
+
+@EACH
+def test_every_task_has_a_group(source: Source) -> None:
+    loose = names_in(source, re.compile(r"(^|\.)(create_task|ensure_future)$"))
+    if source.name == "testing.loop":
+        loose.remove("asyncio.ensure_future")  # what `run_until_complete` of any loop does
+    assert {name for name in loose if not re.search(r"(^|\.)_?tasks\.\w+$", name)} == set()
+
+
+# --- what an import brings --------------------------------------------------------------------------------
+
+PROBE = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            asked.append(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+BLOCKED, asked, before = set(sys.argv[1].split(",")), [], set(sys.modules)
+sys.meta_path.insert(0, Blocked())
+import aiodelay
+inner = sorted(name for name in sys.modules if name.startswith("aiodelay."))
+import aiodelay.memory, aiodelay.sqlite, aiodelay.sinks
+print(*asked)
+print(*inner)
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def required(*extras: str) -> set[str]:
+    """Import names of what the package needs, or an extra of it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [line for extra in extras for line in project["optional-dependencies"][extra]] or project["dependencies"]
+    projects = {Requirement(line).name.lower().replace("_", "-") for line in lines}
+    imports = {
+        name
+        for name, distributions in packages_distributions().items()
+        if projects & {distribution.lower().replace("_", "-") for distribution in distributions}
+    }
+    return imports | {project.replace("-", "_") for project in projects}
+
+
+OPTIONAL = required("cli", "redis", "kafka", "service", "spark", "spark-local") - {"aiodelay"} | {
+    *(
+        "attr",
+        "attrs",
+        "hypothesis",
+        "nox",
+        "opentelemetry",
+        "pydantic",
+        "pytest",
+        "rich",
+        "starlette",
+        "sybil",
+        "uvloop",
+    ),
+    *("litestar", "django"),
+}
+
+
+def test_import_needs_nothing_optional() -> None:
+    program = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(SOURCE.parent)!r})\n{PROBE}"]
+    run = subprocess.run([*program, ",".join(OPTIONAL)], capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 0, run.stderr
+    asked, inner, loaded = (set(line.split()) for line in run.stdout.splitlines())
+    assert asked & OPTIONAL == set()
+    assert loaded & OPTIONAL == set()
+    assert {SOURCES[name.removeprefix("aiodelay.")].layer for name in inner} <= LAYERS["package"][1]
+    third_party = loaded & set(packages_distributions())
+    assert third_party <= {"aiodelay"} | required() | {"idna", "sniffio", "typing_extensions"}
+
+
+# --- what is public ---------------------------------------------------------------------------------------
+
+
+def modules() -> list[ModuleType]:
+    """The public modules that can be imported here."""
+    names = [info.name for info in pkgutil.walk_packages([str(SOURCE)], "aiodelay.")]
+    public = [name for name in names if not any(part.startswith("_") for part in name.split("."))]
+    return [importlib.import_module(name) for name in public if not name.startswith("aiodelay.cli")]
+
+
+def defined(module: ModuleType) -> set[str]:
+    """Classes, functions and type aliases that a module defines without an underscore; of a package, its imports."""
+    tree = ast.parse(inspect.getsource(module))
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and dotted(node.annotation) == "TypeAlias"
+        ):
+            found.add(node.target.id)
+        elif isinstance(node, ast.ImportFrom) and hasattr(module, "__path__") and node.module != "__future__":
+            found |= {alias.asname or alias.name for alias in node.names}
+    return {name for name in found if not name.startswith(("_", "pytest_"))}
+
+
+MODULES = pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+
+
+@MODULES
+def test_all_names_what_is_defined(module: ModuleType) -> None:
+    named = set(module.__all__)
+    assert len(named) == len(module.__all__)
+    assert defined(module) - named == set()
+    assert {name for name in named if name not in vars(module)} == set()
+    imported_here = {
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert hasattr(module, "__path__") or named & imported_here - RE_EXPORTED.get(module.__name__, set()) == set()
+
+
+RE_EXPORTED = {"aiodelay.testing.clock": {"VirtualLoop", "WaitingForeverError"}}
+
+
+def test_all_of_the_package_is_sorted_and_complete() -> None:
+    assert sorted(aiodelay.__all__) == aiodelay.__all__
+    public = {
+        name for name, value in vars(aiodelay).items() if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public - {"annotations"} == set(aiodelay.__all__) - {"__version__"}
+
+
+def test_errors_that_calls_raise_can_be_imported_from_the_package() -> None:
+    errors = {name for name in importlib.import_module("aiodelay.errors").__all__ if name.endswith("Error")}
+    assert errors <= set(aiodelay.__all__)
+
+
+def documented(node: ast.Module | ast.ClassDef) -> Iterator[tuple[str, bool]]:
+    """Public names with whether a docstring, or a string below, says what they are."""
+    for one, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(one, ast.ClassDef):
+            yield one.name, ast.get_docstring(one) is not None
+            if not one.name.startswith("_"):
+                yield from ((f"{one.name}.{name}", ok) for name, ok in documented(one) if name[:1] != "_")
+        elif isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+            if not any(dotted(decorator).endswith("overload") for decorator in one.decorator_list):
+                yield one.name, ast.get_docstring(one) is not None
+        elif isinstance(one, ast.AnnAssign) and dotted(one.annotation) == "TypeAlias":
+            has_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            yield dotted(one.target), has_text
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    for name in set(aiodelay.__all__) - {"__version__", "Duration"}:
+        thing = getattr(aiodelay, name)
+        assert thing.__doc__, name
+        for attribute, value in vars(thing).items() if isinstance(thing, type) else ():
+            if not attribute.startswith("_") and (inspect.isroutine(value) or isinstance(value, property)):
+                assert inspect.getdoc(getattr(thing, attribute)), f"{name}.{attribute}"
+
+
+@EACH
+def test_docstrings(source: Source) -> None:
+    assert ast.get_docstring(source.tree)
+    if source.layer in {"values", "decisions", "arguments", "face", "package"}:
+        missing = {name for name, ok in documented(source.tree) if not ok and not name.startswith("_")}
+        assert missing - UNDOCUMENTED == set()
+
+
+UNDOCUMENTED = {"Command", "DeadReason", "Outcome", "RetryDecision", "Rule", "SendOutcome"}
+"""Unions whose members say it all."""
+
+
+# --- nothing of the machine it was written on -------------------------------------------------------------
+
+
+def test_no_path_and_no_name_of_a_machine() -> None:
+    here = {socket.gethostname(), f"{getpass.getuser()}@", str(ROOT), str(Path.home())} - {"localhost", "/"}
+    for path in SOURCE.rglob("*"):
+        if path.is_file() and path.suffix != ".pyc":
+            text = path.read_text(encoding="utf-8")
+            assert re.findall(r"(?<![\w:/.~-])/(?:home|root|tmp|work|usr|opt|Users|mnt)\b", text) == [], path
+            assert {word for word in here if len(word) > 3 and word in text} == set(), path

@@ -1,0 +1,29 @@
+"""The README's table of promises names tests that exist."""
+
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROWS = re.findall(r"^\| ((?:[SLR]\d(?:, )?)+) \| (.+) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+SOURCES = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "src" / "aiodelay" / "testing" / "conformance").rglob("*.py")]
+
+
+def bearing(pattern: str) -> list[str]:
+    names = (name for path in SOURCES for name in re.findall(r"def (test_\w+)", path.read_text()))
+    return [name for name in names if fnmatch(name, pattern)]
+
+
+def test_every_rule_that_tests_can_bear_has_a_row() -> None:
+    rules = {rule for row in ROWS for rule in re.findall(r"[SLR]\d", row[0])}
+    assert rules == {*(f"S{n}" for n in range(1, 10)), "L1", "L2", "L3", "L5", "R1"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_promise_names_tests_that_exist(row: tuple[str, str, str]) -> None:
+    named = re.findall(r"`([^`]+)`", row[2])
+    assert named
+    for name in named:
+        assert bearing(name) if name.startswith("test_") else (ROOT / name).exists(), name
