@@ -39,7 +39,7 @@ from aiodelay.redis.scripts import script
 from tests.support.servers import RedisServer, redis_servers, start
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text().partition("\n## Redis\n")[2]
-BLOCKS = re.findall(r"```redis\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS: list[str] = re.findall(r"```redis\n(.*?)```", PAGE, re.DOTALL)
 LANE = "orders"
 NOT_USED_HERE = {"ping", "hello", "auth", "select", "wait", "waitaof", "client|setname", "unlink"}
 WITHOUT_IT_TOO = {"eval", "script|load", "script|exists", "config|get", "xread", "xrevrange"}

@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "decisions": ({"ports", "retry", "recurrence", "transitions", "wakeup", "urls"}, {"values"}),
     "memory": ({"memory"}, {"values", "decisions"}),
     "sqlite": ({"sqlite"}, {"values", "decisions"}),
+    "redis": ({"redis"}, {"values", "decisions"}),
     "sinks": ({"sinks"}, {"values", "decisions"}),
     "arguments": ({"inputs", "context", "registry"}, {"values", "decisions"}),
     "runtime": ({"_runtime"}, {"values", "decisions", "arguments"}),
@@ -56,6 +57,7 @@ CLOCKS = {
 LOOP_TIMES = {
     "_runtime.housekeeping": "how long the loop was blocked",
     "_runtime.lifecycle": "how long closing takes",
+    "redis.base": "how far the server's clock is ahead of ours",
     "_runtime.subscription": "how long a handler runs, on the loop whose timers end it",
 }
 """Intervals measured on the event loop's own clock, which tests make virtual; never compared with due times."""
@@ -157,7 +159,7 @@ def test_imports_form_no_circle() -> None:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
 
 
-@pytest.mark.parametrize("backend", ["memory", "sqlite", "sinks"])
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "redis", "sinks"])
 def test_backends_know_neither_the_runtime_nor_each_other(backend: str) -> None:
     known = {
         SOURCES[name].layer for source in SOURCES.values() if source.layer == backend for name in source.at_run_time

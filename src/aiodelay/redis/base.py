@@ -19,7 +19,6 @@ from .keys import Keys
 from .options import Options
 from .reading import Lanes
 from .scripts import Arg
-from .waking import Listener
 
 __all__ = ["Base"]
 
@@ -45,12 +44,11 @@ class _ServerTime:
 class _Opened:
     """One opening of a store."""
 
-    def __init__(self, options: Options, keys: Keys, wake: Any) -> None:  # noqa: ANN401 - a function
+    def __init__(self, options: Options, keys: Keys) -> None:
         self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
-        writer = uuid4().hex[:16]
-        self.client = Client(options, keys, writer)
+        self.writer = uuid4().hex[:16]
+        self.client = Client(options, keys, self.writer)
         self.lanes = Lanes(self.client, keys)
-        self.listener = Listener(self.client, keys.key("wake"), writer, wake)
         self.time: _ServerTime | None = None
 
 
@@ -83,7 +81,7 @@ class Base:
     async def _open(self) -> None:
         if self._opened is not None:
             return
-        opened = _Opened(self._options, self._keys, self.wake_all)
+        opened = _Opened(self._options, self._keys)
         try:
             await check_server(opened.client, self._keys, self._options)
             try:
@@ -101,7 +99,6 @@ class Base:
     async def _close(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            await opened.listener.stop()
             await opened.client.aclose()
 
     def _checked(self) -> _Opened:

@@ -14,7 +14,7 @@ from .faults import Fault
 from .keys import Keys
 from .options import Options
 
-__all__ = ["SCHEMA", "check_server", "server_time_ms"]
+__all__ = ["SCHEMA", "check_server", "server_time_ms", "warn_of_skew"]
 
 log = logging.getLogger("aiodelay.redis")
 

@@ -25,7 +25,7 @@ from .faults import Fault
 from .keys import member_of
 from .scripts import Arg
 
-__all__ = ["BAD_VALUE", "answer_of", "arguments_of", "chunks_of", "outcome_of"]
+__all__ = ["BAD_VALUE", "Answer", "answer_of", "arguments_of", "chunks_of", "outcome_of"]
 
 BAD_VALUE = (OverflowError, UnicodeError, TypeError)
 """What a value raises that no record can hold; the command it came with is refused, its neighbours are not."""

@@ -8,7 +8,7 @@ from redis import exceptions as e
 
 from aiodelay.errors import cut
 
-__all__ = ["Fault", "fault_of"]
+__all__ = ["Fault", "Kind", "fault_of"]
 
 Kind: TypeAlias = Literal["unavailable", "full", "unknown"]
 

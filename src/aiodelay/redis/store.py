@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Self
@@ -19,11 +20,13 @@ from .keys import Keys
 from .looking import Looking
 from .options import read_url
 from .scripts import Arg
+from .waking import Listener
 from .work import RedisWork
 
 __all__ = ["RedisStore", "open_store"]
 
 DEFAULT_NAMESPACE = "default"
+LEAVE_S = 1.0
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -102,17 +105,24 @@ class RedisStore(Looking):
         opened, workers = self._checked(), self._keys.key("workers")
         work = RedisWork(self, worker)
         await self.command("HSET", workers, worker, msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)]))
-        self._wakeups.add(work.wakeup)
-        await opened.listener.start()
-        try:
-            yield work
-        finally:
+        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, work.wake)
+        failure: BaseException | None = None
+        async with asyncio.TaskGroup() as tasks:
+            listening = tasks.create_task(listener.run(), name="aiodelay redis wake-ups")
+            self._wakeups.add(work.wakeup)
+            try:
+                await listener.ready()
+                yield work
+            except BaseException as error:  # noqa: BLE001 - raised below, as it is: the group would wrap it
+                failure = error
             self._wakeups.discard(work.wakeup)
-            if self._opened is opened:
-                if not self._wakeups:
-                    await opened.listener.stop()
-                with suppress(StoreUnavailableError):  # it is forgotten after its window
+            listening.cancel()
+        if self._opened is opened:
+            with suppress(StoreUnavailableError, TimeoutError):  # it is forgotten after its window
+                async with asyncio.timeout(LEAVE_S):
                     await self.command("HDEL", workers, worker)
+        if failure is not None:
+            raise failure
 
 
 _NOT_SENT = Refused("unavailable", "not sent, because what stood before it in the batch failed")

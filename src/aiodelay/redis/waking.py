@@ -22,7 +22,6 @@ BLOCK_MS = 5_000
 GRACE_S = 2.0
 """How much longer than asked for an answer may take before the connection counts as dead."""
 MOST_BACKOFF_S = 2.0
-STOP_S = 0.5
 START_S = 1.0
 
 
@@ -42,30 +41,16 @@ class Listener:
     def __init__(self, client: Client, key: str, writer: str, wake: Callable[[], object]) -> None:
         self._client, self._key, self._writer, self._wake = client, key, writer.encode(), wake
         self._cursor = b""
-        self._task: asyncio.Task[None] | None = None
         self._listens = asyncio.Event()
 
-    async def start(self) -> None:
-        """Listen from now on; returns when the cursor stands, or soon if the server does not answer.
-
-        A bare task, since a store may be opened and closed by different tasks; `stop` awaits it.
-        """
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="aiodelay redis wake-ups")
+    async def ready(self) -> None:
+        """Return when the cursor stands, or soon if the server does not answer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(START_S):
                 await self._listens.wait()
 
-    async def stop(self) -> None:
-        """Listen no more; idempotent."""
-        task, self._task = self._task, None
-        while task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait(
-                [task], timeout=STOP_S
-            )  # again if need be: redis-py may take one cancellation for its own
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Listen until cancelled; nothing else ends this."""
         failures = 0
         while True:
             connection = self._client.new_connection()
