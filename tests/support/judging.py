@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from aiodelay.model import Query
@@ -14,7 +15,7 @@ from . import history as h
 from .checker import Limits, Report, check
 from .processes import Crew
 
-__all__ = ["judge", "url_of"]
+__all__ = ["judge", "judge_store", "url_of"]
 
 PAGE = 1_000
 
@@ -32,17 +33,29 @@ def judge(crew: Crew, path: Path, limits: Limits | None = None) -> Report:
         path: The file.
         limits: What the test promises beyond what always holds.
     """
-    crew.history.write(asyncio.run(_final(path)))
+    return judge_store(crew, url_of(path), lambda: _leases(path), limits)
+
+
+def judge_store(crew: Crew, url: str, leases: Callable[[], int], limits: Limits | None = None) -> Report:
+    """Do as `judge` does, with any store.
+
+    Args:
+        crew: None of its processes may be using the store any more.
+        url: The store's.
+        leases: Counts the leases that the store holds.
+        limits: What the test promises beyond what always holds.
+    """
+    crew.history.write(asyncio.run(_final(url, leases)))
     report = check(h.read(crew.history_path), limits)
     print(report)
     report.verify()
     return report
 
 
-async def _final(path: Path) -> h.Final:
+async def _final(url: str, leases: Callable[[], int]) -> h.Final:
     pending: list[h.PendingNote] = []
     dead: list[tuple[str, int, str]] = []
-    async with open_store(url_of(path), namespace="default", clock=None) as store:
+    async with open_store(url, namespace="default", clock=None) as store:
         after: tuple[int, str] | None = None
         while page := await store.search(Query(after=after, limit=PAGE)):  # type: ignore[attr-defined]
             for each in page:
@@ -53,7 +66,7 @@ async def _final(path: Path) -> h.Final:
         while letters := await store.dead_letters(after=last, limit=PAGE):  # type: ignore[attr-defined]
             dead += [(each.record.id, each.record.revision, each.reason) for each in letters]
             last = (letters[-1].at_ms, letters[-1].record.id, letters[-1].record.revision)
-    return h.Final(now_ms=time.time_ns() // 1_000_000, pending=pending, dead=dead, leases=_leases(path))
+    return h.Final(now_ms=time.time_ns() // 1_000_000, pending=pending, dead=dead, leases=leases())
 
 
 def _leases(path: Path) -> int:

@@ -1,0 +1,90 @@
+"""F1, F2, F9 on Redis: clients killed at failure points, a server killed under load; the histories are checked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.faults.programs.worker import Burst, Plan, Stream
+from tests.faults.scene import TAKEOVER_MS, Scene
+from tests.faults.test_kill import storm
+from tests.support.checker import Limits, Report
+from tests.support.judging import judge_store
+from tests.support.observed import FailurePoint
+from tests.support.processes import Crew
+from tests.support.servers import Found, RedisServer, redis_servers, start
+
+BUSY = Burst(messages=60, spread_ms=600, special=dict.fromkeys(range(1, 60, 12), b"fail:1"), changes=True)
+POINTS = [
+    FailurePoint("apply", "before", 2),
+    FailurePoint("apply", "after", 3),
+    FailurePoint("claim", "after", 3),
+    FailurePoint("tidy", "after", 1),
+    FailurePoint("handler", "before", 20),
+    FailurePoint("handler", "after", 20),
+    FailurePoint("settle", "before", 3),
+    FailurePoint("settle", "after", 3),
+]
+
+
+class RedisScene(Scene):
+    """A server, its clients, their history."""
+
+    def __init__(self, crew: Crew, folder: Path, server: RedisServer) -> None:
+        super().__init__(crew, folder)
+        self.server = server
+
+    def plan(self, name: str, **settings: Any) -> Plan:  # noqa: ANN401 - the fields of a plan
+        return replace(super().plan(name, **settings), store=self.server.url)
+
+    def judge(self, limits: Limits | None = None) -> Report:
+        return judge_store(self.crew, self.server.url, self._leases, limits)
+
+    def _leases(self) -> int:
+        lanes = self.server.command("HVALS", "{default:00}:lanes").split(b"\r\n")[2::2]
+        keys = ["{default:00}:leased:" + lane.decode() for lane in lanes if lane]
+        return sum(int(self.server.command("ZCARD", key)[1:]) for key in keys)
+
+
+@pytest.fixture(params=[found for found in redis_servers() if found.program], ids=lambda found: found.name)
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RedisScene]:
+    found: Found = request.param
+    server = start(found.program, "--appendfsync", "always")
+    with Crew(tmp_path) as crew:
+        yield RedisScene(crew, tmp_path, server)
+    server.stop()
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_f1_f2_a_kill_loses_nothing_and_repeats_only_what_was_in_flight(scene: RedisScene, point: FailurePoint) -> None:
+    victim = scene.start("victim", serve=("work",), point=point, burst=BUSY, run_ms=20)
+    heir = scene.start("heir", waits=True, serve=("work",))
+    assert victim.wait() == -9, f"the failure point was not reached: {victim.errors[-2000:]}"
+    heir.tell("go")
+    heir.ended_well()
+    scene.judge(Limits(takeover_ms=TAKEOVER_MS))
+
+
+def test_f9_a_server_killed_under_load_comes_back_and_nothing_is_lost(scene: RedisScene) -> None:
+    workers = [
+        scene.start(f"w{i}", serve=("work",), run_ms=5, stream=Stream(seconds=4, rate=60, ids=200, seed=i))
+        for i in range(2)
+    ]
+    time.sleep(1.5)
+    scene.server.kill()
+    restart = threading.Timer(0.5, scene.server.start)
+    restart.start()
+    restart.join()
+    for worker in workers:
+        worker.ended_well()
+    assert scene.judge(Limits(takeover_ms=TAKEOVER_MS)).delivered > 100
+
+
+def test_f1_a_storm_of_kills(scene: RedisScene) -> None:
+    storm(scene, 6, seed=1)
