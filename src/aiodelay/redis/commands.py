@@ -27,11 +27,18 @@ from .scripts import Arg
 
 __all__ = ["BAD_VALUE", "Answer", "answer_of", "arguments_of", "chunks_of", "outcome_of"]
 
-BAD_VALUE = (OverflowError, UnicodeError, TypeError)
+
+class _TooFarError(Exception):
+    """A time that the record's 6 bytes cannot hold."""
+
+
+BAD_VALUE = (_TooFarError, OverflowError, UnicodeError, TypeError)
 """What a value raises that no record can hold; the command it came with is refused, its neighbours are not."""
 
 _MOST_MS = (1 << 47) - 1
 _COMMAND_BYTES = 100
+_CHANGE_BYTES = MAX_CLAIM_BYTES // 125
+"""What a command counts that changes a record: at most 125 of them a script, so that none takes the server long."""
 _MODES = {"replace": "r", "keep": "k", "error": "e", "newer": "n"}
 
 Answer: TypeAlias = Literal["stored", "replaced", "kept", "in_flight", "cancelled", "rescheduled", "fired"]
@@ -92,7 +99,7 @@ def _due(due: At | After) -> bytes:
 
 def _checked(ms: int) -> int:
     if ms > _MOST_MS:
-        raise OverflowError(f"{ms} ms is too far ahead")
+        raise _TooFarError
     return ms
 
 
@@ -119,7 +126,7 @@ def chunks_of(commands: Sequence[tuple[int, Command]]) -> list[list[tuple[int, C
     size = MAX_CLAIM_BYTES
     for item in commands:
         command = item[1]
-        bytes_ = _COMMAND_BYTES + (command.envelope.size if isinstance(command, Put) else 0)
+        bytes_ = _COMMAND_BYTES + command.envelope.size if isinstance(command, Put) else _CHANGE_BYTES
         if not chunks or len(chunks[-1]) == MAX_CLAIM_MESSAGES or size + bytes_ > MAX_CLAIM_BYTES:
             chunks.append([])
             size = 0

@@ -40,16 +40,21 @@ local function next_member(lane, wanted)
   return lane.members[lane.at - 1]
 end
 
+-- Says whether a lane's member is that of the value; one that is not was left by another program.
+local function names(name, value, e)
+  return byte(value) < 128 and sub(name, 1, 6) == sub(value, 1, 6) or member(e) == name
+end
+
 -- Takes what must not be claimed out of the lane's way; says whether it did.
 local function pass(lane, name, id, value, e)
   local held = e and any_holds() and is_held(lane.n, address_of(e))
-  if e and not held and not ends_by_itself(e) and member(e) == name then
+  if e and not held and (e.flags == 0 or not ends_by_itself(e)) and names(name, value, e) then
     e.name = name
     return false
   end
   open_gate()
   passed = passed + 1
-  if not e or member(e) ~= name then
+  if not e or not names(name, value, e) then
     call('ZREM', due_key(lane.n), name)
     if value and not e then set_aside(lane.n, id, value) end
   elseif held then

@@ -21,12 +21,15 @@ end
 -- As remember_end() does, in a few calls.
 local function remember_plain(ended)
   local memories, ops = {}, {}
+  local last, list, written = nil, nil, nil
   local function add(ends, what, value)
-    local key = window_for('o', ends)
-    local list = memories[key] or {}
-    memories[key] = list
+    if ends ~= last then
+      local key = window_for('o', ends)
+      memories[key] = memories[key] or {}
+      last, list, written = ends, memories[key], u48(ends)
+    end
     list[#list + 1] = what
-    list[#list + 1] = u48(ends) .. value
+    list[#list + 1] = written .. value
   end
   for _, a in ipairs(ended) do
     local known = ARGV[a + 3]
