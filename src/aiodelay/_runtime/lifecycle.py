@@ -255,22 +255,19 @@ class Running:
                         log.error("closing the store and sinks took longer than %.0f s and was given up", CLOSE_S)
 
     async def _stop_whatever_comes(self) -> None:
-        """Stop in order, also when cancelled; anyio's shield does not keep off `Task.cancel()`.
-
-        The task is no member of our group, which may be shutting down and then takes none; it is always waited for.
-        """
-        stopping = self._loop.create_task(self._stop_in_order(), name="aiodelay close")
+        """Stop in order, in a task of its own: anyio's shield does not keep off `Task.cancel()`."""
         cancelled: asyncio.CancelledError | None = None
-        while not stopping.done():
-            try:
-                await asyncio.wait([stopping])
-            except asyncio.CancelledError as error:
-                cancelled = error
-                for subscription in self._all():
-                    subscription.stop()
+        async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(self._stop_in_order(), name="aiodelay close")
+            while not stopping.done():
+                try:
+                    await asyncio.wait([stopping])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    for subscription in self._all():
+                        subscription.stop()
         if cancelled is not None:
             raise cancelled
-        stopping.result()
 
     async def _stop_in_order(self) -> None:
         if self._dispatching is not None:
