@@ -99,7 +99,7 @@ def make_old(file: Path) -> None:
 
 async def drain(file: Path, n: int, concurrency: int) -> float:
     """Ours: from the opening of the scheduler to its close, all messages settled."""
-    scheduler, delivered = Scheduler(SqliteStore(file)), list[int]()
+    scheduler, delivered = Scheduler(SqliteStore(file), overdue_alarm="1h"), list[int]()
     all_delivered = asyncio.get_running_loop().create_future()
 
     @scheduler.handler(concurrency=concurrency, timeout="30s")

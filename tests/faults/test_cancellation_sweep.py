@@ -103,7 +103,8 @@ class World:
 
     async def assert_nothing_is_claimed(self) -> None:
         async with self.store:
-            assert not await self.store.search(Query(states=(State.IN_FLIGHT,), limit=10))
+            found = await self.store.search(Query(limit=10_000))
+        assert not [each for each in found if each.state is State.IN_FLIGHT]
 
     async def judge(self) -> None:
         """Deliver with a fresh scheduler what is stored: what was promised, once, and nothing else."""
@@ -315,7 +316,7 @@ def test_f5_a_whole_life(sweep: Sweep, kind: str) -> None:
             await asyncio.sleep(3.2)  # m2 is being delivered when the block ends
         assert world.scheduler._running is None
 
-    assert sweep.play(kind, operate, opened=False) >= 8
+    assert sweep.play(kind, operate, opened=False) >= 4
 
 
 @KINDS
@@ -330,4 +331,4 @@ def test_f5_run(sweep: Sweep, kind: str) -> None:
         except TimeoutError:
             pass
 
-    assert sweep.play(kind, operate, opened=False) >= 8
+    assert sweep.play(kind, operate, opened=False) >= 4

@@ -130,6 +130,25 @@ async def test_a_damaged_page_is_found_at_the_latest_by_whoever_needs_it(tmp_pat
         assert "delay.db" in str(error)  # noqa: PT017 - one of the two, by where the pages of this build lie
 
 
+@pytest.mark.asyncio
+async def test_a_sqlite_library_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(ConfigurationError, match=r"3\.35\.0 or newer"):
+        await SqliteStore(tmp_path / "delay.db").__aenter__()
+
+
+@pytest.mark.asyncio
+async def test_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
+    opening = asyncio.ensure_future(SqliteStore(tmp_path / "delay.db").__aenter__())
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    for thread in [each for each in threading.enumerate() if "sqlite" in each.name]:
+        await asyncio.to_thread(thread.join, 30)
+    assert set(os.listdir(tmp_path)) <= {"delay.db"}  # closed: no WAL is left
+
+
 # --- what it holds ----------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from aiodelay.model import (
     Envelope,
     Fire,
     Put,
+    Query,
     Refused,
     SettleOutcome,
     SourcePosition,
@@ -29,7 +30,7 @@ from aiodelay.model import (
     Unknown,
 )
 from aiodelay.ports import Work
-from aiodelay.sqlite import SqliteStore
+from aiodelay.sqlite import SqliteStore, upkeep
 from aiodelay.sqlite.connection import Database
 from aiodelay.testing.clock import VirtualClock
 
@@ -147,6 +148,52 @@ async def test_a_claim_settled_twice_in_one_call_is_settled_by_the_first(tmp_pat
         again = Again(claim.record.id, claim.record.revision, claim.token, file.clock.now_ms(), 1)
         assert await file.work.settle([again, done(claim)]) == [SettleOutcome.SETTLED, SettleOutcome.GONE]
         assert await file.store.get("m1") is not None
+
+
+# --- what is held -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_what_a_held_address_parks_is_seen_counted_and_comes_back(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.hold("lane", "there")
+        there = [Put(i.to_bytes(8, "big"), Envelope(f"t{i}", "lane", "there"), After(i * 1000)) for i in range(4)]
+        await file.store.apply([*there, put(9)])
+        assert [claim.record.id for claim in await file.claim()] == ["m9"]
+        assert file.rows("SELECT count(*) FROM parked") == [(4,)]  # also those ahead: they stood at the head
+        await file.store.apply([put(10)])
+        counts = (await file.store.counts())["lane"]
+        assert (counts.held, counts.overdue, counts.scheduled, counts.in_flight) == (4, 1, 0, 1)
+        load = await file.store.load(bucket_ms=2000, buckets=2)
+        assert [bucket.messages for bucket in load] == [3, 2]
+        assert len(await file.store.search(Query())) == 6
+        await file.store.release("lane", "there")
+        counts = (await file.store.counts())["lane"]
+        assert (counts.held, counts.overdue, counts.scheduled, counts.in_flight) == (0, 2, 3, 1)
+
+
+@pytest.mark.asyncio
+async def test_l1_what_was_parked_when_its_release_was_cut_short_is_returned_by_tidying(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.hold("lane", "there")
+        await file.store.apply([Put(b"12345678", Envelope("m", "lane", "there"), After(0))])
+        assert await file.claim() == []
+        file.write("DELETE FROM holds")
+        assert await file.claim() == []
+        await file.tidy()
+        assert [claim.record.id for claim in await file.claim()] == ["m"]
+
+
+@pytest.mark.asyncio
+async def test_a_release_of_very_many_is_done_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "UNPARKED_AT_ONCE", 10)
+    async with opened(tmp_path) as file:
+        await file.store.hold("lane", "there")
+        puts = [Put(i.to_bytes(8, "big"), Envelope(f"m{i}", "lane", "there"), After(0)) for i in range(35)]
+        await file.store.apply(puts)
+        assert await file.claim() == []
+        assert await file.store.release("lane", "there")
+        assert [claim.record.id for claim in await file.claim()] == [f"m{i}" for i in range(35)]
 
 
 # --- what cannot be read ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 
 from aiodelay.clock import Clock
-from aiodelay.errors import StoreBusyError
+from aiodelay.errors import ClosedError, OutcomeUnknownError, StoreBusyError
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Command, Outcome, Unknown
 from aiodelay.ports import Store
 from aiodelay.wakeup import WakeUp
@@ -46,10 +46,10 @@ class GroupCommit:
         self._store, self._clock, self._timeout_ms = store, clock, timeout_ms
         self._queue: deque[_Waiting] = deque()
         self._bytes = 0
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._room: deque[_Waiting] = deque()
         self._wakeup = WakeUp()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_closing = False
+        self._is_closing = self._is_closed = False
 
     def submit(self, commands: Sequence[Command], size: int) -> Awaitable[Sequence[Outcome]]:
         """Send commands; await it for an outcome each, in order.
@@ -63,53 +63,48 @@ class GroupCommit:
 
         Raises:
             StoreBusyError: They waited longer than the time limit; nothing was sent.
+            ClosedError: Nothing is sent any more.
         """
+        if self._is_closed:
+            raise ClosedError("scheduler", "closed")
         size += COMMAND_BYTES * len(commands)
-        since_ms = self._clock.monotonic_ms()
+        future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(commands, size, self._clock.monotonic_ms(), future)
         if self._room or (self._queue and self._bytes + size > MAX_WAITING_BYTES):
-            return self._submit_when_there_is_room(commands, size, since_ms)
-        return self._enqueue(commands, size, since_ms)
-
-    def _enqueue(self, commands: Sequence[Command], size: int, since_ms: int) -> asyncio.Future[Sequence[Outcome]]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Sequence[Outcome]] = loop.create_future()
-        if not self._queue:
-            self._wakeup.set()
-            if self._timer is None:
-                self._timer = loop.call_later(self._timeout_ms / 1000, self._refuse_old)
-        self._queue.append(_Waiting(commands, size, since_ms, future))
-        self._bytes += size
+            self._room.append(waiting)
+        else:
+            self._enqueue(waiting)
         return future
 
-    async def _submit_when_there_is_room(
-        self, commands: Sequence[Command], size: int, since_ms: int
-    ) -> Sequence[Outcome]:
-        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._room.append(room)
-        try:
-            async with asyncio.timeout(self._timeout_ms / 1000):
-                await room
-        except TimeoutError:
-            raise self._busy(commands, since_ms) from None
-        finally:
-            if not room.done():
-                room.cancel()
-        return await self._enqueue(commands, size, since_ms)
-
-    def _busy(self, commands: Sequence[Command], since_ms: int) -> StoreBusyError:
-        return StoreBusyError(commands[0].id, self._clock.monotonic_ms() - since_ms, self._bytes)
+    def _enqueue(self, waiting: _Waiting) -> None:
+        if not self._queue:
+            self._wakeup.set()
+            self._set_timer(waiting)
+        self._queue.append(waiting)
+        self._bytes += waiting.size
 
     def _refuse_old(self) -> None:
         """Refuse what has waited too long; a batch under way has left and is not touched."""
         self._timer = None
         now = self._clock.monotonic_ms()
-        while self._queue and self._queue[0].since_ms + self._timeout_ms <= now:
-            waiting = self._take()
-            if not waiting.future.done():
-                waiting.future.set_exception(self._busy(waiting.commands, waiting.since_ms))
-        if self._queue:
-            delay = self._queue[0].since_ms + self._timeout_ms - now
-            self._timer = asyncio.get_running_loop().call_later(delay / 1000, self._refuse_old)
+        waiting_bytes = self._bytes + sum(waiting.size for waiting in self._room)
+        while (oldest := self._oldest()) is not None and oldest.since_ms + self._timeout_ms <= now:
+            self._take()
+            if not oldest.future.done():
+                waited_ms = now - oldest.since_ms
+                oldest.future.set_exception(StoreBusyError(oldest.commands[0].id, waited_ms, waiting_bytes))
+        if oldest is not None:
+            self._set_timer(oldest)
+
+    def _set_timer(self, oldest: _Waiting) -> None:
+        if self._timer is None:
+            delay_ms = oldest.since_ms + self._timeout_ms - self._clock.monotonic_ms()
+            self._timer = asyncio.get_running_loop().call_later(max(delay_ms, 0) / 1000, self._refuse_old)
+
+    def _oldest(self) -> _Waiting | None:
+        if not self._queue:
+            self._give_room()
+        return self._queue[0] if self._queue else None
 
     def _take(self) -> _Waiting:
         waiting = self._queue.popleft()
@@ -134,14 +129,23 @@ class GroupCommit:
                 else:
                     await self._wakeup.wait()
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """Nothing is sent any more: whoever still waits, or comes now, is told."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiting in (*self._queue, *self._room):
+            if not waiting.future.done():
+                waiting.future.set_exception(ClosedError("scheduler", "closed"))
+        self._queue.clear()
+        self._room.clear()
 
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         messages = size = 0
-        while self._queue:
-            first = self._queue[0]
+        while (first := self._oldest()) is not None:
             if batch and (messages + len(first.commands) > MAX_CLAIM_MESSAGES or size + first.size > MAX_CLAIM_BYTES):
                 break
             waiting = self._take()
@@ -153,10 +157,10 @@ class GroupCommit:
         return batch
 
     def _give_room(self) -> None:
-        while self._room and (self._room[0].done() or self._bytes <= MAX_WAITING_BYTES // 2):
-            room = self._room.popleft()
-            if not room.done():
-                room.set_result(None)
+        while self._room and self._bytes <= MAX_WAITING_BYTES // 2:
+            waiting = self._room.popleft()
+            if not waiting.future.done():
+                self._enqueue(waiting)
 
     async def _send(self, batch: list[_Waiting]) -> None:
         commands = [command for waiting in batch for command in waiting.commands]
@@ -167,7 +171,9 @@ class GroupCommit:
             outcomes = [Unknown(type(error).__name__)] * len(commands)
         except BaseException:
             for waiting in batch:
-                waiting.future.cancel()
+                if not waiting.future.done():
+                    reason = "closed before the store answered"
+                    waiting.future.set_exception(OutcomeUnknownError(waiting.commands[0].id, reason))
             raise
         at = 0
         for waiting in batch:

@@ -70,6 +70,7 @@ class Running:
         self._tasks = asyncio.TaskGroup()
         self.commit = GroupCommit(store, options.clock, options.store_timeout_ms)
         self.subscriptions: dict[Lane, Subscription] = {}
+        self._leaving: list[Subscription] = []
         self._watchers: set[WakeUp] = set()
         self._dispatching: _Dispatching | None = None
         self.is_closing = False
@@ -152,6 +153,7 @@ class Running:
         """Stop serving a lane; return when what was in flight has settled, at the latest after the drain time."""
         subscription = self.subscriptions.pop(lane, None)
         if subscription is not None:
+            self._leaving = [each for each in self._leaving if each.in_flight] + [subscription]
             await self._end([subscription])
 
     async def _end(self, subscriptions: Sequence[Subscription]) -> None:
@@ -184,7 +186,11 @@ class Running:
     @property
     def in_flight(self) -> int:
         """Delivered to this process's subscribers, not yet settled."""
-        return sum(subscription.in_flight for subscription in self.subscriptions.values())
+        return sum(subscription.in_flight for subscription in self._all())
+
+    def _all(self) -> list[Subscription]:
+        """Return what is served, and what is not served any more but may have something in flight."""
+        return [*self.subscriptions.values(), *self._leaving]
 
     @contextmanager
     def watch(self) -> Iterator[WakeUp]:
@@ -230,16 +236,14 @@ class Running:
     # --- the end ------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop claiming, let deliveries end, settle, then disconnect; each step is shielded and bounded."""
+        """Stop claiming, let deliveries end, settle, then disconnect; each step is shielded and bounded.
+
+        Cancelled meanwhile, it waits no longer for deliveries to end: they are cancelled and given back.
+        """
         self.is_closing = True
         try:
             with anyio.CancelScope(shield=True):
-                if self._dispatching is not None:
-                    await self._dispatching.stop_claiming()
-                    await self._end(list(self.subscriptions.values()))
-                    await self._dispatching.stop()
-                self.commit.close()
-                await _ended_within(self._commit_task, CLOSE_S)
+                await self._stop_whatever_comes()
         finally:
             with anyio.CancelScope(shield=True):
                 try:
@@ -249,6 +253,29 @@ class Running:
                         await self._stack.aclose()
                     if closing.cancelled_caught:
                         log.error("closing the store and sinks took longer than %.0f s and was given up", CLOSE_S)
+
+    async def _stop_whatever_comes(self) -> None:
+        """Stop in order, in a task of its own: anyio's shield does not keep off `Task.cancel()`."""
+        cancelled: asyncio.CancelledError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(self._stop_in_order(), name="aiodelay close")
+            while not stopping.done():
+                try:
+                    await asyncio.wait([stopping])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    for subscription in self._all():
+                        subscription.stop()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _stop_in_order(self) -> None:
+        if self._dispatching is not None:
+            await self._dispatching.stop_claiming()
+            await self._end(self._all())
+            await self._dispatching.stop()
+        self.commit.close()
+        await _ended_within(self._commit_task, CLOSE_S)
 
     async def _end_tasks(self) -> None:
         """Cancel what is left of our tasks. What ended the scheduler's block goes its own way, not into a group."""

@@ -1,0 +1,148 @@
+"""The page's SQL does what the page says, on a file that a scheduler has open."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from datetime import timedelta
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from aiodelay.model import Cancel, Demand, Done, Fire, Outcome, SettleOutcome, Stored
+from aiodelay.sqlite import SqliteStore
+from aiodelay.testing.clock import VirtualClock
+from aiodelay.timeunits import from_epoch_ms
+
+PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8").partition("\n## SQLite\n")[2]
+(SQL,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+STATEMENTS = [statement for statement in SQL.split(";\n") if statement.strip()]
+DELETE = STATEMENTS[-1]
+
+
+def execute(path: Path, *statements: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        return [row for statement in statements for row in connection.execute(statement)]
+
+
+def put(values: str, columns: str = "id, lane, due_ms, payload") -> str:
+    return f"INSERT INTO schedule ({columns}) VALUES ({values})"
+
+
+def test_the_tables_of_the_page_are_those_of_the_schema() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(files("aiodelay.sqlite").joinpath("schema.sql").read_text())
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        columns = {row[1] for row in connection.execute("PRAGMA table_info (schedule)")}
+    columns_part, tables_part = PAGE.split("\n### Tables\n")
+    named = re.findall(r"^\| (`.*?`) \|", columns_part, re.MULTILINE)
+    assert {name for cell in named for name in re.findall(r"`(\w+)`", cell)} == columns
+    named = re.findall(r"^\| (`.*?`) \|", tables_part, re.MULTILINE)
+    assert {name for cell in named for name in re.findall(r"`(\w+)`", cell)} == tables
+
+
+@pytest.mark.asyncio
+async def test_what_the_page_schedules_is_claimed_and_what_it_cancels_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "delay.db"
+    shop = SqliteStore(path, namespace="shop")
+    async with SqliteStore(path) as store, shop, shop.work("w", ["stdout"]) as work:
+        listed = execute(path, *STATEMENTS[:-1])
+        assert [row[0::3] for row in listed if len(row) == 4] == [("invoice-7", "pending")]
+        stored = await store.get("invoice-7")
+        assert stored is not None
+        assert (stored.record.envelope.lane, stored.record.envelope.encoding) == ("payment.check", "json")
+        assert stored.record.envelope.payload == b'{"id": 7}'
+        ahead_ms = stored.record.due_ms - stored.record.revision
+        assert 3_598_000 < ahead_ms <= 3_600_000
+        (video,) = (await work.claim({"stdout": Demand(9)}, request="1", lease_ms=15_000)).claims
+        assert (video.record.id, video.record.envelope.address) == ("vid1-online", "online-videos")
+        assert video.record.envelope.payload == b"\x00\x01\xff"
+        assert await work.settle([Done(video.record.id, video.record.revision, video.token)]) == [SettleOutcome.SETTLED]
+        execute(path, DELETE)
+        assert await store.get("invoice-7") is None
+
+
+@pytest.mark.asyncio
+async def test_a_waiting_scheduler_is_woken_by_plain_sql(tmp_path: Path) -> None:
+    path = tmp_path / "delay.db"
+    async with SqliteStore(path) as store, store.work("w", ["lane"]) as work:
+        work.clear()
+        execute(path, put("'m', 'lane', 0, 'payload'"))
+        start = store.now_ms()
+        await work.wait(until_ms=None)
+        assert store.now_ms() - start < store.traits.safety_poll_ms
+        assert [each.record.id for each in (await work.claim({"lane": Demand(1)}, request="1", lease_ms=1)).claims] == [
+            "m"
+        ]
+
+
+@pytest.mark.asyncio
+async def test_an_insert_replaces_and_fences_a_delete_cancels_in_flight(tmp_path: Path) -> None:
+    path = tmp_path / "delay.db"
+    async with SqliteStore(path) as store, store.work("w", ["lane"]) as work:
+        execute(path, put("'m', 'lane', 0, 'one'"))
+        (first,) = (await work.claim({"lane": Demand(1)}, request="1", lease_ms=15_000)).claims
+        execute(path, put("'m', 'lane', 0, 'two'"))
+        done = Done("m", first.record.revision, first.token)
+        assert await work.settle([done]) == [SettleOutcome.SUPERSEDED]
+        (second,) = (await work.claim({"lane": Demand(1)}, request="2", lease_ms=15_000)).claims
+        assert second.record.envelope.payload == b"two"
+        assert second.record.revision > first.record.revision
+        execute(path, "DELETE FROM schedule WHERE id = 'm'")
+        snapshot = await store.get("m")
+        assert snapshot is not None
+        assert snapshot.record.no_retry
+        assert execute(path, "SELECT state FROM schedule") == [("in_flight",)]
+        execute(
+            path, put("'m', 'lane', 0, 'three'"), "DELETE FROM schedule WHERE id = 'm'", put("'m', 'lane', 0, 'four'")
+        )
+        (last,) = (await work.claim({"lane": Demand(9)}, request="3", lease_ms=15_000)).claims
+        assert last.record.envelope.payload == b"four"
+        for table, count in (("messages", 1), ("leases", 1), ("queue", 0), ("ended", 0)):
+            assert execute(path, f"SELECT count(*) FROM {table}") == [(count,)]
+
+
+@pytest.mark.asyncio
+async def test_commands_and_plain_sql_see_each_other(tmp_path: Path) -> None:
+    path, clock = tmp_path / "delay.db", VirtualClock()
+    clock.step(from_epoch_ms(0) - clock.now() + timedelta(days=40_000))  # after what julianday() says
+    async with SqliteStore(path, clock=clock) as store, store.work("w", ["lane"]) as work:
+        execute(path, put("'a', 'lane', 9000000000000, 'x', 5", "id, lane, due_ms, payload, version"))
+        outcomes: list[Outcome] = list(await store.apply([Fire(b"fire....", "a")]))
+        assert [each.answer for each in outcomes if isinstance(each, Stored)] == ["fired"]
+        await store.hold("lane", "there")
+        execute(path, put("'b', 'lane', 'there', 1, 'x', 2, 2", "id, lane, address, due_ms, payload, late, expires_ms"))
+        claims = (await work.claim({"lane": Demand(9)}, request="1", lease_ms=1_000)).claims
+        assert [each.record.id for each in claims] == ["a"]
+        assert execute(path, "SELECT count(*) FROM parked") == [(1,)]
+        execute(path, "DELETE FROM schedule WHERE id = 'b'")
+        assert execute(path, "SELECT count(*) FROM parked") == [(0,)]
+        assert [type(each).__name__ for each in await store.apply([Cancel(b"cancel..", "b")])] == ["Refused"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "says"),
+    [
+        ("id, lane, due_ms, payload", "NULL, 'lane', 1, ''", "id must be text"),
+        ("id, lane, due_ms, payload", "'', 'lane', 1, ''", "id must be text"),
+        ("id, lane, due_ms, payload", "'m', '', 1, ''", "lane must be text"),
+        ("id, lane, due_ms, payload", "'m', 'lane', 'soon', ''", "due_ms must be an integer"),
+        ("id, lane, due_ms, payload", "'m', 'lane', 1.5, ''", "due_ms must be an integer"),
+        ("id, lane, payload", "'m', 'lane', ''", "due_ms must be an integer"),
+        ("id, lane, due_ms", "'m', 'lane', 1", "payload must be a blob or text"),
+        ("id, lane, due_ms, payload, encoding", "'m', 'lane', 1, '', 'yaml'", "encoding must be json"),
+        ("id, lane, due_ms, payload, headers", "'m', 'lane', 1, '', '{'", "headers must be a JSON object"),
+        ("id, lane, due_ms, payload, late", "'m', 'lane', 1, '', 3", "late must be 0, 1 or 2"),
+        ("id, lane, due_ms, payload, late", "'m', 'lane', 1, '', 1", "expires_ms must be an integer"),
+        ("id, lane, due_ms, payload, expires_ms", "'m', 'lane', 1, '', 'x'", "expires_ms must be an integer"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_wrong_values_are_refused_by_name(tmp_path: Path, columns: str, values: str, says: str) -> None:
+    path = tmp_path / "delay.db"
+    async with SqliteStore(path):
+        with pytest.raises(sqlite3.IntegrityError, match=says):
+            execute(path, put(values, columns))
+        assert execute(path, "SELECT count(*) FROM messages") == [(0,)]
