@@ -38,7 +38,8 @@ from aiodelay.redis.keys import DERIVED, FIXED, Keys
 from aiodelay.redis.scripts import script
 from tests.support.servers import RedisServer, redis_servers, start
 
-PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text().partition("\n## Redis\n")[2].partition("\n## ")[0]
+FORMATS = Path(__file__).parents[2] / "docs" / "formats.md"
+PAGE = FORMATS.read_text().partition("\n## Redis\n")[2].partition("\n## ")[0]
 BLOCKS: list[str] = re.findall(r"```redis\n(.*?)```", PAGE, re.DOTALL)
 LANE = "orders"
 NOT_USED_HERE = {"ping", "hello", "auth", "select", "wait", "waitaof", "client|setname", "unlink"}
