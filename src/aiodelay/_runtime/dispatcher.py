@@ -33,6 +33,11 @@ class Subscription(Taker, Protocol):
         """Delivered, not yet settled."""
         ...
 
+    @property
+    def is_running(self) -> bool:
+        """Whether anything is under way here."""
+        ...
+
     def demand(self) -> Demand:
         """How much it requests now."""
         ...
@@ -46,7 +51,7 @@ class Subscription(Taker, Protocol):
         ...
 
     def stop(self) -> None:
-        """Cancel what is under way, and give it back."""
+        """Drain, cancel what is under way and give it back, let go of threads and timers; may be repeated."""
         ...
 
 
