@@ -33,11 +33,6 @@ class Subscription(Taker, Protocol):
         """Delivered, not yet settled."""
         ...
 
-    @property
-    def is_running(self) -> bool:
-        """Whether anything is under way here."""
-        ...
-
     def demand(self) -> Demand:
         """How much it requests now."""
         ...
@@ -51,7 +46,7 @@ class Subscription(Taker, Protocol):
         ...
 
     def stop(self) -> None:
-        """Drain, cancel what is under way and give it back, let go of threads and timers; may be repeated."""
+        """Cancel what is under way, and give it back."""
         ...
 
 

@@ -15,13 +15,12 @@ from msgspec import Struct
 
 from aiodelay.clock import Clock
 from aiodelay.context import Context
-from aiodelay.errors import AiodelayError, StoreError, WrongLoopError
+from aiodelay.errors import WrongLoopError
 from aiodelay.model import LEASE_MS, Lane, Query, Record
 from aiodelay.ports import Inspectable, Sink, Store, Work
 from aiodelay.retry import Retry
 from aiodelay.wakeup import WakeUp
 
-from .backoff import Backoff
 from .dispatcher import Dispatcher, Subscription
 from .group_commit import GroupCommit
 from .housekeeping import Alarm, Housekeeping, LoopLag
@@ -84,10 +83,10 @@ class Running:
             lanes: What is served at first.
         """
         try:
-            await self._connect(self._store)
+            await self._stack.enter_async_context(self._store)
             if dispatch:
                 for sink in self._sinks:
-                    await self._connect(sink)
+                    await self._stack.enter_async_context(sink)
                 worker = f"{socket.gethostname()}-{self._pid}-{uuid4().hex[:8]}"
                 work = await self._stack.enter_async_context(self._store.work(worker, lanes))
             await self._tasks.__aenter__()
@@ -97,10 +96,6 @@ class Running:
         self._commit_task = self._tasks.create_task(self.commit.run(), name="aiodelay group commit")
         if dispatch:
             self._dispatching = _Dispatching(self, work, self._options, self._tasks)
-
-    async def _connect(self, what: Store | Sink) -> None:
-        await what.__aenter__()
-        self._stack.push_async_callback(_disconnect, what)
 
     def check_usable(self) -> None:
         """Refuse use from another loop, thread or process.
@@ -144,23 +139,9 @@ class Running:
                 on_free=self._dispatching.freed,
             )
 
-    def spawn(self, send: Callable[[], Coroutine[None, None, None]], name: str) -> None:
-        """Send something to the store beside the loops; again and again, while the store fails and nobody closes."""
-
-        async def keep_sending() -> None:
-            backoff = Backoff()
-            while not self.is_closing:
-                try:
-                    await send()
-                except StoreError as error:
-                    await backoff.failed(log, name, error)
-                except AiodelayError:
-                    log.exception("%s failed", name)
-                    return
-                else:
-                    return
-
-        self._tasks.create_task(keep_sending(), name=f"aiodelay {name}")
+    def spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+        """Run something beside the loops, owned by this opening."""
+        self._tasks.create_task(coroutine, name=name)
 
     def set_concurrency(self, lane: Lane, concurrency: int) -> None:
         """Change a handler's concurrency."""
@@ -176,31 +157,21 @@ class Running:
             await self._end([subscription])
 
     async def _end(self, subscriptions: Sequence[Subscription]) -> None:
-        """Let what is in flight settle; past the drain time, cancel it and give it back."""
         for subscription in subscriptions:
             subscription.drain()
-        is_settled = await self._wait_until_settled(subscriptions, self._options.drain_ms / 1000, may_hurry=True)
-        for subscription in subscriptions:
-            subscription.stop()
-        if is_settled:
-            return
-        await self._wait_until_settled(subscriptions, CLOSE_S)
-        while running := [subscription.lane for subscription in subscriptions if subscription.is_running]:
-            log.error("%s: what runs there goes on though it was cancelled; cancelled again", ", ".join(running))
+        if not await self._wait_until_settled(subscriptions, self._options.drain_ms / 1000):
             for subscription in subscriptions:
                 subscription.stop()
             await self._wait_until_settled(subscriptions, CLOSE_S)
 
-    async def _wait_until_settled(
-        self, subscriptions: Sequence[Subscription], timeout_s: float, *, may_hurry: bool = False
-    ) -> bool:
+    async def _wait_until_settled(self, subscriptions: Sequence[Subscription], timeout_s: float) -> bool:
         ends = self._loop.time() + timeout_s
         with self.watch() as changed:
             while any(subscription.in_flight for subscription in subscriptions):
-                left = ends - self._loop.time()
-                if left <= 0 or (may_hurry and self._hurry):
-                    return False
                 changed.clear()
+                left = ends - self._loop.time()
+                if left <= 0:
+                    return False
                 await changed.wait(left)
         return True
 
@@ -264,63 +235,58 @@ class Running:
 
     # --- the end ------------------------------------------------------------------------------------------
 
-    async def close(self, exc: BaseException | None) -> None:
+    async def close(self) -> None:
         """Stop claiming, let deliveries end, settle, then disconnect; each step is shielded and bounded.
 
-        Cancelled meanwhile, it waits no longer for what is in flight, but still gives it back.
-
-        Args:
-            exc: What ends the scheduler's block.
+        Cancelled meanwhile, it waits no longer for deliveries to end: they are cancelled and given back.
         """
         self.is_closing = True
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._stop_whatever_comes()
+        finally:
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self._end_tasks()
+                finally:
+                    with anyio.move_on_after(CLOSE_S) as closing:
+                        await self._stack.aclose()
+                    if closing.cancelled_caught:
+                        log.error("closing the store and sinks took longer than %.0f s and was given up", CLOSE_S)
+
+    async def _stop_whatever_comes(self) -> None:
+        """Stop in order, in a task of its own: anyio's shield does not keep off `Task.cancel()`."""
         cancelled: asyncio.CancelledError | None = None
-        group_exc = exc if isinstance(exc, asyncio.CancelledError) else None  # others pass by, not wrapped in a group
-        with anyio.CancelScope(shield=True):
-            try:
-                cancelled = await self._wind_down()
-                await self._tasks.__aexit__(group_exc and type(group_exc), group_exc, None)
-            finally:
-                with anyio.move_on_after(CLOSE_S) as closing:
-                    await self._stack.aclose()
-                if closing.cancelled_caught:
-                    log.error("closing the store and sinks took longer than %.0f s and was given up", CLOSE_S)
+        async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(self._stop_in_order(), name="aiodelay close")
+            while not stopping.done():
+                try:
+                    await asyncio.wait([stopping])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    for subscription in self._all():
+                        subscription.stop()
         if cancelled is not None:
             raise cancelled
 
-    async def _wind_down(self) -> asyncio.CancelledError | None:
-        """Stop the loops in order, whatever happens to this task meanwhile; return the cancellation that did."""
-        stopping = self._stop()
-        try:
-            task = self._tasks.create_task(stopping, name="aiodelay closing")
-        except RuntimeError:  # the group has broken down and cancelled the loops: nothing is left to stop
-            stopping.close()
-            return None
-        cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:  # noqa: PERF203 - handed on by `close`
-                cancelled = error
-                self._hurry = True
-                self.changed()
-        return cancelled
-
-    async def _stop(self) -> None:
+    async def _stop_in_order(self) -> None:
         if self._dispatching is not None:
             await self._dispatching.stop_claiming()
-            await self._end(list(self.subscriptions.values()))
+            await self._end(self._all())
             await self._dispatching.stop()
         self.commit.close()
         await _ended_within(self._commit_task, CLOSE_S)
 
+    async def _end_tasks(self) -> None:
+        """Cancel what is left of our tasks. What ended the scheduler's block goes its own way, not into a group."""
+        try:
+            await self._tasks.__aexit__(_TheEnd, _TheEnd(), None)
+        except* _TheEnd:
+            pass
 
-async def _disconnect(what: Store | Sink) -> None:
-    """Disconnect; a cancellation that comes meanwhile does not leave it half done."""
-    try:
-        await what.__aexit__(None, None, None)
-    except asyncio.CancelledError:
-        await what.__aexit__(None, None, None)
-        raise
+
+class _TheEnd(Exception):  # noqa: N818 - a signal to our task group alone
+    """Ends a task group that has nothing left to wait for."""
 
 
 class _Dispatching:
