@@ -79,9 +79,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """How fast is it, beside its bare limits?"""
+    """How fast is it, beside its bare limits? Without arguments: all of it, into docs/performance.md and .json."""
     install(session, "bench")
-    session.run("python", "-m", "benchmarks", *session.posargs)
+    reports = ["--markdown", "docs/performance.md", "--json", "docs/performance.json"]
+    session.run("python", "-m", "benchmarks", *(session.posargs or reports))
 
 
 @nox.session

@@ -72,6 +72,7 @@ async def schedule_in_chunks(
     """
     stored = 0
     rejected: list[Rejected] = []
+    failures: list[Exception] = []  # of the caller's own code: what was read is stored, then it is told
     room = asyncio.Semaphore(CHUNKS_AT_ONCE)
 
     async def send_chunk(chunk: list[tuple[int, Put]], size: int) -> None:
@@ -88,25 +89,36 @@ async def schedule_in_chunks(
             ]
             rejected.extend(refused)
             stored += len(chunk) - len(refused)
-            if progress is not None:
-                progress(stored)
+            if progress is not None and not failures:
+                _tell(progress, stored, failures)
         finally:
             room.release()
 
-    failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         try:
             async with aclosing(_chunks(messages, compose, rejected)) as chunks:  # else a task of the loop's closes it
                 async for chunk, size in chunks:
                     await room.acquire()
                     tasks.create_task(send_chunk(chunk, size))
-        except Exception as error:  # noqa: BLE001 - the caller's iterable failed: what was read is stored, then it is told
-            failure = error
-    if failure is not None:
-        raise failure
-    if rejected:
-        raise PartlyScheduledError(stored, sorted(rejected, key=lambda each: each.position))
+                    if failures:
+                        break
+        except Exception as error:  # noqa: BLE001 - whatever the caller's iterable raises
+            failures.append(error)
+    partly = PartlyScheduledError(stored, sorted(rejected, key=lambda each: each.position)) if rejected else None
+    if failures:
+        if partly is not None:
+            failures[0].add_note(f"schedule_many: {partly}")
+        raise failures[0]
+    if partly is not None:
+        raise partly
     return stored
+
+
+def _tell(progress: Callable[[int], object], stored: int, failures: list[Exception]) -> None:
+    try:
+        progress(stored)
+    except Exception as error:  # noqa: BLE001 - whatever the caller's function raises
+        failures.append(error)
 
 
 async def _chunks(
@@ -114,21 +126,27 @@ async def _chunks(
 ) -> AsyncGenerator[tuple[list[tuple[int, Put]], int], None]:
     chunk: list[tuple[int, Put]] = []
     size = position = 0
-    async with aclosing(_each(messages)) as each:
-        async for message in each:
-            try:
-                put = compose(message)
-            except AiodelayError as error:
-                rejected.append(Rejected(position, error))
-            else:
-                chunk.append((position, put))
-                size += put.envelope.size
-            position += 1
-            if len(chunk) == MAX_CLAIM_MESSAGES or size >= MAX_CLAIM_BYTES:
-                yield chunk, size
-                chunk, size = [], 0
+    failure: Exception | None = None
+    try:
+        async with aclosing(_each(messages)) as each:
+            async for message in each:
+                try:
+                    put = compose(message)
+                except AiodelayError as error:
+                    rejected.append(Rejected(position, error))
+                else:
+                    chunk.append((position, put))
+                    size += put.envelope.size
+                position += 1
+                if len(chunk) == MAX_CLAIM_MESSAGES or size >= MAX_CLAIM_BYTES:
+                    yield chunk, size
+                    chunk, size = [], 0
+    except Exception as error:  # noqa: BLE001 - the caller's iterable failed: first, what was read
+        failure = error
     if chunk:
         yield chunk, size
+    if failure is not None:
+        raise failure
 
 
 async def _each(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:

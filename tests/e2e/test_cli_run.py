@@ -198,7 +198,7 @@ from aiodelay.cli import main
 try:
     main()
 finally:
-    print("loaded", *sorted({"sqlite3", "redis", "aiokafka", "fastapi", "pyspark"} & sys.modules.keys()))
+    print("loaded", *sorted({"aiodelay.sqlite", "redis", "aiokafka", "fastapi", "pyspark"} & sys.modules.keys()))
 """
     with Program("-c", code, cwd=tmp_path) as program:
         assert program.exit_code() == 0

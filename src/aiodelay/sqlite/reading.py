@@ -108,7 +108,7 @@ class Reader:
 
     def _places(self, lane: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
         """Return (place, n) of a lane's messages from place `first` to before `end`, by place; limit -1 = all."""
-        wanted = "WHERE lane = ?1 AND place_ms >= ?2 AND place_ms < ?3 ORDER BY place_ms LIMIT ?4"
+        wanted = "WHERE lane = ? AND place_ms >= ? AND place_ms < ? ORDER BY place_ms LIMIT ?"
         sources = (
             f"SELECT place_ms, n FROM queue {wanted}",
             f"SELECT place_ms, n FROM parked {wanted}",
@@ -171,10 +171,10 @@ class Reader:
         for lane, name in self._lanes().items():
             for table in ("queue", "parked"):
                 query = (
-                    f"SELECT (place_ms - ?1) / ?2, count(*) FROM {table}"
-                    " WHERE lane = ?3 AND place_ms >= ?1 AND place_ms < ?4 GROUP BY 1"
+                    f"SELECT (place_ms - ?) / ?, count(*) FROM {table}"
+                    " WHERE lane = ? AND place_ms >= ? AND place_ms < ? GROUP BY 1"
                 )
-                for bucket, n in self._execute(query, (now, bucket_ms, lane, now + bucket_ms * buckets)):
+                for bucket, n in self._execute(query, (now, bucket_ms, lane, now, now + bucket_ms * buckets)):
                     found[bucket, name] = found.get((bucket, name), 0) + n
         return [LoadBucket(now + bucket * bucket_ms, lane, found[bucket, lane]) for bucket, lane in sorted(found)]
 

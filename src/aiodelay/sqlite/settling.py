@@ -134,15 +134,15 @@ def purge_ended(tables: Tables, limit: int, *, at_head: bool) -> None:
         at_head: Let the lowest number stand for all: nothing is read further if its time has not come. The others
             wait for it, a window at most.
     """
-    over = "(until_ms <= ?1 OR until_ms > ?2)"  # the latter: written before the clock was set back by a day or more
-    times = tables.now, tables.now + FAR_MS
+    over = "(until_ms <= :now OR until_ms > :far)"  # the latter: written before the clock was set back by a day or more
+    values = {"now": tables.now, "far": tables.now + FAR_MS, "ns": tables.ns, "limit": limit}
     if at_head:
-        query = f"SELECT {over} FROM ended WHERE ns = ?3 ORDER BY n LIMIT 1"
-        head = tables.execute(query, (*times, tables.ns)).fetchone()
+        query = f"SELECT {over} FROM ended WHERE ns = :ns ORDER BY n LIMIT 1"
+        head = tables.execute(query, values).fetchone()
         if not head or not head[0]:
             return
-    query = f"SELECT n FROM ended WHERE ns = ?3 AND {over} ORDER BY n LIMIT ?4"
-    numbers = object_text([n for (n,) in tables.execute(query, (*times, tables.ns, limit))])
+    query = f"SELECT n FROM ended WHERE ns = :ns AND {over} ORDER BY n LIMIT :limit"
+    numbers = object_text([n for (n,) in tables.execute(query, values)])
     tables.execute("DELETE FROM messages WHERE n IN (SELECT value FROM json_each(?))", (numbers,))
     query = "DELETE FROM ended WHERE ns = ? AND n IN (SELECT value FROM json_each(?))"
     tables.execute(query, (tables.ns, numbers))

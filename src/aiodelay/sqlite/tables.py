@@ -135,7 +135,10 @@ class Tables(Namespace):
     def park(self, places: Sequence[Place]) -> None:
         """Move messages whose address is held out of their lane's way."""
         if places:
-            self.executemany("DELETE FROM queue WHERE lane = ?1 AND place_ms = ?3 AND n = ?4", places)
+            self.executemany(
+                "DELETE FROM queue WHERE lane = ? AND place_ms = ? AND n = ?",
+                [(lane, place_ms, n) for lane, _, place_ms, n in places],
+            )
             self.executemany("INSERT INTO parked (lane, address, place_ms, n) VALUES (?, ?, ?, ?)", places)
 
     def holds(self) -> dict[int, set[str | None]]:

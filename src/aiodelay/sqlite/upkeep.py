@@ -65,22 +65,22 @@ def _lane_states(tables: Tables) -> list[LaneState]:
 
 
 def _has_held(tables: Tables, lane: int) -> bool:
-    query = "SELECT EXISTS (SELECT 1 FROM queue WHERE lane = ?1) OR EXISTS (SELECT 1 FROM parked WHERE lane = ?1)"
-    return bool(tables.execute(query, (lane,)).fetchone()[0])
+    query = "SELECT EXISTS (SELECT 1 FROM queue WHERE lane = ?) OR EXISTS (SELECT 1 FROM parked WHERE lane = ?)"
+    return bool(tables.execute(query, (lane, lane)).fetchone()[0])
 
 
 def _expire_late(tables: Tables, limit: int) -> int:
     """End what is late, also in lanes that nobody serves; what is held waits until it is released."""
     query = """
         SELECT m.n FROM messages AS m
-        WHERE m.ns = ?1 AND m.late > 0 AND m.expires_ms < ?2 AND m.place_ms <= ?2 AND m.rule IS NULL
+        WHERE m.ns = ? AND m.late > 0 AND m.expires_ms < ? AND m.place_ms <= ? AND m.rule IS NULL
         AND NOT EXISTS (SELECT 1 FROM leases AS l WHERE l.n = m.n)
         AND NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n)
         AND NOT EXISTS (
             SELECT 1 FROM holds AS h WHERE h.lane = m.lane AND (h.address IS NULL OR h.address = m.address)
-        ) LIMIT ?3
+        ) LIMIT ?
     """
-    numbers = [n for (n,) in tables.execute(query, (tables.ns, tables.now, limit))]
+    numbers = [n for (n,) in tables.execute(query, (tables.ns, tables.now, tables.now, limit))]
     late = [entry for entry in tables.entries(numbers) if t.ends_by_itself(entry.record, tables.now)]
     for entry in late:
         tables.expire(entry)
@@ -95,9 +95,9 @@ def _purge_memory(tables: Tables, limit: int) -> None:
         (tables.ns, limit, tables.now),
     )
     tables.execute(
-        "DELETE FROM tombstones WHERE ns = ?1 AND id IN"
-        " (SELECT id FROM tombstones WHERE ns = ?1 AND until_ms <= ?2 ORDER BY until_ms LIMIT ?3)",
-        (tables.ns, tables.now, limit),
+        "DELETE FROM tombstones WHERE ns = ? AND id IN"
+        " (SELECT id FROM tombstones WHERE ns = ? AND until_ms <= ? ORDER BY until_ms LIMIT ?)",
+        (tables.ns, tables.ns, tables.now, limit),
     )
     query = "DELETE FROM workers WHERE ns = ? AND seen_ms <= ?"
     tables.execute(query, (tables.ns, tables.now - SERVED_WINDOW_MS))
@@ -149,7 +149,7 @@ def unpark(tables: Tables, lane: Lane, address: str) -> bool:
 
 
 def _unpark(tables: Tables, lane: int, address: str) -> int:
-    head = "SELECT place_ms, n FROM parked WHERE lane = ?1 AND address = ?2 ORDER BY place_ms, n LIMIT ?3"
+    head = "SELECT place_ms, n FROM parked WHERE lane = ? AND address = ? ORDER BY place_ms, n LIMIT ?"
     places = tables.execute(head, (lane, address, UNPARKED_AT_ONCE)).fetchall()
     if places:
         tables.has_new = True

@@ -189,7 +189,7 @@ class Writer:
         return jobs
 
     def _finished(self, jobs: Sequence[Job[Any]], done: asyncio.Future[bool]) -> None:
-        error = None if done.cancelled() else done.exception()
+        error = ClosedError("store", "closed") if done.cancelled() else done.exception()
         for job in jobs:
             if error is not None and job.error is None:
                 job.error = error

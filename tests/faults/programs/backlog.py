@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import resource
 import sys
 import time
@@ -92,8 +93,9 @@ def resident_bytes() -> int:
 
 
 def most_resident_bytes() -> int:
-    """Return how much memory this process has had at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return how much memory this process has had at most; `ru_maxrss` would count what its parent had."""
+    (peak,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(peak) * 1024
 
 
 async def main(plan: Plan) -> None:
