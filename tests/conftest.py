@@ -1,6 +1,16 @@
 from hypothesis import settings
 
+from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers
+
 # A loaded machine is slow, which says nothing about the code. `--hypothesis-profile=nightly` takes its time.
 settings.register_profile("ours", deadline=None)
 settings.register_profile("nightly", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("ours")
+
+
+def pytest_report_header() -> str:
+    try:
+        found = dict.fromkeys(map(str, [*redis_servers(), *redis_programs()]))
+    except NoServerError as error:  # what needs one fails at collection
+        return f"redis: {error}"
+    return f"redis: {', '.join(found)}"
