@@ -76,7 +76,9 @@ def test_f9_a_server_killed_under_load_comes_back_and_nothing_is_lost(scene: Red
         scene.start(f"w{i}", serve=("work",), run_ms=5, stream=Stream(seconds=4, rate=60, ids=200, seed=i))
         for i in range(2)
     ]
-    time.sleep(1.5)
+    for worker in workers:
+        worker.line("running")
+    time.sleep(1)
     scene.server.kill()
     restart = threading.Timer(0.5, scene.server.start)
     restart.start()

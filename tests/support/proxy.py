@@ -34,7 +34,7 @@ class Proxy:
         try:
             if self.mode != "refuse":
                 await self._connect(reader, writer)
-        except (OSError, ExceptionGroup):
+        except (OSError, ExceptionGroup, asyncio.CancelledError):  # it ends with the proxy
             pass
         finally:
             self.connections.discard(writer)
