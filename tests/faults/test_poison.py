@@ -10,12 +10,12 @@ DEATHS = 5
 """Two among others, three alone (transitions.SUSPECT_LAPSES, KILLS_TO_DEATH)."""
 
 
-def test_l5_a_message_that_kills_its_process_stops_nobody(scene: Scene) -> None:
-    producer = scene.start("producer", burst=Burst(messages=500, spread_ms=0, special={250: b"die"}), until="produced")
-    producer.ended_well()
+def test_l5_a_message_that_kills_its_process_stops_nobody(any_scene: Scene) -> None:
+    burst = Burst(messages=500, spread_ms=0, special={250: b"die"})
+    any_scene.start("producer", burst=burst, until="produced").ended_well()
     deaths = 0
-    while (code := scene.start(f"w{deaths}", serve=("work",)).wait()) == -9:
+    while (code := any_scene.start(f"w{deaths}", serve=("work",)).wait()) == -9:
         deaths += 1
         assert deaths <= DEATHS
     assert (code, deaths) == (0, DEATHS)
-    scene.judge(Limits(poison={"m-250": "killed_worker"}))
+    any_scene.judge(Limits(poison={"m-250": "killed_worker"}))

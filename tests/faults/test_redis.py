@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
 from itertools import count
@@ -34,17 +34,10 @@ from aiodelay.model import (
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
 from tests.support.proxy import proxied
-from tests.support.servers import RedisServer, redis_programs, start
+from tests.support.servers import RedisServer
 
 LANE = "orders"
 requests = count(1)
-
-
-@pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    server = start(request.param.program)
-    yield server
-    server.stop()
 
 
 def in_loop(test: Callable[[RedisServer], Awaitable[None]]) -> Callable[[RedisServer], None]:

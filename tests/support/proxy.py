@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, TypeAlias
 
-__all__ = ["Proxy", "proxied"]
+import anyio.from_thread
 
-Mode: TypeAlias = Literal["pass", "lose answers", "lose requests", "black hole", "refuse"]
+__all__ = ["Proxy", "proxied", "proxied_by_thread"]
+
+Mode: TypeAlias = Literal["pass", "lose answers", "lose requests", "black hole", "refuse", "lossy"]
+LOSSES = 0.02
 
 
 class Proxy:
@@ -17,10 +21,12 @@ class Proxy:
 
     `lose answers`: requests reach the server, and the connection is cut at its answer. `lose requests`: it is cut at
     the request. `black hole`: nothing passes, and connections stay open. `refuse`: new connections are cut at once.
+    `lossy`: in both directions, one piece in fifty is cut short, and its connection with it.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
+        self._loop = asyncio.get_running_loop()
         self.mode: Mode = "pass"
         self.port = 0
         self.connections: set[asyncio.StreamWriter] = set()
@@ -56,14 +62,25 @@ class Proxy:
                 break
             while self.mode == "black hole":  # noqa: ASYNC110 - as a test sets it
                 await asyncio.sleep(0.01)
+            if self.mode == "lossy" and random.random() < LOSSES:
+                writer.write(data[: random.randrange(len(data))])
+                break
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError
 
     def cut(self) -> None:
-        """Cut all connections."""
+        """Cut all connections; any thread may say so."""
+        self._loop.call_soon_threadsafe(self._cut)
+
+    def _cut(self) -> None:
         for writer in self.connections:
             writer.close()
+
+    def point_to(self, port: int) -> None:
+        """Pass new connections on to another server, and cut those that there are; any thread may say so."""
+        self._port = port
+        self.cut()
 
     async def stop(self) -> None:
         tasks = list(self._tasks)
@@ -84,3 +101,10 @@ async def proxied(port: int, host: str = "127.0.0.1") -> AsyncIterator[Proxy]:
     finally:
         server.close()
         await proxy.stop()
+
+
+@contextmanager
+def proxied_by_thread(port: int) -> Iterator[Proxy]:
+    """Do as `proxied` does, for tests without a loop of their own."""
+    with anyio.from_thread.start_blocking_portal() as portal, portal.wrap_async_context_manager(proxied(port)) as proxy:
+        yield proxy

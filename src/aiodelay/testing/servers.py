@@ -185,7 +185,8 @@ class RedisServer:
     """
 
     def __init__(self, program: str, *options: str, environment: Mapping[str, str] | None = None) -> None:
-        self._program, self._options, self._environment = program, options, environment or {}
+        self.program = program
+        self._options, self._environment = options, environment or {}
         self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-redis-", ignore_cleanup_errors=True)
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -224,7 +225,7 @@ class RedisServer:
             AiodelayError: It ended, or did not answer in time; the text holds its log.
         """
         command = [
-            self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
+            self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
             "--appendonly", "yes", "--save", "", "--unixsocket", str(self.socket), *self._options,
         ]  # fmt: skip
         with (self.folder / "log").open("ab") as log:  # a session of its own: Ctrl-C is meant for us, not for it
