@@ -185,7 +185,8 @@ def _redrive(tables: Tables, key: DeadKey) -> Outcome:
     if found is None:
         return Refused("not_found")
     entry = tables.find(key.id)
-    if entry is not None and not entry.is_over:
+    series, due_ms = tables.series_of(key.id)
+    if (entry is not None and not entry.is_over) or (series is not None and series.record.due_ms == due_ms):
         return Refused("exists")
     lane = tables.lane_name(found[0])
     try:
@@ -198,6 +199,8 @@ def _redrive(tables: Tables, key: DeadKey) -> Outcome:
     tables.displace(entry)
     purge(tables, [key])
     tables.insert(record, tables.now, n)
+    if series is not None:
+        tables.set_live(series, t.joined(series.record, due_ms).live)
     tables.note("redriven", record)
     return Stored("stored", record.revision, record.due_ms)
 
