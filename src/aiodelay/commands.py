@@ -9,7 +9,15 @@ from typing import overload
 
 from ._runtime.group_commit import GroupCommit
 from .clock import Clock
-from .errors import AiodelayError, DuplicateIdError, OutcomeUnknownError, StoreFullError, StoreUnavailableError
+from .errors import (
+    AiodelayError,
+    ClosedError,
+    DuplicateIdError,
+    OutcomeUnknownError,
+    StoreBusyError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from .messages import Scheduled
 from .model import (
     RETRY_WINDOW_MS,
@@ -54,10 +62,11 @@ class Commands:
         Raises:
             AiodelayError: Where its outcome is an error.
         """
-        return await self._one(command, size, self._clock.monotonic_ms())
-
-    async def _one(self, command: Command, size: int, since_ms: int) -> Stored | Refused:
+        since_ms = self._clock.monotonic_ms()
         (outcome,) = await self._sent((command,), size, since_ms)
+        return self._answered(command, outcome, since_ms)
+
+    def _answered(self, command: Command, outcome: Outcome, since_ms: int) -> Stored | Refused:
         answer = self._judged(command, outcome, since_ms)
         if isinstance(answer, AiodelayError):
             raise answer
@@ -84,7 +93,10 @@ class Commands:
             await asyncio.sleep(min(pause_s * random.uniform(0.5, 1), left_ms / 1000))
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             still_open = [i for i, outcome in enumerate(outcomes) if _is_open(outcome)]
-            repeated = await self._commit.submit([commands[i] for i in still_open], size)
+            try:
+                repeated = await self._commit.submit([commands[i] for i in still_open], size)
+            except (StoreBusyError, ClosedError):  # of this repetition; what came of the sendings before it stands
+                break
             for i, outcome in zip(still_open, repeated, strict=True):
                 outcomes[i] = _surer(outcomes[i], outcome)
         return outcomes
@@ -107,7 +119,11 @@ class Commands:
             if self._clock.monotonic_ms() - since_ms > LAST_REPEAT_MS:
                 raise OutcomeUnknownError(command.id, "too late: the store may have forgotten this op")
             size = command.envelope.size if isinstance(command, Put) else 0
-            return answer_of(command, await self._one(command, size, since_ms))
+            try:
+                (repeated,) = await self._sent((command,), size, since_ms)
+            except StoreBusyError:
+                repeated = outcome
+            return answer_of(command, self._answered(command, _surer(outcome, repeated), since_ms))
 
         return OutcomeUnknownError(command.id, outcome.detail, again)
 

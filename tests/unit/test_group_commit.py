@@ -12,7 +12,9 @@ from aiodelay import (
     CancelOutcome,
     Conflict,
     DuplicateIdError,
+    Message,
     OutcomeUnknownError,
+    PartlyScheduledError,
     Scheduled,
     Scheduler,
     StoreBusyError,
@@ -362,6 +364,65 @@ async def test_in_doubt_then_surely_not_is_still_in_doubt(scheduler: Scheduler, 
         faulty_store.inject("unavailable", "apply", times=None)
         with pytest.raises(OutcomeUnknownError):
             await schedule(scheduler, "m")
+
+
+async def test_in_doubt_and_then_too_busy_is_still_in_doubt(scheduler: Scheduler, faulty_store: FaultyStore) -> None:
+    async with scheduler:
+        faulty_store.inject("reply_lost", "apply")
+        messages = [Message(b"", delay="1h", to="handler:work", id=each) for each in "ab"]
+        many = asyncio.create_task(scheduler.schedule_many(messages))
+        await asyncio.sleep(0.01)
+        faulty_store.inject("hang", "apply")
+        hanging = asyncio.create_task(schedule(scheduler, "c"))  # before the two are sent again: they wait behind it
+        with pytest.raises(PartlyScheduledError) as partly:
+            await many
+        assert [type(each.error) for each in partly.value.rejected] == [OutcomeUnknownError] * 2
+        assert [str(each.error)[:18] for each in partly.value.rejected] == ["whether message 'a", "whether message 'b"]
+        faulty_store.heal()
+        await hanging
+        assert await scheduler.get("a") is not None
+
+
+async def test_in_doubt_and_then_closed_is_still_in_doubt(scheduler: Scheduler, faulty_store: FaultyStore) -> None:
+    async with scheduler:
+        faulty_store.inject("reply_lost", "apply")
+        in_doubt = asyncio.create_task(schedule(scheduler, "m"))
+        await asyncio.sleep(0.01)
+    with pytest.raises(OutcomeUnknownError):
+        await in_doubt
+
+
+async def test_a_retry_that_is_refused_leaves_the_first_in_doubt(
+    scheduler: Scheduler, faulty_store: FaultyStore
+) -> None:
+    async with scheduler:
+        faulty_store.inject("reply_lost", "apply", times=None)
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await schedule(scheduler, "m")
+        faulty_store.heal()
+        unavailable = faulty_store.inject("unavailable", "apply", times=None)
+        with pytest.raises(OutcomeUnknownError):
+            await caught.value.retry()
+        assert unavailable.hits > 1
+        faulty_store.heal()
+        assert isinstance(await caught.value.retry(), Scheduled)
+
+
+async def test_a_retry_that_finds_the_store_too_busy_leaves_the_first_in_doubt(
+    scheduler: Scheduler, faulty_store: FaultyStore
+) -> None:
+    async with scheduler:
+        faulty_store.inject("reply_lost", "apply", times=None)
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await schedule(scheduler, "m")
+        faulty_store.heal()
+        faulty_store.inject("hang", "apply")
+        hanging = asyncio.create_task(schedule(scheduler, "another"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(OutcomeUnknownError):
+            await caught.value.retry()
+        faulty_store.heal()
+        await hanging
 
 
 async def test_too_late_to_find_out_it_says_so_and_sends_nothing(
