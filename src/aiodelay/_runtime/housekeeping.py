@@ -86,19 +86,23 @@ class Housekeeping:
     async def run(self) -> None:
         """Take a step at once, then every 10 s, jittered, until stopped."""
         while not await self._stop.wait(0):
-            try:
-                tidied = await self._work.tidy(self._lanes(), limit=STEP_LIMIT)
-            except StoreError as error:
-                log.debug("housekeeping step failed: %s", error)
-                self._judge_silence()
-            except Exception:
-                log.exception("housekeeping step failed unexpectedly; going on")
-                self._judge_silence()
-            else:
-                self._reached_ms = self._clock.monotonic_ms()
-                self._end("store", "")
-                self._judge(tidied)
+            await self._step()
             await self._stop.wait(STEP_S * random.uniform(0.9, 1.1))
+
+    async def _step(self) -> None:
+        try:
+            async with asyncio.timeout(max(self._alarm_ms / 1000, STEP_S)):  # a store that hangs must raise it too
+                tidied = await self._work.tidy(self._lanes(), limit=STEP_LIMIT)
+        except (StoreError, TimeoutError) as error:
+            log.debug("housekeeping step failed: %r", error)
+            self._judge_silence()
+        except Exception:
+            log.exception("housekeeping step failed unexpectedly; going on")
+            self._judge_silence()
+        else:
+            self._reached_ms = self._clock.monotonic_ms()
+            self._end("store", "")
+            self._judge(tidied)
 
     def _judge_silence(self) -> None:
         silence = self._clock.monotonic_ms() - self._reached_ms
