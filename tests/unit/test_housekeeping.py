@@ -224,11 +224,12 @@ async def test_a_late_backlog_is_ended_in_steps(clock: VirtualClock) -> None:
         )
         await asyncio.sleep(7)
         left = [2 * STEP_LIMIT + 1]
-        while left[-1]:
-            await asyncio.sleep(1)
-            counts = (await scheduler.counts()).get("Order", LaneCounts())
-            if counts.overdue < left[-1]:
-                left.append(counts.overdue)
+        async with asyncio.timeout(3 * STEP):
+            while left[-1]:
+                await asyncio.sleep(1)
+                counts = (await scheduler.counts()).get("Order", LaneCounts())
+                if counts.overdue < left[-1]:
+                    left.append(counts.overdue)
     assert left == [2 * STEP_LIMIT + 1, STEP_LIMIT + 1, 1, 0]
 
 
