@@ -117,8 +117,12 @@ def occurrence_of(message_id: str) -> tuple[str, int] | None:
 
 
 def delivery_id(record: Record) -> str:
-    """Return what consumers de-duplicate by: the same for every attempt at one occurrence of one revision."""
-    return f"{base_id(record.envelope.id)}/{record.revision}/{record.due_ms}"
+    """Return what consumers de-duplicate by: the same for every attempt at one occurrence of one revision.
+
+    An occurrence is told by the due time in its id: redriven, it is due at another, which others may share.
+    """
+    message_id, due_ms = occurrence_of(record.envelope.id) or (record.envelope.id, record.due_ms)
+    return f"{message_id}/{record.revision}/{due_ms}"
 
 
 def next_revision(now_ms: int, last: int | None) -> int:

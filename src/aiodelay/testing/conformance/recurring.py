@@ -110,6 +110,18 @@ class RecurringRules(Bench):
         await stage.claim_one()
 
     @staged
+    async def test_recurring_dead_occurrences_redriven_together_have_delivery_ids_of_their_own(
+        self, stage: Stage
+    ) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        for number in range(1, 4):
+            await stage.end(dead(await stage.claim_one(), then=due_ms + number * HOUR_MS))
+            stage.move(HOUR_MS if number < 3 else 0)
+        await stage.graves.redrive([letter.key for letter in await stage.dead()])
+        claims = await stage.claim()
+        assert len({delivery_id(claim.record) for claim in claims}) == len(claims) == 3
+
+    @staged
     async def test_recurring_dead_occurrence_can_be_redriven_beside_its_series(self, stage: Stage) -> None:
         due_ms = await self._with_dead_occurrence(stage)
         (letter,) = await stage.dead()
