@@ -13,6 +13,8 @@ from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Command, Outcome
 from aiodelay.ports import Store
 from aiodelay.wakeup import WakeUp
 
+from .backoff import is_stray
+
 __all__ = ["GroupCommit"]
 
 log = logging.getLogger("aiodelay.group_commit")
@@ -166,15 +168,15 @@ class GroupCommit:
         commands = [command for waiting in batch for command in waiting.commands]
         try:
             outcomes = await self._store.apply(commands)
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_stray(error):
+                for waiting in batch:
+                    if not waiting.future.done():
+                        reason = "closed before the store answered"
+                        waiting.future.set_exception(OutcomeUnknownError(waiting.commands[0].id, reason))
+                raise
             log.exception("the store raised instead of answering; the outcome of %d commands is unknown", len(commands))
             outcomes = [Unknown(type(error).__name__)] * len(commands)
-        except BaseException:
-            for waiting in batch:
-                if not waiting.future.done():
-                    reason = "closed before the store answered"
-                    waiting.future.set_exception(OutcomeUnknownError(waiting.commands[0].id, reason))
-            raise
         at = 0
         for waiting in batch:
             if not waiting.future.done():

@@ -17,6 +17,8 @@ from aiodelay.ports import Work
 from aiodelay.timeunits import format_duration
 from aiodelay.wakeup import WakeUp
 
+from .backoff import is_stray
+
 __all__ = ["Alarm", "Housekeeping", "LoopLag"]
 
 log = logging.getLogger("aiodelay.housekeeping")
@@ -96,7 +98,9 @@ class Housekeeping:
         except (StoreError, TimeoutError) as error:
             log.debug("housekeeping step failed: %r", error)
             self._judge_silence()
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
+            if not isinstance(error, Exception) and not is_stray(error):
+                raise
             log.exception("housekeeping step failed unexpectedly; going on")
             self._judge_silence()
         else:
