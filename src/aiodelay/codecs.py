@@ -25,6 +25,7 @@ __all__ = [
     "codec_named",
     "decode_record",
     "encode_record",
+    "storable_text",
 ]
 
 
@@ -233,10 +234,17 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         a=envelope.address,
         r=None if envelope.rule is None else dict(envelope.rule),
         l=record.live,
-        f=record.first_error,
-        g=record.last_error,
+        f=storable_text(record.first_error),
+        g=storable_text(record.last_error),
     )
     return prefix + version + _body_encoder.encode(body)
+
+
+def storable_text(text: str | None) -> str | None:
+    """Replace what UTF-8 cannot hold: a message must not be stuck because of its error's text."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _flags(record: Record) -> int:
