@@ -152,7 +152,7 @@ class Scheduler(Operations):
         self._series: dict[Lane, Message] = {}
         self._running: Running | None = None
         self._commands: Commands | None = None
-        self._was_closed = False
+        self._is_opening = self._was_closed = False
 
     def __repr__(self) -> str:
         return f"<Scheduler {self._store.name} {'open' if self._running else 'closed'}>"
@@ -423,7 +423,7 @@ class Scheduler(Operations):
             StoreMismatchError: Its data cannot be used by this version.
             ConfigurationError: `lanes` names something that is neither a handler nor a sink.
         """
-        if self._running is not None:
+        if self._running is not None or self._is_opening:
             raise ClosedError("scheduler", "open already")
         sinks = [sink for name, sink in self._sinks.items() if self._lanes is None or name in self._lanes]
         specs = [spec for spec in self._handlers.values() if self._serves(spec)]
@@ -433,7 +433,11 @@ class Scheduler(Operations):
             raise ConfigurationError("lanes", shortened(sorted(unknown)), f"names of handlers and sinks: {known}")
         running = Running(self._store, sinks, self._options, self._context)
         lanes = [lane for spec in specs for lane in (spec.name, *spec.aliases)] + [sink.name for sink in sinks]
-        await running.open(dispatch=self._dispatch, lanes=lanes)
+        self._is_opening = True
+        try:
+            await running.open(dispatch=self._dispatch, lanes=lanes)
+        finally:
+            self._is_opening = False
         self._running = running
         options = self._options
         self._commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
