@@ -80,21 +80,24 @@ class Commands:
         outcomes = await self._sent(commands, size, since_ms)
         return [self._judged(command, outcome, since_ms) for command, outcome in zip(commands, outcomes, strict=True)]
 
-    async def _sent(self, commands: Sequence[Command], size: int, since_ms: int) -> Sequence[Outcome]:
+    async def _sent(
+        self, commands: Sequence[Command], size: int, since_ms: int, *, latest_ms: int | None = None
+    ) -> Sequence[Outcome]:
         """Send commands; while the store surely did not, or may not have, carried some out, send those again."""
         starts_ms = self._clock.monotonic_ms()
-        outcomes = await self._commit.submit(commands, size)
+        outcomes = await self._commit.submit(commands, size, latest_ms=latest_ms)
         if not any(map(_is_open, outcomes)):
             return outcomes
         outcomes = list(outcomes)
-        ends_ms = min(starts_ms + self._timeout_ms, since_ms + LAST_REPEAT_MS)
+        latest_ms = since_ms + LAST_REPEAT_MS
+        ends_ms = min(starts_ms + self._timeout_ms, latest_ms)
         pause_s = FIRST_PAUSE_S
         while any(map(_is_open, outcomes)) and (left_ms := ends_ms - self._clock.monotonic_ms()) > 0:
             await asyncio.sleep(min(pause_s * random.uniform(0.5, 1), left_ms / 1000))
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             still_open = [i for i, outcome in enumerate(outcomes) if _is_open(outcome)]
             try:
-                repeated = await self._commit.submit([commands[i] for i in still_open], size)
+                repeated = await self._commit.submit([commands[i] for i in still_open], size, latest_ms=latest_ms)
             except (StoreBusyError, ClosedError):  # of this repetition; what came of the sendings before it stands
                 break
             for i, outcome in zip(still_open, repeated, strict=True):
@@ -116,11 +119,12 @@ class Commands:
 
     def _unknown(self, command: Command, outcome: Unknown, since_ms: int) -> OutcomeUnknownError:
         async def again() -> object:
-            if self._clock.monotonic_ms() - since_ms > LAST_REPEAT_MS:
+            latest_ms = since_ms + LAST_REPEAT_MS
+            if self._clock.monotonic_ms() > latest_ms:
                 raise OutcomeUnknownError(command.id, "too late: the store may have forgotten this op")
             size = command.envelope.size if isinstance(command, Put) else 0
             try:
-                (repeated,) = await self._sent((command,), size, since_ms)
+                (repeated,) = await self._sent((command,), size, since_ms, latest_ms=latest_ms)
             except StoreBusyError:
                 repeated = outcome
             return answer_of(command, self._answered(command, _surer(outcome, repeated), since_ms))

@@ -91,7 +91,7 @@ class Scheduler(Operations):
         retry: For handlers without one of their own, and for sinks.
         max_payload: Most bytes of an encoded event.
         allowed_targets: Destinations that may be scheduled to: exact, or a prefix ending in `*`; None = all.
-        store_timeout: How long a call waits for the store before it fails.
+        store_timeout: How long a call waits to be sent, and then for the answer, before it fails.
         drain: How long closing waits for what is in flight, before it is cancelled and given back.
         overdue_alarm: Age of the oldest overdue message from which an alarm is raised.
         on_alarm: A plain function, called with each `Alarm`, and again when it is over; alarms are logged in any case.
