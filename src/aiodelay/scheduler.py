@@ -153,6 +153,7 @@ class Scheduler(Operations):
         self._running: Running | None = None
         self._commands: Commands | None = None
         self._is_opening = self._was_closed = False
+        self._closing = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Scheduler {self._store.name} {'open' if self._running else 'closed'}>"
@@ -438,7 +439,7 @@ class Scheduler(Operations):
             await running.open(dispatch=self._dispatch, lanes=lanes)
         finally:
             self._is_opening = False
-        self._running = running
+        self._running, self._closing = running, asyncio.Lock()
         options = self._options
         self._commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
         for sink in sinks:
@@ -457,13 +458,14 @@ class Scheduler(Operations):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Stop claiming, let what is in flight end within `drain`, give the rest back, disconnect."""
-        running = self._running
-        if running is None:
-            return
-        try:
-            await running.close()
-        finally:
-            self._running, self._commands, self._was_closed = None, None, True
+        async with self._closing:
+            running = self._running
+            if running is None:
+                return
+            try:
+                await running.close()
+            finally:
+                self._running, self._commands, self._was_closed = None, None, True
 
     async def _arm(self, name: Lane) -> None:
         message = self._series.get(name)
