@@ -32,7 +32,7 @@ from aiodelay.model import (
     State,
 )
 from aiodelay.ports import Work
-from aiodelay.testing import RecordingSink, VirtualClock, VirtualLoop
+from aiodelay.testing import FaultyStore, RecordingSink, VirtualClock, VirtualLoop
 from tests.support.disks import IN_MEMORY
 
 Event = str
@@ -272,13 +272,43 @@ async def test_closing_ends_claims_then_deliveries_then_settlements_then_command
 
 
 @pytest.mark.asyncio
-async def test_s2_a_call_under_way_when_the_block_ends_is_answered(clock: VirtualClock, scheduler: Scheduler) -> None:
+async def test_s2_a_call_under_way_when_the_block_ends_is_answered(
+    scheduler: Scheduler, faulty_store: FaultyStore
+) -> None:
+    faulty_store.inject("delay", "apply", times=2, lasting="2s")
+    calls: list[asyncio.Task[Scheduled]] = []
     async with scheduler:
-        calls = [asyncio.create_task(scheduler.schedule(Order(n), delay="1h", id=f"m{n}")) for n in range(3)]
-        await asyncio.sleep(0)
+        for n in range(3):
+            calls.append(asyncio.create_task(scheduler.schedule(Order(n), delay="1h", id=f"m{n}")))
+            await asyncio.sleep(0.1)
+    assert faulty_store.applied == [1, 2], "one was under way, the others waited for it"
     assert [isinstance(await call, Scheduled) for call in calls] == [True] * 3
     async with scheduler:
         assert [each.record.id async for each in scheduler.pending()] == ["m0", "m1", "m2"]
+
+
+@pytest.mark.asyncio
+async def test_a_claim_under_way_when_the_block_ends_is_given_back(clock: VirtualClock) -> None:
+    store, handled = FaultyStore(MemoryStore(clock=clock)), list[Order]()
+    scheduler = Scheduler(store, clock=clock)
+
+    @scheduler.handler
+    async def handle(order: Order) -> None:
+        handled.append(order)
+
+    async with scheduler:
+        await scheduler.schedule(Order(), delay="1s", id="a")
+        await asyncio.sleep(0.5)
+        store.inject("late_reply", "claim", lasting="3s")
+        await asyncio.sleep(1)
+        snapshot = await scheduler.get("a")
+        assert snapshot is not None
+        assert snapshot.state is State.IN_FLIGHT
+    assert handled == []
+    async with Scheduler(store, clock=clock, dispatch=False) as other:
+        snapshot = await other.get("a")
+    assert snapshot is not None
+    assert (snapshot.state, snapshot.record.attempt) == (State.OVERDUE, 0)
 
 
 @pytest.mark.asyncio
@@ -529,9 +559,10 @@ def test_one_scheduler_serves_one_loop_after_another(url: str) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         clock.follow(loop)
-        async with scheduler:
-            await scheduler.schedule(Order(number), delay="1s")
-            await scheduler.run_until_idle()
+        await scheduler.__aenter__()
+        await scheduler.schedule(Order(number), delay="1s")
+        await scheduler.run_until_idle()
+        await asyncio.gather(*(scheduler.__aexit__(None, None, None) for _ in range(2)))
 
     for number in range(3):
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
