@@ -226,24 +226,6 @@ async def test_lanes_that_name_nothing_are_refused_before_anything_is_opened(sta
     assert stage.events == []
 
 
-@pytest.mark.asyncio
-async def test_opened_twice_at_once_it_opens_once(stage: Stage, clock: VirtualClock) -> None:
-    stage.fails = {"open left": None}
-    scheduler = scheduler_on(stage, clock)
-    first = asyncio.create_task(scheduler.__aenter__())
-    await asyncio.sleep(1)
-    with pytest.raises(ClosedError, match="scheduler is open already"):
-        await scheduler.__aenter__()
-    assert stage.events == ["open store", "open left"]
-    first.cancel()
-    await asyncio.wait([first])
-    stage.fails.clear()
-    async with scheduler:
-        with pytest.raises(ClosedError, match="scheduler is open already"):
-            await scheduler.__aenter__()
-        await scheduler.schedule(b"", to="left:x", delay="1h")
-
-
 # --- closing ----------------------------------------------------------------------------------------------
 
 
