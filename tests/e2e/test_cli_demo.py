@@ -185,6 +185,7 @@ def test_any_store_will_do(tmp_path: Path) -> None:
         (["--store", "sqlite:////no/such/folder/x.db"], 1, "/no/such/folder"),
         (["--store", "memory://", "--keep", "x.db"], 2, "--store and --keep both say where messages are kept"),
         (["--seconds", "0"], 2, "--seconds"),
+        (["--keep", "."], 2, "--keep"),
         (["--secnds", "3"], 2, "--seconds"),
     ],
 )
