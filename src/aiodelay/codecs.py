@@ -26,6 +26,7 @@ __all__ = [
     "decode_record",
     "encode_body",
     "encode_record",
+    "storable_text",
 ]
 
 
@@ -241,10 +242,17 @@ def encode_body(
         a=envelope.address,
         r=None if envelope.rule is None else dict(envelope.rule),
         l=live,
-        f=first_error,
-        g=last_error,
+        f=storable_text(first_error),
+        g=storable_text(last_error),
     )
     return _body_encoder.encode(body)
+
+
+def storable_text(text: str | None) -> str | None:
+    """Replace what UTF-8 cannot hold: a message must not be stuck because of its error's text."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _flags(record: Record) -> int:

@@ -64,11 +64,14 @@ class Operations:
     async def get(self, message_id: str) -> Snapshot | None:
         """Return a message as it stands now, None if it is neither pending nor in flight.
 
+        Args:
+            message_id: As it was scheduled, or as `pending` names a retry of a series' occurrence: `<id>~<due in ms>`.
+
         Raises:
             UnsupportedByStoreError: The store cannot be looked into.
             StoreUnavailableError: It does not answer.
         """
-        return await self._inspectable.get(check_id(message_id))
+        return await self._inspectable.get(check_id(message_id, may_be_occurrence=True))
 
     async def pending(
         self,
@@ -201,7 +204,7 @@ class Operations:
         if not isinstance(store, Journal):
             raise _unable(store, "keep a journal")
         return await store.journal(
-            message_id=None if message_id is None else check_id(message_id),
+            message_id=None if message_id is None else check_id(message_id, may_be_occurrence=True),
             after=check_count(after, "after", 0, MOST),
             limit=check_count(limit, "limit", 1, MOST),
         )

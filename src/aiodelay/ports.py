@@ -70,8 +70,8 @@ class StoreTraits(Struct, frozen=True):
 class Work(Protocol):
     """A dispatching process's side of a store; what it had claimed lapses once it is gone.
 
-    `claim`, `settle` and `renew` may be cancelled at any await: what was carried out stands, and repeating a claim
-    with the same `request` gives its messages again.
+    `claim`, `settle`, `renew` and `tidy` may be cancelled at any await: what was carried out stands, and repeating a
+    claim with the same `request` gives its messages again.
     """
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:

@@ -195,8 +195,13 @@ class EndsSeries(MemoryStore):
 
 
 class KeepsLiveLists(MemoryStore):
-    def _leave_series(self, series_id: str, due_ms: int) -> None:
+    def _leave_series(self, message_id: str) -> None:
         pass
+
+
+class RedrivesApart(MemoryStore):
+    def _series_of(self, message_id: str) -> tuple[Entry | None, int]:
+        return None, 0
 
 
 class LeavesRetries(MemoryStore):
@@ -250,6 +255,8 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (NeverLate, "test_late_policy", ("retry", "drop", "tidy")),
     (EndsSeries, "test_recurring_dead_letter_never_ends_the_series", ()),
     (KeepsLiveLists, "test_recurring_live_list_shrinks_as_occurrences_end", ("done",)),
+    (RedrivesApart, "test_s5_recurring_redriven_occurrence_is_live_and_ends_with_its_series", ()),
+    (RedrivesApart, "test_s2_recurring_occurrence_that_stands_again_is_not_redriven", ()),
     (LeavesRetries, "test_recurring_cancel_ends_the_series_and_its_waiting_retries", ()),
     (StretchesLeases, "test_a_renewal_too_far_ahead_is_refused", ()),
     (AppliesPassed, "test_a_passed_position_is_refused_whole", (5,)),

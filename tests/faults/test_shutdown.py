@@ -34,7 +34,6 @@ def test_f41_what_does_not_end_within_the_drain_time_is_given_back_at_once(any_s
     burst = Burst(messages=40, spread_ms=0)
     settings = {"serve": ("work",), "lease_ms": LONG_LEASE_MS}
     worker = any_scene.start("worker", burst=burst, run_ms=120_000, drain_ms=300, until="sigterm", **settings)
-    worker.line("produced")
     worker.line("running")
     worker.terminate()
     worker.ended_well()

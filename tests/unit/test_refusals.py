@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, Self
 
 import msgspec
@@ -75,6 +76,17 @@ async def test_use_outside_of_the_block(clock: VirtualClock) -> None:
     assert {repr(type(error)) + str(error) for error in before} == {f"{ClosedError!r}scheduler is not open yet; {use}"}
     assert {repr(type(error)) + str(error) for error in after} == {f"{ClosedError!r}scheduler is closed; {use}"}
     assert store.applied == []
+
+
+@pytest.mark.asyncio
+async def test_opened_twice_at_once(tmp_path: Path) -> None:
+    threads, tasks = threading.active_count(), len(asyncio.all_tasks())
+    scheduler = Scheduler(f"sqlite:///{tmp_path}/delay.db")
+    first, second = await asyncio.gather(scheduler.__aenter__(), scheduler.__aenter__(), return_exceptions=True)
+    assert first is scheduler
+    assert str(second) == "scheduler is open already; use it inside its 'async with' block"
+    await scheduler.__aexit__(None, None, None)
+    assert (threading.active_count(), len(asyncio.all_tasks())) == (threads, tasks)
 
 
 @pytest.mark.asyncio

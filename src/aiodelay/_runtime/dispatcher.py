@@ -75,8 +75,10 @@ class Dispatcher:
         self._lanes: dict[Lane, Subscription] = {}
 
     def drain(self) -> None:
-        """Claim nothing more; `run` returns once a claim in flight was given back."""
+        """Claim nothing more, and have nothing more begun; `run` returns once a claim in flight was given back."""
         self._is_draining = True
+        for subscription in self._subscriptions.values():
+            subscription.drain()
         self._work.wake()
 
     async def run(self) -> None:
@@ -88,7 +90,7 @@ class Dispatcher:
                 await self._look_and_sleep()
             except StoreError as error:
                 await backoff.failed(log, "claiming", error)
-            except Exception as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
                 await backoff.failed(log, "claiming", error, is_bug=True)
             else:
                 backoff.succeeded(log, "claiming")

@@ -21,7 +21,11 @@ _INVALID_VALUE = re.compile(r"^(Invalid (?:enum )?value) .*?(?=$| - at `\$[^`]*`
 
 def error_text(error: BaseException) -> str:
     """Return what is kept of a handler's or sink's exception: its type and message, shortened."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - whatever a user's exception raises when it is shown
+        message = "its text cannot be read"
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
 
 

@@ -119,13 +119,13 @@ class HandlerSubscription:
         """Take claims, no more than were requested; give them back if it is draining."""
         self.in_flight += len(claims)
         self._waiting.extend(self.book.add(claims, self))
-        if self.is_draining:
-            self.drain()
+        self._give_back()
         self._start_runner()
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change how many may run at once; runs that are under way end as they are."""
         self.concurrency = concurrency
+        self._give_back()
         self._start_runner()
         self.on_free()
 
@@ -140,8 +140,14 @@ class HandlerSubscription:
     def drain(self) -> None:
         """Take nothing more, and give back what has not started."""
         self.is_draining = True
-        while self._waiting:
-            self._release(self._waiting.popleft())
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Give back what there is no room for any more: demand may have shrunk while its claim was on its way."""
+        room = 0 if self.is_draining else max(self.concurrency - len(self._running), 0)
+        without_room = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
+        for held in reversed(without_room):
+            self._release(held)
 
     def stop(self) -> None:
         """Cancel what still runs; its messages go back to the store."""

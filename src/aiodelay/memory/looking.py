@@ -145,8 +145,11 @@ class Looking(Tables):
         letter = self._dead.get(key)
         if letter is None:
             return Refused("not_found")
-        if key.id in self._entries:
+        series, due_ms = self._series_of(key.id)
+        if key.id in self._entries or (series is not None and series.record.due_ms == due_ms):
             return Refused("exists")
+        if series is not None:
+            series.record = t.joined(series.record, due_ms)
         last = max(key.revision, self._revisions.get(key.id, now) or 0)
         record = t.redriven(letter.record, t.NO_OP, t.next_revision(now, last), now)
         del self._dead[key]

@@ -12,8 +12,8 @@ from aiodelay.errors import RecordFormatError
 from aiodelay.model import DeadKey, Lane, LaneState, Outcome, Refused, Stored, Tidied
 
 from .claims import return_lapsed
+from .forgetting import purge_answers, purge_ended
 from .rows import object_text
-from .settling import purge_ended
 from .tables import Tables
 
 __all__ = [
@@ -89,11 +89,8 @@ def _expire_late(tables: Tables, limit: int) -> int:
 
 def _purge_memory(tables: Tables, limit: int) -> None:
     """Forget what is past its window."""
-    purge_ended(tables, limit, at_head=False)
-    tables.execute(
-        "DELETE FROM ops WHERE n IN (SELECT n FROM ops WHERE ns = ? ORDER BY n LIMIT ?) AND until_ms <= ?",
-        (tables.ns, limit, tables.now),
-    )
+    purge_ended(tables, limit)
+    purge_answers(tables, limit)
     tables.execute(
         "DELETE FROM tombstones WHERE ns = ? AND id IN"
         " (SELECT id FROM tombstones WHERE ns = ? AND until_ms <= ? ORDER BY until_ms LIMIT ?)",
@@ -185,7 +182,8 @@ def _redrive(tables: Tables, key: DeadKey) -> Outcome:
     if found is None:
         return Refused("not_found")
     entry = tables.find(key.id)
-    if entry is not None and not entry.is_over:
+    series, due_ms = tables.series_of(key.id)
+    if (entry is not None and not entry.is_over) or (series is not None and series.record.due_ms == due_ms):
         return Refused("exists")
     lane = tables.lane_name(found[0])
     try:
@@ -198,6 +196,8 @@ def _redrive(tables: Tables, key: DeadKey) -> Outcome:
     tables.displace(entry)
     purge(tables, [key])
     tables.insert(record, tables.now, n)
+    if series is not None:
+        tables.set_live(series, t.joined(series.record, due_ms).live)
     tables.note("redriven", record)
     return Stored("stored", record.revision, record.due_ms)
 

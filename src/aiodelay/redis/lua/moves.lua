@@ -65,25 +65,30 @@ local function take_out(e)
   e.token = false
 end
 
-local function strike(series_id, due) -- an occurrence has ended: its series lists it no more
-  local series = load(series_id)
+-- Returns an occurrence's series, nil if there is none any more, and the occurrence's due time.
+local function series_of(id)
+  if byte(id) ~= OCCURRENCE then return nil end
+  local series = load(sub(id, 2, -7))
+  return series and has(series, RECURRING) and series or nil, (unpack_bytes('>I6', id, #id - 5))
+end
+
+local function list_live(series, live)
+  rewrite(series, { l = written_list(live) })
+  store(series)
+end
+
+local function strike(id) -- an occurrence has ended: its series lists it no more
+  local series, due = series_of(id)
   if not series then return end
   local live, left = live_of(series), {}
   for _, each in ipairs(live) do if each ~= due then left[#left + 1] = each end end
-  if #left < #live then
-    rewrite(series, { l = written_list(left) })
-    store(series)
-  end
+  if #left < #live then list_live(series, left) end
 end
 
 local function forget(e) -- it was taken out, and nothing takes its place
   call('HDEL', MSG, e.id)
   loaded[e.id] = false
-  if byte(e.id) == OCCURRENCE then
-    strike(sub(e.id, 2, -7), (unpack_bytes('>I6', e.id, #e.id - 5)))
-  else
-    remember_end(e)
-  end
+  if byte(e.id) == OCCURRENCE then strike(e.id) else remember_end(e) end
 end
 
 local function finish_off(e)
