@@ -5,9 +5,10 @@
 -- ARGV[6] request; repeated, it gives what it gave, as far as it is still leased
 -- ARGV[7] '1' if this request has been answered before, so that it must lease nothing more
 -- From ARGV[8] on, the demands, whose turn it is first: messages, bytes, how many lanes, their names.
--- Returns now, when to look again ('' = these lanes are empty), the token, then id and value of each message.
+-- Returns now, when to look again ('' = these lanes are empty), the token, the numbers of the lanes in the order of
+-- their names (0 = there is none), then id and value of each message.
 local MOST, MOST_BYTES, MOST_PASSED = 500, 1048576, 500
-local groups, lanes = {}, {}
+local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0
 
 local function read_demands()
@@ -16,6 +17,7 @@ local function read_demands()
     local group = { most = tonumber(ARGV[a]), bytes = tonumber(ARGV[a + 1]), lanes = {}, taken = {}, size = 0 }
     for i = 1, tonumber(ARGV[a + 2]) do
       local n = known_lane(ARGV[a + 2 + i])
+      numbers[#numbers + 1] = n or 0
       if n then
         local lane = { n = n, members = {}, at = 1, kept = 0, taken = {}, rank = #groups + 1 }
         lane.is_over = is_held(n)
@@ -212,7 +214,7 @@ elseif ARGV[7] ~= '1' then
     call('SET', request_key, token .. ' ' .. ARGV[6], 'PX', 2 * MAX_LEASE)
   end
 end
-local answer = { text(now), next_due(), token or '' }
+local answer = { text(now), next_due(), token or '', table.concat(numbers, ' ') }
 for _, e in ipairs(taken) do
   answer[#answer + 1] = e.id
   answer[#answer + 1] = e.value
