@@ -11,7 +11,7 @@ from aiodelay.transitions import NO_OP
 
 from .keys import text_of
 
-__all__ = ["Lanes", "lane_number", "place_and_record", "read_letter", "read_record"]
+__all__ = ["Lanes", "due_and_revision", "lane_number", "place_and_record", "read_letter", "read_record"]
 
 _RAW = 255
 
@@ -46,6 +46,12 @@ def place_and_record(value: bytes) -> tuple[int, bytes]:
     at = _record_at(value)
     place_ms = int.from_bytes(value[6:12], "big") if at == 12 else int.from_bytes(value[at + 10 : at + 16], "big")
     return place_ms, value[at:]
+
+
+def due_and_revision(value: bytes) -> tuple[int, int]:
+    """Return what the prefix of a value of `msg` says, whatever the rest is."""
+    at = _record_at(value) + 4
+    return int.from_bytes(value[at + 6 : at + 12], "big"), int.from_bytes(value[at : at + 6], "big")
 
 
 def read_record(member: bytes, value: bytes, lanes: Lanes) -> Record:

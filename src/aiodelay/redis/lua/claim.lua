@@ -1,5 +1,5 @@
 -- claim: leases due messages, an equal share for each demand first, then what the others left.
---@ base record memory moves
+--@ base record memory moves heads
 -- ARGV[4] how long a lease lasts, ms
 -- ARGV[5] worker
 -- ARGV[6] request; repeated, it gives what it gave, as far as it is still leased
@@ -42,32 +42,6 @@ local function next_member(lane, wanted)
   return lane.members[lane.at - 1]
 end
 
--- Says whether a lane's member is that of the value; one that is not was left by another program.
-local function names(name, value, e)
-  return byte(value) < 128 and sub(name, 1, 6) == sub(value, 1, 6) or member(e) == name
-end
-
--- Takes what must not be claimed out of the lane's way; says whether it did.
-local function pass(lane, name, id, value, e)
-  local held = e and any_holds() and is_held(lane.n, address_of(e))
-  if e and not held and (e.flags == 0 or not ends_by_itself(e)) and names(name, value, e) then
-    e.name = name
-    return false
-  end
-  open_gate()
-  passed = passed + 1
-  if not e or not names(name, value, e) then
-    call('ZREM', due_key(lane.n), name)
-    if value and not e then set_aside(lane.n, id, value) end
-  elseif held then
-    call('ZREM', due_key(lane.n), name)
-    park(e)
-  else
-    expire(e)
-  end
-  return true
-end
-
 local function first_of(lane, wanted) -- the lane's first message that may be claimed, left where it is
   while not lane.first and not lane.is_over do
     local name = next_member(lane, wanted)
@@ -77,11 +51,12 @@ local function first_of(lane, wanted) -- the lane's first message that may be cl
     end
     local id = sub(name, 7)
     local value = call('HGET', MSG, id)
-    local e = value and parse(id, value) or nil
-    if e then e.size = size_of(e) end
-    if e and not e.size then e = nil end
-    loaded[id] = e or false
-    if not pass(lane, name, id, value, e) then lane.first = e end
+    local e = readable(id, value)
+    if pass(lane.n, due_key(lane.n), name, id, value, e) then
+      passed = passed + 1
+    else
+      lane.first = e
+    end
   end
   return lane.first
 end
