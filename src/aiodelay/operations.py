@@ -10,6 +10,7 @@ from .handlers import is_event_class, type_name
 from .inputs import check_count, check_id, check_type_name, split_target
 from .messages import HANDLER_TARGET
 from .model import (
+    Blocked,
     DeadKey,
     DeadLetter,
     JournalEntry,
@@ -20,7 +21,7 @@ from .model import (
     Query,
     Snapshot,
 )
-from .ports import DeadLetters, Holds, Inspectable, Journal, Store
+from .ports import DeadLetters, Holds, Inspectable, Journal, Store, Transfer
 from .timeunits import Duration, parse_duration, to_epoch_ms
 
 __all__ = ["Operations"]
@@ -144,6 +145,14 @@ class Operations:
         """List what is held: `"payment.check"`, `"stdout:audit"`."""
         holds = await self._holds.holds()
         return [lane if address is None else f"{lane}:{address}" for lane, address in holds]
+
+    async def blocked(self) -> Sequence[Blocked]:
+        """List destinations that take nothing now, each with the reason and how many messages wait for it.
+
+        Only of sinks that the store moves messages to by itself (`reaches`); they are tried again without being asked.
+        """
+        store = self._open_store()
+        return await store.blocked() if isinstance(store, Transfer) else ()
 
     def _lane_and_address(self, what: type | str) -> tuple[Lane, str | None]:
         if isinstance(what, type):

@@ -30,6 +30,7 @@ from .errors import (
     DuplicateHandlerError,
     InputError,
     StoreError,
+    UnknownSinkError,
     cut,
     kind_of,
     shortened,
@@ -55,13 +56,15 @@ from .model import (
     FireOutcome,
     Lane,
     Late,
+    Promise,
     Put,
+    Reach,
     Record,
     Reschedule,
     RescheduleOutcome,
 )
 from .operations import Operations
-from .ports import Sink, Store
+from .ports import Sink, Store, Transfer
 from .recurrence import Cron, Every
 from .retry import Retry
 from .timeunits import Duration, parse_duration
@@ -84,7 +87,8 @@ class Scheduler(Operations):
     Args:
         store: A URL (`sqlite:///delay.db`, `sqlite:////var/lib/delay.db`, `memory://`), or a `Store`.
         namespace: Keeps the messages of several applications in one store apart; 1 to 64 of A-Z a-z 0-9 . _ -
-        sinks: What messages with `to=` may go to: URLs (`stdout:`) or `Sink`s.
+        sinks: What messages with `to=` may go to: URLs (`stdout:`) or `Sink`s. A store may bring sinks along, as
+            `redis://` does; one that is given here takes the place of the store's of that name.
         dispatch: False for a process that only schedules.
         lanes: Serve only these of the handlers (by type name) and sinks (by name); None = all.
         encoding: How typed events are written: `json` or `msgpack`. Both are always read.
@@ -121,7 +125,9 @@ class Scheduler(Operations):
     ) -> None:
         namespace = check_namespace(namespace)
         self._store = registry.open_store(store, namespace=namespace, clock=clock)
-        self._sinks = names_of([registry.open_sink(sink) for sink in listed(sinks, "sinks", "['stdout:']")])
+        self._sinks = _all_sinks(
+            self._store, [registry.open_sink(sink) for sink in listed(sinks, "sinks", "['stdout:']")]
+        )
         self._dispatch = check_flag(dispatch, "dispatch")
         self._lanes = None if lanes is None else _checked_lanes(lanes)
         self._retry = Retry() if retry is None else _checked(retry, Retry, "retry")
@@ -502,6 +508,22 @@ class Scheduler(Operations):
         """
         await self._ready().wait_until_idle()
 
+    def reaches(self, sink: str) -> Reach:
+        """Say how often a message reaches a sink from this scheduler's store, and why.
+
+        Args:
+            sink: Its name: the part of `to=` before the colon.
+
+        Raises:
+            UnknownSinkError: This scheduler does not have it.
+        """
+        if sink not in self._sinks:
+            raise UnknownSinkError("sink", shortened(sink), ", ".join(sorted(self._sinks)) or "none: there is none")
+        if isinstance(self._store, Transfer):
+            return self._store.reaches(self._sinks[sink])
+        reason = f"{self._store.name} and {sink} share no system: claimed, sent, settled"
+        return Reach(Promise.AT_LEAST_ONCE, reason)
+
     @property
     def overdue_age_ms(self) -> int:
         """Age of the oldest overdue message over all lanes, in ms, at the last look (every 10 s); 0 = none."""
@@ -555,6 +577,13 @@ class Scheduler(Operations):
         finally:
             self.__dict__.clear()
             self.__dict__.update(before)
+
+
+def _all_sinks(store: Store, given: list[Sink]) -> dict[str, Sink]:
+    """Return the sinks given, and those of the store in whose place none was given."""
+    named = names_of(given)
+    own = store.sinks if isinstance(store, Transfer) else ()
+    return {sink.name: sink for sink in own} | named
 
 
 def _checked(value: object, type_: type[T], setting: str) -> T:

@@ -200,6 +200,34 @@ async def test_f9_a_server_that_forgot_the_scripts_is_sent_them(server: RedisSer
 
 
 @in_loop
+async def test_f9_a_server_that_lost_everything_gives_lanes_other_numbers_and_none_is_mistaken(
+    server: RedisServer,
+) -> None:
+    async with opened(server.port, journal=10) as store, store.work("w", ["a", "b", "c"]) as work:
+        for names in ("abc", "cba"):
+            for name in names:
+                await do(store, Put(new_op(), Envelope(f"m{name}", f"lane {name}"), After(0)))
+            wanted = {f"lane {name}": Demand(5) for name in "abc"}
+            claims = (await work.claim(wanted, request=names, lease_ms=15_000)).claims
+            assert {each.record.id: each.record.envelope.lane for each in claims} == {
+                "ma": "lane a",
+                "mb": "lane b",
+                "mc": "lane c",
+            }
+            await store.hold("lane b")
+            assert await store.holds() == [("lane b", None)]
+            assert {(each.record.id, each.record.envelope.lane) for each in await store.search(Query())} == {
+                ("ma", "lane a"),
+                ("mb", "lane b"),
+                ("mc", "lane c"),
+            }
+            assert {each.lane[5:] for each in await store.journal()} == set("abc")
+            settled = await work.settle([Done(each.record.id, each.record.revision, each.token) for each in claims])
+            assert list(settled) == [SettleOutcome.SETTLED] * 3
+            server.command("FLUSHALL")
+
+
+@in_loop
 async def test_f11_a_black_hole_is_noticed(server: RedisServer) -> None:
     async with proxied(server.port) as proxy, opened(proxy.port, timeout_ms=200) as store:
         assert isinstance(await do(store, put("before")), Stored)

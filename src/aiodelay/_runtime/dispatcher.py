@@ -15,13 +15,13 @@ from aiodelay.ports import Work
 from .backoff import Backoff
 from .leases import LeaseBook, Taker
 
-__all__ = ["Dispatcher", "Subscription"]
+__all__ = ["Dispatcher", "Subscriber", "Subscription"]
 
 log = logging.getLogger("aiodelay.dispatcher")
 
 
-class Subscription(Taker, Protocol):
-    """A subscriber with demand, as the dispatcher sees it."""
+class Subscriber(Protocol):
+    """Whoever takes a lane's messages in this process."""
 
     @property
     def lane(self) -> Lane:
@@ -30,15 +30,7 @@ class Subscription(Taker, Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Delivered, not yet settled."""
-        ...
-
-    def demand(self) -> Demand:
-        """How much it requests now."""
-        ...
-
-    def deliver(self, claims: Sequence[Claim]) -> None:
-        """Take claims, no more than were requested; give them back if it is draining."""
+        """What is under way and not yet settled."""
         ...
 
     def drain(self) -> None:
@@ -47,6 +39,18 @@ class Subscription(Taker, Protocol):
 
     def stop(self) -> None:
         """Cancel what is under way, and give it back."""
+        ...
+
+
+class Subscription(Subscriber, Taker, Protocol):
+    """A subscriber with demand, as the dispatcher sees it."""
+
+    def demand(self) -> Demand:
+        """How much it requests now."""
+        ...
+
+    def deliver(self, claims: Sequence[Claim]) -> None:
+        """Take claims, no more than were requested; give them back if it is draining."""
         ...
 
 

@@ -72,14 +72,17 @@ def without_running(record: Record, token: int, now_ms: int) -> Settlement | Non
     """
     if token_deadline_ms(token) <= now_ms:
         return release(record, token)
-    encoded = record.envelope.rule
-    if encoded is None:
-        return None
+    return None if record.envelope.rule is None else by_policy(record, token, now_ms)
+
+
+def by_policy(record: Record, token: int, now_ms: int) -> Settlement | None:
+    """Return how an occurrence of a recurring message ends without a run, if its policies say so."""
+    assert record.envelope.rule is not None
     reason: DeadReason | None = "killed_worker" if is_killer(record) else None
     error = None
     is_skipped = False
     try:
-        rule = recurrence.decode_rule(encoded)
+        rule = recurrence.decode_rule(record.envelope.rule)
         is_skipped = recurrence.is_missed(rule, record.due_ms, now_ms) or recurrence.is_overlapped(rule, record.live)
     except RecordFormatError as unreadable:
         reason, error = "undecodable", error_text(unreadable)

@@ -48,7 +48,6 @@ class _Opened:
         self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
         self.writer = uuid4().hex[:16]
         self.client = Client(options, keys, self.writer)
-        self.lanes = Lanes(self.client, keys)
         self.time: _ServerTime | None = None
 
 
@@ -143,18 +142,17 @@ class Base:
         except Fault as fault:
             raise StoreUnavailableError(self.name, fault.reason) from fault
 
-    async def lanes_of(self, values: Sequence[bytes]) -> Lanes:
-        """Return the names of lanes; all that these values of `msg` name are among them.
+    async def lanes_of(self, values: Sequence[object]) -> Lanes:
+        """Read the names of lanes, if there are values to be read by them.
 
         Raises:
             StoreUnavailableError: They could not be read.
         """
-        lanes = self._checked().lanes
-        try:
-            await lanes.learn(values)
-        except Fault as fault:
-            raise StoreUnavailableError(self.name, fault.reason) from fault
-        return lanes
+        if not values:
+            return Lanes({})
+        reply = await self.command("HGETALL", self._keys.key("lanes"))
+        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+        return Lanes({name.decode("utf-8", "backslashreplace"): int(number) for name, number in pairs})
 
     # --- time ---------------------------------------------------------------------------------------------
 

@@ -37,19 +37,15 @@ class Client:
 
     Args:
         options: Where and how.
-        keys: What every script is given.
+        keys: What every script of a store is given; None where there is none.
         writer: Names this process in the stream of wake-ups.
     """
 
-    def __init__(self, options: Options, keys: Keys, writer: str) -> None:
-        self._options, self._keys = options, keys
+    def __init__(self, options: Options, keys: Keys | None = None, writer: str = "") -> None:
+        self._options = options
         self._failures = 0
         self._timeout_s = options.timeout_ms / 1000
-        self._head: dict[str, tuple[list[Arg], list[Arg]]] = {}
-        fixed: list[Arg] = [len(keys.fixed), *keys.fixed]
-        for name in NAMES:
-            source = script(name)
-            self._head[name] = (["EVALSHA", source.sha, *fixed], ["EVAL", source.text, *fixed])
+        self._fixed: list[Arg] = [] if keys is None else [len(keys.fixed), *keys.fixed]
         self._common: list[Arg] = ["", options.journal, writer]
         self._pool = self._new_pool()
 
@@ -100,15 +96,25 @@ class Client:
             Fault: It did not succeed.
         """
         common: list[Arg] = ["" if now_ms is None else now_ms, *self._common[1:]]
-        tail = [*common, *arguments]
         wait = self._wait_command() if durable else b""
-        by_sha, whole = self._head[name]
+        return await self._evaluate(name, [*self._fixed, *common, *arguments], wait)
+
+    async def run_on(self, name: str, keys: Sequence[str], arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
+        """Run a script that stands by itself, on keys of its own.
+
+        Raises:
+            Fault: It did not succeed.
+        """
+        return await self._evaluate(name, [len(keys), *keys, *arguments], b"")
+
+    async def _evaluate(self, name: str, tail: Sequence[Arg], wait: bytes) -> Any:  # noqa: ANN401 - what the script returns
+        source = script(name)
         try:
-            return await self._call(packed([*by_sha, *tail]), wait)
+            return await self._call(packed(["EVALSHA", source.sha, *tail]), wait)
         except NoScriptError:
             pass
         try:
-            return await self._call(packed([*whole, *tail]), wait)
+            return await self._call(packed(["EVAL", source.text, *tail]), wait)
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 

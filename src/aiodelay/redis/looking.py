@@ -142,12 +142,10 @@ class Looking(Base):
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
         """List what is held."""
-        lanes = self._checked().lanes
         found: list[tuple[Lane, str | None]] = []
         members = await self.command("SMEMBERS", self._keys.key("holds"))
+        lanes = await self.lanes_of(list(members))
         for number, colon, address in (member.decode().partition(":") for member in members):
-            if int(number) not in lanes.numbers.values():
-                await self.lanes_of([b"\0" * 8 + int(number).to_bytes(2, "big")])
             found.append((lanes.name(int(number)), address if colon else None))
         return sorted(found, key=lambda each: (each[0], each[1] is not None, each[1] or ""))
 
@@ -183,7 +181,7 @@ class Looking(Base):
         for start in range(0, len(first), AT_ONCE):
             chunk = first[start : start + AT_ONCE]
             values = await self.command("HMGET", self._keys.key("dead"), *(order[each] for each in chunk))
-            lanes = await self.lanes_of([b"\0" * 6 + value[value[0] + 1 :][:34] for value in values if value])
+            lanes = await self.lanes_of(values)
             letters += [
                 read_letter(order[each], value, each[0], lanes)
                 for each, value in zip(chunk, values, strict=True)
@@ -222,26 +220,13 @@ class Looking(Base):
             entries = await self.command("XRANGE", self._keys.key("journal"), f"{after + 1}-0", "+", "COUNT", AT_ONCE)
             if not entries:
                 break
-            await self._checked().lanes.read()
+            lanes = await self.lanes_of(entries)
             for number, fields in entries:
                 after = int(number.partition(b"-")[0])
                 entry = dict(_pairs(fields))
                 if wanted in (None, entry[b"id"]):
-                    found.append(self._entry(after, entry))
+                    found.append(_entry(after, entry, lanes))
         return found[:limit]
-
-    def _entry(self, number: int, entry: Mapping[bytes, bytes]) -> JournalEntry:
-        return JournalEntry(
-            number,
-            int(entry[b"at"]),
-            entry[b"event"].decode(),
-            text_of(entry[b"id"]),
-            int(entry[b"revision"]),
-            self._checked().lanes.name(int(entry[b"lane"])),
-            int(entry[b"due"]),
-            int(entry[b"attempt"]),
-            entry[b"detail"].decode("utf-8", "backslashreplace"),
-        )
 
 
 def _snapshot(
@@ -253,7 +238,7 @@ def _snapshot(
         log.warning("message %r cannot be read: %s", text_of(member), error.problem)
         return None
     place_ms, _ = place_and_record(value)
-    number = b"%d" % (lane_number(value) or 0)
+    number = b"%d" % lane_number(value)
     if token:
         state = State.IN_FLIGHT
     elif number in held or number + b":" + record.envelope.address.encode() in held:
@@ -261,6 +246,20 @@ def _snapshot(
     else:
         state = State.OVERDUE if place_ms <= now_ms else State.SCHEDULED
     return Snapshot(record, state, place_ms)
+
+
+def _entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> JournalEntry:
+    return JournalEntry(
+        number,
+        int(entry[b"at"]),
+        entry[b"event"].decode(),
+        text_of(entry[b"id"]),
+        int(entry[b"revision"]),
+        lanes.name(int(entry[b"lane"])),
+        int(entry[b"due"]),
+        int(entry[b"attempt"]),
+        entry[b"detail"].decode("utf-8", "backslashreplace"),
+    )
 
 
 def _is_after(place: tuple[int, str], query: Query) -> bool:

@@ -16,6 +16,7 @@ Arg = bytes | str | int
 
 NAMES = (
     "apply",
+    "blocked",
     "claim",
     "counts",
     "hold",
@@ -26,8 +27,9 @@ NAMES = (
     "renew",
     "settle",
     "tidy",
+    "transfer",
 )
-"""All scripts."""
+"""All scripts of a store."""
 
 _PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
 

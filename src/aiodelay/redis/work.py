@@ -32,7 +32,7 @@ from aiodelay.wakeup import WakeUp
 
 from .held import HeldClaims
 from .keys import member_of, text_of
-from .reading import read_record
+from .reading import Lanes, lane_number, read_record
 from .scripts import Arg
 from .workers import SERVED_WINDOW_MS, served_lanes
 
@@ -77,25 +77,26 @@ class RedisWork:
         if request != self._last:
             self._last, self._is_answered = request, False
             self._turn += 1
-        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered), *self._demands(demand)]
+        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered)]
+        names: list[Lane] = []
+        for lane, each in self._in_turn(demand):
+            arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
+            names += [lane, *each.aliases]
         reply = await self._store.run("claim", arguments)
         self._is_answered = True
         now_ms = self._store.heard(reply[0])
-        claims = await self._read(reply[3:], int(reply[2] or 0))
+        lanes = Lanes(dict(zip(names, map(int, reply[3].split()), strict=True)))
+        claims = await self._read(reply[4:], int(reply[2] or 0), lanes)
         return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None)
 
-    def _demands(self, demand: Mapping[Lane, Demand]) -> list[Arg]:
+    def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
         wanted = [(lane, each) for lane, each in demand.items() if each.messages > 0]
         first = self._turn % len(wanted) if wanted else 0
-        found: list[Arg] = []
-        for lane, each in wanted[first:] + wanted[:first]:
-            found += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
-        return found
+        return wanted[first:] + wanted[:first]
 
-    async def _read(self, pairs: Sequence[bytes], token: int) -> list[Claim]:
+    async def _read(self, pairs: Sequence[bytes], token: int, lanes: Lanes) -> list[Claim]:
         """Read what was claimed; what cannot be read is given up at once, and its neighbours are delivered."""
         members, values = pairs[::2], pairs[1::2]
-        lanes = await self._store.lanes_of(values)
         claims: list[Claim] = []
         unreadable: list[Settlement] = []
         for member, value in zip(members, values, strict=True):
@@ -109,7 +110,7 @@ class RedisWork:
             else:
                 claim = Claim(record, token)
                 claims.append(claim)
-                self._held.add(claim, lanes.numbers[record.envelope.lane])
+                self._held.add(claim, lane_number(value))
         if unreadable:
             await self.settle(unreadable)
         return claims

@@ -1,13 +1,14 @@
 -- claim: leases due messages, an equal share for each demand first, then what the others left.
---@ base record memory moves
+--@ base record memory moves heads
 -- ARGV[4] how long a lease lasts, ms
 -- ARGV[5] worker
 -- ARGV[6] request; repeated, it gives what it gave, as far as it is still leased
 -- ARGV[7] '1' if this request has been answered before, so that it must lease nothing more
 -- From ARGV[8] on, the demands, whose turn it is first: messages, bytes, how many lanes, their names.
--- Returns now, when to look again ('' = these lanes are empty), the token, then id and value of each message.
+-- Returns now, when to look again ('' = these lanes are empty), the token, the numbers of the lanes in the order of
+-- their names (0 = there is none), then id and value of each message.
 local MOST, MOST_BYTES, MOST_PASSED = 500, 1048576, 500
-local groups, lanes = {}, {}
+local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0
 
 local function read_demands()
@@ -16,6 +17,7 @@ local function read_demands()
     local group = { most = tonumber(ARGV[a]), bytes = tonumber(ARGV[a + 1]), lanes = {}, taken = {}, size = 0 }
     for i = 1, tonumber(ARGV[a + 2]) do
       local n = known_lane(ARGV[a + 2 + i])
+      numbers[#numbers + 1] = n or 0
       if n then
         local lane = { n = n, members = {}, at = 1, kept = 0, taken = {}, rank = #groups + 1 }
         lane.is_over = is_held(n)
@@ -40,32 +42,6 @@ local function next_member(lane, wanted)
   return lane.members[lane.at - 1]
 end
 
--- Says whether a lane's member is that of the value; one that is not was left by another program.
-local function names(name, value, e)
-  return byte(value) < 128 and sub(name, 1, 6) == sub(value, 1, 6) or member(e) == name
-end
-
--- Takes what must not be claimed out of the lane's way; says whether it did.
-local function pass(lane, name, id, value, e)
-  local held = e and any_holds() and is_held(lane.n, address_of(e))
-  if e and not held and (e.flags == 0 or not ends_by_itself(e)) and names(name, value, e) then
-    e.name = name
-    return false
-  end
-  open_gate()
-  passed = passed + 1
-  if not e or not names(name, value, e) then
-    call('ZREM', due_key(lane.n), name)
-    if value and not e then set_aside(lane.n, id, value) end
-  elseif held then
-    call('ZREM', due_key(lane.n), name)
-    park(e)
-  else
-    expire(e)
-  end
-  return true
-end
-
 local function first_of(lane, wanted) -- the lane's first message that may be claimed, left where it is
   while not lane.first and not lane.is_over do
     local name = next_member(lane, wanted)
@@ -75,11 +51,12 @@ local function first_of(lane, wanted) -- the lane's first message that may be cl
     end
     local id = sub(name, 7)
     local value = call('HGET', MSG, id)
-    local e = value and parse(id, value) or nil
-    if e then e.size = size_of(e) end
-    if e and not e.size then e = nil end
-    loaded[id] = e or false
-    if not pass(lane, name, id, value, e) then lane.first = e end
+    local e = readable(id, value)
+    if pass(lane.n, due_key(lane.n), name, id, value, e) then
+      passed = passed + 1
+    else
+      lane.first = e
+    end
   end
   return lane.first
 end
@@ -212,7 +189,7 @@ elseif ARGV[7] ~= '1' then
     call('SET', request_key, token .. ' ' .. ARGV[6], 'PX', 2 * MAX_LEASE)
   end
 end
-local answer = { text(now), next_due(), token or '' }
+local answer = { text(now), next_due(), token or '', table.concat(numbers, ' ') }
 for _, e in ipairs(taken) do
   answer[#answer + 1] = e.id
   answer[#answer + 1] = e.value

@@ -114,3 +114,29 @@ local function remember_end(e)
     call('HSET', window_for('v', ends), e.id, u48(ends) .. version)
   end
 end
+
+-- As remember_end() does, of many without a version, in a few calls; `knowns` are op, revision u48 and due u48 of each.
+local function remember_ends(ids, knowns)
+  local memories, ops = {}, {}
+  local last, list, written = nil, nil, nil
+  local function add(ends, what, value)
+    if ends ~= last then
+      local key = window_for('o', ends)
+      memories[key] = memories[key] or {}
+      last, list, written = ends, memories[key], u48(ends)
+    end
+    list[#list + 1] = what
+    list[#list + 1] = written .. value
+  end
+  for _, known in ipairs(knowns) do
+    if unpack_bytes('>I6', known, 9) + WINDOW > now then ops[#ops + 1] = 'o' .. sub(known, 1, 8) end
+  end
+  if #ops > 0 then prefetch_ops(ops) end
+  for i, id in ipairs(ids) do
+    local known = knowns[i]
+    local op, revision = sub(known, 1, 8), unpack_bytes('>I6', known, 9)
+    if recalled['o' .. op] == false and op ~= NO_OP then add(revision + WINDOW, 'o' .. op, 's' .. sub(known, 9)) end
+    if byte(id) ~= 1 then add(now + WINDOW, 'r' .. id, sub(known, 9, 14)) end
+  end
+  for key, list in pairs(memories) do call('HSET', key, unpack(list)) end
+end

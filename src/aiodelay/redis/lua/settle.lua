@@ -18,33 +18,6 @@ local function not_held(id, revision)
   return e and e.revision > revision and 'u' or 'g'
 end
 
--- As remember_end() does, in a few calls.
-local function remember_plain(ended)
-  local memories, ops = {}, {}
-  local last, list, written = nil, nil, nil
-  local function add(ends, what, value)
-    if ends ~= last then
-      local key = window_for('o', ends)
-      memories[key] = memories[key] or {}
-      last, list, written = ends, memories[key], u48(ends)
-    end
-    list[#list + 1] = what
-    list[#list + 1] = written .. value
-  end
-  for _, a in ipairs(ended) do
-    local known = ARGV[a + 3]
-    if unpack_bytes('>I6', known, 9) + WINDOW > now then ops[#ops + 1] = 'o' .. sub(known, 1, 8) end
-  end
-  if #ops > 0 then prefetch_ops(ops) end
-  for _, a in ipairs(ended) do
-    local id, known = ARGV[a], ARGV[a + 3]
-    local op, revision = sub(known, 1, 8), unpack_bytes('>I6', known, 9)
-    if recalled['o' .. op] == false and op ~= NO_OP then add(revision + WINDOW, 'o' .. op, 's' .. sub(known, 9)) end
-    if byte(id) ~= 1 then add(now + WINDOW, 'r' .. id, sub(known, 9, 14)) end
-  end
-  for key, list in pairs(memories) do call('HSET', key, unpack(list)) end
-end
-
 local function end_plain(n, list) -- those of one lane
   local ids = {}
   for i, a in ipairs(list) do ids[i] = ARGV[a] end
@@ -52,7 +25,7 @@ local function end_plain(n, list) -- those of one lane
   local ended, kept, keys = {}, {}, {}
   for i, a in ipairs(list) do
     if tokens[i] and tonumber(tokens[i]) == tonumber(ARGV[a + 2]) then
-      ended[#ended + 1] = a
+      ended[#ended + 1] = ARGV[a + 3]
       keys[#keys + 1] = ids[i]
       answers[(a - 5) / 4 + 1] = 's'
     else
@@ -63,43 +36,16 @@ local function end_plain(n, list) -- those of one lane
     call('ZREM', leased_key(n), unpack(keys))
     call('HDEL', MSG, unpack(keys))
   end
-  remember_plain(ended)
+  remember_ends(keys, ended)
   for _, a in ipairs(kept) do
     answers[(a - 5) / 4 + 1] = not_held(ARGV[a], (unpack_bytes('>I6', ARGV[a + 3], 9)))
   end
 end
 
-local function written_error(e, error_text)
-  if error_text == '' then return {} end
-  local written = cmsgpack.pack(sub(error_text, 2))
-  local changes = { g = written }
-  if not field(e, 'f') then changes.f = written end
-  return changes
-end
-
-local function count_attempt(e, a)
-  e.attempt = math.min(tonumber(ARGV[a + 5]), MOST_ATTEMPTS)
-  e.lapses, e.kills = 0, 0
-  unset(e, ALONE)
-  local is_readable, changes = pcall(written_error, e, ARGV[a + 6])
-  if is_readable then rewrite(e, changes) end -- else it is given up because its body cannot be read
-end
-
-local function rearm(e, due, retrying)
-  remember_answer(e)
-  local live = live_of(e)
-  if retrying then live[#live + 1] = e.due end
-  rewrite(e, { l = written_list(live), f = false, g = false })
-  move(e, due)
-  e.attempt, e.lapses, e.kills = 0, 0, 0
-  unset(e, ALONE)
-  insert(e, e.due)
-end
-
 local function retry(e, a, beside)
   local failed = copy(e)
   body_of(failed)
-  count_attempt(failed, a)
+  count_attempt(failed, ARGV[a + 5], ARGV[a + 6])
   if beside then
     failed = as_occurrence(failed)
     local there = load(failed.id)
@@ -119,7 +65,7 @@ local function end_attempt(e, a, beside) -- says whether it is tried again
   elseif what == 'x' then
     local failed = copy(e)
     body_of(failed)
-    count_attempt(failed, a)
+    count_attempt(failed, ARGV[a + 5], ARGV[a + 6])
     bury(failed, sub(ARGV[a + 3], 2))
   else
     note(sub(ARGV[a + 3], 2), e)
