@@ -328,24 +328,6 @@ async def test_a_loop_that_lags_a_little_is_no_reason_to_wait(
 # --- the end ----------------------------------------------------------------------------------------------
 
 
-async def test_a_claim_on_its_way_when_closing_begins_is_awaited_and_given_back(clock: VirtualClock) -> None:
-    stage = Stage(clock)
-    async with stage.scheduler:
-        await asyncio.sleep(1)
-        stage.store.inject("late_reply", "claim", lasting="3s")
-        await stage.put("a", "b")
-        await asyncio.sleep(0.5)
-        assert await stage.in_flight() == 2
-    assert stage.now_ms == 1_000 + 3_000, "closing took as long as the answer"
-    assert stage.ids == []
-    found = await stage.store.memory.search(Query())
-    assert [(each.record.id, each.state, each.record.attempt) for each in found] == [
-        ("a", "overdue", 0),
-        ("b", "overdue", 0),
-    ]
-    assert await stage.lapses() == 0
-
-
 async def test_a_claim_on_its_way_for_a_handler_that_is_removed_is_given_back_to_the_next(clock: VirtualClock) -> None:
     stage, handled = Stage(clock), list[str]()
 

@@ -131,6 +131,7 @@ class HandlerSubscription:
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         self.in_flight -= 1
+        self._start_runner()
 
     def lost(self, held: Held) -> None:
         run = self._running.get(id(held))
@@ -165,20 +166,21 @@ class HandlerSubscription:
     # --- runners ------------------------------------------------------------------------------------------
 
     def _start_runner(self) -> None:
-        """Start one runner; it starts more as soon as a handler waits."""
-        if self._waiting and self._runners < self.concurrency:
+        """Start one runner, unless one is at work; it starts more as soon as its handler waits."""
+        if self._runners == len(self._running):
+            self._start_runners(most=1)
+
+    def _start_runners(self, most: int) -> None:
+        for _ in range(min(most, len(self._waiting), self.concurrency - self._runners)):
             self._runners += 1
             self.tasks.create_task(self._run(), name=f"aiodelay {self.lane}")
 
-    def _start_runners(self) -> None:
-        for _ in range(min(len(self._waiting), self.concurrency - self._runners)):
-            self._start_runner()
-
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
         slice_ends = loop.time() + SLICE_S
         try:
-            while self._waiting and self._runners <= self.concurrency:
+            while self._waiting and self._runners <= self.concurrency and not task.cancelling():
                 held = self._waiting.popleft()
                 if held.is_lost:
                     self.settled(held, SettleOutcome.GONE)
@@ -187,6 +189,12 @@ class HandlerSubscription:
                 try:
                     begun = self._begin(held, loop)
                     settlement = await self._go_on(begun, loop) if isinstance(begun, _Run) else begun
+                except asyncio.CancelledError as error:  # of this task, by the scheduler's end or somebody's mistake
+                    if self.is_draining:
+                        self._release(held)
+                    else:
+                        self.book.settle(held, self._failed(held, error))
+                    raise
                 except Exception:
                     log.exception("%s: delivering %s failed in aiodelay itself", self.lane, held.claim.record.id)
                     settlement = self._own_fault(held)
@@ -221,14 +229,16 @@ class HandlerSubscription:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self.spec.concurrency, f"aiodelay {self.lane}")
             return _Run(
-                held, started_s, loop.run_in_executor(self._threads, variables.run, self.spec.call, event, context)
+                held,
+                started_s,
+                loop.run_in_executor(self._threads, variables.run, _in_thread, self.spec.call, event, context),
             )
         try:
             coroutine: Coroutine[Any, Any, Any] = self.spec.call(event, context)
             awaited = variables.run(coroutine.send, None)
         except StopIteration as end:
             return self._returned(held, end.value)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - data for the handler's retry policy
+        except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
             return self._failed(held, error)
         return _Run(held, started_s, rest_of(coroutine, variables, awaited))
 
@@ -241,7 +251,7 @@ class HandlerSubscription:
         if self.spec.timeout_ms is not None and self._timer is None:
             self._timer = loop.call_at(run.started_s + self.spec.timeout_ms / 1000, self._time_out)
         if self._waiting:
-            self._start_runners()
+            self._start_runners(most=len(self._waiting))
         try:
             result = await run.rest
         except asyncio.CancelledError as error:
@@ -250,9 +260,6 @@ class HandlerSubscription:
             return self._failed(held, error)
         finally:
             del self._running[id(held)]
-            for _ in range(run.cancels):  # a handler may have outlived its cancellation; the runner goes on
-                if run.task is not None:
-                    run.task.uncancel()
         return self._returned(held, result)
 
     def _time_out(self) -> None:
@@ -314,3 +321,11 @@ class HandlerSubscription:
         if inspect.iscoroutine(result):
             result.close()
         return self._failed(held, HandlerResultError(self.lane, type(result).__name__))
+
+
+def _in_thread(call: Callable[[Any, Context], Any], event: object, context: Context) -> object:
+    """Call a plain function. No future can hold a `StopIteration`: it becomes what a coroutine makes of it."""
+    try:
+        return call(event, context)
+    except StopIteration as error:
+        raise RuntimeError("handler raised StopIteration") from error
