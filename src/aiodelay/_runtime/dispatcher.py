@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Protocol
 
 from aiodelay.errors import StoreError
@@ -18,6 +20,8 @@ from .leases import LeaseBook, Taker
 __all__ = ["Dispatcher", "Subscriber", "Subscription"]
 
 log = logging.getLogger("aiodelay.dispatcher")
+
+LANE_OF = attrgetter("record.envelope.lane")
 
 
 class Subscriber(Protocol):
@@ -143,9 +147,5 @@ class Dispatcher:
                 return claimed
 
     def _deliver(self, claimed: Claimed) -> None:
-        by_subscription: dict[int, tuple[Subscription, list[Claim]]] = {}
-        for claim in claimed.claims:
-            subscription = self._lanes[claim.record.envelope.lane]
-            by_subscription.setdefault(id(subscription), (subscription, []))[1].append(claim)
-        for subscription, claims in by_subscription.values():
-            subscription.deliver(claims)
+        for lane, claims in groupby(claimed.claims, LANE_OF):
+            self._lanes[lane].deliver(list(claims))

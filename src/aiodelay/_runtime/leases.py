@@ -10,8 +10,10 @@ import logging
 from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
@@ -40,18 +42,17 @@ class Taker(Protocol):
         ...
 
 
-class Held:
+class Held(Struct, eq=False):
     """A claim in this process.
 
     `claim` is replaced as its lease is renewed; `settlement` is set once the run is over.
     """
 
-    __slots__ = ("claim", "is_lost", "renew_at_ms", "settlement", "taker")
-
-    def __init__(self, claim: Claim, taker: Taker, renew_at_ms: int) -> None:
-        self.claim, self.taker, self.renew_at_ms = claim, taker, renew_at_ms
-        self.settlement: Settlement | None = None
-        self.is_lost = False
+    claim: Claim
+    taker: Taker
+    renew_at_ms: int
+    settlement: Settlement | None = None
+    is_lost: bool = False
 
 
 class LeaseBook:
@@ -126,8 +127,9 @@ class LeaseBook:
             self._on_change()
             return
         held.settlement = settlement
+        if not self._ended:
+            self._wakeup.set()
         self._ended.append(held)
-        self._wakeup.set()
 
     def close(self) -> None:
         """Let `run` return once every settlement was answered."""
@@ -159,7 +161,7 @@ class LeaseBook:
                 backoff.succeeded(log, "settling")
 
     async def _settle(self) -> None:
-        batch = [self._ended[i] for i in range(min(len(self._ended), MAX_CLAIM_MESSAGES))]
+        batch = list(islice(self._ended, MAX_CLAIM_MESSAGES))
         outcomes = await self._work.settle([_current(held) for held in batch])
         for held, outcome in list(zip(batch, outcomes, strict=True)):
             self._ended.popleft()

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiodelay.context import Context, Later, Reject
 from aiodelay.errors import HandlerResultError, HandlerTimeoutError
-from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
+from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Done, Lane, Settlement, SettleOutcome
 from aiodelay.retry import GiveUp, Retry
 from aiodelay.transitions import token_deadline_ms
 
@@ -178,7 +178,8 @@ class HandlerSubscription:
     async def _run(self) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        slice_ends = loop.time() + SLICE_S
+        now_s = loop.time()
+        slice_ends = now_s + SLICE_S
         try:
             while self._waiting and self._runners <= self.concurrency and not task.cancelling():
                 held = self._waiting.popleft()
@@ -187,7 +188,7 @@ class HandlerSubscription:
                     self.on_free()
                     continue
                 try:
-                    begun = self._begin(held, loop)
+                    begun = self._begin(held, loop, now_s)
                     settlement = await self._go_on(begun, loop) if isinstance(begun, _Run) else begun
                 except asyncio.CancelledError as error:  # of this task, by the scheduler's end or somebody's mistake
                     if self.is_draining:
@@ -199,9 +200,11 @@ class HandlerSubscription:
                     log.exception("%s: delivering %s failed in aiodelay itself", self.lane, held.claim.record.id)
                     settlement = self._own_fault(held)
                 self.book.settle(held, settlement)
-                if loop.time() >= slice_ends:
+                now_s = loop.time()
+                if now_s >= slice_ends:
                     await asyncio.sleep(0)
-                    slice_ends = loop.time() + SLICE_S
+                    now_s = loop.time()
+                    slice_ends = now_s + SLICE_S
         finally:
             self._runners -= 1
 
@@ -209,7 +212,7 @@ class HandlerSubscription:
         record, now = held.claim.record, self.now_ms()
         return settling.again(record, held.claim.token, now, due_ms=now + OWN_FAULT_MS, attempt=record.attempt)
 
-    def _begin(self, held: Held, loop: asyncio.AbstractEventLoop) -> Settlement | _Run:
+    def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | _Run:
         """Run a message's handler up to its end, or to where it first waits. No `await`: most end right here."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
@@ -224,7 +227,7 @@ class HandlerSubscription:
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows it
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
         context = self.context(record, max(now - record.due_ms, 0))
-        variables, started_s = contextvars.copy_context(), loop.time()
+        variables = contextvars.copy_context()
         if not self.spec.is_coroutine:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self.spec.concurrency, f"aiodelay {self.lane}")
@@ -311,7 +314,10 @@ class HandlerSubscription:
         return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=text)
 
     def _returned(self, held: Held, result: object) -> Settlement:
-        record, token, now = held.claim.record, held.claim.token, self.now_ms()
+        record, token = held.claim.record, held.claim.token
+        if result is None and record.envelope.rule is None:
+            return Done(record.envelope.id, record.revision, token)
+        now = self.now_ms()
         if result is None:
             return settling.done(record, token, now)
         if isinstance(result, Later):

@@ -29,16 +29,17 @@ class _ServerTime:
     """The server's clock as far as answers tell: the largest distance from ours heard lately is the truest."""
 
     def __init__(self, server_ms: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._ahead_ms = server_ms - self._loop.time() * 1000
+        loop = asyncio.get_running_loop()
+        self._local_s = loop.time
+        self._ahead_ms = server_ms - self._local_s() * 1000
 
     def heard(self, now_ms: int) -> None:
-        ahead_ms = now_ms - self._loop.time() * 1000
+        ahead_ms = now_ms - self._local_s() * 1000
         if ahead_ms > self._ahead_ms or ahead_ms < self._ahead_ms - STEP_MS:
             self._ahead_ms = ahead_ms
 
     def now_ms(self) -> float:
-        return self._loop.time() * 1000 + self._ahead_ms
+        return self._local_s() * 1000 + self._ahead_ms
 
 
 class _Opened:
@@ -168,7 +169,7 @@ class Base:
         """Return the store's time as far as known, epoch ms."""
         if self._clock is not None:
             return self._clock.now_ms()
-        opened = self._checked()
+        opened = self._opened or self._checked()
         assert opened.time is not None
         return int(opened.time.now_ms())
 

@@ -11,7 +11,15 @@ from aiodelay.transitions import NO_OP
 
 from .keys import text_of
 
-__all__ = ["Lanes", "due_and_revision", "lane_number", "place_and_record", "read_letter", "read_record"]
+__all__ = [
+    "Lanes",
+    "due_and_revision",
+    "lane_number",
+    "place_and_record",
+    "read_letter",
+    "read_record",
+    "record_at",
+]
 
 _RAW = 255
 
@@ -31,26 +39,27 @@ class Lanes:
         return self._names[number]
 
 
-def _record_at(value: bytes) -> int:
+def record_at(value: bytes) -> int:
+    """Return where the record begins in a value of `msg`."""
     return 12 if value[:1] >= b"\x80" else 6
 
 
 def lane_number(value: bytes) -> int:
     """Return the number of the lane that a value of `msg` names; what is cut short names none."""
-    at = _record_at(value) + 2
+    at = record_at(value) + 2
     return int.from_bytes(value[at : at + 2], "big")
 
 
 def place_and_record(value: bytes) -> tuple[int, bytes]:
     """Split a value of `msg` into the message's place in its lane and its record."""
-    at = _record_at(value)
+    at = record_at(value)
     place_ms = int.from_bytes(value[6:12], "big") if at == 12 else int.from_bytes(value[at + 10 : at + 16], "big")
     return place_ms, value[at:]
 
 
 def due_and_revision(value: bytes) -> tuple[int, int]:
     """Return what the prefix of a value of `msg` says, whatever the rest is."""
-    at = _record_at(value) + 4
+    at = record_at(value) + 4
     return int.from_bytes(value[at + 6 : at + 12], "big"), int.from_bytes(value[at : at + 6], "big")
 
 
@@ -60,7 +69,7 @@ def read_record(member: bytes, value: bytes, lanes: Lanes) -> Record:
     Raises:
         RecordFormatError: It cannot be read.
     """
-    return decode_record(value[_record_at(value) :], message_id=text_of(member), lane=lanes.name)
+    return decode_record(value[record_at(value) :], message_id=text_of(member), lane=lanes.name)
 
 
 def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLetter:

@@ -203,10 +203,15 @@ local function measured(s, at)
   return size
 end
 
+local ENCODINGS = { ['\161e\164json'] = true, ['\161e\167msgpack'] = true }
 local function size_of(e) -- nil if the body cannot be read
   local s, at = e.value, e.body_at
   local map, a1, p, c4, length = byte(s, at, at + 4)
-  if map == 0x81 and a1 == 0xa1 and p == 0x70 and c4 == 0xc4 and at + 4 + length == #s then return length end
+  if a1 == 0xa1 and p == 0x70 and c4 == 0xc4 then -- a short payload, alone or with an encoding
+    local ends = at + 4 + length
+    if map == 0x81 and ends == #s then return length end
+    if map == 0x82 and ENCODINGS[sub(s, ends + 1)] then return length end
+  end
   local is_readable, size = pcall(measured, s, at)
   return is_readable and size or nil
 end

@@ -25,7 +25,7 @@ local function target_of(address)
   local key, options = string.match(address, '^([^?]*)(.*)$')
   t = { address = address, key = key, is_raw = options == '?format=raw', room = math.huge, is_held = is_held(N, address),
     is_blocked = has_blocked and call('ZSCORE', blocked_key(N), address) and true, elements = {}, ids = {}, from = {},
-    known = {}, knowns = {}, others = {}, parked = {}, places = {} }
+    memories = {}, others = {}, parked = {}, places = {} }
   targets[address], in_order[#in_order + 1] = t, t
   local length = { err = 'its key is one of this namespace' }
   if sub(key, 1, #TAG) ~= TAG then length = redis.pcall('LLEN', key) end
@@ -99,7 +99,7 @@ do
       note('delivered', e)
       pcall(after_end, e)
     end
-    if #t.known > 0 then remember_ends(t.known, t.knowns) end
+    if #t.memories > 0 then remember_all(t.memories) end
   end
 
   function push(t)
@@ -161,9 +161,11 @@ do
   local function look_at_plain(t, key, name, id, value, size)
     if not has_room(size) then return 'stop' end
     take(t, key, name, id, size, t.is_raw and written(t, parse(id, value)) or written_plain(id, value))
-    if byte(id) ~= 1 or unpack_bytes('>I6', value, 11) + WINDOW > now then
-      t.known[#t.known + 1], t.knowns[#t.knowns + 1] = id, sub(value, 33, 40) .. sub(value, 11, 22)
+    local memories, until_ms, op = t.memories, unpack_bytes('>I6', value, 11) + WINDOW, sub(value, 33, 40)
+    if until_ms > now and op ~= NO_OP then
+      memories[#memories + 1], memories[#memories + 2] = 'o' .. op, u48(until_ms) .. 's' .. sub(value, 11, 22)
     end
+    if byte(id) ~= 1 then memories[#memories + 1], memories[#memories + 2] = 'r' .. id, sub(value, 11, 16) end
     return nil
   end
 
