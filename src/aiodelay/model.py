@@ -58,6 +58,7 @@ __all__ = [
     "Outcome",
     "Promise",
     "Put",
+    "PutBack",
     "Query",
     "Reach",
     "Record",
@@ -527,6 +528,20 @@ class Renewal(Struct, frozen=True, gc=False):
     revision: int
     token: int
     to: int
+
+
+class PutBack(Struct, frozen=True, gc=False):
+    """A message that had left the store, as it stands after an attempt elsewhere: back it goes.
+
+    Attributes:
+        record: With the attempt counted, of the same revision and due time as before.
+        due_ms: When it may be claimed; not before its own due time.
+        reason: Keep it as a dead letter instead.
+    """
+
+    record: Record
+    due_ms: int
+    reason: DeadReason | None = None
 
 
 class RenewOutcome(StrEnum):

@@ -31,6 +31,7 @@ from .model import (
     LaneCounts,
     LoadBucket,
     Outcome,
+    PutBack,
     Query,
     Reach,
     Renewal,
@@ -40,6 +41,7 @@ from .model import (
     SettleOutcome,
     Snapshot,
     SourcePosition,
+    Stored,
     Tidied,
     Transferred,
     WorkStatus,
@@ -50,6 +52,7 @@ __all__ = [
     "Holds",
     "Inspectable",
     "Journal",
+    "PutsBack",
     "Sink",
     "Store",
     "StoreTraits",
@@ -329,6 +332,22 @@ class Sink(Protocol):
 
         Raises:
             SinkUnavailableError: Nothing can be sent now. Costs no attempt; the messages return to the store.
+        """
+        ...
+
+
+@runtime_checkable
+class PutsBack(Protocol):
+    """A store that takes messages back that had left it for a sink: a source's retries and dead letters."""
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        """Store messages under the revision that they have (S1, S2, S4); one answer each, in order.
+
+        Repeating is safe as long as they are there: an id that is pending or in flight, and a dead letter of the same
+        revision, stay as they are (`kept`).
+
+        Raises:
+            StoreUnavailableError: No answer. Some may have been stored.
         """
         ...
 

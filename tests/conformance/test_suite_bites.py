@@ -28,6 +28,7 @@ from aiodelay.model import (
     Lane,
     Outcome,
     Put,
+    PutBack,
     Record,
     Renewal,
     RenewOutcome,
@@ -225,6 +226,12 @@ class BusyWhenHeld(MemoryStore):
         return min((entry.place_ms for entry in self._entries.values()), default=None)
 
 
+class PutsBackOverAll(MemoryStore):
+    def _put_back(self, message: PutBack, now: int) -> Stored:
+        self._insert(message.record, message.due_ms)
+        return Stored("stored", message.record.revision, message.record.due_ms)
+
+
 BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (Early, "test_s1_never_early", ("at",)),
     (EarlyAfterAStep, "test_s1_holds_when_the_clock_steps_back", ()),
@@ -261,6 +268,9 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (StretchesLeases, "test_a_renewal_too_far_ahead_is_refused", ()),
     (AppliesPassed, "test_a_passed_position_is_refused_whole", (5,)),
     (BusyWhenHeld, "test_other_addresses_flow_past_a_held_one", ()),
+    (PutsBackOverAll, "test_s1_what_is_put_back_is_not_early", ()),
+    (PutsBackOverAll, "test_s4_what_is_put_back_takes_nobodys_place", ("pending",)),
+    (PutsBackOverAll, "test_s6_a_dead_letter_is_put_back_once", ()),
 ]
 
 
@@ -288,7 +298,7 @@ class Plain(MemoryStore):
     traits = replace(
         MemoryStore.traits, conflicts=frozenset({"replace"}), cancel="recorded", order_per_group=False, durable=True
     )
-    get = hold = dead_letters = journal = None  # type: ignore[assignment]
+    get = hold = dead_letters = journal = put_back = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -301,6 +311,7 @@ class Plain(MemoryStore):
         ("test_hold_and_release_say_whether_they_changed_anything", (), "cannot hold messages"),
         ("test_purge_deletes_for_good", (), "keeps no dead letters"),
         ("test_journal_is_off_until_asked_for", (), "keeps no journal"),
+        ("test_s1_what_is_put_back_is_not_early", (), "takes nothing back"),
     ],
 )
 def test_what_a_store_declares_not_to_have_is_skipped_with_the_reason(

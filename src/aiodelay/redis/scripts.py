@@ -17,6 +17,7 @@ Arg = bytes | str | int
 
 NAMES = (
     "apply",
+    "back",
     "blocked",
     "claim",
     "counts",

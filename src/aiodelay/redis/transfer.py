@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from aiodelay.errors import RecordFormatError
+from aiodelay.codecs import encode_record
+from aiodelay.errors import RecordFormatError, StoreFullError, StoreUnavailableError
 from aiodelay.model import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
@@ -16,14 +17,18 @@ from aiodelay.model import (
     Demand,
     Done,
     Promise,
+    PutBack,
     Reach,
     Record,
     Settlement,
+    Stored,
     Transferred,
 )
 from aiodelay.ports import Sink, Transferring
 from aiodelay.wakeup import WakeUp
 
+from .commands import answer_of
+from .faults import Fault
 from .keys import member_of, text_of
 from .lists import RedisListSink
 from .looking import Looking
@@ -33,10 +38,11 @@ from .scripts import Arg
 __all__ = ["Transfers"]
 
 SAFETY_POLL_S = 2.0
+BACK_AT_ONCE = 100
 
 
 class Transfers(Looking):
-    """`Transfer`."""
+    """`Transfer` and `PutsBack`: what goes from the store to lists, and what comes back."""
 
     @property
     def sinks(self) -> Sequence[Sink]:
@@ -69,6 +75,25 @@ class Transfers(Looking):
         for lane, address, why, messages in await self.run("blocked", []):
             found.append(Blocked(lane.decode(), address.decode(), why.decode("utf-8", "backslashreplace"), messages))
         return sorted(found, key=lambda each: (each.lane, each.address))
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        """Store messages that had left."""
+        found: list[Stored] = []
+        for start in range(0, len(messages), BACK_AT_ONCE):
+            arguments: list[Arg] = []
+            for each in messages[start : start + BACK_AT_ONCE]:
+                head: list[Arg] = [member_of(each.record.id), each.record.envelope.lane, each.due_ms, each.reason or ""]
+                arguments += [*head, encode_record(each.record, 0)]
+            try:
+                answers = await self._run("back", arguments, durable=True)
+            except Fault as fault:
+                raise StoreUnavailableError(self.name, fault.reason) from fault
+            for outcome in (answer_of(answer, None) for answer in answers):
+                if not isinstance(outcome, Stored):
+                    raise StoreFullError(self.name, outcome.detail)
+                found.append(outcome)
+        self.wake_all()
+        return found
 
 
 class _ListTransfer:

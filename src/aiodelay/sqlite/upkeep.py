@@ -9,7 +9,7 @@ import msgspec
 from aiodelay import transitions as t
 from aiodelay.codecs import decode_record
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import DeadKey, Lane, LaneState, Outcome, Refused, Stored, Tidied
+from aiodelay.model import DeadKey, Lane, LaneState, Outcome, PutBack, Refused, Stored, Tidied
 
 from .claims import return_lapsed
 from .forgetting import purge_answers, purge_ended
@@ -21,6 +21,7 @@ __all__ = [
     "hold",
     "leave",
     "purge",
+    "put_back",
     "redrive",
     "release",
     "serve",
@@ -206,3 +207,26 @@ def purge(tables: Tables, keys: Sequence[DeadKey]) -> int:
     """Delete dead letters; return how many there were."""
     query = "DELETE FROM dead WHERE ns = ? AND id = ? AND revision = ?"
     return sum(tables.execute(query, (tables.ns, *key)).rowcount for key in keys)
+
+
+def put_back(tables: Tables, messages: Sequence[PutBack]) -> list[Stored]:
+    """Store messages that had left; one answer each, in order."""
+    return [_put_back(tables, message) for message in messages]
+
+
+def _put_back(tables: Tables, message: PutBack) -> Stored:
+    record = message.record
+    if message.reason is not None:
+        query = "SELECT 1 FROM dead WHERE ns = ? AND id = ? AND revision = ?"
+        is_new = tables.execute(query, (tables.ns, record.id, record.revision)).fetchone() is None
+        if is_new:
+            tables.bury(record, message.reason)
+        return Stored("stored" if is_new else "kept", record.revision, record.due_ms)
+    entry = tables.find(record.id)
+    if entry is not None and not entry.is_over:
+        return Stored("kept", entry.record.revision, entry.record.due_ms)
+    n = tables.next_n()
+    tables.displace(entry)
+    tables.insert(record, t.retry_place(record, message.due_ms), n)
+    tables.note("again", record, record.last_error or "")
+    return Stored("stored", record.revision, record.due_ms)

@@ -6,7 +6,10 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"
-        for name in ("commands", "dispatching", "leases", "looking", "recurring", "safety", "stage", "transferring")
+        for name in (
+            *("commands", "dispatching", "leases", "looking", "recurring"),
+            *("returning", "safety", "stage", "transferring"),
+        )
     )
 )
 
