@@ -21,7 +21,8 @@ class Proxy:
 
     `lose answers`: requests reach the server, and the connection is cut at its answer. `lose requests`: it is cut at
     the request. `black hole`: nothing passes, and connections stay open. `refuse`: new connections are cut at once.
-    `lossy`: in both directions, one piece in fifty is cut short, and its connection with it.
+    `lossy`: in both directions, one piece in fifty is cut short, and its connection with it. `freeze` does with the
+    connections that there are what a black hole does, for ever.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -31,6 +32,7 @@ class Proxy:
         self.port = 0
         self.connections: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.made = self._frozen = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -48,19 +50,23 @@ class Proxy:
             writer.close()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.made += 1
+        number = self.made
         server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._copy(reader, server_writer, "lose requests"))
-                tasks.create_task(self._copy(server_reader, writer, "lose answers"))
+                tasks.create_task(self._copy(number, reader, server_writer, "lose requests"))
+                tasks.create_task(self._copy(number, server_reader, writer, "lose answers"))
         finally:
             server_writer.close()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut_by: Mode) -> None:
+    async def _copy(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut_by: Mode
+    ) -> None:
         while data := await reader.read(65536):
             if self.mode == cut_by:
                 break
-            while self.mode == "black hole":  # noqa: ASYNC110 - as a test sets it
+            while self.mode == "black hole" or number <= self._frozen:  # noqa: ASYNC110 - as a test sets it
                 await asyncio.sleep(0.01)
             if self.mode == "lossy" and random.random() < LOSSES:
                 writer.write(data[: random.randrange(len(data))])
@@ -68,6 +74,10 @@ class Proxy:
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError
+
+    def freeze(self) -> None:
+        """Pass nothing more on the connections that there are, and leave them open; new ones are well."""
+        self._frozen = self.made
 
     def cut(self) -> None:
         """Cut all connections; any thread may say so."""

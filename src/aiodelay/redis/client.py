@@ -49,9 +49,9 @@ class Client:
         self._common: list[Arg] = ["", options.journal, writer]
         self._pool = self._new_pool()
 
-    def _new_pool(self) -> BlockingConnectionPool:
+    def _new_pool(self) -> _Pool:
         kind, kwargs = self._connection()
-        return BlockingConnectionPool(
+        return _Pool(
             max_connections=self._options.connections, timeout=self._timeout_s, connection_class=kind, **kwargs
         )
 
@@ -79,7 +79,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Close all connections; idempotent."""
-        await _close(self._pool)
+        await self._pool.close_all()
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Client:
                 f"done, but only {confirmed or 0} of {replicas} replicas have it after {self._options.timeout_ms} ms",
             )
 
-    async def _failed(self, fault: Fault, pool: BlockingConnectionPool) -> None:
+    async def _failed(self, fault: Fault, pool: _Pool) -> None:
         """Count failures of connections; after some in a row, start afresh."""
         if not fault.is_connection:
             self._failures = 0
@@ -214,7 +214,24 @@ class Client:
             )
             self._failures = 0
             self._pool = self._new_pool()
-            await _close(pool)
+            await pool.close_all()
+
+
+class _Pool(BlockingConnectionPool):
+    """A pool that can be given up while calls are under way: what they bring back later is closed as well."""
+
+    _is_closed = False
+
+    async def close_all(self) -> None:
+        self._is_closed = True
+        with suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.disconnect(inuse_connections=True)
+
+    async def release(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+        if self._is_closed:
+            await connection.disconnect(nowait=True)
+        await super().release(connection)
 
 
 async def _read_wait(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
@@ -222,9 +239,3 @@ async def _read_wait(connection: Any) -> Any:  # noqa: ANN401 - redis-py's conne
         return await connection.read_response()
     except ResponseError:  # it waits for nothing, as WAITAOF without an append-only file
         return None
-
-
-async def _close(pool: BlockingConnectionPool) -> None:
-    with suppress(RedisError, OSError, TimeoutError):
-        async with asyncio.timeout(CLOSE_S):
-            await pool.disconnect(inuse_connections=True)
