@@ -52,7 +52,7 @@ def test_f6_f7_connections_that_break_all_the_time_cost_neither_a_message_nor_a_
         way.mode = "pass"
         for worker in workers:
             worker.ended_well()
-        assert way.made > 20, "few connections broke"
+        assert way.made > 15, "few connections broke"
     report = redis_scene.judge(Limits(lapses=False))
     assert (report.delivered > 100, report.duplicates) == (True, 0)
 

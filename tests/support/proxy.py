@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, TypeAlias
@@ -13,7 +14,7 @@ import anyio.from_thread
 __all__ = ["Proxy", "proxied", "proxied_by_thread"]
 
 Mode: TypeAlias = Literal["pass", "lose answers", "lose requests", "black hole", "refuse", "lossy"]
-LOSSES = 0.02
+LOSSES = 0.05
 
 
 class Proxy:
@@ -21,7 +22,7 @@ class Proxy:
 
     `lose answers`: requests reach the server, and the connection is cut at its answer. `lose requests`: it is cut at
     the request. `black hole`: nothing passes, and connections stay open. `refuse`: new connections are cut at once.
-    `lossy`: in both directions, one piece in fifty is cut short, and its connection with it. `freeze` does with the
+    `lossy`: in both directions, one piece in twenty is cut short, and its connection with it. `freeze` does with the
     connections that there are what a black hole does, for ever.
     """
 
@@ -101,10 +102,10 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxied(port: int, host: str = "127.0.0.1") -> AsyncIterator[Proxy]:
-    """Serve a proxy in front of a server."""
+async def proxied(port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
+    """Serve a proxy in front of a server; with `tls`, it speaks TLS and the server does not."""
     proxy = Proxy(host, port)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, ssl=tls)
     proxy.port = server.sockets[0].getsockname()[1]
     try:
         yield proxy

@@ -46,6 +46,9 @@ class Options(Struct, frozen=True):
     durability: Durability
     journal: int
 
+    def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
+        return f"Options({self.name!r})"
+
     @property
     def server(self) -> tuple[object, ...]:
         """What is the same for two URLs that reach the same data as the same user."""

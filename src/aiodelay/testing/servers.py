@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from aiodelay.errors import AiodelayError, masked_url
 
-__all__ = ["Found", "NoServerError", "RedisServer", "redis_programs", "redis_servers", "serving"]
+__all__ = ["Found", "NoServerError", "RedisServer", "free_port", "redis_programs", "redis_servers", "serving"]
 
 START_S = 10.0
 GIVEN = "AIODELAY_TEST_REDIS_URL"
@@ -188,7 +188,7 @@ class RedisServer:
         self.program = program
         self._options, self._environment = options, environment or {}
         self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-redis-", ignore_cleanup_errors=True)
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -271,7 +271,8 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
