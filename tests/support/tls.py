@@ -63,9 +63,7 @@ async def tls_port_of(
         try:
             server.start()
         except AiodelayError:
-            if (
-                "TLS support" not in server.log and "tls-port" not in server.log
-            ):  # how one that was built without TLS takes these options
+            if "TLS support" not in server.log and "tls-port" not in server.log:  # it was built without TLS
                 raise
         else:
             yield port

@@ -224,6 +224,13 @@ class _Pool(BlockingConnectionPool):
 
     async def close_all(self) -> None:
         self._is_closed = True
+        try:
+            await self._close_all()
+        except asyncio.CancelledError:  # which leaves some of them open
+            await self._close_all()
+            raise
+
+    async def _close_all(self) -> None:
         with suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.disconnect(inuse_connections=True)
