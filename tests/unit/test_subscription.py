@@ -112,12 +112,13 @@ async def test_later_delivers_it_again_after_that_time_and_costs_no_attempt(stag
 
 @forms
 async def test_reject_is_a_dead_letter_with_its_reason_at_once(stage: Stage, serve: Any) -> None:  # noqa: ANN401
-    serve(stage, lambda context: Reject("no such customer"))
+    serve(stage, lambda context: Reject("no such customer" if context.id == "m" else "x" * 10_000))
     async with stage.scheduler:
-        await stage.schedule("m")
+        await stage.schedule("m", "long")
         await asyncio.sleep(200)
-        (letter,) = await stage.letters()
-    assert stage.began == [(0, "m", 1)]
+        long, letter = await stage.letters()
+    assert stage.began == [(0, "m", 1), (0, "long", 1)]
+    assert long.record.last_error == "x" * 499 + "…"
     assert (letter.reason, letter.record.attempt, letter.record.last_error) == ("rejected", 1, "no such customer")
 
 

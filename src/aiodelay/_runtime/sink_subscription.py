@@ -15,6 +15,7 @@ from aiodelay.retry import GiveUp, Retry
 from aiodelay.transitions import delivery_id
 
 from . import settling
+from .backoff import is_cancelled
 from .leases import Held, LeaseBook
 
 __all__ = ["SinkSubscription"]
@@ -47,7 +48,7 @@ class SinkSubscription:
     is_draining: bool = False
     _bytes: int = 0
     _failures: int = 0
-    _is_paused: bool = False
+    _resuming: asyncio.TimerHandle | None = None
     _sends: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -56,10 +57,11 @@ class SinkSubscription:
 
     def demand(self) -> Demand:
         """Return how many more messages, and bytes, the sink can take now."""
-        if self.is_draining or self._is_paused:
-            return Demand(0)
         limits = self.sink.limits
-        return Demand(max(0, limits.messages - self.in_flight), max(0, limits.max_bytes - self._bytes))
+        bytes_left = limits.max_bytes - self._bytes
+        if self.is_draining or self._resuming is not None or (self.in_flight and bytes_left <= 0):
+            return Demand(0)
+        return Demand(max(0, limits.messages - self.in_flight), bytes_left)
 
     def deliver(self, claims: Sequence[Claim]) -> None:
         """Take claims, no more than were requested, and send them as one batch; give them back if it is draining."""
@@ -83,6 +85,8 @@ class SinkSubscription:
     def drain(self) -> None:
         """Take nothing more."""
         self.is_draining = True
+        if self._resuming is not None:
+            self._resuming.cancel()
 
     def stop(self) -> None:
         """Cancel sends that are under way; their messages go back to the store."""
@@ -99,8 +103,7 @@ class SinkSubscription:
                 await self._send_and_settle(ready, deliveries)
         except asyncio.CancelledError:
             self._release(ready)
-            if not self.is_draining:
-                raise
+            raise
         except SinkUnavailableError as error:
             self._release(ready)
             self._pause(error)
@@ -108,16 +111,19 @@ class SinkSubscription:
     async def _send_and_settle(self, ready: list[Held], deliveries: list[Delivery]) -> None:
         try:
             outcomes = await self.sink.send(deliveries)
+            settlements = [self._settlement(*each) for each in zip(ready, outcomes, strict=True)]
         except SinkUnavailableError:
             raise
-        except Exception as error:  # noqa: BLE001 - the offender alone shall pay for what a sink raises
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled() and (self.is_draining or isinstance(error, asyncio.CancelledError)):
+                raise asyncio.CancelledError from error
             await self._send_apart(ready, deliveries, error)
             return
         self._failures = 0
-        for held, outcome in zip(ready, outcomes, strict=True):
-            self.book.settle(held, self._settlement(held, outcome))
+        for held, settlement in zip(ready, settlements, strict=True):
+            self.book.settle(held, settlement)
 
-    async def _send_apart(self, ready: list[Held], deliveries: list[Delivery], error: Exception) -> None:
+    async def _send_apart(self, ready: list[Held], deliveries: list[Delivery], error: BaseException) -> None:
         """Send a batch's messages one by one, so that the one that breaks it breaks itself alone."""
         if len(ready) == 1:
             log.error("sink %s raised for %s: %s", self.lane, ready[0].claim.record.id, settling.error_text(error))
@@ -136,34 +142,32 @@ class SinkSubscription:
 
     def _release(self, batch: list[Held]) -> None:
         for held in batch:
-            if held.settlement is None:
-                self.book.settle(held, settling.release(held.claim.record, held.claim.token))
+            self.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     def _pause(self, error: SinkUnavailableError) -> None:
-        """Ask for nothing for a while, longer each time."""
+        """Ask for nothing for a while, longer each time; batches that were on their way together fail together."""
+        if self._resuming is not None or self.is_draining:
+            return
         if not self._failures:
             log.warning("%s; its messages wait in the store", error)
         pause = min(FIRST_PAUSE_S * 2 ** min(self._failures, 10), LONGEST_PAUSE_S) * random.uniform(0.5, 1)
         self._failures += 1
-        self._is_paused = True
-        asyncio.get_running_loop().call_later(pause, self._resume)
+        self._resuming = asyncio.get_running_loop().call_later(pause, self._resume)
 
     def _resume(self) -> None:
-        self._is_paused = False
+        self._resuming = None
         self.on_free()
 
     def _settlement(self, held: Held, outcome: SendOutcome) -> Settlement:
         record, token, now = held.claim.record, held.claim.token, self.now_ms()
         if isinstance(outcome, Sent):
             return settling.done(record, token, now)
-        attempt = record.attempt + 1
-        decision = (
-            self.retry.decide(attempt, SinkRefusal(outcome.error), random.random()) if outcome.retryable else None
-        )
+        attempt, error = record.attempt + 1, settling.kept(str(outcome.error))
+        decision = self.retry.decide(attempt, SinkRefusal(error), random.random()) if outcome.retryable else None
         if decision is None or isinstance(decision, GiveUp):
             reason = "not_retryable" if decision is None else decision.reason
-            return settling.dead(record, token, now, reason=reason, attempt=attempt, error=outcome.error)
-        return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=outcome.error)
+            return settling.dead(record, token, now, reason=reason, attempt=attempt, error=error)
+        return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=error)
 
 
 class SinkRefusal(Exception):  # noqa: N818 - stands for a sink's refusal in a retry decision, never raised
