@@ -234,6 +234,29 @@ async def test_only_lost_is_told_and_such_a_claim_is_settled_nowhere(stage: Stag
     assert [each.token for each in await stage.elsewhere()] != [theirs.token]
 
 
+async def test_a_claim_that_is_forgotten_is_left_to_its_lease_and_ends_once(stage: Stage) -> None:
+    held = await stage.hold_one()
+    stage.book.forget(held)
+    stage.done(held)
+    await asyncio.sleep((LEASE_MS - 1) / 1000)
+    assert await stage.elsewhere() == []
+    await asyncio.sleep(0.001)
+    assert len(await stage.elsewhere()) == 1
+    assert stage.renewals == stage.settlements == []
+    assert stage.ended == [("m", SettleOutcome.GONE)]
+    assert len(stage.book) == 0
+
+
+async def test_forgotten_while_its_renewal_is_under_way_it_holds_up_no_other(stage: Stage) -> None:
+    forgotten, _ = await stage.hold("forgotten", "kept")
+    stage.store.inject("late_reply", "renew", lasting="1s")
+    await asyncio.sleep(THIRD_MS / 1000 + 0.5)
+    stage.book.forget(forgotten)
+    await asyncio.sleep(60)
+    assert [call.asked_ms for call in stage.renewals] == [THIRD_MS * n for n in range(1, 14)]
+    assert [renewal.id for renewal in stage.renewals[-1].asked] == ["kept"]
+
+
 async def test_lost_while_its_settlement_waits_it_ends_once(stage: Stage) -> None:
     held = await stage.hold_one()
     stage.store.inject("unavailable", "renew", times=None)

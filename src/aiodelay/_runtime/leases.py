@@ -43,15 +43,16 @@ class Taker(Protocol):
 class Held:
     """A claim in this process.
 
-    `claim` is replaced as its lease is renewed; `settlement` is set once the run is over.
+    `claim` is replaced as its lease is renewed; `settlement` is set once the run is over; `is_over` once it is held no
+    more.
     """
 
-    __slots__ = ("claim", "is_lost", "renew_at_ms", "settlement", "taker")
+    __slots__ = ("claim", "is_lost", "is_over", "renew_at_ms", "settlement", "taker")
 
     def __init__(self, claim: Claim, taker: Taker, renew_at_ms: int) -> None:
         self.claim, self.taker, self.renew_at_ms = claim, taker, renew_at_ms
         self.settlement: Settlement | None = None
-        self.is_lost = False
+        self.is_lost = self.is_over = False
 
 
 class LeaseBook:
@@ -122,12 +123,18 @@ class LeaseBook:
     def settle(self, held: Held, settlement: Settlement) -> None:
         """End a claim; it is sent as soon as the call before has been answered."""
         if held.is_lost:
-            self._drop(held, SettleOutcome.GONE)
-            self._on_change()
+            self.forget(held)
             return
         held.settlement = settlement
         self._ended.append(held)
         self._wakeup.set()
+
+    def forget(self, held: Held) -> None:
+        """Hold a claim no longer, and leave it to its lease; what becomes of its run does not matter any more."""
+        held.is_lost = True
+        if not held.is_over:
+            self._drop(held, SettleOutcome.GONE)
+            self._on_change()
 
     def close(self) -> None:
         """Let `run` return once every settlement was answered."""
@@ -170,6 +177,7 @@ class LeaseBook:
         self._held.pop(id(held), None)
         if self.alone is held:
             self.alone = None
+        held.is_over = True
         held.taker.settled(held, outcome)
 
     def _renewals_due(self) -> list[tuple[Held, Renewal]]:
@@ -192,6 +200,8 @@ class LeaseBook:
         self._unanswered = []
         kept: list[Held] = []
         for (held, renewal), outcome in answered:
+            if held.is_over:  # forgotten meanwhile
+                continue
             if outcome is RenewOutcome.LOST:
                 self._lose(held)
                 continue

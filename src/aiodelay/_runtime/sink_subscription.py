@@ -17,6 +17,7 @@ from aiodelay.transitions import delivery_id
 from . import settling
 from .backoff import is_cancelled
 from .leases import Held, LeaseBook
+from .runners import Runners
 
 __all__ = ["SinkSubscription"]
 
@@ -25,7 +26,7 @@ log = logging.getLogger("aiodelay.sinks")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class SinkSubscription:
     """Sends one sink's messages.
 
@@ -33,7 +34,7 @@ class SinkSubscription:
         sink: An open sink.
         retry: When a message that the sink refused is sent again.
         book: Where claims are settled.
-        tasks: Owns the sends.
+        runners: The tasks that it sends in.
         now_ms: The store's time.
         on_free: Called when demand has grown.
     """
@@ -41,7 +42,7 @@ class SinkSubscription:
     sink: Sink
     retry: Retry
     book: LeaseBook
-    tasks: asyncio.TaskGroup
+    runners: Runners
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
     in_flight: int = 0
@@ -49,7 +50,7 @@ class SinkSubscription:
     _bytes: int = 0
     _failures: int = 0
     _resuming: asyncio.TimerHandle | None = None
-    _sends: set[asyncio.Task[None]] = field(default_factory=set)
+    _sends: dict[asyncio.Task[None], list[Held]] = field(default_factory=dict)
 
     @property
     def lane(self) -> Lane:
@@ -71,9 +72,9 @@ class SinkSubscription:
         if self.is_draining:
             self._release(batch)
             return
-        task = self.tasks.create_task(self._send(batch), name=f"aiodelay sink {self.lane}")
-        self._sends.add(task)
-        task.add_done_callback(self._sends.discard)
+        task = self.runners.start(self._send(batch), f"aiodelay sink {self.lane}")
+        self._sends[task] = batch
+        task.add_done_callback(self._sends.pop)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         self.in_flight -= 1
@@ -93,6 +94,13 @@ class SinkSubscription:
         self.drain()
         for task in self._sends:
             task.cancel()
+
+    def close(self) -> None:
+        """Leave behind what did not stop."""
+        for held in (held for batch in self._sends.values() for held in batch if held.settlement is None):
+            text = "sink %s: message %s is left to its lease: the sink goes on sending although it was cancelled"
+            log.error(text, self.lane, held.claim.record.id)
+            self.book.forget(held)
 
     async def _send(self, batch: list[Held]) -> None:
         ready = [held for held in batch if not self._settled_unsent(held)]
