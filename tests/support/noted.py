@@ -30,7 +30,7 @@ from aiodelay.testing.faults import FaultyStore
 __all__ = ["Call", "NotedStore"]
 
 T = TypeVar("T")
-Name: TypeAlias = Literal["claim", "settle", "renew", "tidy", "apply"]
+Name: TypeAlias = Literal["claim", "settle", "renew", "tidy", "apply", "wait"]
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class _NotedWork:
         return self._store.cut("renew", outcomes)
 
     async def wait(self, *, until_ms: int | None) -> None:
-        await self._work.wait(until_ms=until_ms)
+        await self._store.note("wait", until_ms, lambda: self._work.wait(until_ms=until_ms))
 
     def wake(self) -> None:
         self._work.wake()
