@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ from benchmarks.harness import (
     raw_payload,
 )
 from benchmarks.report import BEGIN, END, as_json, as_line, as_markdown, put_between_markers, surroundings
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_heap() -> Iterator[None]:
+    """Benchmarks collect garbage before each measurement, which would look at all that the suite has loaded."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
 
 AT_LEAST_HALF = Goal("at least", 0.5)
 
