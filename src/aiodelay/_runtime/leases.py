@@ -69,6 +69,7 @@ class LeaseBook:
         self._work, self._clock, self._lease_ms, self._on_change = work, clock, lease_ms, on_change
         self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
         self._ended: deque[Held] = deque()
+        self._most_settled = MAX_CLAIM_MESSAGES  # in one call
         self._unanswered: list[tuple[Held, Renewal]] = []
         self._wakeup = WakeUp()
         self._store_ms, self._read_at_ms = 0, clock.monotonic_ms()
@@ -166,9 +167,17 @@ class LeaseBook:
                 backoff.succeeded(log, "settling")
 
     async def _settle(self) -> None:
-        batch = [self._ended[i] for i in range(min(len(self._ended), MAX_CLAIM_MESSAGES))]
-        outcomes = await self._work.settle([_current(held) for held in batch])
-        for held, outcome in list(zip(batch, outcomes, strict=True)):
+        batch = [self._ended[i] for i in range(min(len(self._ended), self._most_settled))]
+        try:
+            outcomes = await self._work.settle([_current(held) for held in batch])
+            answered = list(zip(batch, outcomes, strict=True))
+        except Exception:
+            self._most_settled = 1  # it may break at one of them: the others can be settled without it
+            if len(batch) == 1:
+                self._ended.rotate(-1)
+            raise
+        self._most_settled = min(2 * self._most_settled, MAX_CLAIM_MESSAGES)
+        for held, outcome in answered:
             self._ended.popleft()
             self._drop(held, outcome)
         self._on_change()
