@@ -328,9 +328,9 @@ class HandlerSubscription:
         if isinstance(result, Later):
             return settling.again(record, token, now, due_ms=now + result.delay_ms, attempt=record.attempt)
         if isinstance(result, Reject):
-            return settling.dead(
-                record, token, now, reason="rejected", attempt=record.attempt + 1, error=settling.kept(result.reason)
-            )
+            text = settling.kept(result.reason)
+            log.error("%s: message %s is rejected: %s", self.lane, record.id, text)
+            return settling.dead(record, token, now, reason="rejected", attempt=record.attempt + 1, error=text)
         if inspect.iscoroutine(result):
             result.close()
         return self._failed(held, HandlerResultError(self.lane, type(result).__name__))
