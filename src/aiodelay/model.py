@@ -228,8 +228,8 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
         size = len(self.payload)
         if self.key is not None:
             size += len(self.key)
-        for name, value in self.headers.items():
-            size += len(name) + len(value)
+        if self.headers:
+            size += sum(len(name) + len(value) for name, value in self.headers.items())
         return size
 
 
@@ -307,7 +307,7 @@ FIELDS: tuple[Field, ...] = (
     Field("payload", None, "p", "payload", "the bytes to deliver"),
     Field("key", None, "k", "key", "the sink's message key"),
     Field("headers", None, "h", "headers", "the caller's headers"),
-    Field("trace", None, "c", "trace", "trace context of the span that scheduled it"),
+    Field("trace", None, "c", "trace", "trace context of the span that scheduled it, see below"),
     Field("type", None, "t", "type", "the event's stable type name, where it is not the lane"),
     Field("encoding", None, "e", "encoding", "how the payload is written: json, msgpack, or raw bytes"),
     Field("address", None, "a", "address", "where in the sink"),
