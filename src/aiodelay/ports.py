@@ -1,7 +1,7 @@
 """What a store and a sink must do: narrow Protocols, batches on the hot path, promises as numbered rules.
 
 A store has two roles. Every process uses `Store.apply`; dispatching processes also open `Store.work`. Further
-abilities are Protocols of their own (`Inspectable`, `DeadLetters`, `Holds`, `Journal`): `isinstance` tells whether a
+abilities are Protocols of their own (`Inspectable`, `DeadLetters`, `Holds`, `BulkLoad`): `isinstance` tells whether a
 store has one. What differs between stores beyond that is declared in `StoreTraits`, not found out by catching errors.
 
 Rules (docs/guarantees.md holds the table with their tests): S1 never early. S2 nothing acknowledged is lost. S3 at
@@ -31,6 +31,7 @@ from .model import (
     LaneCounts,
     LoadBucket,
     Outcome,
+    Put,
     PutBack,
     Query,
     Reach,
@@ -48,6 +49,7 @@ from .model import (
 )
 
 __all__ = [
+    "BulkLoad",
     "DeadLetters",
     "Holds",
     "Inspectable",
@@ -348,6 +350,26 @@ class PutsBack(Protocol):
 
         Raises:
             StoreUnavailableError: No answer. Some may have been stored.
+        """
+        ...
+
+
+@runtime_checkable
+class BulkLoad(Protocol):
+    """A store that takes versioned messages in bulk, such as a backfill's, whose parts may be sent again much later."""
+
+    async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
+        """Store each message unless its id has, or ended with, a version that is not older (S4, S6).
+
+        Repeating is safe for as long as versions of what has ended are kept (24 h): what is known answers `outdated`,
+        and nothing delivered or cancelled comes back. No ops are remembered for it. One outcome each, in order; as
+        `apply`, it never raises for a fault of the store, and what stands behind a fault may not have been sent.
+
+        Args:
+            puts: Each with `Conflict.newer(version)` and that version in its envelope; their ops do not count.
+
+        Raises:
+            InputError: One of them is not of this form; nothing was stored.
         """
         ...
 

@@ -11,8 +11,9 @@ import msgspec
 
 from aiodelay.clock import Clock
 from aiodelay.errors import ConfigurationError, StoreUnavailableError, shortened
-from aiodelay.model import Command, Lane, Outcome, Refused, SourcePosition
+from aiodelay.model import Command, Lane, Outcome, Put, Refused, SourcePosition
 from aiodelay.ports import StoreTraits, Work
+from aiodelay.transitions import loads_of
 
 from .commands import BAD_VALUE, answer_of, arguments_of, chunk_size, outcome_of
 from .faults import Fault
@@ -99,6 +100,10 @@ class RedisStore(Transfers):
                 break
         self.wake_all()
         return outcomes
+
+    async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
+        """Store versioned messages."""
+        return await self.apply(loads_of(puts))
 
     # --- dispatching --------------------------------------------------------------------------------------
 
