@@ -12,7 +12,7 @@ bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Literal, Protocol, Self, runtime_checkable
 
@@ -51,11 +51,13 @@ from .model import (
 __all__ = [
     "BulkLoad",
     "DeadLetters",
+    "Feed",
     "Holds",
     "Inspectable",
     "Journal",
     "PutsBack",
     "Sink",
+    "Source",
     "Store",
     "StoreTraits",
     "Transfer",
@@ -86,8 +88,8 @@ class StoreTraits(Struct, frozen=True):
     wakes_other_processes: bool
 
 
-class Work(Protocol):
-    """A dispatching process's side of a store; what it had claimed lapses once it is gone.
+class Feed(Protocol):
+    """What gives out claims and takes their settlements: a store's dispatching side, or a source.
 
     `claim`, `settle`, `renew` and `tidy` may be cancelled at any await: what was carried out stands, and repeating a
     claim with the same `request` gives its messages again.
@@ -145,6 +147,10 @@ class Work(Protocol):
     def clear(self) -> None:
         """Forget wake-ups so far; call it before looking, so that one in between is not lost."""
         ...
+
+
+class Work(Feed, Protocol):
+    """A dispatching process's side of a store; what it had claimed lapses once it is gone."""
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         """Do a bounded step of housekeeping over all lanes, also those that nobody serves (L1, L4).
@@ -383,6 +389,11 @@ class Transfer(Protocol):
         """The sinks that it brings along."""
         ...
 
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The sources that it brings along."""
+        ...
+
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""
         ...
@@ -396,6 +407,51 @@ class Transfer(Protocol):
 
         Raises:
             StoreUnavailableError: No answer.
+        """
+        ...
+
+
+class Source(Protocol):
+    """Gives a sink's messages to handlers, in this process or in others, at least once."""
+
+    @property
+    def name(self) -> str:
+        """The part of `source=` before the colon."""
+        ...
+
+    def check(self, address: str) -> None:
+        """Refuse an address that can never work.
+
+        Raises:
+            TargetError: Says what is allowed.
+        """
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect; idempotent."""
+        ...
+
+    def feed(
+        self,
+        address: str,
+        consumer: str,
+        put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
+        now_ms: Callable[[], int],
+    ) -> AbstractAsyncContextManager[Feed]:
+        """Open the taking of messages from one address.
+
+        A claim asks for one lane, whose handler they are for. `Done` ends a message; `Again` at a later time, and
+        `Dead`, put it back into a store first; what is given back unrun returns to where it came from.
+
+        Args:
+            address: Where messages are taken from.
+            consumer: Names this process among those that take from there.
+            put_back: Stores retries and dead letters; repeats are safe.
+            now_ms: The store's time, by which tokens tell when leases end.
         """
         ...
 

@@ -21,7 +21,7 @@ from .keys import Keys
 from .options import read_url
 from .scripts import Arg
 from .transfer import Transfers
-from .waking import Listener
+from .waking import Listener, listening
 from .work import RedisWork
 
 __all__ = ["RedisStore", "open_store"]
@@ -114,23 +114,19 @@ class RedisStore(Transfers):
         work = RedisWork(self, worker)
         await self.command("HSET", workers, worker, msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)]))
         listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.wake_all)
-        failure: BaseException | None = None
-        async with asyncio.TaskGroup() as tasks:
-            listening = tasks.create_task(listener.run(), name="aiodelay redis wake-ups")
-            self._wakeups.add(work.wakeup)
-            try:
-                await listener.ready()
-                yield work
-            except BaseException as error:  # noqa: BLE001 - raised below, as it is: the group would wrap it
-                failure = error
-            self._wakeups.discard(work.wakeup)
-            listening.cancel()
-        if self._opened is opened:
-            with suppress(StoreUnavailableError, TimeoutError):  # it is forgotten after its window
-                async with asyncio.timeout(LEAVE_S):
-                    await self.command("HDEL", workers, worker)
-        if failure is not None:
-            raise failure
+        try:
+            async with listening(listener, "aiodelay redis wake-ups"):
+                self._wakeups.add(work.wakeup)
+                try:
+                    await listener.ready()
+                    yield work
+                finally:
+                    self._wakeups.discard(work.wakeup)
+        finally:
+            if self._opened is opened:
+                with suppress(StoreUnavailableError, TimeoutError):  # it is forgotten after its window
+                    async with asyncio.timeout(LEAVE_S):
+                        await self.command("HDEL", workers, worker)
 
 
 _NOT_SENT = Refused("unavailable", "not sent, because what stood before it in the batch failed")

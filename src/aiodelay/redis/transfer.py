@@ -24,7 +24,7 @@ from aiodelay.model import (
     Stored,
     Transferred,
 )
-from aiodelay.ports import Sink, Transferring
+from aiodelay.ports import Sink, Source, Transferring
 from aiodelay.wakeup import WakeUp
 
 from .commands import answer_of
@@ -34,6 +34,7 @@ from .lists import RedisListSink
 from .looking import Looking
 from .reading import due_and_revision, read_record
 from .scripts import Arg
+from .taking import RedisListSource
 
 __all__ = ["Transfers"]
 
@@ -48,6 +49,11 @@ class Transfers(Looking):
     def sinks(self) -> Sequence[Sink]:
         """The sinks that this store brings along."""
         return [RedisListSink(self._options)]
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The sources that this store brings along."""
+        return [RedisListSource(self._options)]
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""
