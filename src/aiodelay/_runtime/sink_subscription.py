@@ -199,7 +199,7 @@ class SinkSubscription:
         if isinstance(outcome, Sent):
             return settling.done(record, token, now)
         if isinstance(outcome, NotTaken):
-            due_ms = now + int(1000 * _pause_s(self._refusing.get(record.envelope.address, 1) - 1))
+            due_ms = now + int(1000 * _pause_s(self._refusing.get(record.envelope.address, 0)))
             reason = settling.kept(outcome.reason)
             return settling.again(record, token, now, due_ms=due_ms, attempt=record.attempt, error=reason)
         attempt, error = record.attempt + 1, settling.kept(str(outcome.error))
