@@ -128,7 +128,8 @@ def test_no_command_is_newer_than_the_oldest_server() -> None:
     sent = set(re.findall(r"(?:call|redis\.pcall)\('([A-Z]+)'", "".join(script(name).text.decode() for name in NAMES)))
     for module in files("aiodelay.redis").iterdir():
         if module.name.endswith(".py"):
-            found = re.findall(r'(?:command\(|packed\(\[)\s*"([A-Z]+)"(?:, "(GET|EXISTS|LOAD)")?', module.read_text("utf-8"))
+            calls = r'(?:command\(|packed\(\[)\s*"([A-Z]+)"(?:, "(GET|EXISTS|LOAD)")?'
+            found = re.findall(calls, module.read_text("utf-8"))
             sent |= {f"{first}|{second}" if second else first for first, second in found}
     assert sent <= known.keys(), "say since when it is there"
     newer = {command for command in sent if tuple(map(int, known[command].split("."))) > checks.LEAST_REDIS}
