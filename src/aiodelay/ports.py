@@ -316,7 +316,7 @@ class Sink(Protocol):
 
     @property
     def limits(self) -> Demand:
-        """Most messages and bytes that may be in flight to it."""
+        """Most messages and bytes that may be in flight to it; the last message given may exceed the bytes."""
         ...
 
     def check(self, address: str) -> None:
@@ -337,6 +337,9 @@ class Sink(Protocol):
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
         """Send; one outcome per delivery, in order.
+
+        Of a batch for which it raises anything else, or answers otherwise, each message is sent again by itself; the
+        one at which that happens again has failed an attempt.
 
         Raises:
             SinkUnavailableError: Nothing can be sent now. Costs no attempt; the messages return to the store.
