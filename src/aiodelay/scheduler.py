@@ -489,8 +489,7 @@ class Scheduler(Operations):
         if unknown:
             known = ", ".join(sorted([*self._handlers, *self._sinks])) or "none"
             raise ConfigurationError("lanes", shortened(sorted(unknown)), f"names of handlers and sinks: {known}")
-        read = {spec.source[0] for spec in specs if spec.source is not None and self._reads_sources}
-        sources = [source for name, source in self._sources.items() if name in read]
+        sources = list(self._sources.values()) if self._reads_sources else []
         running = Running(self._store, sinks, sources, self._options, self._context)
         lanes = [lane for spec in specs for lane in (spec.name, *spec.aliases)] + [sink.name for sink in sinks]
         self._is_opening = True

@@ -480,7 +480,7 @@ async def test_raw_elements_are_payloads(scene: Scene) -> None:
 async def test_a_key_that_is_no_list_is_refused_with_the_reason(scene: Scene) -> None:
     feed = await scene.feed()
     await scene.direct.command("SET", scene.key, "no list")
-    with pytest.raises(StoreUnavailableError, match=rf"list {scene.key} at .*WRONGTYPE"):
+    with pytest.raises(StoreUnavailableError, match=rf"list {scene.key} at .* is unavailable: WRONGTYPE"):
         await claim(feed)
     assert await scene.direct.command("GET", scene.key) == b"no list"
 

@@ -30,7 +30,8 @@ end
 local function first_elements()
   local found, bytes = {}, 0
   while #found < most do
-    local chunk = call('LRANGE', LIST, #found, #found + math.min(CHUNK, most - #found) - 1)
+    local chunk = redis.pcall('LRANGE', LIST, #found, #found + math.min(CHUNK, most - #found) - 1)
+    if chunk.err then return chunk end
     if #chunk == 0 then return found end
     for _, element in ipairs(chunk) do
       local taken, alone = as_taken(element, #found)
