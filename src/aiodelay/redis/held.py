@@ -78,14 +78,14 @@ def plain_arguments(ended: Sequence[Held], now_ms: int) -> tuple[list[Arg], list
     """
     lists: dict[tuple[bytes, int], list[int]] = {}
     memories: list[Arg] = []
-    untils: dict[bytes, bytes] = {}
+    ends: dict[bytes, bytes] = {}
     for i, held in enumerate(ended):
         member, prefix = held.member, held.prefix
         lists.setdefault((prefix[_LANE], held.token), []).append(i)
         revision, op = prefix[_REVISION], prefix[_OP]
-        until = untils.get(revision)
+        until = ends.get(revision)
         if until is None:
-            until = untils[revision] = _until(revision, now_ms)
+            until = ends[revision] = _until(revision, now_ms)
         if until and op != NO_OP:
             memories += (b"o" + op, until + b"s" + prefix[_REVISION_AND_DUE])
         if member[0] == _TEXT:

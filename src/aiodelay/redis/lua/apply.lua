@@ -197,13 +197,13 @@ local function check() -- all that is given, before anything is written
 end
 
 local function read_block(from, to)
-  local ids, ops, whats = {}, {}, {}
+  local ids, ops, things = {}, {}, {}
   for i = from, to do
     local id, op = ARGV[FIRST + i * STRIDE + 1], 'o' .. ARGV[FIRST + i * STRIDE + 2]
-    ids[#ids + 1], ops[#ops + 1], whats[#whats + 1] = id, op, op
-    if byte(id) ~= 1 then whats[#whats + 1] = 'r' .. id end
+    ids[#ids + 1], ops[#ops + 1], things[#things + 1] = id, op, op
+    if byte(id) ~= 1 then things[#things + 1] = 'r' .. id end
   end
-  prefetch(whats)
+  prefetch(things)
   for i, value in ipairs(call('HMGET', MSG, unpack(ids))) do
     loaded[ids[i]] = value and parse(ids[i], value) or false
   end
