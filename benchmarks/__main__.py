@@ -24,6 +24,7 @@ from . import (
     bp6_redis_idle,
     bp7_redis_growth,
     bp8_redis_kills,
+    bp9_redis_source,
 )
 from .harness import Benchmark, Plan, Row
 from .redis_server import running_server
@@ -44,6 +45,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     bp6_redis_idle.BENCHMARK,
     bp7_redis_growth.BENCHMARK,
     bp8_redis_kills.BENCHMARK,
+    bp9_redis_source.BENCHMARK,
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from aiodelay import Message, Scheduler
@@ -26,7 +27,7 @@ from .harness import (
 )
 from .redis_server import Client, MinuteAgo, emptied, fill_bare
 
-__all__ = ["BENCHMARK"]
+__all__ = ["BENCHMARK", "LIST", "move_all"]
 
 MESSAGES = 100_000
 """More than in BP1: to move 20,000 takes about as long as to open and to close."""
@@ -72,7 +73,7 @@ def run(plan: Plan) -> list[Row]:
 async def moved(url: str, n: int) -> list[bytes]:
     """Return what ours moves to the list."""
     async with emptied(url) as client:
-        await _transfer(client, url, n, MinuteAgo())
+        await move_all(client, url, _messages(n), MinuteAgo())
         elements: list[bytes] = await client.lrange(LIST, 0, -1)
         return elements
 
@@ -93,7 +94,7 @@ async def bare(url: str, elements: list[bytes]) -> float:
 async def transfer(url: str, n: int, clock: Clock) -> float:
     """Ours: from the opening of the scheduler to its close, all messages in the list."""
     async with emptied(url) as client:
-        seconds = await _transfer(client, url, n, clock)
+        seconds = await move_all(client, url, _messages(n), clock)
         elements = [decode_element(each, lane=RedisListSink.name) for each in await client.lrange(LIST, 0, -1)]
         check([number_of(each.record.envelope.payload) for each in elements] == list(range(n)), "moved wrongly")
         async with RedisStore(url) as store:
@@ -101,10 +102,15 @@ async def transfer(url: str, n: int, clock: Clock) -> float:
     return seconds
 
 
-async def _transfer(client: Client, url: str, n: int, clock: Clock) -> float:
+def _messages(n: int) -> list[Message]:
     at = datetime.now(UTC)
+    return [Message(raw_payload(i), at=at, to=f"redis-list:{LIST}") for i in range(n)]
+
+
+async def move_all(client: Client, url: str, messages: Sequence[Message], clock: Clock) -> float:
+    """Schedule messages that are due, and have them moved."""
+    n = len(messages)
     async with Scheduler(RedisStore(url, clock=clock), dispatch=False) as producer:
-        messages = (Message(raw_payload(i), at=at, to=f"redis-list:{LIST}") for i in range(n))
         check(await producer.schedule_many(messages) == n, "not all were scheduled")
     with Stopwatch() as watch:
         async with Scheduler(RedisStore(url), sinks=[RedisListSink(url, max_length=MAX_LENGTH)]):
