@@ -80,7 +80,8 @@ class RedisWork:
         if request != self._last:
             self._last, self._is_answered = request, False
             self._turn += 1
-        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered)]
+        watched = self._store.moved_lanes()
+        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered), len(watched), *watched]
         names: list[Lane] = []
         for lane, each in self._in_turn(demand):
             arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
@@ -89,7 +90,8 @@ class RedisWork:
         self._is_answered = True
         now_ms = self._store.heard(reply[0])
         lanes = Lanes(dict(zip(names, map(int, reply[3].split()), strict=True)))
-        claims = await self._read(reply[4:], int(reply[2] or 0), lanes)
+        self._store.looked_at_moved(int(reply[4]) if reply[4] else None)
+        claims = await self._read(reply[5:], int(reply[2] or 0), lanes)
         return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None)
 
     def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:

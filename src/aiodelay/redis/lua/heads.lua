@@ -33,3 +33,15 @@ local function readable(id, value)
   loaded[id] = e or false
   return e
 end
+
+local function sooner(a, b)
+  return (not a or (b and b < a)) and b or a
+end
+
+-- Returns when there may be something to do in a lane: a message comes due, a blocked address is tried, a lease ends.
+local function next_look(n, most_parked)
+  local found = head_of(n, most_parked)
+  local first = call('ZRANGE', blocked_key(n), 0, 0, 'WITHSCORES')[2]
+  local token = call('ZRANGE', leased_key(n), 0, 0, 'WITHSCORES')[2]
+  return sooner(sooner(found, tonumber(first)), token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH)
+end

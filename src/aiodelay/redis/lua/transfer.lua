@@ -317,17 +317,6 @@ do
   end
 end
 
-local function next_look()
-  local found = head_of(N, MOST)
-  local first = call('ZRANGE', blocked_key(N), 0, 0, 'WITHSCORES')[2]
-  local token = call('ZRANGE', leased_key(N), 0, 0, 'WITHSCORES')[2]
-  first = tonumber(first)
-  if first and (not found or first < found) then found = first end
-  local ends = token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH
-  if ends and (not found or ends < found) then found = ends end
-  return found and text(found) or ''
-end
-
 if not N or is_held(N) then return { NOW, '0', '', {} } end
 open_gate()
 return_lapsed(N, LAPSED_AT_ONCE)
@@ -338,7 +327,8 @@ for _, t in ipairs(in_order) do
   if #t.elements > 0 then push(t) end
   leave(t)
 end
-local answer = { NOW, text(moved), next_look(), changed }
+local look = next_look(N, MOST)
+local answer = { NOW, text(moved), look and text(look) or '', changed }
 for i = 1, #series do answer[4 + i] = series[i] end
 finish()
 return answer
