@@ -332,6 +332,7 @@ class Scheduler(Operations):
 
         A coroutine function runs on the event loop, a plain one in a worker thread. It returns None, `Later(delay)` or
         `Reject(reason)`; an exception means retry. Other parameters: one annotated `Context`, others with defaults.
+        Methods, `functools.partial`s and objects that can be called are handlers as well.
 
         Args:
             function: The handler, where the decorator is used without parentheses.

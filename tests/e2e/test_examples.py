@@ -14,7 +14,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def output_of(name: str, *arguments: str, cwd: Path) -> list[str]:
     with Program(str(EXAMPLES / name), *arguments, cwd=cwd) as program:
         assert program.exit_code() == 0, program.err.seen
-        assert [line for line in program.err.seen if not re.search("is given up|is rejected|no instance reads it|alarm is over", line)] == []
+        assert [
+            line
+            for line in program.err.seen
+            if not re.search("is given up|is rejected|no instance reads it|alarm is over", line)
+        ] == []
         return program.out.seen
 
 

@@ -408,7 +408,7 @@ async def test_l4_a_store_that_is_away_is_asked_less_and_less_often_and_at_once_
 # --- fairness ---------------------------------------------------------------------------------------------
 
 
-async def test_l3_a_lane_with_ten_thousand_due_does_not_starve_another(clock: VirtualClock) -> None:
+async def test_l3_a_lane_with_thousands_due_does_not_starve_another(clock: VirtualClock) -> None:
     stage, lateness = Stage(clock, concurrency=500), list[float]()
     stage.store.inject("late_reply", "claim", "settle", times=None, lasting="10ms")
 
@@ -417,10 +417,10 @@ async def test_l3_a_lane_with_ten_thousand_due_does_not_starve_another(clock: Vi
         lateness.append(context.lateness.total_seconds())
 
     async with stage.scheduler as scheduler:
-        await scheduler.schedule_many(Message(b"", to="handler:calm", delay=f"{1_000 + 10 * n}ms") for n in range(20))
-        await scheduler.schedule_many(Message(b"", to=TO, delay="1s") for n in range(10_000))
+        await scheduler.schedule_many(Message(b"", to="handler:calm", delay=f"{1_000 + 10 * n}ms") for n in range(10))
+        await scheduler.schedule_many(Message(b"", to=TO, delay="1s") for n in range(4_000))
         await asyncio.sleep(10)
-    assert len(lateness) == 20
+    assert len(lateness) == 10
     assert max(lateness) <= 0.03, "the next claim, or the one after it"
-    assert len(stage.began) == len(set(stage.ids)) == 10_000
-    assert stage.began[-1][0] >= 1_200, "the flood went on all the while"
+    assert len(stage.began) == len(set(stage.ids)) == 4_000
+    assert stage.began[-1][0] >= 1_100, "the flood went on all the while"
