@@ -8,6 +8,7 @@ import pytest
 from tests.support.command import Program
 from tests.support.servers import Found, redis_servers, serving
 
+EXPECTED = re.compile("is given up|is rejected|no instance reads it|alarm is over")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -127,7 +127,7 @@ class _ListFeed:
         self._keys = [key, f"{tagged}:aiodelay:consumers", f"{tagged}:aiodelay:taken:{consumer}"]
         self._client, self._name, self._consumer = client, f"list {key} at {server}", consumer
         self._put_back, self._now_ms = store
-        self._next = 1
+        self._next, self._lease_ms = 1, LEASE_MS
         self._taken: defaultdict[tuple[str, int], list[_Taken]] = defaultdict(list)
         self._wakeup = WakeUp()
         self._shall_listen = False
@@ -144,6 +144,7 @@ class _ListFeed:
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Take elements for one lane's handler; what can never be handled is given up on the way."""
         ((lane, wanted),) = demand.items()
+        self._lease_ms = lease_ms
         now, ends, *elements = await self._run("take", self._next, wanted.messages, wanted.max_bytes, lease_ms)
         server_ms, now_ms = int(now), self._now_ms()
         claims: list[Claim] = []
@@ -210,7 +211,7 @@ class _ListFeed:
         if not pairs:
             return set()
         numbers = [taken.number for _, taken in pairs]
-        letters = await self._run("keep", LEASE_MS, *numbers)
+        letters = await self._run("keep", self._lease_ms, *numbers)
         lost = {number for number, letter in zip(numbers, letters, strict=True) if letter == ord("l")}
         kept = [_put_back(*pair) for pair in pairs if pair[1].number not in lost]
         if kept:

@@ -78,6 +78,10 @@ do
   end
 end
 
+local function park_for(t, name, place)
+  t.parked[#t.parked + 1], t.places[#t.places + 1], t.places[#t.places + 2] = name, place, name
+end
+
 -- --- moving ------------------------------------------------------------------------------------------------------
 
 local push
@@ -105,7 +109,8 @@ do
   function push(t)
     local length = redis.pcall('RPUSH', t.key, unpack(t.elements))
     if type(length) == 'table' then
-      t.broken, t.elements = length.err, {}
+      t.broken = length.err
+      for _, name in ipairs(t.from[due_key(N)] or {}) do park_for(t, name, call('ZSCORE', due_key(N), name)) end
       return
     end
     remove(t)
@@ -115,7 +120,7 @@ end
 
 -- --- looking -----------------------------------------------------------------------------------------------------
 
-local walk, try_blocked, park_for
+local walk, try_blocked
 do
   -- Reads the address and the size of the usual value: no flags, at its due time, a body of a few texts and bytes, no key
   -- and no headers. Returns nil for any other, which goes the long way.
@@ -167,10 +172,6 @@ do
     end
     if byte(id) ~= 1 then memories[#memories + 1], memories[#memories + 2] = 'r' .. id, sub(value, 11, 16) end
     return nil
-  end
-
-  function park_for(t, name, place)
-    t.parked[#t.parked + 1], t.places[#t.places + 1], t.places[#t.places + 2] = name, place, name
   end
 
   -- Returns 'gone' if the message left `key`, 'stop' if no more shall be read, else nil: it stands there for now.
