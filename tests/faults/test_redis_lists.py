@@ -360,8 +360,7 @@ def test_f1_three_roles_as_processes_and_each_is_killed(redis_scene: RedisScene)
     handlers = [start_role(scene, f"handler{i}", "handles") for i in range(2)]
     victim = start_role(scene, "victim", "handles", FailurePoint("handler", "after", 10))
     movers = [start_role(scene, f"mover{i}", "moves") for i in range(2)]
-    special = dict.fromkeys(range(5, 300, 20), b"fail:1")
-    burst = Burst(messages=300, spread_ms=2_000, special=special, to=f"redis-list:{LIST}")
+    burst = Burst(messages=300, spread_ms=2_000, to=f"redis-list:{LIST}")
     producer = scene.start("producer", burst=burst, until="produced")
     producer.ended_well()
     assert victim.wait() == -9
@@ -416,6 +415,20 @@ def test_f41_handlers_told_to_end_give_back_what_has_not_begun(redis_scene: Redi
         each.ended_well()
     report = scene.judge()
     assert report.duplicates == 0
+
+
+def test_s3_retries_of_what_came_from_a_list_are_shared_by_all_who_handle_it(redis_scene: RedisScene) -> None:
+    scene = redis_scene
+    crew = [start_role(scene, "mover", "moves"), *(start_role(scene, f"handler{i}", "handles") for i in range(2))]
+    special = dict.fromkeys(range(0, 100, 3), b"fail:2")
+    burst = Burst(messages=100, spread_ms=1_000, special=special, to=f"redis-list:{LIST}")
+    scene.start("producer", burst=burst, until="produced").ended_well()
+    wait_until_drained(scene)
+    for worker in crew:
+        worker.terminate()
+        worker.ended_well()
+    report = scene.judge()
+    assert (report.delivered, report.duplicates) == (100, 0)
 
 
 @pytest.mark.parametrize("seed", [1])

@@ -144,7 +144,7 @@ class _ListFeed:
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Take elements for one lane's handler; what can never be handled is given up on the way."""
         ((lane, wanted),) = demand.items()
-        self._lease_ms = lease_ms
+        self._lease_ms, asked_ms = lease_ms, self._now_ms()
         now, ends, *elements = await self._run("take", self._next, wanted.messages, wanted.max_bytes, lease_ms)
         server_ms, now_ms = int(now), self._now_ms()
         claims: list[Claim] = []
@@ -154,7 +154,7 @@ class _ListFeed:
             judged = self._judged(element, lane, now_ms)
             if isinstance(judged, Element):
                 queued_ms = None if judged.pushed_ms is None else max(server_ms - judged.pushed_ms, 0)
-                claims.append(Claim(judged.record, token_for(now_ms + lease_ms, number), queued_ms))
+                claims.append(Claim(judged.record, token_for(asked_ms + lease_ms, number), queued_ms))
                 numbers.append(number)
             else:
                 ended[number] = judged
