@@ -192,10 +192,10 @@ end
 
 local function next_looks()
   local own, watched = nil, nil
-  for _, lane in ipairs(lanes) do own = sooner(own, next_look(lane.n, MOST_PASSED)) end
+  for _, lane in ipairs(lanes) do own = sooner(own, next_claim(lane.n, MOST_PASSED)) end
   for a = 9, 8 + tonumber(ARGV[8]) do
     local n = known_lane(ARGV[a])
-    if n then watched = sooner(watched, next_look(n, MOST_PASSED)) end
+    if n then watched = sooner(watched, next_move(n, MOST_PASSED)) end
   end
   return own and text(own) or '', watched and text(watched) or ''
 end

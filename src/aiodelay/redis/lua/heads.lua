@@ -38,10 +38,13 @@ local function sooner(a, b)
   return (not a or (b and b < a)) and b or a
 end
 
--- Returns when there may be something to do in a lane: a message comes due, a blocked address is tried, a lease ends.
-local function next_look(n, most_parked)
-  local found = head_of(n, most_parked)
-  local first = call('ZRANGE', blocked_key(n), 0, 0, 'WITHSCORES')[2]
+-- Returns when there may be something to claim in a lane: a message comes due, a lease ends.
+local function next_claim(n, most_parked)
   local token = call('ZRANGE', leased_key(n), 0, 0, 'WITHSCORES')[2]
-  return sooner(sooner(found, tonumber(first)), token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH)
+  return sooner(head_of(n, most_parked), token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH)
+end
+
+-- Returns when there may be something to move: as to claim, or a blocked address is to be tried, which no claim does.
+local function next_move(n, most_parked)
+  return sooner(next_claim(n, most_parked), tonumber(call('ZRANGE', blocked_key(n), 0, 0, 'WITHSCORES')[2]))
 end

@@ -328,7 +328,7 @@ for _, t in ipairs(in_order) do
   if #t.elements > 0 then push(t) end
   leave(t)
 end
-local look = next_look(N, MOST)
+local look = next_move(N, MOST)
 local answer = { NOW, text(moved), look and text(look) or '', changed }
 for i = 1, #series do answer[4 + i] = series[i] end
 finish()
