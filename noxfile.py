@@ -51,7 +51,8 @@ def tests(session: nox.Session) -> None:
 def unit(session: nox.Session) -> None:
     """Did I break it? Under 30 seconds, no service."""
     install(session, "test")
-    session.run("pytest", "tests/unit", "tests/conformance", "--ignore=tests/conformance/test_redis.py", *session.posargs)
+    without_servers = ["tests/unit", "tests/conformance", "--ignore=tests/conformance/test_redis.py"]
+    session.run("pytest", *without_servers, *session.posargs)
 
 
 @nox.session
