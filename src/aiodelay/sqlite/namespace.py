@@ -81,6 +81,10 @@ class Namespace:
         self.series_changed.clear()
         self._connection.text_factory = decoded_anyhow if careful else str
 
+    def count_answer(self) -> None:
+        """Count an answer that was written in this transaction."""
+        self.answers += 1
+
     def forget_caches(self) -> None:
         """Forget what was rolled back."""
         self._lane_numbers.clear()
