@@ -11,8 +11,7 @@
 --
 -- The lists' keys stand in the messages: they are not among KEYS, and each is reached by `pcall` alone, so that a wrong
 -- type or a missing right concerns no other address.
-local MOST, MOST_BYTES, MOST_READ, MOST_TRIED, MOST_SERIES = 500, 1048576, 1000, 20, 100
-local FIRST_READ, FIRST_WAIT, LAST_WAIT = 20, 50, 2000
+local MOST, MOST_BYTES = 500, 1048576
 local N, MAX_LENGTH, NOW = known_lane(ARGV[4]), tonumber(ARGV[7]), text(now)
 local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
 local moved, messages, bytes, read, read_bytes = 0, 0, 0, 0, 0
@@ -122,6 +121,8 @@ end
 
 local walk, try_blocked
 do
+  local MOST_READ, MOST_TRIED, MOST_SERIES, FIRST_READ = 1000, 20, 100, 20
+
   -- Reads the address and the size of the usual value: no flags, at its due time, a body of a few texts and bytes, no key
   -- and no headers. Returns nil for any other, which goes the long way.
   local function plain(s)
@@ -285,6 +286,8 @@ end
 
 local changed, leave = {}, nil
 do
+  local FIRST_WAIT, LAST_WAIT = 50, 2000
+
   local function park_all(t)
     call('ZREM', due_key(N), unpack(t.parked))
     call('ZADD', TAG .. 'parked:' .. N .. ':' .. t.address, unpack(t.places))
