@@ -51,6 +51,7 @@ from .model import (
     Snapshot,
     State,
 )
+from .received import Received
 from .recurrence import Cron, Every
 from .retry import Retry
 from .scheduler import Scheduler
@@ -87,6 +88,7 @@ __all__ = [
     "PartlyScheduledError",
     "PayloadTooLargeError",
     "PayloadTypeError",
+    "Received",
     "RecordFormatError",
     "Reject",
     "Rejected",

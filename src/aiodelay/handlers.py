@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 
@@ -36,6 +36,7 @@ __all__ = [
     "is_coroutine_function",
     "is_event_class",
     "spec_of",
+    "taker_spec",
     "type_name",
     "type_names",
 ]
@@ -158,25 +159,16 @@ def spec_of(
     parameters, hints = _signature(function)
     class_ = _event_class(function, parameters, hints)
     context_name = _context_parameter(function, parameters, hints)
-    names: tuple[str, ...]
-    decode: Callable[[bytes, str], Any]
-    if class_ is bytes:
-        if name is None:
-            raise HandlerSignatureError(
-                _named(function), "a handler of bytes without a name", "@scheduler.handler(name='...') for bytes"
-            )
-        names, decode = (check_type_name(name, "handler name"),), _as_bytes
-    else:
-        if name is not None:
-            raise ConfigurationError(
-                "handler name", shortened(name), f"none for typed events; name {class_.__name__} with @event(...)"
-            )
-        types.name_of(class_)
-        names, decode = type_names(class_), _typed(class_, function)
+    if class_ is bytes and name is None:
+        raise HandlerSignatureError(
+            _named(function), "a handler of bytes without a name", "@scheduler.handler(name='...') for bytes"
+        )
+    if class_ is not bytes and name is not None:
+        raise ConfigurationError(
+            "handler name", shortened(name), f"none for typed events; name {class_.__name__} with @event(...)"
+        )
     return HandlerSpec(
-        name=names[0],
-        aliases=names[1:],
-        decode=decode,
+        **_route(class_ if name is None else name, types, _named(function)),
         call=_caller(function, context_name, parameters),
         is_coroutine=is_coroutine_function(function),
         concurrency=check_concurrency(concurrency),
@@ -184,9 +176,50 @@ def spec_of(
         if timeout is None
         else parse_duration(timeout, field="handler timeout", error=ConfigurationError, least_ms=1),
         retry=retry,
-        types=None if class_ is bytes else frozenset(names),
         source=source,
     )
+
+
+def taker_spec(
+    what: type | str, *, types: EventTypes, retry: Retry, source: tuple[str, str] | None = None
+) -> HandlerSpec:
+    """Describe to the runtime whoever takes a lane's messages without a handler.
+
+    Args:
+        what: An event class; or the name of a lane, whose payloads are taken as bytes.
+        types: The event classes met so far.
+        retry: For what it settles with an exception.
+        source: As of a handler.
+
+    Raises:
+        ConfigurationError: It is neither.
+        HandlerSignatureError: Events of this class cannot be read.
+    """
+    if not isinstance(what, str) and not is_event_class(what):
+        raise ConfigurationError("messages", shortened(what), "an event class, or the name of a handler of bytes")
+    return HandlerSpec(
+        **_route(what, types, "messages"),
+        call=_no_call,
+        is_coroutine=True,
+        concurrency=0,
+        timeout_ms=None,
+        retry=retry,
+        source=source,
+    )
+
+
+def _no_call(event: object, context: Context) -> NoReturn:
+    raise AssertionError("its messages are given to a subscriber")
+
+
+def _route(what: type | str, types: EventTypes, owner: str) -> dict[str, Any]:
+    """Return those fields of a spec that say what is taken and how it is read: events of a class, or bytes by name."""
+    if isinstance(what, str):
+        return {"name": check_type_name(what, "handler name"), "aliases": (), "decode": _as_bytes, "types": None}
+    types.name_of(what)
+    name, *aliases = type_names(what)
+    names = frozenset([name, *aliases])
+    return {"name": name, "aliases": tuple(aliases), "decode": _typed(what, owner), "types": names}
 
 
 def check_concurrency(concurrency: object) -> int:
@@ -270,12 +303,12 @@ def _caller(
     return lambda event, context: function(event, **{context_name: context})
 
 
-def _typed(class_: type, function: Handler) -> Callable[[bytes, str], Any]:
+def _typed(class_: type, owner: str) -> Callable[[bytes, str], Any]:
     try:
         decoders = {encoding: codec_named(encoding).decoder(class_) for encoding in ("json", "msgpack")}
     except Exception as error:  # noqa: BLE001 - annotations of the event's fields are evaluated here
         got = f"of the event type {class_.__qualname__}, which cannot be read back ({_in_short(error)})"
-        raise HandlerSignatureError(_named(function), got, "fields of types that msgspec or pydantic knows") from None
+        raise HandlerSignatureError(owner, got, "fields of types that msgspec or pydantic knows") from None
     json = decoders["json"]
 
     def decode(payload: bytes, encoding: str) -> object:

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from msgspec import structs
 
@@ -44,6 +44,7 @@ from .handlers import (
     is_coroutine_function,
     is_event_class,
     spec_of,
+    taker_spec,
     type_name,
 )
 from .identifiers import new_op
@@ -78,6 +79,9 @@ from .model import (
 )
 from .operations import Operations
 from .ports import PutsBack, Sink, Source, Store, Transfer
+from .reactive import Subscriber
+from .received import Received
+from .receiving import Messages
 from .recurrence import Cron, Every
 from .retry import Retry
 from .timeunits import Duration, parse_duration
@@ -172,6 +176,7 @@ class Scheduler(Operations):
             types=self._types,
         )
         self._handlers: dict[Lane, HandlerSpec] = {}
+        self._subscribed: list[HandlerSpec] = []
         self._series: dict[Lane, Message] = {}
         self._running: Running | None = None
         self._commands: Commands | None = None
@@ -387,12 +392,7 @@ class Scheduler(Operations):
             retry=retry,
             source=None if source is None else self._checked_source(source),
         )
-        for other in self._handlers.values():
-            shared = {other.name, *other.aliases} & {spec.name, *spec.aliases}
-            if shared:
-                raise DuplicateHandlerError(
-                    "handler", f"a second one for {min(shared)!r}", "one handler per event type"
-                )
+        self._check_free(spec)
         if spec.name in self._sinks:
             raise DuplicateHandlerError("handler", f"named {spec.name!r}, as a sink is", "a name that no sink has")
         if every is not None:
@@ -403,6 +403,18 @@ class Scheduler(Operations):
             if every is not None:
                 self._running.spawn(self._arm_soon(spec.name, self._running), f"aiodelay arm {spec.name}")
 
+    def _check_free(self, spec: HandlerSpec) -> None:
+        """Refuse a second taker of the same messages in this process."""
+        for other in (*self._handlers.values(), *self._subscribed):
+            shared = {other.name, *other.aliases} & {spec.name, *spec.aliases}
+            if shared:
+                raise DuplicateHandlerError(
+                    "handler", f"a second one for {min(shared)!r}", "one handler per event type"
+                )
+            if spec.source is not None and spec.source == other.source:
+                got = f"a second handler of {':'.join(spec.source)!r}"
+                raise DuplicateHandlerError("source", got, "one handler per source")
+
     def _checked_source(self, source: str) -> tuple[str, str]:
         name, address = split_target(source, field="source")
         if not isinstance(self._store, PutsBack):
@@ -412,8 +424,6 @@ class Scheduler(Operations):
             allowed = f"{known} (name others in Scheduler(sources=[...]))"
             raise ConfigurationError("source", shortened(source), allowed)
         self._sources[name].check(address)
-        if any(spec.source == (name, address) for spec in self._handlers.values()):
-            raise DuplicateHandlerError("source", f"a second handler of {source!r}", "one handler per source")
         return name, address
 
     def _handler_series(self, spec: HandlerSpec, every: Every | Cron) -> Message:
@@ -471,6 +481,56 @@ class Scheduler(Operations):
 
     def _serves(self, spec: HandlerSpec) -> bool:
         return self._lanes is None or spec.name in self._lanes
+
+    # --- messages without a handler -------------------------------------------------------------------------
+
+    @overload
+    def messages(
+        self, what: type[T], /, *, concurrency: int = 16, retry: Retry | None = None, source: str | None = None
+    ) -> Messages[T]: ...
+
+    @overload
+    def messages(
+        self, what: str, /, *, concurrency: int = 16, retry: Retry | None = None, source: str | None = None
+    ) -> Messages[bytes]: ...
+
+    def messages(
+        self, what: type | str, /, *, concurrency: int = 16, retry: Retry | None = None, source: str | None = None
+    ) -> Messages[Any]:
+        """Return a publisher of the messages of an event type, for whoever takes them without a handler.
+
+        `async for message in scheduler.messages(CheckPayment)` pulls them; `messages.subscribe(subscriber)` gives a
+        `Subscriber` as many as it requests. Each is settled by whoever took it.
+
+        Args:
+            what: The event class; or a name, for the bytes that are scheduled to `handler:<name>`.
+            concurrency: Most messages in flight of an `async for`; a `Subscriber` requests as many as it wants.
+            retry: When a message that was settled with an exception comes again; None = the scheduler's.
+            source: As of a handler.
+
+        Raises:
+            ConfigurationError: An argument is wrong.
+            UnsupportedByStoreError: The store takes no messages back, so that there can be no source.
+        """
+        spec = taker_spec(
+            what,
+            types=self._types,
+            retry=self._retry if retry is None else _checked(retry, Retry, "retry"),
+            source=None if source is None else self._checked_source(source),
+        )
+        return Messages(lambda subscriber: self._publish(spec, subscriber), check_concurrency(concurrency))
+
+    def _publish(self, spec: HandlerSpec, subscriber: Subscriber[Received[Any]]) -> None:
+        running = self._ready()
+        if running.is_closing:
+            raise ClosedError("scheduler", "closed")
+        if not running.dispatches or not self._serves(spec):
+            raise ConfigurationError(
+                "messages", f"of {spec.name!r}, which is not served", "dispatch=True, and its lane"
+            )
+        self._check_free(spec)
+        self._subscribed.append(spec)
+        running.publish(spec, subscriber, lambda: self._subscribed.remove(spec))
 
     # --- open and closed ----------------------------------------------------------------------------------
 

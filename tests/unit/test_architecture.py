@@ -30,15 +30,15 @@ SOURCE = Path(aiodelay.__file__).parent
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     # layer: its modules and packages, and the layers below it that they may import
     "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs"}, set()),
-    "decisions": ({"ports", "retry", "recurrence", "transitions", "wakeup", "urls"}, {"values"}),
+    "decisions": ({"ports", "reactive", "retry", "recurrence", "transitions", "wakeup", "urls"}, {"values"}),
     "memory": ({"memory"}, {"values", "decisions"}),
     "sqlite": ({"sqlite"}, {"values", "decisions"}),
     "redis": ({"redis"}, {"values", "decisions"}),
     "sinks": ({"sinks"}, {"values", "decisions"}),
-    "arguments": ({"inputs", "context", "registry"}, {"values", "decisions"}),
+    "arguments": ({"inputs", "context", "received", "registry"}, {"values", "decisions"}),
     "runtime": ({"_runtime"}, {"values", "decisions", "arguments"}),
     "face": (
-        {"handlers", "messages", "commands", "operations", "bulk", "scheduler"},
+        {"handlers", "messages", "commands", "operations", "receiving", "bulk", "scheduler"},
         {"values", "decisions", "arguments", "runtime"},
     ),
     "package": ({""}, {"values", "decisions", "arguments", "runtime", "face"}),

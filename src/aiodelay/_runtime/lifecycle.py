@@ -8,19 +8,23 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from typing import Any
 from uuid import uuid4
 
 import anyio
 
+from aiodelay import reactive
 from aiodelay.context import Context
 from aiodelay.errors import ClosedError, WrongLoopError
 from aiodelay.model import Claim, Lane, Promise, Query
 from aiodelay.ports import Inspectable, PutsBack, Sink, Source, Store, Transfer
+from aiodelay.received import Received
 from aiodelay.wakeup import WakeUp
 
 from .dispatcher import Subscriber, Subscription
 from .group_commit import GroupCommit
 from .loops import CLOSE_S, Loops, RuntimeOptions, ended_within
+from .publication import Publication
 from .runners import Runners
 from .sink_subscription import SinkSubscription
 from .subscription import HandlerSpec, HandlerSubscription
@@ -120,14 +124,50 @@ class Running:
         """Start serving a handler: from the store, and from its source if it has one."""
         if self._loops is None:
             return
-        subscription = self.subscriptions[spec.name] = HandlerSubscription(
+        subscription = HandlerSubscription(
             spec=spec,
             runners=Runners(self._tasks),
             context=self._context,
             now_ms=self._store.now_ms,
             on_free=self._loops.freed,
         )
-        name, address = spec.source or ("", "")
+        self._serve(subscription)
+
+    def publish(
+        self, spec: HandlerSpec, subscriber: reactive.Subscriber[Received[Any]], on_over: Callable[[], None]
+    ) -> None:
+        """Start giving a lane's messages to a subscriber: from the store, and from its source if it has one.
+
+        Args:
+            spec: As of a handler that is never called.
+            subscriber: Whom to signal.
+            on_over: Called once, when the subscription is over.
+        """
+        assert self._loops is not None
+        loops = self._loops
+        publication = Publication(
+            spec=spec,
+            runners=Runners(self._tasks),
+            context=self._context,
+            now_ms=self._store.now_ms,
+            on_free=loops.freed,
+            subscriber=subscriber,
+            failure=lambda: None if loops.settles else ClosedError("scheduler", "ended by a failure"),
+            on_over=on_over,
+            leave=self._leave,
+        )
+        self._serve(publication)
+        publication.subscribe()
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether it claims and delivers."""
+        return self._loops is not None
+
+    def _serve(self, subscription: HandlerSubscription) -> None:
+        assert self._loops is not None
+        self.subscriptions[subscription.lane] = subscription
+        name, address = subscription.spec.source or ("", "")
         if name in self._sources:
             assert isinstance(self._store, PutsBack)
             consumer = f"{self._worker}-{uuid4().hex[:8]}"
@@ -171,12 +211,21 @@ class Running:
         subscription = self.subscriptions.pop(lane, None)
         if subscription is not None:
             self._leaving.append(subscription)
-            if self._loops is not None:
-                await self._loops.drain_source(lane)
-            await self._end([subscription])
-            if self._loops is not None:
-                await self._loops.end_source(lane)
-            self._leaving.remove(subscription)
+            await self._see_off(subscription)
+
+    def _leave(self, subscription: Subscription) -> None:
+        """Begin to stop serving a lane, as `remove` does."""
+        if not self.is_closing and self._loops is not None and self._loops.settles:
+            del self.subscriptions[subscription.lane]
+            self._leaving.append(subscription)
+            self.spawn(self._see_off(subscription), f"aiodelay leave {subscription.lane}")
+
+    async def _see_off(self, subscription: Subscription) -> None:
+        assert self._loops is not None
+        await self._loops.drain_source(subscription)
+        await self._end([subscription])
+        await self._loops.end_source(subscription)
+        self._leaving.remove(subscription)
 
     async def _end(self, subscriptions: Sequence[Subscriber]) -> None:
         for subscription in subscriptions:

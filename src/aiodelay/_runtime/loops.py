@@ -14,7 +14,7 @@ from aiodelay.model import LEASE_MS, Lane
 from aiodelay.ports import Feed, Work
 from aiodelay.retry import Retry
 
-from .dispatcher import Dispatcher, Subscription
+from .dispatcher import Dispatcher, Subscriber, Subscription
 from .housekeeping import Alarm, Housekeeping, LoopLag
 from .leases import LeaseBook
 from .source_loop import SourceLoop
@@ -64,7 +64,7 @@ class Loops:
         on_change: Callable[[], None],
     ) -> None:
         self._work, self._options, self._tasks, self._on_change = work, options, tasks, on_change
-        self._sources: dict[Lane, tuple[SourceLoop, asyncio.Task[None]]] = {}
+        self._sources: dict[Subscriber, tuple[SourceLoop, asyncio.Task[None]]] = {}
         self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
         self.book = LeaseBook(work, options.clock, options.lease_ms, self.freed)
         self._dispatcher = Dispatcher(work, self.book, subscriptions, options.lease_ms, self._may_claim)
@@ -110,17 +110,17 @@ class Loops:
             on_change=self.freed,
         )
         task = self._tasks.create_task(loop.run(), name=f"aiodelay source of {subscription.lane}")
-        self._sources[subscription.lane] = loop, task
+        self._sources[subscription] = loop, task
 
-    async def drain_source(self, lane: Lane) -> None:
-        """Let the claim in flight from a lane's source come back, if it has one, and make no other."""
-        if lane in self._sources:
-            await self._sources[lane][0].stop_claiming(CLOSE_S)
+    async def drain_source(self, subscription: Subscriber) -> None:
+        """Let the claim in flight from a subscription's source come back, if it has one, and make no other."""
+        if subscription in self._sources:
+            await self._sources[subscription][0].stop_claiming(CLOSE_S)
 
-    async def end_source(self, lane: Lane) -> None:
-        """Send the last settlements to a lane's source, if it has one."""
-        if lane in self._sources:
-            loop, task = self._sources.pop(lane)
+    async def end_source(self, subscription: Subscriber) -> None:
+        """Send the last settlements to a subscription's source, if it has one."""
+        if subscription in self._sources:
+            loop, task = self._sources.pop(subscription)
             loop.stop()
             await ended_within(task, CLOSE_S)
 
@@ -130,13 +130,13 @@ class Loops:
         """Let the claims in flight come back, and make no other."""
         self._dispatcher.drain()
         await ended_within(self._dispatch_task, CLOSE_S)
-        for lane in self._sources:
-            await self.drain_source(lane)
+        for subscription in list(self._sources):
+            await self.drain_source(subscription)
 
     async def stop(self) -> None:
         """Send the last settlements, then end renewals and housekeeping."""
-        for lane in list(self._sources):
-            await self.end_source(lane)
+        for subscription in list(self._sources):
+            await self.end_source(subscription)
         self.book.close()
         await ended_within(self._book_task, CLOSE_S)
         self.housekeeping.stop()

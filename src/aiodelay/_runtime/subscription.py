@@ -25,7 +25,7 @@ from .leases import Held
 from .runners import Runners
 from .threads import Threads
 
-__all__ = ["HandlerSpec", "HandlerSubscription"]
+__all__ = ["HandlerSpec", "HandlerSubscription", "Run"]
 
 log = logging.getLogger("aiodelay.handlers")
 
@@ -73,7 +73,7 @@ class HandlerSpec:
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """A handler that waits."""
 
     held: Held
@@ -118,7 +118,7 @@ class HandlerSubscription:
     is_draining: bool = False
     _waiting: deque[Held] = field(default_factory=deque)
     _runner_count: int = 0
-    _running: dict[int, _Run] = field(default_factory=dict)
+    _running: dict[int, Run] = field(default_factory=dict)
     _timer: asyncio.TimerHandle | None = None
     _threads: Threads = field(init=False)
 
@@ -217,7 +217,7 @@ class HandlerSubscription:
                     continue
                 try:
                     begun = self._begin(held, loop, now_s)
-                    settlement = await self._go_on(begun, loop) if isinstance(begun, _Run) else begun
+                    settlement = await self._go_on(begun, loop) if isinstance(begun, Run) else begun
                 except asyncio.CancelledError as error:  # of this task, by the scheduler's end or somebody's mistake
                     if self.is_draining:
                         self._release(held)
@@ -240,7 +240,7 @@ class HandlerSubscription:
         record, now = held.claim.record, self.now_ms()
         return settling.again(record, held.claim.token, now, due_ms=now + OWN_FAULT_MS, attempt=record.attempt)
 
-    def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | _Run:
+    def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | Run:
         """Run a message's handler up to its end, or to where it first waits. No `await`: most end right here."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
@@ -255,11 +255,13 @@ class HandlerSubscription:
             text = settling.decode_error_text(error)
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows it
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
-        context = self.context(held.claim, max(now - record.due_ms, 0))
+        return self._start(held, event, self.context(held.claim, max(now - record.due_ms, 0)), started_s)
+
+    def _start(self, held: Held, event: object, context: Context, started_s: float) -> Settlement | Run:
         variables = contextvars.copy_context()
         if not self.spec.is_coroutine:
             call = self._threads.call(variables.run, _in_thread, self.spec.call, event, context, most=self.concurrency)
-            return _Run(held, started_s, call)
+            return Run(held, started_s, call)
         try:
             coroutine: Coroutine[Any, Any, Any] = self.spec.call(event, context)
             awaited = variables.run(coroutine.send, None)
@@ -267,9 +269,9 @@ class HandlerSubscription:
             return self._returned(held, end.value)
         except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
             return self._failed(held, error)
-        return _Run(held, started_s, rest_of(coroutine, variables, awaited))
+        return Run(held, started_s, rest_of(coroutine, variables, awaited))
 
-    async def _go_on(self, run: _Run, loop: asyncio.AbstractEventLoop) -> Settlement:
+    async def _go_on(self, run: Run, loop: asyncio.AbstractEventLoop) -> Settlement:
         """Wait for the rest of a run: from here on others may run beside it, and it can be cancelled."""
         held, run.task = run.held, asyncio.current_task()
         self._running[id(held)] = run
@@ -300,7 +302,7 @@ class HandlerSubscription:
             if not run.timed_out:
                 self._end_late_run(run)
 
-    def _end_late_run(self, run: _Run) -> None:
+    def _end_late_run(self, run: Run) -> None:
         run.timed_out = True
         if self.spec.is_coroutine:
             run.cancel()
@@ -315,7 +317,7 @@ class HandlerSubscription:
 
     # --- what became of a run -----------------------------------------------------------------------------
 
-    def _cancelled(self, run: _Run, error: asyncio.CancelledError) -> Settlement:
+    def _cancelled(self, run: Run, error: asyncio.CancelledError) -> Settlement:
         task = asyncio.current_task()
         if task is not None and task.cancelling() > run.cancels:
             raise error  # the scheduler itself is being torn down

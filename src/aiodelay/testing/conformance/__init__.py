@@ -1,4 +1,4 @@
-"""The conformance suites for stores: see `StoreConformance`, and `TransferConformance` beside it."""
+"""The conformance suites: for stores, for those that move messages into sinks, for publishers and for subscribers."""
 
 import pytest
 
@@ -7,15 +7,28 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"
         for name in (
-            *("commands", "dispatching", "leases", "looking", "recurring"),
+            *("commands", "dispatching", "leases", "looking", "reactive", "recurring"),
             *("returning", "safety", "stage", "transferring"),
         )
     )
 )
 
+from .reactive import Probe, ProbeSubscription, PublisherConformance, SubscriberConformance  # noqa: E402
 from .stage import Stage, staged  # noqa: E402
 from .suite import StoreConformance  # noqa: E402
 from .table import SAME_ID_TABLE, Cell, SameId  # noqa: E402
 from .transferring import TransferConformance  # noqa: E402
 
-__all__ = ["SAME_ID_TABLE", "Cell", "SameId", "Stage", "StoreConformance", "TransferConformance", "staged"]
+__all__ = [
+    "SAME_ID_TABLE",
+    "Cell",
+    "Probe",
+    "ProbeSubscription",
+    "PublisherConformance",
+    "SameId",
+    "Stage",
+    "StoreConformance",
+    "SubscriberConformance",
+    "TransferConformance",
+    "staged",
+]

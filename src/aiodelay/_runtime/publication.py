@@ -1,0 +1,125 @@
+"""A reactive subscriber's place in the dispatch loop: a handler's, with as much demand as was requested."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodelay.context import Context
+from aiodelay.model import Settlement, SettleOutcome
+from aiodelay.reactive import Subscriber
+from aiodelay.received import GIVEN_BACK, Received
+
+from . import settling
+from .leases import Held
+from .subscription import HandlerSubscription, Run
+
+__all__ = ["Publication"]
+
+log = logging.getLogger("aiodelay.reactive")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Publication(HandlerSubscription):
+    """Signals one lane's messages to one subscriber; it is the subscription that the subscriber is given.
+
+    `concurrency` is what was requested and is not settled yet, so that demand is what was requested and has not come.
+
+    Args:
+        subscriber: Whom to signal; None once the subscription is over.
+        failure: Returns why no more messages come, None for an orderly end.
+        on_over: Called once, when the subscription is over: what was delivered may still be settled.
+        leave: Called when the subscriber cancelled: what is in flight shall be seen off.
+    """
+
+    subscriber: Subscriber[Received[Any]] | None
+    failure: Callable[[], Exception | None]
+    on_over: Callable[[], None]
+    leave: Callable[[Publication], None]
+    _shown: set[int] = field(default_factory=set)
+    """Those in flight that the subscriber has been given, by id."""
+
+    def subscribe(self) -> None:
+        """Give the subscriber its subscription, once it has its place in the loop."""
+        assert self.subscriber is not None
+        try:
+            self.subscriber.on_subscribe(self)
+        except Exception as error:  # noqa: BLE001 - a subscriber may not raise: it is told in `_break`
+            self._break("on_subscribe", error)
+
+    # --- what the subscriber asks for ---------------------------------------------------------------------
+
+    def request(self, n: int) -> None:
+        """Ask for `n` more messages (D16-D19, D21); they come later, never from within this call."""
+        if self.subscriber is None:
+            return
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"request({n!r}): ask for 1 or more")
+        self.concurrency += n
+        self.on_free()
+
+    def cancel(self) -> None:
+        """End the subscription; nothing is signalled any more (D5, D17, D20)."""
+        if self.subscriber is not None:
+            self._end()
+            self.leave(self)
+
+    def _end(self) -> None:
+        self.subscriber = None
+        HandlerSubscription.drain(self)
+        self.on_over()
+
+    # --- what the loop does with it -----------------------------------------------------------------------
+
+    def settled(self, held: Held, outcome: SettleOutcome) -> None:
+        if id(held) in self._shown:
+            self._shown.remove(id(held))
+            self.concurrency -= 1
+        HandlerSubscription.settled(self, held, outcome)
+
+    def drain(self) -> None:
+        """Signal the end; what was delivered may still be settled."""
+        subscriber = self.subscriber
+        if subscriber is None:
+            return
+        self._end()
+        error = self.failure()
+        try:
+            if error is None:
+                subscriber.on_complete()
+            else:
+                subscriber.on_error(error)
+        except Exception:
+            log.exception("%s: the subscriber raised at the end", self.lane)
+
+    def _start(self, held: Held, event: object, context: Context, started_s: float) -> Settlement | Run:
+        if self.subscriber is None:
+            return settling.release(held.claim.record, held.claim.token)
+        received = Received(event, context)
+        self._shown.add(id(held))
+        try:
+            self.subscriber.on_next(received)
+        except Exception as error:  # noqa: BLE001 - as a handler's: data for the retry policy
+            self._break("on_next", error)
+            received.settle(error)
+        if received.is_settled:
+            return self._returned(held, received._result)
+        return Run(held, started_s, self._result(received))
+
+    async def _result(self, received: Received[Any]) -> object:
+        await received._over()
+        return received._result
+
+    def _returned(self, held: Held, result: object) -> Settlement:
+        if result is GIVEN_BACK:
+            return settling.release(held.claim.record, held.claim.token)
+        if isinstance(result, Exception):
+            return self._failed(held, result)
+        return HandlerSubscription._returned(self, held, result)
+
+    def _break(self, signal: str, error: Exception) -> None:
+        """End the subscription of a subscriber that raised: it may not (D15)."""
+        log.error("%s: %s raised; its subscription is cancelled", self.lane, signal, exc_info=error)
+        self.cancel()

@@ -1,0 +1,89 @@
+"""`Received`: a message in the hands of whoever takes messages without a handler, until it is settled."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Generic, Literal, TypeVar
+
+from .context import Context, Later, Reject
+from .errors import InputError, kind_of
+
+__all__ = ["GIVEN_BACK", "Received"]
+
+T = TypeVar("T")
+GIVEN_BACK: Literal["given back"] = "given back"
+"""Stands for a result: nothing was tried."""
+
+
+class Received(Generic[T]):
+    """One message, held under a lease that is renewed until it is settled.
+
+    As a context manager it settles itself: done when the block ends, tried again by the retry policy when the block
+    raises, given back when the block's task is cancelled. The exception goes on either way.
+
+    Attributes:
+        event: The event.
+        context: What a handler would be given beside it.
+    """
+
+    __slots__ = ("_is_over", "_result", "_waiter", "context", "event")
+
+    event: T
+    context: Context
+
+    def __init__(self, event: T, context: Context) -> None:
+        self.event, self.context = event, context
+        self._is_over = False
+        self._result: object = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Received {self.context.delivery_id} {'settled' if self.is_settled else 'held'}>"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is held no more: settled, given back, or lost with its lease or the end of the scheduler."""
+        return self._is_over or (self._waiter is not None and self._waiter.done())
+
+    def settle(self, result: Later | Reject | Exception | None = None) -> bool:
+        """End it, as the result of a handler does: None is done, an exception means another attempt.
+
+        Returns:
+            False if it was not held any more: nothing is written, and what lost its lease may be delivered again.
+
+        Raises:
+            InputError: The result is something else; it is still held.
+        """
+        if not (result is None or isinstance(result, Later | Reject | Exception)):
+            raise InputError("result", kind_of(result), "None, Later, Reject or an exception")
+        return self._end(result)
+
+    def give_back(self) -> bool:
+        """Return it to where it came from, unhandled; costs no attempt. False as in `settle`."""
+        return self._end(GIVEN_BACK)
+
+    def _end(self, result: object) -> bool:
+        if self.is_settled:
+            return False
+        self._is_over, self._result = True, result
+        if self._waiter is not None:
+            self._waiter.set_result(None)
+        return True
+
+    def __enter__(self) -> T:
+        return self.event
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc is None or isinstance(exc, Exception):
+            self.settle(exc)
+        else:
+            self.give_back()
+
+    def _over(self) -> asyncio.Future[None]:
+        """Return what is done once it is held no more; cancelled if it was lost."""
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter

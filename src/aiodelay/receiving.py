@@ -1,0 +1,132 @@
+"""`scheduler.messages(...)`: messages for whoever takes them without a handler, at a pace of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+from .errors import AiodelayError
+from .reactive import Subscriber, Subscription
+from .received import Received
+from .wakeup import WakeUp
+
+__all__ = ["Messages"]
+
+T = TypeVar("T")
+ROUNDS_TO_CLOSE = 2
+"""Rounds of the event loop within which asyncio closes the generator of a loop that was left: its lane is free then."""
+
+
+class Messages(Generic[T]):
+    """A `Publisher` of one lane's messages, to subscribe to or to iterate over, while the scheduler is open.
+
+    A lane has one taker in a process: a handler, or one subscription. Each subscription completes when the scheduler
+    is closed, which waits up to its `drain` time for what is not settled yet.
+
+    As an async iterable, it has up to `concurrency` messages in flight, and takes more as these are settled. Leaving
+    the loop gives back those not seen; the others may still be settled.
+    """
+
+    def __init__(self, publish: Callable[[Subscriber[Received[T]]], None], concurrency: int) -> None:
+        self._publish, self._concurrency = publish, concurrency
+
+    def subscribe(self, subscriber: Subscriber[Received[T]]) -> None:
+        """Begin a subscription; where there can be none, `on_error` says why, after `on_subscribe`.
+
+        Raises:
+            TypeError: The subscriber is None.
+        """
+        if subscriber is None:
+            raise TypeError("a subscriber is wanted, not None")
+        try:
+            self._publish(subscriber)
+        except AiodelayError as error:
+            subscriber.on_subscribe(_NoSubscription())
+            subscriber.on_error(error)
+
+    async def __aiter__(self) -> AsyncIterator[Received[T]]:
+        """Give message after message until the scheduler is closed.
+
+        Raises:
+            AiodelayError: Why there can be no subscription, or how it failed.
+        """
+        for _ in range(ROUNDS_TO_CLOSE):
+            await asyncio.sleep(0)
+        window = _Window[T](self._concurrency)
+        self.subscribe(window)
+        try:
+            while (message := await window.next()) is not None:
+                yield message
+        finally:
+            window.leave()
+
+
+class _NoSubscription:
+    """What a rejected subscriber is given."""
+
+    def request(self, n: int) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+class _Window(Generic[T]):
+    """A subscriber with up to `size` messages in flight; asks for more in batches, once a quarter of them is settled.
+
+    Args:
+        size: 1 or more.
+    """
+
+    _subscription: Subscription
+
+    def __init__(self, size: int) -> None:
+        self._size, self._settled = size, 0
+        self._ready: deque[Received[T]] = deque()
+        self._wakeup = WakeUp()
+        self._is_over = False
+        self._error: Exception | None = None
+
+    def on_subscribe(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        subscription.request(self._size)
+
+    def on_next(self, item: Received[T], /) -> None:
+        item._over().add_done_callback(self._replenish)
+        self._ready.append(item)
+        self._wakeup.set()
+
+    def on_error(self, error: Exception) -> None:
+        self._error = error
+        self.on_complete()
+
+    def on_complete(self) -> None:
+        self._is_over = True
+        self._wakeup.set()
+
+    def _replenish(self, over: object) -> None:
+        self._settled += 1
+        if self._settled >= self._size / 4 and not self._is_over:
+            self._subscription.request(self._settled)
+            self._settled = 0
+
+    async def next(self) -> Received[T] | None:
+        """Wait for a message that is still held; None at the end."""
+        while True:
+            self._wakeup.clear()
+            while self._ready:
+                message = self._ready.popleft()
+                if not message.is_settled:
+                    return message
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                return None
+            await self._wakeup.wait()
+
+    def leave(self) -> None:
+        """Take nothing more; give back what nobody has seen."""
+        self._is_over = True
+        self._subscription.cancel()
+        for message in self._ready:
+            message.give_back()

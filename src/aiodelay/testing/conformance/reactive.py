@@ -1,0 +1,568 @@
+"""Suites for publishers and subscribers: the rules D1 to D21 of docs/reactive.md."""
+
+# ruff: noqa: D102 - the name of a rule's test says what it promises
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+import pytest
+
+from aiodelay.reactive import Publisher, Subscriber, Subscription
+
+__all__ = ["Probe", "ProbeSubscription", "PublisherConformance", "SubscriberConformance"]
+
+T = TypeVar("T")
+S = TypeVar("S", bound="_Suite")
+P = ParamSpec("P")
+ROUND_S = 0.001
+
+
+class _Suite:
+    quiet_s: float = 0.1
+    """Seconds without a signal after which none is expected any more."""
+    soon_s: float = 5.0
+    """Seconds within which what must come has come."""
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        """Return an event loop for one test; asyncio's own unless overridden."""
+        return asyncio.new_event_loop()
+
+    async def quiet(self) -> None:
+        """Wait until what may come has come."""
+        await asyncio.sleep(self.quiet_s)
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait until a condition holds."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self.soon_s
+        while not condition():
+            assert loop.time() < ends, f"not within {self.soon_s:g} s: {what}"
+            await asyncio.sleep(ROUND_S)
+
+
+def _on_loop(test: Callable[Concatenate[S, P], Coroutine[Any, Any, None]]) -> Callable[Concatenate[S, P], None]:
+    """Run an async test on a loop of its own, in which nothing may fail unnoticed."""
+
+    @functools.wraps(test)
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        unnoticed: list[str] = []
+
+        async def play() -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: unnoticed.append(f"{context}"))
+            await test(self, *args, **kwargs)
+
+        with asyncio.Runner(loop_factory=self.new_loop) as runner:
+            runner.run(play())
+        assert unnoticed == []
+
+    return run
+
+
+def _skip(reason: str) -> None:
+    pytest.skip(reason)
+
+
+# --- publishers -------------------------------------------------------------------------------------------
+
+
+class Probe(Generic[T]):
+    """A subscriber that does what a test says, and notes what it is signalled.
+
+    Args:
+        on_subscribe: Called with it from within that signal.
+        on_next: Called with it and each item from within that signal.
+
+    Attributes:
+        signals: The signals' names, in order.
+        items: What came.
+        requested: How many were requested so far.
+        wrong: What broke a rule that holds at all times: D1, D2, D4 or D6.
+    """
+
+    subscription: Subscription
+
+    def __init__(
+        self,
+        *,
+        on_subscribe: Callable[[Probe[T]], object] = lambda probe: None,
+        on_next: Callable[[Probe[T], T], object] = lambda probe, item: None,
+    ) -> None:
+        self._act_on_subscribe, self._act_on_next = on_subscribe, on_next
+        self.signals: list[str] = []
+        self.items: list[T] = []
+        self.requested = 0
+        self.error: Exception | None = None
+        self.wrong: list[str] = []
+        self._signal = ""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it was told of the end."""
+        return not {"on_error", "on_complete"}.isdisjoint(self.signals)
+
+    def request(self, n: int) -> None:
+        """Ask for more."""
+        self.requested += n
+        self.subscription.request(n)
+
+    def on_subscribe(self, subscription: Subscription) -> None:
+        """Keep the subscription."""
+        with self._noting("on_subscribe"):
+            self.subscription = subscription
+            self._act_on_subscribe(self)
+
+    def on_next(self, item: T, /) -> None:
+        """Keep the item."""
+        with self._noting("on_next"):
+            self.items.append(item)
+            if len(self.items) > self.requested:
+                self.wrong.append(f"D1: item {len(self.items)} came, {self.requested} were requested")
+            self._act_on_next(self, item)
+
+    def on_error(self, error: Exception) -> None:
+        """Keep the error."""
+        with self._noting("on_error"):
+            self.error = error
+
+    def on_complete(self) -> None:
+        """Note the end."""
+        with self._noting("on_complete"):
+            pass
+
+    @contextmanager
+    def _noting(self, signal: str) -> Iterator[None]:
+        if self._signal:
+            self.wrong.append(f"D2: {signal} began within {self._signal}")
+        if self.is_ended:
+            self.wrong.append(f"D4: {signal} came after the end")
+        if (signal == "on_subscribe") == bool(self.signals):
+            self.wrong.append(f"D6: {signal} came as signal {len(self.signals) + 1}")
+        self.signals.append(signal)
+        before, self._signal = self._signal, signal
+        try:
+            yield
+        finally:
+            self._signal = before
+
+
+class PublisherConformance(_Suite, ABC, Generic[T]):
+    """What every publisher must do, as tests named after the rules of docs/reactive.md.
+
+    Subclass it in a test module, say how a publisher is made, and let pytest collect the class:
+
+    ```python
+    class TestMyPublisher(PublisherConformance[int]):
+        @asynccontextmanager
+        async def publisher(self, items):
+            yield MyPublisher(range(items))
+    ```
+
+    Each test has an event loop of its own. No plugin for async tests is needed, and any may be there. A test waits
+    `quiet_s` for what must not come, and up to `soon_s` for what must.
+    """
+
+    completes: bool = True
+    """Whether it completes once its items were taken and `end` was called; False skips the rules about that."""
+
+    @abstractmethod
+    def publisher(self, items: int) -> AbstractAsyncContextManager[Publisher[T]]:
+        """Open a publisher that has so many items to give, and no others."""
+
+    async def end(self, publisher: Publisher[T]) -> None:
+        """Have a publisher complete whose items were all taken; by default it does so by itself."""
+
+    def failing_publisher(self) -> AbstractAsyncContextManager[Publisher[T]] | None:
+        """Open a publisher that fails before its first item; None = there is no such."""
+        return None
+
+    def take(self, item: T) -> None:
+        """Do with an item what each subscriber owes it, such as settling it."""
+
+    def _probe(
+        self,
+        *,
+        on_subscribe: Callable[[Probe[T]], object] = lambda probe: None,
+        on_next: Callable[[Probe[T]], object] = lambda probe: None,
+    ) -> Probe[T]:
+        def take(probe: Probe[T], item: T) -> None:
+            self.take(item)
+            on_next(probe)
+
+        return Probe(on_subscribe=on_subscribe, on_next=take)
+
+    async def _subscribed(self, publisher: Publisher[T], probe: Probe[T] | None = None) -> Probe[T]:
+        probe = self._probe() if probe is None else probe
+        publisher.subscribe(probe)
+        await self.until(lambda: probe.signals, "on_subscribe")
+        return probe
+
+    async def _has(self, probe: Probe[T], items: int) -> None:
+        """Check that so many items have come, and no more come."""
+        await self.until(lambda: len(probe.items) >= items, f"item {items} of those requested")
+        await self.quiet()
+        assert len(probe.items) == items, f"{len(probe.items)} items came instead of {items}"
+        assert probe.wrong == []
+
+    @_on_loop
+    async def test_d1_no_more_than_was_requested(self) -> None:
+        async with self.publisher(10) as publisher:
+            probe = await self._subscribed(publisher)
+            await self._has(probe, 0)
+            probe.request(1)
+            await self._has(probe, 1)
+            probe.request(3)
+            await self._has(probe, 4)
+
+    @_on_loop
+    async def test_d2_no_signal_begins_within_another(self) -> None:
+        async with self.publisher(20) as publisher:
+            probe = self._probe(
+                on_subscribe=lambda probe: probe.request(2),
+                on_next=lambda probe: probe.request(1) if probe.requested < 20 else None,
+            )
+            await self._subscribed(publisher, probe)
+            await self._has(probe, 20)
+
+    @_on_loop
+    async def test_d3_the_end_is_told(self) -> None:
+        if not self.completes:
+            _skip("it never completes")
+        async with self.publisher(3) as publisher:
+            probe = await self._subscribed(publisher)
+            probe.request(10)
+            await self.until(lambda: len(probe.items) == 3, "all items")
+            await self.end(publisher)
+            await self.until(lambda: probe.is_ended, "on_complete")
+            assert probe.signals[-1] == "on_complete"
+            assert probe.wrong == []
+
+    @_on_loop
+    async def test_d3_a_failure_is_told(self) -> None:
+        failing = self.failing_publisher()
+        if failing is None:
+            _skip("it never fails")
+        async with cast("AbstractAsyncContextManager[Publisher[T]]", failing) as publisher:
+            probe = await self._subscribed(publisher)
+            await self.until(lambda: probe.is_ended, "on_error")
+            assert probe.signals == ["on_subscribe", "on_error"]
+            assert isinstance(probe.error, Exception)
+
+    @_on_loop
+    async def test_d4_nothing_follows_the_end(self) -> None:
+        if not self.completes:
+            _skip("it never completes")
+        async with self.publisher(3) as publisher:
+            probe = await self._subscribed(publisher)
+            probe.request(10)
+            await self.until(lambda: len(probe.items) == 3, "all items")
+            await self.end(publisher)
+            await self.until(lambda: probe.is_ended, "on_complete")
+            probe.request(3)
+            probe.subscription.cancel()
+            await self.quiet()
+            assert probe.wrong == []
+            assert probe.signals == ["on_subscribe", "on_next", "on_next", "on_next", "on_complete"]
+
+    @_on_loop
+    async def test_d5_signals_stop_after_cancel(self) -> None:
+        async with self.publisher(200) as publisher:
+            probe = self._probe(on_next=lambda probe: probe.subscription.cancel() if len(probe.items) == 3 else None)
+            await self._subscribed(publisher, probe)
+            probe.request(200)
+            await self.until(lambda: len(probe.items) >= 3, "three items")
+            await self.quiet()
+            seen = len(probe.signals)
+            assert len(probe.items) < 200, "all items came although it was cancelled after three"
+            await self.quiet()
+            assert len(probe.signals) == seen, "signals go on after it was cancelled"
+            assert not probe.is_ended
+
+    @_on_loop
+    async def test_d6_on_subscribe_comes_first_and_once(self) -> None:
+        async with self.publisher(3) as publisher:
+            probe = self._probe(on_subscribe=lambda probe: probe.request(3))
+            assert cast("object", publisher.subscribe(probe)) is None, "subscribe is a plain function without a result"
+            await self.until(lambda: len(probe.items) == 3, "all items")
+            assert probe.signals[:4] == ["on_subscribe", *["on_next"] * 3]
+            assert probe.wrong == []
+
+    @_on_loop
+    async def test_d6_subscribing_none_is_refused(self) -> None:
+        async with self.publisher(1) as publisher:
+            with pytest.raises(TypeError):
+                publisher.subscribe(cast("Subscriber[T]", None))
+
+    @_on_loop
+    async def test_d7_another_subscriber_is_served_or_told_why_and_takes_nothing_from_the_first(self) -> None:
+        async with self.publisher(10) as publisher:
+            first, second = await self._subscribed(publisher), await self._subscribed(publisher)
+            second.request(2)
+            await self.until(lambda: second.items or second.error, "an item, or on_error, for the second subscriber")
+            first.request(2)
+            await self._has(first, 2)
+            assert second.wrong == []
+
+    @_on_loop
+    async def test_d15_a_subscriber_that_raises_is_cancelled(self) -> None:
+        def fail(probe: Probe[T]) -> None:
+            raise RuntimeError("a subscriber must not raise")
+
+        async with self.publisher(5) as publisher:
+            probe = await self._subscribed(publisher, self._probe(on_next=fail))
+            probe.request(5)
+            await self.until(lambda: probe.items, "an item")
+            await self.quiet()
+            assert probe.signals == ["on_subscribe", "on_next"]
+
+    @_on_loop
+    async def test_d16_request_may_be_called_within_signals(self) -> None:
+        async with self.publisher(100) as publisher:
+            probe = self._probe(
+                on_subscribe=lambda probe: probe.request(1),
+                on_next=lambda probe: probe.request(1) if probe.requested < 100 else None,
+            )
+            await self._subscribed(publisher, probe)
+            await self.until(lambda: len(probe.items) == 100, "all items, each requested when the one before came")
+
+    @_on_loop
+    async def test_d17_after_cancel_request_and_cancel_do_nothing(self) -> None:
+        async with self.publisher(5) as publisher:
+            probe = await self._subscribed(publisher)
+            probe.request(1)
+            await self.until(lambda: probe.items, "an item")
+            for _ in range(2):
+                assert cast("object", probe.subscription.cancel()) is None
+            await self.quiet()
+            seen = list(probe.signals)
+            probe.request(2)
+            await self.quiet()
+            assert probe.signals == seen, "something was signalled although it was cancelled before it was requested"
+
+    @_on_loop
+    async def test_d18_requests_add_up(self) -> None:
+        async with self.publisher(10) as publisher:
+            probe = await self._subscribed(publisher)
+            probe.request(2)
+            probe.request(3)
+            await self._has(probe, 5)
+
+    @_on_loop
+    async def test_d19_requesting_less_than_one_is_refused(self) -> None:
+        async with self.publisher(5) as publisher:
+            probe = await self._subscribed(publisher)
+            for wrong in (0, -1):
+                with pytest.raises(ValueError, match="1 or more"):
+                    probe.subscription.request(wrong)
+            await self._has(probe, 0)
+            probe.request(2)
+            await self._has(probe, 2)
+
+    @_on_loop
+    async def test_d20_a_cancelled_subscriber_is_forgotten(self) -> None:
+        async with self.publisher(5) as publisher:
+            probe = await self._subscribed(publisher)
+            probe.request(1)
+            await self.until(lambda: probe.items, "an item")
+            probe.subscription.cancel()
+            forgotten = weakref.ref(probe)
+            probe = self._probe()
+            await self.until(
+                lambda: gc.collect() >= 0 and forgotten() is None,
+                "the publisher holds no reference to a cancelled subscriber",
+            )
+
+    @_on_loop
+    async def test_d21_demand_has_no_limit(self) -> None:
+        async with self.publisher(5) as publisher:
+            probe = await self._subscribed(publisher)
+            for _ in range(2):
+                probe.request((1 << 63) - 1)
+            await self._has(probe, 5)
+
+
+# --- subscribers ------------------------------------------------------------------------------------------
+
+
+class ProbeSubscription:
+    """A subscription that notes what it is asked for.
+
+    Attributes:
+        requests: The numbers requested.
+        cancels: How often it was cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[int] = []
+        self.cancels = 0
+
+    @property
+    def requested(self) -> int:
+        """How many were requested so far."""
+        return sum(self.requests)
+
+    def request(self, n: int) -> None:
+        """Note it."""
+        self.requests.append(n)
+
+    def cancel(self) -> None:
+        """Note it."""
+        self.cancels += 1
+
+
+class SubscriberConformance(_Suite, ABC, Generic[T]):
+    """What every subscriber must do, as tests named after the rules of docs/reactive.md.
+
+    Subclass it in a test module, say how a subscriber and an item are made, and let pytest collect the class:
+
+    ```python
+    class TestMySubscriber(SubscriberConformance[int]):
+        @asynccontextmanager
+        async def subscriber(self):
+            yield MySubscriber()
+
+        def item(self, number):
+            return number
+    ```
+    """
+
+    at_once_s: float = 0.5
+    """Seconds within which each signal returns."""
+
+    @abstractmethod
+    def subscriber(self) -> AbstractAsyncContextManager[Subscriber[T]]:
+        """Open a new subscriber that takes what it is given, and then asks for more."""
+
+    @abstractmethod
+    def item(self, number: int) -> T:
+        """Return an item; each number gives another."""
+
+    def leave(self, subscriber: Subscriber[T]) -> None:
+        """Have a subscriber need no more; where none can, the rules about that are skipped."""
+        _skip("it always needs more")
+
+    async def _subscribed(self, subscriber: Subscriber[T]) -> ProbeSubscription:
+        subscription = ProbeSubscription()
+        subscriber.on_subscribe(subscription)
+        await self.until(lambda: subscription.requests, "a request after on_subscribe")
+        return subscription
+
+    async def _feed(self, subscriber: Subscriber[T], subscription: ProbeSubscription, items: int) -> None:
+        """Give it items, each once it was requested."""
+        for number in range(items):
+            await self.until(lambda number=number: subscription.requested > number, f"a request of item {number + 1}")  # type: ignore[misc]
+            subscriber.on_next(self.item(number))
+
+    @_on_loop
+    async def test_d8_it_requests_what_it_takes(self) -> None:
+        async with self.subscriber() as subscriber:
+            subscription = await self._subscribed(subscriber)
+            await self._feed(subscriber, subscription, 40)
+
+    @_on_loop
+    async def test_d9_signals_are_plain_functions_that_return_at_once(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def check_prompt(call: Callable[..., object], *arguments: object) -> None:
+            began = loop.time()
+            result = call(*arguments)
+            took_s = loop.time() - began
+            if inspect.iscoroutine(result):
+                result.close()
+            assert result is None, f"{call.__name__} returned {result!r}"
+            assert took_s < self.at_once_s, f"{call.__name__} took {took_s:.2f} s"
+
+        async with self.subscriber() as subscriber:
+            subscription = ProbeSubscription()
+            check_prompt(subscriber.on_subscribe, subscription)
+            await self.until(lambda: subscription.requests, "a request after on_subscribe")
+            check_prompt(subscriber.on_next, self.item(0))
+            check_prompt(subscriber.on_complete)
+        async with self.subscriber() as subscriber:
+            await self._subscribed(subscriber)
+            check_prompt(subscriber.on_error, RuntimeError("the publisher failed"))
+
+    @pytest.mark.parametrize("signal", ["on_complete", "on_error"])
+    @_on_loop
+    async def test_d10_the_end_is_answered_by_no_call(self, signal: str) -> None:
+        async with self.subscriber() as subscriber:
+            subscription = await self._subscribed(subscriber)
+            await self._feed(subscriber, subscription, 1)
+            await self.quiet()
+            calls = len(subscription.requests) + subscription.cancels
+            _end(subscriber, signal)
+            await self.quiet()
+            assert len(subscription.requests) + subscription.cancels == calls, f"{signal} was answered by a call"
+
+    @_on_loop
+    async def test_d11_a_second_subscription_is_cancelled(self) -> None:
+        async with self.subscriber() as subscriber:
+            first, second = await self._subscribed(subscriber), ProbeSubscription()
+            subscriber.on_subscribe(second)
+            await self.until(lambda: second.cancels, "cancelling the second subscription")
+            await self._feed(subscriber, first, 5)
+            assert (first.cancels, second.requests) == (0, [])
+
+    @_on_loop
+    async def test_d12_it_cancels_when_it_needs_no_more(self) -> None:
+        async with self.subscriber() as subscriber:
+            subscription = await self._subscribed(subscriber)
+            self.leave(subscriber)
+            await self.until(lambda: subscription.cancels, "a cancel from a subscriber that needs no more")
+
+    @_on_loop
+    async def test_d13_items_after_cancel_are_put_up_with(self) -> None:
+        async with self.subscriber() as subscriber:
+            subscription = await self._subscribed(subscriber)
+            self.leave(subscriber)
+            await self.until(lambda: subscription.cancels, "a cancel from a subscriber that needs no more")
+            requested = subscription.requested
+            subscriber.on_next(self.item(0))
+            await self.quiet()
+            assert subscription.requested == requested, "it requested more after it had cancelled"
+
+    @pytest.mark.parametrize("signal", ["on_complete", "on_error"])
+    @_on_loop
+    async def test_d14_the_end_may_come_at_any_time(self, signal: str) -> None:
+        for items in (0, 1):
+            async with self.subscriber() as subscriber:
+                subscription = ProbeSubscription()
+                subscriber.on_subscribe(subscription)
+                await self._feed(subscriber, subscription, items)
+                _end(subscriber, signal)
+                await self.quiet()
+
+    @_on_loop
+    async def test_d15_none_is_refused(self) -> None:
+        async with self.subscriber() as subscriber:
+            with pytest.raises(TypeError):
+                subscriber.on_subscribe(cast("Subscription", None))
+            await self._subscribed(subscriber)
+            with pytest.raises(TypeError):
+                subscriber.on_next(cast("T", None))
+            with pytest.raises(TypeError):
+                subscriber.on_error(cast("Exception", None))
+
+    @_on_loop
+    async def test_d19_it_requests_one_or_more(self) -> None:
+        async with self.subscriber() as subscriber:
+            subscription = await self._subscribed(subscriber)
+            await self._feed(subscriber, subscription, 20)
+            await self.quiet()
+            assert [n for n in subscription.requests if n < 1] == []
+
+
+def _end(subscriber: Subscriber[Any], signal: str) -> None:
+    if signal == "on_complete":
+        subscriber.on_complete()
+    else:
+        subscriber.on_error(RuntimeError("the publisher failed"))
