@@ -166,7 +166,7 @@ class _ListTransfer:
 
     async def wait(self, *, until_ms: int | None) -> None:
         self._until_ms = until_ms
-        loop, poll_s = asyncio.get_running_loop(), SAFETY_POLL_S * random.uniform(0.75, 1)
+        loop, poll_s = asyncio.get_running_loop(), SAFETY_POLL_S * random.uniform(0.97, 1)  # claims come sooner
         while True:
             seconds = self._looked_s + poll_s - loop.time()
             if until_ms is not None:

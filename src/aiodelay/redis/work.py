@@ -170,7 +170,7 @@ class RedisWork:
 
     async def wait(self, *, until_ms: int | None) -> None:
         """Return when there may be something new to claim."""
-        seconds = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.75, 1)
+        seconds = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.75, 0.95)
         if until_ms is not None:
             seconds = min(seconds, self._store.seconds_until(until_ms))
         await self.wakeup.wait(seconds)
