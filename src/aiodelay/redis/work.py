@@ -29,12 +29,12 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
-from aiodelay.wakeup import WakeUp
 
 from .held import Held, HeldClaims, plain_arguments
 from .keys import member_of, text_of
 from .reading import Lanes, read_record
 from .scripts import Arg
+from .waiting import Waiter
 from .workers import SERVED_WINDOW_MS, served_lanes
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class RedisWork:
 
     def __init__(self, store: RedisStore, worker: str) -> None:
         self._store, self._worker = store, worker
-        self.wakeup = WakeUp()
+        self.waiter = Waiter()
         self._held = HeldClaims()
         self._turn = 0
         self._last = ""
@@ -139,7 +139,8 @@ class RedisWork:
         not_held = [(i, settlements[i], _COST) for i, letter in letters.items() if letter == _NOT_HELD]
         for chunk in _cut_by_cost(not_held):
             letters |= await self._settle((), chunk)
-        self._store.wake_all()
+        if others:
+            self._store.waiters.wake()
         return [_SETTLED[letters[i]] for i in range(len(settlements))]
 
     async def _settle(
@@ -173,15 +174,15 @@ class RedisWork:
         seconds = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.75, 0.95)
         if until_ms is not None:
             seconds = min(seconds, self._store.seconds_until(until_ms))
-        await self.wakeup.wait(seconds)
+        await self.waiter.wait(seconds, until_ms)
 
     def wake(self) -> None:
         """End this worker's current or next `wait`."""
-        self.wakeup.set()
+        self.waiter.wake()
 
     def clear(self) -> None:
         """Forget wake-ups so far."""
-        self.wakeup.clear()
+        self.waiter.clear()
 
     # --- housekeeping -------------------------------------------------------------------------------------
 
