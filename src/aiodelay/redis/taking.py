@@ -164,6 +164,8 @@ class _ListFeed:
         for number, claim in zip(numbers, claims, strict=True):
             self._taken[claim.record.id, claim.record.revision].append(_Taken(number, claim.record))
         self._shall_listen = not claims
+        if claims:  # there may be more: only a list that gave nothing is listened to
+            return Claimed(claims, now_ms, now_ms)
         return Claimed(claims, now_ms, now_ms + int(float(ends)) - server_ms if ends else None)
 
     def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:

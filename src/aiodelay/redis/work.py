@@ -89,9 +89,9 @@ class RedisWork:
         reply = await self._store.run("claim", arguments)
         self._is_answered = True
         now_ms = self._store.heard(reply[0])
-        lanes = Lanes(dict(zip(names, map(int, reply[3].split()), strict=True)))
+        numbers = dict(zip(names, map(int, reply[3].split()), strict=True))
         self._store.looked_at_moved(int(reply[4]) if reply[4] else None)
-        claims = await self._read(reply[5:], int(reply[2] or 0), lanes)
+        claims = await self._read(reply[5:], int(reply[2] or 0), numbers)
         return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None)
 
     def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
@@ -99,10 +99,11 @@ class RedisWork:
         first = self._turn % len(wanted) if wanted else 0
         return wanted[first:] + wanted[:first]
 
-    async def _read(self, pairs: Sequence[bytes], token: int, lanes: Lanes) -> list[Claim]:
+    async def _read(self, pairs: Sequence[bytes], token: int, numbers: Mapping[Lane, int]) -> list[Claim]:
         """Read what was claimed; what cannot be read is given up at once, and its neighbours are delivered."""
+        lanes = Lanes(numbers)
         members, values = pairs[::2], pairs[1::2]
-        claims: list[Claim] = []
+        held: list[Held] = []
         unreadable: list[Settlement] = []
         for member, value in zip(members, values, strict=True):
             try:
@@ -113,12 +114,11 @@ class RedisWork:
                 )
                 unreadable.append(Dead(text_of(member), 0, token, "undecodable", 0, error.problem))
             else:
-                claim = Claim(record, token)
-                claims.append(claim)
-                self._held.add(record.envelope.id, member, value, token)
+                held.append(Held(member, numbers[record.envelope.lane], Claim(record, token)))
+        self._held.add(held)
         if unreadable:
             await self.settle(unreadable)
-        return claims
+        return [each.claim for each in held]
 
     # --- settling -----------------------------------------------------------------------------------------
 
@@ -128,11 +128,11 @@ class RedisWork:
         plain: list[tuple[int, Held]] = []
         others: list[tuple[int, Settlement, int]] = []
         for i, settlement in enumerate(settlements):
-            held, is_plain = self._held.take(settlement)
-            if held is not None and is_plain and not has_journal:
+            held = self._held.take(settlement)
+            if held is not None and not has_journal and held.is_plain(settlement):
                 plain.append((i, held))
             else:
-                others.append((i, settlement, _COST + (held.size if held else 0)))
+                others.append((i, settlement, _COST + (held.claim.record.envelope.size if held else 0)))
         letters: dict[int, int] = {}
         for of_plain, of_others in zip_longest(_cut(plain), _cut_by_cost(others), fillvalue=()):
             letters |= await self._settle(of_plain, of_others)
