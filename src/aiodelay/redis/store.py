@@ -117,8 +117,13 @@ class RedisStore(Transfers):
         """Open the dispatching role."""
         opened, workers = self._checked(), self._keys.key("workers")
         work = RedisWork(self, worker)
-        await self.command("HSET", workers, worker, msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)]))
-        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
+        serves = msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)])
+        try:
+            await opened.client.command("HSET", workers, worker, serves)
+        except Fault as fault:
+            if fault.kind != "full":  # then `tidy` writes it: what frees memory may
+                raise StoreUnavailableError(self.name, fault.reason) from fault
+        listener = Listener(opened.client, self._keys.key(\"wake\"), opened.writer, self.waiters.wake)
         try:
             async with listening(listener, "aiodelay redis wake-ups"):
                 self.waiters.add(work.waiter)
