@@ -123,7 +123,7 @@ class RedisStore(Transfers):
         except Fault as fault:
             if fault.kind != "full":  # then `tidy` writes it: what frees memory may
                 raise StoreUnavailableError(self.name, fault.reason) from fault
-        listener = Listener(opened.client, self._keys.key(\"wake\"), opened.writer, self.waiters.wake)
+        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
         try:
             async with listening(listener, "aiodelay redis wake-ups"):
                 self.waiters.add(work.waiter)
