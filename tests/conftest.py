@@ -1,3 +1,6 @@
+from collections.abc import Generator
+
+import pytest
 from hypothesis import settings
 
 from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers
@@ -14,3 +17,11 @@ def pytest_report_header() -> str:
     except NoServerError as error:  # what needs one fails at collection
         return f"redis: {error}"
     return f"redis: {', '.join(found)}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What tests log may be no UTF-8; what their processes tell each other is."""
+    report = yield
+    report.sections = [(title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections]
+    return report

@@ -80,7 +80,8 @@ def test_all_that_waits_is_taken_over_once_and_delivered(server: RedisServer) ->
     asyncio.run(play())
 
 
-def test_what_cannot_be_taken_over_is_named_and_stops_nothing(server: RedisServer) -> None:
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_what_cannot_be_taken_over_is_named_and_stops_nothing(server: RedisServer, protocol: int) -> None:
     now_ms = int(time.time() * 1000)
     enqueue(server, 1, now_ms, "own*[a]-")
     enqueue(server, 2, now_ms, "ownXa-")  # another queue, which the prefix as a pattern would match
@@ -90,12 +91,18 @@ def test_what_cannot_be_taken_over_is_named_and_stops_nothing(server: RedisServe
         server.command("ZADD", "own*[a]-delayed_events", f"{now_ms}", key)
     server.command("ZADD", "own*[a]-delayed_events", f"{now_ms}", "orphan")
     server.command("LPUSH", "own*[a]-orderplaced", "also garbage")
+    for score in ("inf", "-inf", "1e300"):
+        server.command("HSET", "own*[a]-events", score, envelope(4))
+        server.command("ZADD", "own*[a]-delayed_events", score, score)
 
     async def play() -> None:
         store = MemoryStore()
-        found = await import_fred84(server.url, store, prefix="own*[a]-", type_of=lambda name: name.lower())
+        url = f"{server.url}?protocol={protocol}"
+        found = await import_fred84(url, store, prefix="own*[a]-", type_of=lambda name: name.lower())
         assert found.stored == 1
-        assert found.skipped.keys() == {"garbage", "without payload", long, "orphan", "also garbage"}
+        times = {"inf", "-inf", "1e300"}
+        assert found.skipped.keys() == {"garbage", "without payload", long, "orphan", "also garbage", *times}
+        assert found.skipped["inf"] == "its time is inf"
         assert found.skipped["orphan"] == "it has no content"
         assert "255 bytes" in found.skipped[long]
         (one,) = await store.search(Query())

@@ -214,6 +214,18 @@ async def test_the_same_message_pushed_twice_is_settled_twice(scene: Scene) -> N
 
 
 @on_list
+async def test_a_copy_taken_while_another_is_settled_has_its_own_end(scene: Scene) -> None:
+    feed = await scene.feed()
+    await scene.push(element("m"), element("m"))
+    (first,) = await claim(feed, 1)
+    settling = asyncio.create_task(feed.settle([done(first)]))  # its call is under way once it runs
+    (second,) = await claim(feed, 1)
+    assert await settling == [SettleOutcome.SETTLED]
+    assert await feed.settle([done(second)]) == [SettleOutcome.SETTLED]
+    assert await scene.leftovers() == []
+
+
+@on_list
 async def test_what_is_given_back_unrun_stands_where_it_stood(scene: Scene) -> None:
     feed = await scene.feed()
     await scene.push(*[element(f"m{i}") for i in range(5)])
@@ -439,6 +451,13 @@ def test_l5_an_element_that_cannot_be_read_is_a_dead_letter_and_stops_nobody(ser
         assert await scene.leftovers() == []
 
     on_list(play)(server_url)
+
+
+@on_list
+async def test_l5_a_push_time_that_is_none_is_not_read(scene: Scene) -> None:
+    feed = await scene.feed()
+    await scene.push(element("text")[:-11] + b"\xa1q\xa5later", element("none")[:-11] + b"\xa1q\xc0", element("good"))
+    assert [each.queued_ms is None for each in await claim(feed)] == [True, True, False]
 
 
 @on_list

@@ -30,7 +30,7 @@ from aiodelay import (
     event,
 )
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Promise, State
+from aiodelay.model import LEASE_MS, Promise, State
 from aiodelay.redis import RedisListSink, RedisListSource, RedisStore
 from aiodelay.redis.elements import Element, decode_element
 from aiodelay.testing import on_virtual_time
@@ -420,6 +420,24 @@ async def test_demand_one_handler_never_runs_more_than_its_concurrency_from_both
     await scheduler.run_until_idle()
     assert most == 3
     assert len({seen[0] for seen in scene.seen}) == 30
+
+
+@on_lists
+async def test_l2_a_handler_that_takes_long_does_not_hold_up_what_is_pushed_meanwhile(scene: Scene) -> None:
+    ended = asyncio.Event()
+    scheduler = scene.scheduler()
+
+    @scheduler.handler(source=scene.source, concurrency=4)
+    async def check(event: CheckPayment, context: Context) -> None:
+        scene.seen.append((context.id, context.attempt, context.queued_ms))
+        await ended.wait()
+
+    await scene.open(scheduler)
+    for i in range(1, 4):
+        await scheduler.schedule(CheckPayment(i), to=scene.to, delay="0s", id=f"m{i}")
+        async with asyncio.timeout(LEASE_MS / 1000 / 4):  # a renewal, after a third, would make it look again
+            await scene.until_seen(i)
+    ended.set()
 
 
 @on_lists

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -82,11 +81,11 @@ def test_an_id_comes_back_as_it_was(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        new_id(),
-        uuid4().hex,
+        "01a1fd8ff42777ee9a6ea48aee47607e",
+        "03a45df61003483db582a3ff2f0d5ded",
         "m",
         "é ✓",
-        f"{new_id()}~1893456000000",
+        "01a1fd8ff42777ee9a6ea48aee47607e~1893456000000",
         "s~1893456000000",
         "s~0000000000",
         "s~01893456000000",

@@ -118,11 +118,11 @@ class Dispatcher:
         until_ms = None
         if demand:
             claimed = await self._claim(demand)
+            until_ms = claimed.next_due_ms
             if claimed.claims:
                 self._deliver(claimed)
-                await asyncio.sleep(0)
-                return
-            until_ms = claimed.next_due_ms
+                if until_ms is not None and until_ms <= claimed.now_ms:
+                    return  # the next claim is on its way while these run
         if not self._is_draining:
             await self._work.wait(until_ms=until_ms)
 

@@ -21,6 +21,7 @@ from .keys import Keys
 from .options import read_url
 from .scripts import Arg
 from .transfer import Transfers
+from .waiting import first_dues
 from .waking import Listener, listening
 from .work import RedisWork
 
@@ -98,7 +99,11 @@ class RedisStore(Transfers):
             left = left[len(answers) :]
             if source is not None:  # one step
                 break
-        self.wake_all()
+        dues = first_dues(commands, outcomes)
+        if dues is None:
+            self.waiters.wake()
+        else:
+            self.waiters.come_due(dues)
         return outcomes
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
@@ -112,16 +117,21 @@ class RedisStore(Transfers):
         """Open the dispatching role."""
         opened, workers = self._checked(), self._keys.key("workers")
         work = RedisWork(self, worker)
-        await self.command("HSET", workers, worker, msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)]))
-        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.wake_all)
+        serves = msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)])
+        try:
+            await opened.client.command("HSET", workers, worker, serves)
+        except Fault as fault:
+            if fault.kind != "full":  # then `tidy` writes it: what frees memory may
+                raise StoreUnavailableError(self.name, fault.reason) from fault
+        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
         try:
             async with listening(listener, "aiodelay redis wake-ups"):
-                self._wakeups.add(work.wakeup)
+                self.waiters.add(work.waiter)
                 try:
                     await listener.ready()
                     yield work
                 finally:
-                    self._wakeups.discard(work.wakeup)
+                    self.waiters.discard(work.waiter)
         finally:
             if self._opened is opened:
                 with suppress(StoreUnavailableError, TimeoutError):  # it is forgotten after its window

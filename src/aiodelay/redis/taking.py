@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeAlias
@@ -128,7 +127,7 @@ class _ListFeed:
         self._client, self._name, self._consumer = client, f"list {key} at {server}", consumer
         self._put_back, self._now_ms = store
         self._next, self._lease_ms = 1, LEASE_MS
-        self._taken: defaultdict[tuple[str, int], list[_Taken]] = defaultdict(list)
+        self._taken: dict[tuple[str, int], list[_Taken]] = {}
         self._wakeup = WakeUp()
         self._shall_listen = False
         self.listener = ListListener(client, key, self._wakeup.set)
@@ -148,22 +147,25 @@ class _ListFeed:
         now, ends, *elements = await self._run("take", self._next, wanted.messages, wanted.max_bytes, lease_ms)
         server_ms, now_ms = int(now), self._now_ms()
         claims: list[Claim] = []
-        numbers: list[int] = []
+        taken: list[_Taken] = []
         ended: dict[int, PutBack | None] = {}
         for number, element in enumerate(elements, self._next):
             judged = self._judged(element, lane, now_ms)
             if isinstance(judged, Element):
-                queued_ms = None if judged.pushed_ms is None else max(server_ms - judged.pushed_ms, 0)
-                claims.append(Claim(judged.record, token_for(asked_ms + lease_ms, number), queued_ms))
-                numbers.append(number)
+                record, pushed_ms = judged.record, judged.pushed_ms
+                queued_ms = None if pushed_ms is None else max(server_ms - pushed_ms, 0)
+                claims.append(Claim(record, token_for(asked_ms + lease_ms, number), queued_ms))
+                taken.append(_Taken(number, record))
             else:
                 ended[number] = judged
         if ended:
             await self._end_unrun(ended)
         self._next += len(elements)
-        for number, claim in zip(numbers, claims, strict=True):
-            self._taken[claim.record.id, claim.record.revision].append(_Taken(number, claim.record))
+        for each in taken:
+            self._taken.setdefault((each.record.envelope.id, each.record.revision), []).append(each)
         self._shall_listen = not claims
+        if claims:  # there may be more: only a list that gave nothing is listened to
+            return Claimed(claims, now_ms, now_ms)
         return Claimed(claims, now_ms, now_ms + int(float(ends)) - server_ms if ends else None)
 
     def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:
@@ -194,29 +196,37 @@ class _ListFeed:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims: first what goes back to the store is there, then all leave the list."""
         found = self._found(settlements)
-        held = [(settlement, each) for settlement, each in zip(settlements, found, strict=True) if each is not None]
-        lost = await self._put_back_all([pair for pair in held if _leaves(*pair)])
-        over = [pair[1].number for pair in held if not _is_release(*pair) and pair[1].number not in lost]
-        back = [pair[1].number for pair in held if _is_release(*pair)]
+        leaving: list[tuple[Settlement, _Taken]] = []
+        over: list[int] = []
+        back: list[int] = []
+        for settlement, taken in zip(settlements, found, strict=True):
+            if taken is None:
+                continue
+            if type(settlement) is Done:
+                over.append(taken.number)
+            elif _is_release(settlement, taken):
+                back.append(taken.number)
+            else:
+                leaving.append((settlement, taken))
+        over += await self._put_back_all(leaving)
         letters = await self._run("drop", len(over), *over, *back) if over or back else b""
         settled = {number for number, letter in zip(over + back, letters, strict=True) if letter == ord("s")}
         self._forget(settlements, found)
         return [
-            SettleOutcome.SETTLED if each is not None and each.number in settled else SettleOutcome.GONE
-            for each in found
+            SettleOutcome.SETTLED if taken is not None and taken.number in settled else SettleOutcome.GONE
+            for taken in found
         ]
 
-    async def _put_back_all(self, pairs: Sequence[tuple[Settlement, _Taken]]) -> set[int]:
-        """Put messages into the store; return the numbers of those that somebody else has taken since."""
+    async def _put_back_all(self, pairs: Sequence[tuple[Settlement, _Taken]]) -> list[int]:
+        """Put messages into the store; return the numbers of those that nobody else has taken since."""
         if not pairs:
-            return set()
+            return []
         numbers = [taken.number for _, taken in pairs]
         letters = await self._run("keep", self._lease_ms, *numbers)
-        lost = {number for number, letter in zip(numbers, letters, strict=True) if letter == ord("l")}
-        kept = [_put_back(*pair) for pair in pairs if pair[1].number not in lost]
+        kept = [pair for pair, letter in zip(pairs, letters, strict=True) if letter == ord("r")]
         if kept:
-            await self._put_back(kept)
-        return lost
+            await self._put_back([_put_back(*pair) for pair in kept])
+        return [taken.number for _, taken in kept]
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Prolong the lease on all that this process has taken."""
@@ -234,22 +244,23 @@ class _ListFeed:
 
     def _found(self, asked: Sequence[Settlement] | Sequence[Renewal]) -> list[_Taken | None]:
         """Return what each of these names; of a message that was taken twice, any one, and each once."""
-        seen: Counter[tuple[str, int]] = Counter()
+        seen: dict[tuple[str, int], int] = {}
         found: list[_Taken | None] = []
         for each in asked:
             key = (each.id, each.revision)
-            copies = self._taken.get(key, ())
-            found.append(copies[seen[key]] if seen[key] < len(copies) else None)
-            seen[key] += 1
+            copies, before = self._taken.get(key, ()), seen.get(key, 0)
+            found.append(copies[before] if before < len(copies) else None)
+            seen[key] = before + 1
         return found
 
     def _forget(self, settlements: Sequence[Settlement], found: Sequence[_Taken | None]) -> None:
         for settlement, taken in zip(settlements, found, strict=True):
             if taken is not None:
-                copies = self._taken[settlement.id, settlement.revision]
+                key = (settlement.id, settlement.revision)
+                copies = self._taken[key]
                 copies.remove(taken)
                 if not copies:
-                    del self._taken[settlement.id, settlement.revision]
+                    del self._taken[key]
 
     # --- waiting ------------------------------------------------------------------------------------------
 
@@ -281,11 +292,6 @@ def _is_release(settlement: Settlement, taken: _Taken) -> bool:
         and settlement.attempt == record.attempt
         and settlement.due_ms <= record.due_ms
     )
-
-
-def _leaves(settlement: Settlement, taken: _Taken) -> bool:
-    """Say whether a message goes back to the store."""
-    return not isinstance(settlement, Done) and not _is_release(settlement, taken)
 
 
 def _put_back(settlement: Settlement, taken: _Taken) -> PutBack:

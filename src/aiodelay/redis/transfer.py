@@ -28,7 +28,6 @@ from aiodelay.model import (
     Transferred,
 )
 from aiodelay.ports import Sink, Source, Transferring
-from aiodelay.wakeup import WakeUp
 
 from .commands import answer_of
 from .faults import Fault
@@ -39,6 +38,7 @@ from .options import Options
 from .reading import due_and_revision, read_record
 from .scripts import Arg
 from .taking import RedisListSource
+from .waiting import Waiter
 
 __all__ = ["Transfers"]
 
@@ -78,11 +78,11 @@ class Transfers(Looking):
         assert isinstance(sink, RedisListSink)
         transfer = _ListTransfer(self, sink)
         self._transfers.append(transfer)
-        self._wakeups.add(transfer.wakeup)
+        self.waiters.add(transfer.waiter, sink.name)
         try:
             yield transfer
         finally:
-            self._wakeups.discard(transfer.wakeup)
+            self.waiters.discard(transfer.waiter)
             self._transfers.remove(transfer)
 
     def moved_lanes(self) -> list[Lane]:
@@ -121,7 +121,7 @@ class Transfers(Looking):
                 if not isinstance(outcome, Stored):
                     raise StoreFullError(self.name, outcome.detail)
                 found.append(outcome)
-        self.wake_all()
+        self.waiters.wake()
         return found
 
 
@@ -130,8 +130,7 @@ class _ListTransfer:
 
     def __init__(self, store: Transfers, sink: RedisListSink) -> None:
         self._store, self.sink = store, sink
-        self.wakeup = WakeUp()
-        self._until_ms: int | None = None
+        self.waiter = Waiter()
         self._looked_s = 0.0
         self._unreadable: list[Settlement] = []
 
@@ -165,27 +164,26 @@ class _ListTransfer:
         return records
 
     async def wait(self, *, until_ms: int | None) -> None:
-        self._until_ms = until_ms
-        loop, poll_s = asyncio.get_running_loop(), SAFETY_POLL_S * random.uniform(0.75, 1)
+        loop, poll_s = asyncio.get_running_loop(), SAFETY_POLL_S * random.uniform(0.97, 1)  # claims come sooner
         while True:
             seconds = self._looked_s + poll_s - loop.time()
             if until_ms is not None:
                 seconds = min(seconds, self._store.seconds_until(until_ms))
-            if await self.wakeup.wait(seconds) or seconds <= 0:
+            if await self.waiter.wait(seconds, until_ms) or seconds <= 0:
                 return
 
     def looked(self, next_look_ms: int | None) -> None:
         """Take note that somebody else has looked: it is as good as a look of one's own."""
         loop = asyncio.get_running_loop()
         self._looked_s = loop.time()
-        if next_look_ms is not None and (self._until_ms is None or next_look_ms < self._until_ms):
-            self.wakeup.set()
+        if next_look_ms is not None:
+            self.waiter.comes_due(next_look_ms)
 
     def wake(self) -> None:
-        self.wakeup.set()
+        self.waiter.wake()
 
     def clear(self) -> None:
-        self.wakeup.clear()
+        self.waiter.clear()
 
 
 def _arguments(settlement: Settlement) -> list[Arg]:
