@@ -215,7 +215,7 @@ class Running:
 
     def _leave(self, subscription: Subscription) -> None:
         """Begin to stop serving a lane, as `remove` does."""
-        if not self.is_closing and self._loops is not None and self._loops.settles:
+        if self._loops is not None and self._loops.settles:
             del self.subscriptions[subscription.lane]
             self._leaving.append(subscription)
             self.spawn(self._see_off(subscription), f"aiodelay leave {subscription.lane}")

@@ -95,8 +95,7 @@ class Publication(HandlerSubscription):
             log.exception("%s: the subscriber raised at the end", self.lane)
 
     def _start(self, held: Held, event: object, context: Context, started_s: float) -> Settlement | Run:
-        if self.subscriber is None:
-            return settling.release(held.claim.record, held.claim.token)
+        assert self.subscriber is not None  # else it would have been given back
         received = Received(event, context)
         self._shown.add(id(held))
         try:
