@@ -25,6 +25,8 @@ from . import (
     bp7_redis_growth,
     bp8_redis_kills,
     bp9_redis_source,
+    br3_on_next,
+    br4_waiting,
 )
 from .harness import Benchmark, Plan, Row
 from .redis_server import running_server
@@ -46,6 +48,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     bp7_redis_growth.BENCHMARK,
     bp8_redis_kills.BENCHMARK,
     bp9_redis_source.BENCHMARK,
+    br3_on_next.BENCHMARK,
+    br4_waiting.BENCHMARK,
 )
 
 

@@ -6,6 +6,7 @@ from ._runtime.housekeeping import Alarm
 from ._version import __version__
 from .bulk import PartlyScheduledError, Rejected
 from .context import Context, Later, Reject
+from .dependencies import Depends
 from .errors import (
     AiodelayError,
     ClosedError,
@@ -69,6 +70,7 @@ __all__ = [
     "Cron",
     "DeadKey",
     "DeadLetter",
+    "Depends",
     "DuplicateHandlerError",
     "DuplicateIdError",
     "Duration",

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from .errors import AiodelayError
-from .model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Put
+from .model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
 
 __all__ = ["PartlyScheduledError", "Rejected", "schedule_in_chunks"]
 
+C = TypeVar("C")
 CHUNKS_AT_ONCE = 4
 REJECTED_SHOWN = 3
 
@@ -55,16 +56,16 @@ class PartlyScheduledError(AiodelayError):
 
 async def schedule_in_chunks(
     messages: Iterable[Any] | AsyncIterable[Any],
-    compose: Callable[[Any], Put],
-    send: Callable[[Sequence[Put], int], Awaitable[Sequence[object]]],
+    compose: Callable[[Any], tuple[C, int]],
+    send: Callable[[Sequence[C], int], Awaitable[Sequence[object]]],
     progress: Callable[[int], object] | None,
 ) -> int:
     """Store messages chunk by chunk.
 
     Args:
         messages: What to store.
-        compose: Makes the command of one, or raises.
-        send: Sends commands, given their payload bytes too; returns an answer or an `AiodelayError` for each.
+        compose: Makes what is sent of one, and its payload bytes, or raises.
+        send: Sends what was composed, given their payload bytes too; returns an answer or an exception for each.
         progress: Called with the number stored so far.
 
     Raises:
@@ -75,10 +76,10 @@ async def schedule_in_chunks(
     failures: list[Exception] = []  # of the caller's own code: what was read is stored, then it is told
     room = asyncio.Semaphore(CHUNKS_AT_ONCE)
 
-    async def send_chunk(chunk: list[tuple[int, Put]], size: int) -> None:
+    async def send_chunk(chunk: list[tuple[int, C]], size: int) -> None:
         nonlocal stored
         try:
-            answers = await send([put for _, put in chunk], size)
+            answers = await send([composed for _, composed in chunk], size)
         except AiodelayError as error:
             rejected.extend(Rejected(position, error) for position, _ in chunk)
         else:
@@ -87,8 +88,10 @@ async def schedule_in_chunks(
                 for (position, _), answer in zip(chunk, answers, strict=True)
                 if isinstance(answer, AiodelayError)
             ]
+            failed = [each for each in answers if isinstance(each, Exception) and not isinstance(each, AiodelayError)]
             rejected.extend(refused)
-            stored += len(chunk) - len(refused)
+            failures.extend(failed)
+            stored += len(chunk) - len(refused) - len(failed)
             if progress is not None and not failures:
                 _tell(progress, stored, failures)
         finally:
@@ -122,21 +125,21 @@ def _tell(progress: Callable[[int], object], stored: int, failures: list[Excepti
 
 
 async def _chunks(
-    messages: Iterable[Any] | AsyncIterable[Any], compose: Callable[[Any], Put], rejected: list[Rejected]
-) -> AsyncGenerator[tuple[list[tuple[int, Put]], int], None]:
-    chunk: list[tuple[int, Put]] = []
+    messages: Iterable[Any] | AsyncIterable[Any], compose: Callable[[Any], tuple[C, int]], rejected: list[Rejected]
+) -> AsyncGenerator[tuple[list[tuple[int, C]], int], None]:
+    chunk: list[tuple[int, C]] = []
     size = position = 0
     failure: Exception | None = None
     try:
         async with aclosing(_each(messages)) as each:
             async for message in each:
                 try:
-                    put = compose(message)
+                    composed, bytes_ = compose(message)
                 except AiodelayError as error:
                     rejected.append(Rejected(position, error))
                 else:
-                    chunk.append((position, put))
-                    size += put.envelope.size
+                    chunk.append((position, composed))
+                    size += bytes_
                 position += 1
                 if len(chunk) == MAX_CLAIM_MESSAGES or size >= MAX_CLAIM_BYTES:
                     yield chunk, size

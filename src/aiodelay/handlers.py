@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 
 from ._runtime.subscription import HandlerSpec
 from .codecs import codec_named
 from .context import Context, Later, Reject
+from .dependencies import Dependencies, dependency_of
 from .errors import (
     ConfigurationError,
     DuplicateHandlerError,
@@ -25,6 +26,9 @@ from .errors import (
 from .inputs import check_count, check_type_name, listed
 from .retry import Retry
 from .timeunits import Duration, parse_duration
+
+if TYPE_CHECKING:
+    from fast_depends.dependencies import Dependant
 
 __all__ = [
     "MAX_CONCURRENCY",
@@ -158,7 +162,12 @@ def spec_of(
     """
     parameters, hints = _signature(function)
     class_ = _event_class(function, parameters, hints)
-    context_name = _context_parameter(function, parameters, hints)
+    wanted = _wanted(function, parameters)
+    rest = [parameter for parameter in parameters[1:] if parameter.name not in wanted]
+    context_name = _context_parameter(function, rest, hints)
+    call, is_coroutine = _caller(function, context_name, parameters), is_coroutine_function(function)
+    if wanted:
+        call = Dependencies(_named(function), wanted, class_, is_coroutine=is_coroutine).around(call)
     if class_ is bytes and name is None:
         raise HandlerSignatureError(
             _named(function), "a handler of bytes without a name", "@scheduler.handler(name='...') for bytes"
@@ -169,8 +178,8 @@ def spec_of(
         )
     return HandlerSpec(
         **_route(class_ if name is None else name, types, _named(function)),
-        call=_caller(function, context_name, parameters),
-        is_coroutine=is_coroutine_function(function),
+        call=call,
+        is_coroutine=is_coroutine,
         concurrency=check_concurrency(concurrency),
         timeout_ms=None
         if timeout is None
@@ -278,29 +287,35 @@ def _event_class(function: Handler, parameters: list[inspect.Parameter], hints: 
     return class_
 
 
-def _context_parameter(function: Handler, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> str | None:
+def _wanted(function: Handler, parameters: list[inspect.Parameter]) -> dict[str, Dependant]:
+    """Return what a handler depends on, by parameter."""
+    hints = get_type_hints(_target(function), include_extras=True)
+    found = {parameter.name: dependency_of(parameter, hints.get(parameter.name)) for parameter in parameters[1:]}
+    return {name: dependency for name, dependency in found.items() if dependency is not None}
+
+
+def _context_parameter(function: Handler, rest: list[inspect.Parameter], hints: Mapping[str, Any]) -> str | None:
     found = None
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for parameter in parameters[1:]:
+    for parameter in rest:
         if hints.get(parameter.name) in (Context, Context | None) and found is None:
             found = parameter.name
         elif parameter.default is inspect.Parameter.empty and parameter.kind not in variadic:
             raise HandlerSignatureError(
                 _named(function),
                 f"with parameter {parameter.name!r}, which nothing can fill",
-                "the event, one parameter annotated Context, and parameters with defaults",
+                "the event, one parameter annotated Context, dependencies, and parameters with defaults",
             )
     return found
 
 
-def _caller(
-    function: Handler, context_name: str | None, parameters: list[inspect.Parameter]
-) -> Callable[[Any, Context], Any]:
+def _caller(function: Handler, context_name: str | None, parameters: list[inspect.Parameter]) -> Callable[..., Any]:
+    """Return how the function is called, with the event, the context, and the values of its dependencies."""
     if context_name is None:
-        return lambda event, context: function(event)
+        return lambda event, context, **values: function(event, **values)
     if parameters[1].name == context_name and parameters[1].kind is not inspect.Parameter.KEYWORD_ONLY:
         return function
-    return lambda event, context: function(event, **{context_name: context})
+    return lambda event, context, **values: function(event, **{context_name: context}, **values)
 
 
 def _typed(class_: type, owner: str) -> Callable[[bytes, str], Any]:

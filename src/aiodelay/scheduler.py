@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -60,6 +60,7 @@ from .inputs import (
     split_target,
 )
 from .messages import Composer, Message, Scheduled, check_rule, names_of
+from .middleware import Middleware, chained
 from .model import (
     NO_HEADERS,
     Cancel,
@@ -92,6 +93,8 @@ log: logging.Logger = logging.getLogger("aiodelay")
 
 F = TypeVar("F", bound=Handler)
 T = TypeVar("T")
+H = TypeVar("H", bound=Middleware[Context, Any])
+M = TypeVar("M", bound=Middleware[Message, Scheduled])
 ARM_AGAIN_S = 1.0
 MOST_PAYLOAD = 1_000_000_000
 
@@ -156,6 +159,8 @@ class Scheduler(Operations):
             raise ConfigurationError("on_alarm", _kind_of_function(on_alarm), "a plain function that takes an Alarm")
         if clock is not None and not hasattr(clock, "now_ms"):
             raise ConfigurationError("clock", kind_of(clock), "a Clock")
+        self._handle_middleware: list[Middleware[Context, Any]] = []
+        self._schedule_middleware: list[Middleware[Message, Scheduled]] = []
         self._options = RuntimeOptions(
             clock or SystemClock(),
             parse_duration(store_timeout, field="store_timeout", error=ConfigurationError, least_ms=1),
@@ -163,6 +168,7 @@ class Scheduler(Operations):
             parse_duration(overdue_alarm, field="overdue_alarm", error=ConfigurationError, least_ms=1),
             self._retry,
             on_alarm,
+            self._handle_middleware,
         )
         if encoding not in ("json", "msgpack"):
             raise ConfigurationError("encoding", shortened(encoding), "'json' or 'msgpack'")
@@ -230,8 +236,13 @@ class Scheduler(Operations):
             OutcomeUnknownError: It may be stored; `await error.retry()` finds out, safely.
         """
         message = Message(event, at, delay, every, id, to, key, headers, conflict, late)
+        if self._schedule_middleware:
+            return await chained(self._schedule_middleware, self._schedule)(message)
+        return await self._schedule(message)
+
+    async def _schedule(self, message: Message) -> Scheduled:
         commands = self._open_commands()
-        put = self._composer.put(message, self._store.now_ms())
+        put = self._compose(message)
         return answer_of(put, await commands.carry_out(put, put.envelope.size))
 
     async def schedule_many(
@@ -257,7 +268,18 @@ class Scheduler(Operations):
             raise InputError("messages", kind_of(messages), "an iterable or asynchronous iterable of Message")
         if progress is not None and not _is_plain_function(progress):
             raise InputError("progress", _kind_of_function(progress), "a plain function that takes a number")
-        return await schedule_in_chunks(messages, self._compose, commands.carry_out_many, progress)
+        if self._schedule_middleware:
+            return await schedule_in_chunks(messages, _sized, self._schedule_each, progress)
+        return await schedule_in_chunks(messages, self._compose_sized, commands.carry_out_many, progress)
+
+    async def _schedule_each(self, messages: Sequence[Message], size: int) -> Sequence[object]:
+        """Schedule messages at once, each through the middleware; they share round trips."""
+        schedule = chained(self._schedule_middleware, self._schedule)
+        return await asyncio.gather(*map(schedule, messages), return_exceptions=True)
+
+    def _compose_sized(self, message: Message) -> tuple[Put, int]:
+        put = self._compose(message)
+        return put, put.envelope.size
 
     def _compose(self, message: Message) -> Put:
         return self._composer.put(_checked(message, Message, "message"), self._store.now_ms())
@@ -301,6 +323,43 @@ class Scheduler(Operations):
         """
         command = Fire(new_op(), check_id(message_id))
         return answer_of(command, await self._open_commands().carry_out(command, 0))
+
+    # --- middleware -----------------------------------------------------------------------------------------
+
+    @overload
+    def middleware(self, around: Literal["handle"], /) -> Callable[[H], H]: ...
+
+    @overload
+    def middleware(self, around: Literal["schedule"], /) -> Callable[[M], M]: ...
+
+    def middleware(self, around: Literal["handle", "schedule"], /) -> Callable[[Any], Any]:
+        """Have a coroutine function go around each run of a handler, or around each message that is scheduled.
+
+        It is `async def middleware(context, call_next)`; the first one added is the outermost. It returns what `await
+        call_next(context)` returns, or raises; context variables that it sets before are seen by the handler, also in a
+        worker thread.
+
+        Args:
+            around: `handle`: each run of a handler, with its `Context`; an exception that it raises is the handler's.
+                `schedule`: each message of `schedule` and `schedule_many`, with the `Message`, which it may exchange
+                for another.
+
+        Raises:
+            ClosedError: The scheduler is open already.
+            ConfigurationError: `around` is something else, or the function no coroutine function.
+        """
+        if around not in ("handle", "schedule"):
+            raise ConfigurationError("middleware", shortened(around), "'handle' or 'schedule'")
+        if self._running is not None:
+            raise ClosedError("scheduler", "open already")
+
+        def add(function: Any) -> Any:  # noqa: ANN401 - one of two kinds
+            if not is_coroutine_function(function):
+                raise ConfigurationError("middleware", kind_of(function), "async def middleware(context, call_next)")
+            (self._handle_middleware if around == "handle" else self._schedule_middleware).append(function)
+            return function
+
+        return add
 
     # --- handlers -----------------------------------------------------------------------------------------
 
@@ -719,6 +778,11 @@ def _checked(value: object, type_: type[T], setting: str) -> T:
     if not isinstance(value, type_):
         raise ConfigurationError(setting, kind_of(value), f"a {type_.__qualname__}")
     return value
+
+
+def _sized(message: object) -> tuple[Message, int]:
+    """Return a message that is not encoded yet: chunks of them are bounded by their number."""
+    return _checked(message, Message, "message"), 0
 
 
 def _is_plain_function(value: object) -> bool:

@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sqlite": ({"sqlite"}, {"values", "decisions"}),
     "redis": ({"redis"}, {"values", "decisions"}),
     "sinks": ({"sinks"}, {"values", "decisions"}),
-    "arguments": ({"inputs", "context", "received", "registry"}, {"values", "decisions"}),
+    "arguments": ({"inputs", "context", "dependencies", "middleware", "received", "registry"}, {"values", "decisions"}),
     "runtime": ({"_runtime"}, {"values", "decisions", "arguments"}),
     "face": (
         {"handlers", "messages", "commands", "operations", "receiving", "bulk", "scheduler"},

@@ -219,7 +219,7 @@ def signature(
     return Bad(HandlerSignatureError, f"handler {function}", value, allowed)
 
 
-FILLED = "the event, one parameter annotated Context, and parameters with defaults"
+FILLED = "the event, one parameter annotated Context, dependencies, and parameters with defaults"
 CONCURRENCY = setting("handler concurrency", "", "an integer from 1 to 10000")
 HANDLERS: Rows = {
     "number": handler(5, Bad(HandlerSignatureError, "handler", "an int", "a function")),

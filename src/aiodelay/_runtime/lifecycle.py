@@ -130,6 +130,7 @@ class Running:
             context=self._context,
             now_ms=self._store.now_ms,
             on_free=self._loops.freed,
+            middleware=self._options.middleware,
         )
         self._serve(subscription)
 

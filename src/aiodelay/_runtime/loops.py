@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from msgspec import Struct
 
 from aiodelay.clock import Clock
+from aiodelay.context import Context
+from aiodelay.middleware import Middleware
 from aiodelay.model import LEASE_MS, Lane
 from aiodelay.ports import Feed, Work
 from aiodelay.retry import Retry
@@ -38,6 +40,7 @@ class RuntimeOptions(Struct, frozen=True):
     alarm_ms: int
     retry: Retry
     on_alarm: Callable[[Alarm], object] | None
+    middleware: Sequence[Middleware[Context, object]] = ()
     lease_ms: int = LEASE_MS
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from aiodelay.context import Context, Later, Reject
 from aiodelay.errors import HandlerResultError, HandlerTimeoutError, RecordFormatError, shortened
+from aiodelay.middleware import Middleware, chained
 from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Done, Lane, Settlement, SettleOutcome
 from aiodelay.retry import GiveUp, Retry
 from aiodelay.transitions import token_deadline_ms
@@ -106,6 +107,7 @@ class HandlerSubscription:
         context: Makes the context of one attempt, given its claim and lateness in ms.
         now_ms: The store's time, for due times and lateness.
         on_free: Called when demand has grown.
+        middleware: What goes around each run.
     """
 
     spec: HandlerSpec
@@ -113,6 +115,7 @@ class HandlerSubscription:
     context: Callable[[Claim, int], Context]
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
+    middleware: Sequence[Middleware[Context, object]] = ()
     concurrency: int = 0
     in_flight: int = 0
     is_draining: bool = False
@@ -259,17 +262,40 @@ class HandlerSubscription:
 
     def _start(self, held: Held, event: object, context: Context, started_s: float) -> Settlement | Run:
         variables = contextvars.copy_context()
-        if not self.spec.is_coroutine:
+        if not self.spec.is_coroutine and not self.middleware:
             call = self._threads.call(variables.run, _in_thread, self.spec.call, event, context, most=self.concurrency)
             return Run(held, started_s, call)
         try:
-            coroutine: Coroutine[Any, Any, Any] = self.spec.call(event, context)
+            coroutine: Coroutine[Any, Any, Any] = (
+                self._through_middleware(event, context) if self.middleware else self.spec.call(event, context)
+            )
             awaited = variables.run(coroutine.send, None)
         except StopIteration as end:
             return self._returned(held, end.value)
         except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
             return self._failed(held, error)
         return Run(held, started_s, rest_of(coroutine, variables, awaited))
+
+    async def _through_middleware(self, event: object, context: Context) -> object:
+        """Run a message's handler with the middleware around it; where that returns None, the handler's result stands.
+
+        So one that forgets to return it loses no `Later` and no `Reject`.
+        """
+        returned: object = None
+
+        async def handle(context: Context) -> object:
+            nonlocal returned
+            if self.spec.is_coroutine:
+                returned = await self.spec.call(event, context)
+            else:
+                run = contextvars.copy_context().run
+                returned = await self._threads.call(
+                    run, _in_thread, self.spec.call, event, context, most=self.concurrency
+                )
+            return returned
+
+        result = await chained(self.middleware, handle)(context)
+        return returned if result is None else result
 
     async def _go_on(self, run: Run, loop: asyncio.AbstractEventLoop) -> Settlement:
         """Wait for the rest of a run: from here on others may run beside it, and it can be cancelled."""

@@ -1,0 +1,154 @@
+"""`Depends`: what a handler needs beside its event, made anew for each run by fast-depends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
+from .context import Context
+from .errors import HandlerSignatureError
+
+if TYPE_CHECKING:
+    from fast_depends.core import CallModel
+    from fast_depends.dependencies import Dependant
+
+__all__ = ["Dependencies", "Depends", "dependency_of"]
+
+
+def Depends(dependency: Callable[..., Any]) -> Any:  # noqa: ANN401, N802 - as FastAPI's
+    """Have a handler's parameter made for each run, once for all that depend on it.
+
+    `db: Annotated[Session, Depends(open_session)]` says how. A dependency is a function, a coroutine function, or a
+    generator of either kind that yields once: what follows its `yield` runs when the handler has ended, and before the
+    message is settled. It may have dependencies of its own, and parameters annotated `Context` or with the event's
+    type. A plain one runs in a worker thread.
+
+    In tests, `fast_depends.dependency_provider.scope(original, other)` puts another in its place.
+
+    Args:
+        dependency: Makes the value.
+    """
+    import fast_depends  # noqa: PLC0415 - it imports pydantic where that is installed
+
+    return fast_depends.Depends(dependency, cast=False)
+
+
+def dependency_of(parameter: Parameter, hint: object) -> Dependant | None:
+    """Return what a parameter depends on, if it does, given its hint with its `Annotated`."""
+    if "fast_depends" not in sys.modules:
+        return None  # nobody has called `Depends`
+    from fast_depends.dependencies import Dependant  # noqa: PLC0415 - as above
+
+    notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((note for note in (parameter.default, *notes) if isinstance(note, Dependant)), None)
+
+
+class Dependencies:
+    """The dependencies of one handler.
+
+    Args:
+        owner: The handler, for errors.
+        wanted: By the name of its parameter.
+        event_class: Of its event.
+        is_coroutine: Whether it is; a plain one runs in a thread, and so do its dependencies.
+
+    Raises:
+        HandlerSignatureError: A dependency cannot be called.
+    """
+
+    def __init__(self, owner: str, wanted: Mapping[str, Dependant], event_class: type, *, is_coroutine: bool) -> None:
+        from fast_depends import dependency_provider  # noqa: PLC0415 - as above
+        from fast_depends.core import build_call_model  # noqa: PLC0415 - as above
+
+        self._owner, self._event_class, self._is_coroutine = owner, event_class, is_coroutine
+        self._provider = dependency_provider
+        self._given: dict[str, str] = {}
+        self._keys: dict[str, Any] = {}
+        for name, each in wanted.items():
+            try:
+                model = build_call_model(each.dependency, use_cache=each.use_cache, dependency_provider=self._provider)
+            except Exception as error:  # noqa: BLE001 - annotations are evaluated here
+                raise self._error(f"with parameter {name!r}, whose dependency cannot be read ({error})") from None
+            self._keys[name] = self._provider.add_dependant(model)
+            self._check(model)
+
+    def _check(self, model: CallModel) -> None:
+        if model.is_async and not self._is_coroutine:
+            raise self._error(f"a plain function, with the coroutine function {model.call_name!r} as a dependency")
+        for parameter in model.params:
+            what = self._what(parameter.field_type, has_default=parameter.default_value is not Ellipsis)
+            if what is None or self._given.setdefault(parameter.field_name, what) != what:
+                raise self._error(
+                    f"with dependency {model.call_name!r}, whose parameter {parameter.field_name!r} nothing can fill"
+                )
+        for key in model.dependencies.values():
+            self._check(self._provider.get_dependant(key))
+
+    def _what(self, hint: object, *, has_default: bool) -> str | None:
+        if hint in (Context, Context | None):
+            return "context"
+        if hint is self._event_class:
+            return "event"
+        return "default" if has_default else None
+
+    def _error(self, got: str) -> HandlerSignatureError:
+        allowed = "dependencies whose parameters have defaults, dependencies, or the type Context or that of the event"
+        return HandlerSignatureError(self._owner, got, allowed)
+
+    def _arguments(self, event: object, context: Context) -> dict[str, Any]:
+        values = {"event": event, "context": context}
+        return {name: values[what] for name, what in self._given.items() if what in values}
+
+    def around(self, call: Callable[..., Any]) -> Callable[[Any, Context], Any]:
+        """Return a call of the handler that makes its dependencies before, and ends them after it.
+
+        What the handler raised goes on, whatever a dependency does with it: it must not look as if it were done.
+        """
+        if not self._is_coroutine:
+            return self._around_plain(call)
+
+        async def with_dependencies(event: object, context: Context) -> object:
+            arguments, made = self._arguments(event, context), dict[Any, Any]()
+            failure: BaseException | None = None
+            async with AsyncExitStack() as stack:
+                try:
+                    values = {
+                        name: await self._provider.get_dependant(key).asolve(
+                            stack=stack, cache_dependencies=made, nested=True, **arguments
+                        )
+                        for name, key in self._keys.items()
+                    }
+                    result = await call(event, context, **values)
+                except BaseException as error:
+                    failure = error
+                    raise
+            if failure is not None:
+                raise failure
+            return result
+
+        return with_dependencies
+
+    def _around_plain(self, call: Callable[..., Any]) -> Callable[[Any, Context], Any]:
+        def with_dependencies(event: object, context: Context) -> object:
+            arguments, made = self._arguments(event, context), dict[Any, Any]()
+            failure: BaseException | None = None
+            with ExitStack() as stack:
+                try:
+                    values = {
+                        name: self._provider.get_dependant(key).solve(
+                            stack=stack, cache_dependencies=made, nested=True, **arguments
+                        )
+                        for name, key in self._keys.items()
+                    }
+                    result = call(event, context, **values)
+                except BaseException as error:
+                    failure = error
+                    raise
+            if failure is not None:
+                raise failure
+            return result
+
+        return with_dependencies

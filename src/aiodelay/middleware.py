@@ -1,0 +1,29 @@
+"""Middleware: what goes around each run of a handler, or each call of `schedule`, in one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+__all__ = ["Middleware", "chained"]
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+Middleware: TypeAlias = Callable[[S, Callable[[S], Awaitable[R]]], Awaitable[R]]
+"""`async def middleware(subject, call_next)`, which returns what `await call_next(subject)` does."""
+
+
+def chained(
+    middleware: Sequence[Middleware[S, R]], innermost: Callable[[S], Awaitable[R]]
+) -> Callable[[S], Awaitable[R]]:
+    """Return a call that goes through all middleware, the first one outermost."""
+    call = innermost
+    for each in reversed(middleware):
+        call = partial(_call, each, call)
+    return call
+
+
+def _call(each: Middleware[Any, R], call_next: Callable[[Any], Awaitable[R]], subject: object) -> Awaitable[R]:
+    return each(subject, call_next)
