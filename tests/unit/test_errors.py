@@ -141,6 +141,7 @@ def test_no_builtin_error_is_raised_for_callers() -> None:
         ("codecs.py", "TypeError"),  # what msgspec wants of a hook
         ("codecs.py", "ValueError"),  # mapped to RecordFormatError by the caller
         ("operations.py", "NotImplementedError"),  # a method that the subclass gives
+        ("receiving.py", "TypeError"),  # of a subscriber that is None, as the specification has it (D6)
         ("recurrence.py", "TypeError"),  # mapped to RecordFormatError by the caller
         ("recurrence.py", "ValueError"),  # mapped to ScheduleTimeError by the caller
         ("subscription.py", "RuntimeError"),  # a handler's failure, in the words of a coroutine's

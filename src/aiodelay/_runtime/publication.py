@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodelay.context import Context
+from aiodelay.errors import InputError, shortened
 from aiodelay.model import Settlement, SettleOutcome
 from aiodelay.reactive import Subscriber
 from aiodelay.received import GIVEN_BACK, Received
@@ -56,7 +57,7 @@ class Publication(HandlerSubscription):
         if self.subscriber is None:
             return
         if not isinstance(n, int) or n < 1:
-            raise ValueError(f"request({n!r}): ask for 1 or more")
+            raise InputError("request", shortened(n), "1 or more")
         self.concurrency += n
         self.on_free()
 
