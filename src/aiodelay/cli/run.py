@@ -14,10 +14,12 @@ from types import ModuleType
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from aiodelay import AiodelayError, Scheduler
 from aiodelay.errors import kind_of
 
+from .crew import supervise
 from .errors import NOT_UNDERSTOOD, CommandError
 from .signals import stop_signals
 
@@ -26,6 +28,7 @@ __all__ = ["find_scheduler", "run"]
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
 LEAVE_S = 2.0
+MOST_WORKERS = 1000
 
 
 def run(
@@ -34,6 +37,8 @@ def run(
     *,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
     verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative="")] = False,
+    workers: Annotated[int, Parameter(validator=Number(gte=1, lte=MOST_WORKERS))] = 1,
+    reload: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Dispatch and handle until SIGTERM or Ctrl-C, then drain.
 
@@ -45,15 +50,27 @@ def run(
             first.
         quiet: Log warnings and errors only.
         verbose: Log also what aiodelay does in detail.
+        workers: Run as so many processes; one that ends is started again.
+        reload: Start anew when a Python file in or below the working directory changes. For development.
     """
-    scheduler = find_scheduler(target)
+    scheduler = None if reload else find_scheduler(target)
     # After the import: an application that sets up logging of its own keeps it.
     logging.basicConfig(
         level=logging.WARNING if quiet else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
-    asyncio.run(_dispatch(scheduler, target))
+    if scheduler is not None and workers == 1:
+        asyncio.run(_dispatch(scheduler, target))
+        return
+    if scheduler is not None and not scheduler._store.traits.durable:
+        raise CommandError(f"{scheduler._store.name} lives in one process; --workers needs a store that they share")
+    flags = [flag for flag, is_set in (("--quiet", quiet), ("--verbose", verbose)) if is_set]
+    command = [sys.executable, "-m", "aiodelay", "run", target, *flags]
+    try:
+        asyncio.run(supervise(command, workers=workers, reload=reload))
+    except* CommandError as group:
+        raise group.exceptions[0] from None
 
 
 async def _dispatch(scheduler: Scheduler, target: str) -> None:

@@ -1,0 +1,150 @@
+"""`aiodelay run` as several processes: kept running, started anew when the program changes, drained together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from asyncio.subprocess import Process
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import CommandError
+
+__all__ = ["supervise"]
+
+log: logging.Logger = logging.getLogger("aiodelay.cli")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""How long to wait before a worker that ended is started again, the first time and at most."""
+STEADY_S = 60.0
+"""A worker that ran for so long is started again as if for the first time."""
+
+
+async def supervise(command: Sequence[str], *, workers: int, reload: bool) -> None:
+    """Keep workers running until a signal asks for the end, then drain them; a second signal ends them at once.
+
+    Args:
+        command: What each worker is started with.
+        workers: How many.
+        reload: Start them anew when a Python file below the working directory changes, and only then.
+
+    Raises:
+        CommandError: What notices changes is not installed.
+    """
+    changed, stop = asyncio.Event(), asyncio.Event()
+    crew = _Crew(command, restarts=not reload)
+
+    def end_at_once() -> None:
+        crew.terminate()
+
+    with _signals(stop, end_at_once) as numbers:
+        async with asyncio.TaskGroup() as tasks:
+            if reload:
+                tasks.create_task(_watch(changed, stop))
+            while not stop.is_set():
+                changed.clear()
+                crew = _Crew(command, restarts=not reload)
+                await crew.run(workers, stop, changed)
+    if len(numbers) > 1:  # as a process that a second signal ended by itself
+        signal.signal(numbers[-1], signal.SIG_DFL)
+        os.kill(os.getpid(), numbers[-1])
+
+
+class _Crew:
+    """The workers from one start to the next."""
+
+    def __init__(self, command: Sequence[str], *, restarts: bool) -> None:
+        self._command, self._restarts = command, restarts
+        self._processes: set[Process] = set()
+        self._ending = asyncio.Event()
+
+    def terminate(self) -> None:
+        """Ask all that run to end."""
+        self._ending.set()
+        for process in self._processes:
+            if process.returncode is None:
+                process.terminate()
+
+    async def run(self, workers: int, *ends: asyncio.Event) -> None:
+        """Keep workers running until one of the events is set, then wait until they have drained."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(workers):
+                tasks.create_task(self._keep_one())
+            waiting = [tasks.create_task(_wait(end)) for end in ends]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+            self.terminate()
+
+    async def _keep_one(self) -> None:
+        loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+        while not self._ending.is_set():
+            began_s = loop.time()
+            code = await self._run_one()
+            if self._ending.is_set():
+                return
+            if not self._restarts:
+                log.error("a worker ended with exit code %d; it is started again when a file changes", code)
+                await self._ending.wait()
+                return
+            if loop.time() - began_s >= STEADY_S:
+                pause_s = FIRST_PAUSE_S
+            log.error("a worker ended with exit code %d; it is started again in %g s", code, pause_s)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._ending.wait()
+            except TimeoutError:
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _run_one(self) -> int:
+        """Run a worker to its end: in a process group of its own, so that Ctrl-C reaches it through us alone."""
+        process = await asyncio.create_subprocess_exec(*self._command, process_group=0)
+        self._processes.add(process)
+        try:
+            if self._ending.is_set():
+                process.terminate()
+            return await process.wait()
+        finally:
+            self._processes.discard(process)
+            if process.returncode is None:
+                process.kill()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _watch(changed: asyncio.Event, stop: asyncio.Event) -> None:
+    try:
+        from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - only `--reload` needs it
+    except ModuleNotFoundError:
+        raise CommandError("--reload needs watchfiles; install it with: pip install 'aiodelay[cli]'") from None
+    async for changes in awatch(".", watch_filter=PythonFilter(), stop_event=stop):
+        log.info("%s changed; starting anew", ", ".join(sorted({Path(path).name for _, path in changes})))
+        changed.set()
+
+
+@contextmanager
+def _signals(stop: asyncio.Event, end_at_once: Callable[[], object]) -> Iterator[list[int]]:
+    """Set an event at the first SIGINT, SIGTERM or SIGHUP, call a function at each further one; yield what came."""
+    loop, seen = asyncio.get_running_loop(), list[int]()
+
+    def on_signal(number: int) -> None:
+        seen.append(number)
+        if stop.is_set():
+            end_at_once()
+        stop.set()
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield seen
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,171 @@
+"""`aiodelay run --workers N --reload`: several processes as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aiodelay import Message, Scheduler
+from tests.support.command import DEADLINE_S, Program, aiodelay
+
+APP = """
+import asyncio
+import os
+from dataclasses import dataclass
+
+from aiodelay import Scheduler
+
+scheduler = Scheduler("{store}", drain="20s")
+
+
+@dataclass
+class Work:
+    pass
+
+
+@scheduler.handler(concurrency=1)
+async def work(event: Work) -> None:
+    print("{name} started in", os.getpid(), flush=True)
+    await asyncio.sleep({takes_s})
+    print("{name} finished in", os.getpid(), flush=True)
+"""
+
+
+@dataclass
+class Work:
+    pass
+
+
+def write_app(folder: Path, *, name: str = "work", takes_s: float = 0.01, store: str = "sqlite:///app.db") -> None:
+    (folder / "app.py").write_text(APP.format(name=name, takes_s=takes_s, store=store))
+
+
+async def schedule(folder: Path, messages: int) -> None:
+    async with Scheduler(f"sqlite:///{folder}/app.db", dispatch=False) as scheduler:
+        await scheduler.schedule_many(Message(Work(), delay="1ms") for _ in range(messages))
+
+
+@contextmanager
+def running(folder: Path, *options: str) -> Iterator[Program]:
+    with aiodelay("run", "app:scheduler", *options, cwd=folder) as program:
+        try:
+            yield program
+        finally:
+            program.send(signal.SIGTERM)
+            program.send(signal.SIGTERM)
+            program.exit_code()
+
+
+def pid_in(line: str) -> int:
+    return int(line.rpartition(" ")[2])
+
+
+def wait_until_gone(pid: int) -> None:
+    ends = time.monotonic() + DEADLINE_S
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < ends, f"process {pid} still runs"
+        time.sleep(0.02)
+
+
+def dispatching(program: Program, workers: int) -> None:
+    for _ in range(workers):
+        program.err.wait_for("app:scheduler is dispatching")
+
+
+def test_workers_share_the_work_and_drain_together(tmp_path: Path) -> None:
+    write_app(tmp_path, takes_s=2)
+    with running(tmp_path, "--workers", "2") as program:
+        dispatching(program, 2)
+        asyncio.run(schedule(tmp_path, 10))
+        pids = {pid_in(program.out.wait_for("work started in")) for _ in range(2)}
+        program.send(signal.SIGTERM)
+        assert program.exit_code() == 0
+    assert len(pids) == 2
+    started, finished = ([line for line in program.out.seen if word in line] for word in ("started", "finished"))
+    assert len(started) == len(finished) < 10
+    assert sum("app:scheduler has stopped" in line for line in program.err.seen) == 2
+    for pid in pids:
+        wait_until_gone(pid)
+
+
+def test_a_worker_that_was_killed_is_started_again(tmp_path: Path) -> None:
+    write_app(tmp_path, takes_s=60)
+    with running(tmp_path, "--workers", "2") as program:
+        dispatching(program, 2)
+        asyncio.run(schedule(tmp_path, 1))
+        os.kill(pid_in(program.out.wait_for("work started in")), signal.SIGKILL)
+        program.err.wait_for("a worker ended with exit code -9; it is started again in 0.5 s")
+        dispatching(program, 1)
+
+
+def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
+    write_app(tmp_path, takes_s=3600)
+    asyncio.run(schedule(tmp_path, 2))
+    with running(tmp_path, "--workers", "2") as program:
+        pids = [pid_in(program.out.wait_for("work started in")) for _ in range(2)]
+        program.send(signal.SIGINT)
+        for _ in range(2):
+            program.err.wait_for("draining; a second signal stops at once")
+        assert program.is_running()
+        program.send(signal.SIGINT)
+        assert program.exit_code(10) == -signal.SIGINT
+    for pid in pids:
+        wait_until_gone(pid)
+
+
+def test_reload_starts_anew_when_the_program_changes_and_outlives_its_mistakes(tmp_path: Path) -> None:
+    write_app(tmp_path, name="first")
+    with running(tmp_path, "--reload") as program:
+        dispatching(program, 1)
+        asyncio.run(schedule(tmp_path, 1))
+        program.out.wait_for("first finished")
+        (tmp_path / "app.py").write_text("scheduler = (")
+        program.err.wait_for(r"app\.py changed; starting anew")
+        program.err.wait_for("a worker ended with exit code 1; it is started again when a file changes")
+        write_app(tmp_path, name="second")
+        dispatching(program, 1)
+        asyncio.run(schedule(tmp_path, 1))
+        program.out.wait_for("second finished")
+        program.send(signal.SIGTERM)
+        assert program.exit_code() == 0
+
+
+def test_reload_lets_handlers_finish_first(tmp_path: Path) -> None:
+    write_app(tmp_path, name="first", takes_s=2)
+    with running(tmp_path, "--reload") as program:
+        dispatching(program, 1)
+        asyncio.run(schedule(tmp_path, 1))
+        program.out.wait_for("first started")
+        write_app(tmp_path, name="second")
+        program.out.wait_for("first finished")
+        dispatching(program, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--workers", "0"], 2, "Must be >= 1"),
+        (["--workers", "two"], 2, "unable to convert"),
+        (["--workers", "2"], 1, "aiodelay: memory:// lives in one process; --workers needs a store that they share"),
+    ],
+)
+def test_what_cannot_be_run(tmp_path: Path, options: list[str], code: int, text: str) -> None:
+    write_app(tmp_path, store="memory://")
+    with aiodelay("run", "app:scheduler", *options, cwd=tmp_path) as program:
+        assert program.exit_code() == code
+    assert re.search(re.escape(text), "\n".join([*program.err.seen, *program.out.seen]))
+
+
+def test_a_program_that_is_not_there_is_not_tried_again(tmp_path: Path) -> None:
+    with aiodelay("run", "nosuch:scheduler", "--workers", "2", cwd=tmp_path) as program:
+        assert program.exit_code() == 1
+    assert "no module 'nosuch'" in program.err.seen[-1]
