@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
 from .errors import AiodelayError
@@ -46,7 +46,7 @@ class Messages(Generic[T]):
             subscriber.on_subscribe(_NoSubscription())
             subscriber.on_error(error)
 
-    async def __aiter__(self) -> AsyncIterator[Received[T]]:
+    async def __aiter__(self) -> AsyncGenerator[Received[T], None]:
         """Give message after message until the scheduler is closed.
 
         Raises:

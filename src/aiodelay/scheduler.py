@@ -559,7 +559,8 @@ class Scheduler(Operations):
         """Return a publisher of the messages of an event type, for whoever takes them without a handler.
 
         `async for message in scheduler.messages(CheckPayment)` pulls them; `messages.subscribe(subscriber)` gives a
-        `Subscriber` as many as it requests. Each is settled by whoever took it.
+        `Subscriber` as many as it requests. Each is settled by whoever took it. It is served whatever `lanes` the
+        scheduler has.
 
         Args:
             what: The event class; or a name, for the bytes that are scheduled to `handler:<name>`.
@@ -583,10 +584,8 @@ class Scheduler(Operations):
         running = self._ready()
         if running.is_closing:
             raise ClosedError("scheduler", "closed")
-        if not running.dispatches or not self._serves(spec):
-            raise ConfigurationError(
-                "messages", f"of {spec.name!r}, which is not served", "dispatch=True, and its lane"
-            )
+        if not running.dispatches:
+            raise ConfigurationError("messages", "of a scheduler that does not dispatch", "dispatch=True")
         self._check_free(spec)
         self._subscribed.append(spec)
         running.publish(spec, subscriber, lambda: self._subscribed.remove(spec))

@@ -111,8 +111,9 @@ class World:
         before = set(self.ended)
         fresh = self.new_scheduler()
         self.serve(fresh)
-        async with fresh:
+        async with self.store:
             left = {each.record.id for each in await self.store.search(Query(limit=10_000))}
+        async with fresh:
             await asyncio.sleep(150)  # the due times, and a lease that nobody settled
             assert fresh._running is not None
             assert fresh._running.in_flight == 0
@@ -315,6 +316,24 @@ def test_f5_a_whole_life(sweep: Sweep, kind: str) -> None:
                 await world.schedule(f"m{number}", f"{1 + number}s")
             await asyncio.sleep(3.2)  # m2 is being delivered when the block ends
         assert world.scheduler._running is None
+
+    assert sweep.play(kind, operate, opened=False) >= 4
+
+
+@KINDS
+def test_f5_messages(sweep: Sweep, kind: str) -> None:
+    """What was taken and not settled goes back."""
+
+    async def operate(world: World) -> None:
+        async with world.scheduler, aclosing(aiter(world.scheduler.messages("work"))) as messages:
+            for number in range(3):
+                await world.schedule(f"m{number}", "1s")
+            async for message in messages:
+                with message:
+                    await asyncio.sleep(0.5)
+                    world.ended[message.context.id] += 1
+                if len(world.ended) == 3:
+                    break
 
     assert sweep.play(kind, operate, opened=False) >= 4
 

@@ -45,6 +45,14 @@ def test_f1_f2_a_kill_loses_nothing_and_repeats_only_what_was_in_flight(scene: S
     kill_and_inherit(scene, point=point, serve=("work",), burst=BUSY, run_ms=20)
 
 
+PULLED = [point for point in POINTS if point.name in ("claim", "handler", "settle")]
+
+
+@pytest.mark.parametrize("point", PULLED, ids=str)
+def test_f1_f2_a_kill_of_who_takes_messages_without_a_handler(scene: Scene, point: FailurePoint) -> None:
+    kill_and_inherit(scene, point=point, serve=("work",), pulls=True, burst=BUSY, run_ms=20)
+
+
 @pytest.mark.parametrize("point", [FailurePoint("renew", "before", 2), FailurePoint("renew", "after", 2)], ids=str)
 def test_f2_a_kill_around_a_renewal_ends_the_lease_all_the_same(scene: Scene, point: FailurePoint) -> None:
     burst = Burst(messages=4, spread_ms=0, headers={"do": b"sleep:800"})
@@ -60,7 +68,7 @@ def test_f1_a_kill_after_a_sink_has_taken_a_batch_repeats_no_more_than_it(scene:
 def kill_and_inherit(scene: Scene, **settings: Any) -> None:  # noqa: ANN401 - the fields of a plan
     """Run one process to its failure point, then another one until nothing is left, and check the history."""
     victim = scene.start("victim", **settings)
-    lanes = {name: settings[name] for name in ("serve", "sink") if name in settings}
+    lanes = {name: settings[name] for name in ("serve", "sink", "pulls") if name in settings}
     heir = scene.start("heir", waits=True, **lanes)
     assert victim.wait() == -9, f"the failure point was not reached: {victim.errors[-2000:]}"
     heir.tell("go")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, assert_type
+from typing import Annotated, Any, assert_type
 
 from aiodelay import (
     Alarm,
@@ -17,6 +17,7 @@ from aiodelay import (
     Context,
     Cron,
     DeadLetter,
+    Depends,
     Duration,
     Every,
     FireOutcome,
@@ -26,6 +27,7 @@ from aiodelay import (
     Message,
     OutcomeUnknownError,
     PartlyScheduledError,
+    Received,
     Reject,
     Rejected,
     RescheduleOutcome,
@@ -41,6 +43,7 @@ from aiodelay.codecs import Codec, JsonCodec, MessagePackCodec
 from aiodelay.memory import MemoryStore
 from aiodelay.model import JournalEntry, LaneCounts, LoadBucket, Outcome
 from aiodelay.ports import DeadLetters, Holds, Inspectable, Journal, Sink, Store
+from aiodelay.reactive import Publisher, Subscription
 from aiodelay.sinks import StdoutSink
 from aiodelay.sqlite import SqliteStore
 
@@ -253,3 +256,51 @@ def ports(memory: MemoryStore, sqlite: SqliteStore) -> None:
 
 
 HANDLERS: list[Callable[..., Awaitable[Any]]] = [bare, with_options, raw]
+
+
+# --- messages without a handler, dependencies, middleware --------------------------------------------------
+
+
+def orders() -> list[int]:
+    return [1]
+
+
+@scheduler.handler
+async def with_orders(event: Pay, known: Annotated[list[int], Depends(orders)]) -> None:
+    assert_type(known, list[int])
+
+
+@scheduler.middleware("handle")
+async def around(context: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:  # noqa: ANN401
+    return await call_next(context)
+
+
+@scheduler.middleware("schedule")
+async def before(message: Message, call_next: Callable[[Message], Awaitable[Scheduled]]) -> Scheduled:
+    return await call_next(message)
+
+
+scheduler.middleware("schedule")(around)  # type: ignore[type-var]
+
+
+class Takes:
+    def on_subscribe(self, subscription: Subscription) -> None:
+        subscription.request(1)
+
+    def on_next(self, item: Received[Pay], /) -> None:
+        assert_type(item.settle(Later("5m")), bool)
+
+    def on_error(self, error: Exception) -> None: ...
+
+    def on_complete(self) -> None: ...
+
+
+async def take() -> None:
+    publisher: Publisher[Received[Pay]] = scheduler.messages(Pay)
+    publisher.subscribe(Takes())
+    scheduler.messages("raw").subscribe(Takes())  # type: ignore[arg-type]
+    async for message in scheduler.messages(Pay, concurrency=3, retry=Retry(attempts=3), source="redis-list:a"):
+        with message as pay:
+            assert_type(pay, Pay)
+    async for raw in scheduler.messages("raw"):
+        assert_type(raw.event, bytes)

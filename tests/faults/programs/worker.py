@@ -8,6 +8,7 @@ message is in the message's header `do`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -20,7 +21,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from aiodelay import Conflict, Context, Retry, Scheduler
+from aiodelay import Conflict, Context, Received, Retry, Scheduler
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent
 from aiodelay.redis import RedisListSink, RedisListSource
 from aiodelay.registry import open_store
@@ -68,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         point: Where it kills itself.
         serve: Lanes that it handles.
+        pulls: Takes their messages by `async for` instead.
         sink: Also serve the sink `sink:`.
         source: Where the handler takes messages from too: a list of Redis.
         moves: Only move messages into lists, as the store does by itself.
@@ -84,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     lease_ms: int = 1_000
     point: FailurePoint | None = None
     serve: tuple[str, ...] = ()
+    pulls: bool = False
     sink: bool = False
     source: str = ""
     moves: bool = False
@@ -260,16 +263,29 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         sinks=[RecordingSink(history, points), *lists],
         sources=[ObservedSource(RedisListSource(plan.store), history, points)] if plan.source else [],
         dispatch=bool(plan.serve or plan.sink),
-        lanes=[*plan.serve, *(["sink"] if plan.sink else [])],
+        lanes=[*([] if plan.pulls else plan.serve), *(["sink"] if plan.sink else [])],
         retry=Retry(attempts=10, first="200ms", factor=1),
         drain=f"{plan.drain_ms}ms",
     )
     scheduler._options = msgspec.structs.replace(scheduler._options, lease_ms=plan.lease_ms)
-    for lane in plan.serve:
+    for lane in () if plan.pulls else plan.serve:
         handling = Handling("redis-list" if plan.source else lane, plan, history, points)
         source = plan.source or None
         scheduler.add_handler(handling.handle, name=lane, concurrency=plan.concurrency, source=source)
     return scheduler
+
+
+async def pull(scheduler: Scheduler, lane: str, plan: Plan, history: h.History, points: FailurePoints) -> None:
+    """Take a lane's messages until the scheduler closes, each in a task of its own."""
+    handling = Handling(lane, plan, history, points)
+
+    async def take(message: Received[bytes]) -> None:
+        with contextlib.suppress(RuntimeError), message as payload:
+            await handling.handle(payload, message.context)
+
+    async with asyncio.TaskGroup() as tasks:
+        async for message in scheduler.messages(lane, concurrency=plan.concurrency):
+            tasks.create_task(take(message))
 
 
 async def main(plan: Plan) -> None:
@@ -287,7 +303,10 @@ async def main(plan: Plan) -> None:
     else:
         await asyncio.to_thread(int)  # the default executor's thread is no leak
     history.write(count_resources("baseline"))
-    async with scheduler:
+    async with asyncio.TaskGroup() as pulling, scheduler:
+        for lane in plan.serve if plan.pulls else ():
+            pulling.create_task(pull(scheduler, lane, plan, history, points))
+            await asyncio.sleep(0.01)  # until it has subscribed: nothing would be served, and all would look idle
         history.write(h.Process(what="ready"))
         say("ready")
         producer = Producer(scheduler, history)
