@@ -36,7 +36,7 @@ from aiodelay.ports import Feed
 from aiodelay.redis import RedisListSource, RedisStore
 from aiodelay.redis.elements import decode_element, encode_element
 from aiodelay.testing.faults import FaultyStore
-from aiodelay.transitions import delivery_id, token_for
+from aiodelay.transitions import delivery_id, token_counter, token_for
 from tests.support.servers import redis_servers, serving
 
 LANE = "orders"
@@ -133,7 +133,7 @@ def dead(each: Claim) -> Dead:
 
 
 def renewal(each: Claim, ends_ms: int) -> Renewal:
-    return Renewal(each.record.id, each.record.revision, each.token, token_for(ends_ms, 0))
+    return Renewal(each.record.id, each.record.revision, each.token, token_for(ends_ms, token_counter(each.token)))
 
 
 async def lapse() -> None:
@@ -288,6 +288,22 @@ async def test_l1_more_than_one_script_may_move_returns_step_by_step_in_order(sc
     for _ in range(3):
         await other.claim({LANE: Demand(0)}, request="r", lease_ms=15_000)
     assert await scene.ids() == [f"m{i:04}" for i in range(1300)]
+
+
+@on_list
+async def test_l1_what_one_lost_and_took_again_is_settled_as_it_was_taken_last(scene: Scene) -> None:
+    feed = await scene.feed()
+    await scene.push(element("m"))
+    (lost,) = await claim(feed, lease_ms=SHORT_MS)
+    await lapse()
+    (held,) = await claim(feed)
+    ends_ms = scene.store.now_ms() + 15_000
+    assert await feed.renew([renewal(held, ends_ms), renewal(lost, ends_ms)]) == [
+        RenewOutcome.RENEWED,
+        RenewOutcome.LOST,
+    ]
+    assert await feed.settle([done(lost), done(held)]) == [SettleOutcome.GONE, SettleOutcome.SETTLED]
+    assert await scene.leftovers() == []
 
 
 @on_list
