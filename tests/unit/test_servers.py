@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,3 +104,18 @@ def test_a_server_keeps_what_it_holds_over_a_kill_and_nothing_over_its_end(bare:
     assert os.getsid(server.pid) != os.getsid(0), "Ctrl-C must not reach it"
     server.stop()
     assert not server.folder.exists()
+
+
+def test_a_server_starts_in_a_folder_whose_name_is_longer_than_a_socket_may_be(
+    bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bare.undo()
+    forget()
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    bare.setattr(tempfile, "tempdir", str(long))
+    for found in redis_programs():
+        server = RedisServer(found.program)
+        server.start()
+        assert server.socket.is_socket()
+        server.stop()
