@@ -6,7 +6,9 @@ import os
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,43 @@ def test_the_one_given_comes_first_and_its_password_is_not_shown(bare: pytest.Mo
     with serving(given) as url:
         assert url == given.url
     assert [each.name for each in redis_programs()] == ["redis-7.4.2"], "for tests that kill servers"
+
+
+class NoSuchImage(BaseHTTPRequestHandler):
+    """A Docker daemon that has no image, and gets none."""
+
+    def do_GET(self) -> None:
+        self.answer(200, b'{"ApiVersion": "1.47"}')
+
+    def do_POST(self) -> None:
+        self.answer(404, b'{"message": "manifest unknown"}')
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_image_that_docker_cannot_get_is_named(bare: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoSuchImage) as daemon:
+        thread = threading.Thread(target=daemon.serve_forever)
+        thread.start()
+        try:
+            bare.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{daemon.server_port}")
+            found = redis_servers()
+            assert [each.image for each in found] == list(servers.IMAGES)
+            for each in found:
+                told = f"Docker does not start {each.image}: .*manifest unknown"
+                with pytest.raises(AiodelayError, match=told), serving(each):
+                    pass
+        finally:
+            daemon.shutdown()
+            thread.join()
 
 
 def test_programs_one_for_each_version_that_is_new_enough_and_runs(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -163,11 +163,16 @@ def serving(found: Found) -> Iterator[str]:
 
 @contextmanager
 def _container(image: str) -> Iterator[str]:
+    from docker.errors import DockerException  # type: ignore[import-untyped] # noqa: PLC0415 - it may be missing
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - it may be missing
 
     program = "valkey-server" if "valkey" in image else "redis-server"
     container = DockerContainer(image, command=f"{program} --appendonly yes --save ''").with_exposed_ports(6379)
-    with container:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(container)
+        except DockerException as error:
+            raise AiodelayError(f"Docker does not start {image}: {error}") from error
         host, port = container.get_container_host_ip(), int(container.get_exposed_port(6379))
         deadline = time.monotonic() + START_S
         while not _answers(host, port):
