@@ -127,8 +127,7 @@ class RedisWork:
         has_journal = self._store.keeps_journal
         plain: list[tuple[int, Held]] = []
         others: list[tuple[int, Settlement, int]] = []
-        for i, settlement in enumerate(settlements):
-            held = self._held.take(settlement)
+        for i, (settlement, held) in enumerate(zip(settlements, self._held.take(settlements), strict=True)):
             if held is not None and not has_journal and held.is_plain(settlement):
                 plain.append((i, held))
             else:
