@@ -106,7 +106,7 @@ class RedisListSource:
             yield feed
 
 
-class _Taken(Struct):
+class _Taken(Struct, gc=False):
     """An element that was taken, and neither settled nor lost."""
 
     number: int
