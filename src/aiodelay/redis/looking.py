@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
@@ -100,10 +100,22 @@ class Looking(Base):
         tie: Arg = ""
         if query.after is not None and (query.from_ms is None or query.after[0] >= query.from_ms):
             tie, from_ = query.after[0], f"({query.after[0]}"
-        reply = await self.run("range", ["lanes", tie, from_, to, query.limit, *query.lanes])
-        places = ((int(place), text_of(member), member) for member, place in _pairs(reply[1:]))
-        found = {(place, name): member for place, name, member in places if _is_after((place, name), query)}
-        return {place: found[place] for place in nsmallest(query.limit, found)}
+        found: dict[tuple[int, str], bytes] = {}
+        async for pairs in self._range("lanes", [tie, from_, to, query.limit], query.lanes):
+            places = ((int(place), text_of(member), member) for member, place in pairs)
+            found |= {(place, name): member for place, name, member in places if _is_after((place, name), query)}
+            found = {place: found[place] for place in nsmallest(query.limit, found)}
+        return found
+
+    async def _range(
+        self, what: str, which: list[Arg], lanes: Sequence[Lane] = ()
+    ) -> AsyncIterator[Iterable[tuple[bytes, bytes]]]:
+        """Read what `range.lua` names, until nothing is left: so many as stand at one ms would take the server long."""
+        reply = await self.run("range", [what, *which, *lanes])
+        yield _pairs(reply[2:])
+        while reply[1]:
+            reply = await self.run("range", ["left", *which, *reply[1]])
+            yield _pairs(reply[2:])
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state.
@@ -172,12 +184,14 @@ class Looking(Base):
     async def _dead_places(self, after: tuple[int, str, int] | None, limit: int) -> dict[tuple[int, str, int], bytes]:
         """Return the keys in `dead` of the first letters by time, in order."""
         tie, from_ = ("", "-inf") if after is None else (str(after[0]), f"({after[0]}")
-        reply = await self.run("range", ["graves", tie, from_, "+inf", limit])
-        order = {
-            (int(at_ms), text_of(key[:-6]), int.from_bytes(key[-6:], "big")): key for key, at_ms in _pairs(reply[1:])
-        }
-        first = nsmallest(limit, (each for each in order if after is None or each > after))
-        return {each: order[each] for each in first}
+        found: dict[tuple[int, str, int], bytes] = {}
+        async for pairs in self._range("graves", [tie, from_, "+inf", limit]):
+            for key, at_ms in pairs:
+                place = int(at_ms), text_of(key[:-6]), int.from_bytes(key[-6:], "big")
+                if after is None or place > after:
+                    found[place] = key
+            found = {place: found[place] for place in nsmallest(limit, found)}
+        return found
 
     async def _letters(self, order: Mapping[tuple[int, str, int], bytes]) -> list[DeadLetter]:
         letters: list[DeadLetter] = []
