@@ -187,3 +187,19 @@ def test_dead_letters_of_one_instant_are_listed_a_part_at_a_time(url: str) -> No
             assert store.most("range") <= 2 + 2 * 1_000
 
     asyncio.run(play())
+
+
+def test_the_load_of_many_addresses_is_counted_a_part_at_a_time(url: str) -> None:
+    async def play() -> None:
+        clock = VirtualClock()
+        async with Watched(url, namespace="load", clock=clock) as store:
+            for i in range(60):
+                await store.hold(LANE, f"{i}")
+                envelopes = (Envelope(f"{i}-{j}", LANE, f"{i}") for j in range(100))
+                await store.apply([Put(new_op(), each, After(j * 10)) for j, each in enumerate(envelopes)])
+            load = await store.load(bucket_ms=100, buckets=50)
+            assert [each.messages for each in load] == [600] * 10
+            assert [each.from_ms for each in load] == [clock.now_ms() + i * 100 for i in range(10)]
+            assert len(store.answers["load"]) == 2
+
+    asyncio.run(play())

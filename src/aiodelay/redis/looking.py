@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
@@ -128,12 +129,16 @@ class Looking(Base):
         """Count what comes due from now on, by span and lane."""
         reply = await self.run("counts", [])
         now_ms = self.heard(reply[0])
-        found: dict[tuple[int, Lane], int] = {}
+        found = Counter[tuple[int, Lane]]()
         for lane in map(bytes.decode, reply[4::6]):
             for first in range(0, buckets, SPANS_AT_ONCE):
                 spans = min(SPANS_AT_ONCE, buckets - first)
-                counted = await self.run("load", [lane, now_ms + first * bucket_ms, bucket_ms, spans])
+                which: list[Arg] = [lane, now_ms + first * bucket_ms, bucket_ms, spans]
+                left, *counted = await self.run("load", which)
                 add_load(found, lane, first, counted)
+                while left:
+                    left, *counted = await self.run("load", [*which, *left])
+                    add_load(found, lane, first, counted)
         return [LoadBucket(now_ms + span * bucket_ms, lane, found[span, lane]) for span, lane in sorted(found)]
 
     async def position(self, source: str) -> int | None:
