@@ -237,6 +237,18 @@ async def test_what_is_given_back_unrun_stands_where_it_stood(scene: Scene) -> N
     assert await scene.leftovers() == []
 
 
+@on_list
+async def test_l1_large_elements_that_are_given_back_at_once_all_stand_where_they_stood(scene: Scene) -> None:
+    feed = await scene.feed()
+    await scene.push(*[element(f"m{i}", bytes(400_000)) for i in range(6)])
+    before = await scene.elements()
+    claims = [each for _ in range(3) for each in await claim(feed)]
+    released = [again(each, each.record.due_ms, 0, None) for each in claims]
+    assert await feed.settle(released) == [SettleOutcome.SETTLED] * 6
+    assert await scene.elements() == before
+    assert await scene.leftovers() == []
+
+
 # --- leases -----------------------------------------------------------------------------------------------
 
 

@@ -211,8 +211,12 @@ class _ListFeed:
             else:
                 leaving.append((settlement, taken))
         over += await self._put_back_all(leaving)
-        letters = await self._run("drop", len(over), *over, *back) if over or back else b""
-        settled = {number for number, letter in zip(over + back, letters, strict=True) if letter == ord("s")}
+        settled: set[int] = set()
+        while over or back:
+            letters = await self._run("drop", len(over), *over, *back)
+            answered = list(zip(over + back, letters, strict=True))
+            settled.update(number for number, letter in answered if letter == ord("s"))
+            over, back = [], [number for number, letter in answered if letter == ord("m")]
         for settlement in settlements:
             self._taken.pop(_key(settlement), None)
         return [

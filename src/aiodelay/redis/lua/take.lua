@@ -30,7 +30,9 @@ end
 local function first_elements()
   local found, bytes = {}, 0
   while #found < most do
-    local chunk = redis.pcall('LRANGE', LIST, #found, #found + math.min(CHUNK, most - #found) - 1)
+    local fits = #found > 0 and math.floor((most_bytes - bytes) / (bytes / #found + 1)) or 1 -- were all of a size
+    local limit = math.max(1, math.min(CHUNK, most - #found, fits))
+    local chunk = redis.pcall('LRANGE', LIST, #found, #found + limit - 1)
     if chunk.err then return chunk end
     if #chunk == 0 then return found end
     for _, element in ipairs(chunk) do

@@ -121,7 +121,7 @@ end
 
 local walk, try_blocked
 do
-  local MOST_READ, MOST_TRIED, MOST_SERIES, FIRST_READ = 1000, 20, 100, 20
+  local MOST_READ, MOST_TRIED, MOST_SERIES, MOST_TARGETS, GROWTH = 1000, 20, 100, 250, 20
 
   -- Reads the address and the size of the usual value: no flags, at its due time, a body of a few texts and bytes, no key
   -- and no headers. Returns nil for any other, which goes the long way.
@@ -189,6 +189,7 @@ do
       if pass(N, key, name, id, value, e) then return 'gone' end
       address = address_of(e)
     end
+    if not targets[address] and #in_order == MOST_TARGETS then return 'stop' end
     local t = trying or target_of(address)
     if t.is_held or why_not(t) or (t.is_blocked and not trying) then
       if trying then return 'stop' end
@@ -207,8 +208,9 @@ do
   end
 
   local function next_limit() -- so many as may be read, were they as large as those before
-    local fits = read > 0 and floor((MOST_BYTES - read_bytes) / (read_bytes / read + 1)) or FIRST_READ
-    return math.max(1, math.min(MOST, fits))
+    if read == 0 then return 1 end
+    local fits = floor((MOST_BYTES - read_bytes) / (read_bytes / read + 1))
+    return math.max(1, math.min(read * GROWTH, MOST, fits))
   end
 
   function walk(key, trying)
