@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from aiodelay import (
     DuplicateHandlerError,
     Every,
     Later,
+    Message,
     Reject,
     Retry,
     Scheduler,
@@ -31,6 +33,7 @@ from aiodelay import (
 )
 from aiodelay.memory import MemoryStore
 from aiodelay.model import LEASE_MS, Promise, State
+from aiodelay.ports import Sink, Transferring
 from aiodelay.redis import RedisListSink, RedisListSource, RedisStore
 from aiodelay.redis.elements import Element, decode_element
 from aiodelay.testing import on_virtual_time
@@ -281,6 +284,55 @@ async def test_due_messages_move_on_time_and_blocked_lists_are_named(scene: Scen
     await scene.until_length(1)
     await scheduler.run_until_idle()
     assert list(await scheduler.blocked()) == []
+
+
+@on_lists
+async def test_a_list_holds_its_most_however_many_addresses_lead_to_it(scene: Scene) -> None:
+    scheduler = await scene.open(scene.scheduler(sinks=[RedisListSink(scene.url, max_length=5)]))
+    at = datetime.now(UTC) + timedelta(milliseconds=300)
+    await scheduler.schedule_many([Message(b"", at=at, to=f"{scene.to}{raw}") for raw in ("", "?format=raw") * 8])
+    await scene.until(scheduler.blocked)
+    assert len(await scene.elements()) == 5
+
+
+@on_lists
+async def test_l4_moving_outlives_whatever_its_waiting_does(scene: Scene) -> None:
+    failures: list[BaseException] = [RuntimeError("ours"), asyncio.CancelledError()]
+
+    class Failing(RedisStore):
+        @contextmanager
+        def transferring(self, sink: Sink) -> Iterator[Transferring]:
+            with super().transferring(sink) as moves:
+                wait = moves.wait
+
+                async def fail(*, until_ms: int | None) -> None:
+                    if failures:
+                        raise failures.pop()
+                    await wait(until_ms=until_ms)
+
+                moves.wait = fail  # type: ignore[method-assign]
+                yield moves
+
+    scheduler = await scene.open(Scheduler(Failing(scene.url, namespace=scene.namespace)))
+    await scheduler.schedule(b"m", to=scene.to, delay="300ms")
+    await scene.until_length(1)
+    assert failures == []
+
+
+@on_lists
+async def test_l5_a_key_that_is_no_text_stops_nobody(scene: Scene) -> None:
+    """Other languages schedule too."""
+    scheduler = await scene.open(scene.scheduler(dispatch=False))
+    await scheduler.schedule(b"odd", to="redis-list:AB", id="odd", delay="0s")
+    await scheduler.schedule(b"m", to=scene.to, delay="0s")
+    key, field = f"{{{scene.namespace}:00}}:msg", b"\x02odd"
+    value: bytes = await scene.direct.command("HGET", key, field)
+    await scene.direct.command("HSET", key, field, value.replace(b"\xa2AB", b"\xa2\xff\xfe"))
+    await scene.direct.command("SET", b"\xff\xfe", "no list")
+    async with scene.scheduler() as mover:
+        await scene.until_length(1)
+        (blocked,) = await mover.blocked()
+        assert blocked.address == r"\xff\xfe"
 
 
 @on_lists

@@ -15,14 +15,14 @@ local MOST = 500
 local N, MAX_LENGTH, NOW = known_lane(ARGV[4]), tonumber(ARGV[7]), text(now)
 local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
 local moved, messages, bytes, read, read_bytes = 0, 0, 0, 0, 0
-local targets, in_order, series = {}, {}, {}
+local targets, in_order, rooms, series = {}, {}, {}, {}
 local has_blocked = N and call('EXISTS', blocked_key(N)) == 1
 
 local function target_of(address)
   local t = targets[address]
   if t then return t end
   local key, options = string.match(address, '^([^?]*)(.*)$')
-  t = { address = address, key = key, is_raw = options == '?format=raw', room = math.huge, is_held = is_held(N, address),
+  t = { address = address, key = key, is_raw = options == '?format=raw', is_held = is_held(N, address),
     is_blocked = has_blocked and call('ZSCORE', blocked_key(N), address) and true, elements = {}, ids = {}, from = {},
     memories = {}, others = {}, parked = {}, places = {} }
   targets[address], in_order[#in_order + 1] = t, t
@@ -30,14 +30,14 @@ local function target_of(address)
   if sub(key, 1, #TAG) ~= TAG then length = redis.pcall('LLEN', key) end
   if type(length) == 'table' then
     t.broken = length.err
-  elseif MAX_LENGTH > 0 then
-    t.room = MAX_LENGTH - length
+  elseif not rooms[key] then
+    rooms[key] = MAX_LENGTH > 0 and MAX_LENGTH - length or math.huge
   end
   return t
 end
 
 local function why_not(t)
-  return t.broken or t.room <= 0 and 'full: ' .. MAX_LENGTH .. ' elements' or nil
+  return t.broken or rooms[t.key] <= 0 and 'full: ' .. MAX_LENGTH .. ' elements' or nil
 end
 
 -- --- what a list holds of a message: id, prefix, body with the time of its push; or the payload alone --------------
@@ -161,7 +161,7 @@ do
     t.from[key] = members
     members[#members + 1] = name
     t.elements[#t.elements + 1], t.ids[#t.ids + 1] = element, id
-    t.room, messages, bytes = t.room - 1, messages + 1, bytes + size
+    rooms[t.key], messages, bytes = rooms[t.key] - 1, messages + 1, bytes + size
   end
 
   local function look_at_plain(t, key, name, id, value, size)
@@ -256,7 +256,7 @@ do
     if not why_not(t) then
       local length = redis.pcall('RPUSH', t.key, written(t, as_occurrence(e)))
       if type(length) ~= 'table' then
-        t.room, t.has_moved, moved = t.room - 1, true, moved + 1
+        rooms[t.key], t.has_moved, moved = rooms[t.key] - 1, true, moved + 1
         return true
       end
       t.broken = length.err
