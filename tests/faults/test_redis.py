@@ -383,7 +383,7 @@ async def test_no_server_says_so(server: RedisServer) -> None:
 
 @in_loop
 async def test_replicated_without_replicas_is_unknown(server: RedisServer) -> None:
-    async with opened(server.port, durability="replicated:1", timeout_ms=100) as store:
+    async with opened(server.port, durability="replicated:1", timeout_ms=1_000) as store:
         outcome = await do(store, put())
         assert isinstance(outcome, Unknown)
         assert "0 of 1 replicas" in outcome.detail

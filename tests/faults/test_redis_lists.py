@@ -308,19 +308,15 @@ def test_a_list_without_the_right_to_write_loses_nothing_and_holds_up_no_other(
 
 
 @in_loop
-async def test_a_flood_for_a_full_list_costs_others_little_and_the_server_no_long_script(server: RedisServer) -> None:
+async def test_a_flood_for_a_full_list_costs_others_little_and_no_script_reads_it_all(server: RedisServer) -> None:
     async with opened(server.port) as store:
         await put(store, 20_000)
         others = await put(store, 10, OTHER)
-        server.command(
-            "CONFIG", "SET", "slowlog-log-slower-than", "25000"
-        )  # five times what is allowed: others run here
-        server.command("SLOWLOG", "RESET")
-        started = time.monotonic()
+        steps = 0
         while await ids_in(store, OTHER) != others:
             await move(store, max_length=100)
-        assert time.monotonic() - started < 5
-        assert await store.command("SLOWLOG", "LEN") == 0
+            steps += 1
+        assert 20 <= steps <= 25, "a script sets at most 1,000 aside, and hardly fewer"
         later = await put(store, 1, OTHER)
         await move(store, max_length=100)
         assert await ids_in(store, OTHER) == others + later
