@@ -44,9 +44,12 @@ end
 
 local written, written_plain
 do
-  local function bin(s)
-    if #s < 256 then return '\196' .. string.char(#s) .. s end
-    return pack('>BH', 0xc5, #s) .. s
+  local HEADS, MAPS = {}, {} -- what a binary of so many bytes begins with; a map that has one value more
+  for first = 0x80, 0x8e do MAPS[first] = string.char(first + 1) end
+
+  local function head_of_bin(size)
+    HEADS[size] = size < 256 and '\196' .. string.char(size) or pack('>BH', 0xc5, size)
+    return HEADS[size]
   end
 
   local PUSHED = '\161q' .. pack('>BI8', 0xcf, now)
@@ -55,9 +58,9 @@ do
     local size = PREFIX_SIZE + (e.version and 8 or 0)
     local record = e.body and record_bytes(e) or sub(e.value, e.body_at - size)
     local map = byte(record, size + 1)
-    local head = bin(e.id) .. '\196' .. string.char(size) .. sub(record, 1, size)
-    if map >= 0x8f then return head .. sub(record, size + 1) end -- no room for one more key
-    return head .. string.char(map + 1) .. sub(record, size + 2) .. PUSHED
+    local head = head_of_bin(#e.id) .. e.id .. head_of_bin(size) .. sub(record, 1, size)
+    if not MAPS[map] then return head .. sub(record, size + 1) end -- no room for one more key
+    return head .. MAPS[map] .. sub(record, size + 2) .. PUSHED
   end
 
   local function payload_of(e)
@@ -72,8 +75,9 @@ do
     return t.is_raw and payload_of(e) or element_of(e)
   end
 
-  function written_plain(id, value) -- of a value without flags that stands at its due time
-    return bin(id) .. '\196\34' .. sub(value, 7, 40) .. string.char(byte(value, 41) + 1) .. sub(value, 42) .. PUSHED
+  function written_plain(id, value) -- of a value without flags that stands at its due time; one concatenation, no calls
+    return (HEADS[#id] or head_of_bin(#id)) .. id .. '\196\34' .. sub(value, 7, 40) .. MAPS[byte(value, 41)]
+      .. sub(value, 42) .. PUSHED
   end
 end
 
@@ -167,9 +171,10 @@ do
   local function look_at_plain(t, key, name, id, value, size)
     if not has_room(size) then return 'stop' end
     take(t, key, name, id, size, t.is_raw and written(t, parse(id, value)) or written_plain(id, value))
-    local memories, until_ms, op = t.memories, unpack_bytes('>I6', value, 11) + WINDOW, sub(value, 33, 40)
-    if until_ms > now and op ~= NO_OP then
-      memories[#memories + 1], memories[#memories + 2] = 'o' .. op, u48(until_ms) .. 's' .. sub(value, 11, 22)
+    local memories, until_ms = t.memories, unpack_bytes('>I6', value, 11) + WINDOW
+    if until_ms > now and sub(value, 33, 40) ~= NO_OP then
+      memories[#memories + 1] = 'o' .. sub(value, 33, 40)
+      memories[#memories + 1] = u48(until_ms) .. 's' .. sub(value, 11, 22)
     end
     if byte(id) ~= 1 then memories[#memories + 1], memories[#memories + 2] = 'r' .. id, sub(value, 11, 16) end
     return nil
