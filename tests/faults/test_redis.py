@@ -391,6 +391,21 @@ async def test_replicated_without_replicas_is_unknown(server: RedisServer) -> No
 
 
 @in_loop
+async def test_b2_answers_that_come_late_do_not_set_the_clock_back(server: RedisServer) -> None:
+    """A wait until something is due would last longer by as much."""
+    seconds = time.time() - time.monotonic()
+    async with proxied(server.port) as proxy, opened(proxy.port) as store, store.work("w", [LANE]) as work:
+        for _ in range(3):
+            asking = asyncio.create_task(claim(work))
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # noqa: ASYNC251 - as a handler does that keeps the loop
+            await asking
+        proxy.delay_answers_s = 0.5
+        await do(store, put("m", 60_000))
+        assert abs(store.now_ms() - (seconds + time.monotonic()) * 1000) < 100
+
+
+@in_loop
 async def test_f33_a_value_that_cannot_be_read_stops_nobody(server: RedisServer) -> None:
     async with opened(server.port) as store, store.work("w", [LANE]) as work:
         await store.apply([put(each) for each in ("cut", "damaged", "fine", "newer")])

@@ -62,7 +62,7 @@ class Looking(Base):
         at = 0
         while at < len(members):
             reply = await self.run("look", members[at : at + AT_ONCE])
-            now_ms, held = self.heard(reply[0]), frozenset(reply[1])
+            now_ms, held = int(reply[0]), frozenset(reply[1])
             values, tokens = reply[2::2], reply[3::2]
             lanes = await self.lanes_of([value for value in values if value])
             for member, value, token in zip(members[at:], values, tokens, strict=False):
@@ -128,7 +128,7 @@ class Looking(Base):
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due from now on, by span and lane."""
         reply = await self.run("counts", [])
-        now_ms = self.heard(reply[0])
+        now_ms = int(reply[0])
         found = Counter[tuple[int, Lane]]()
         for lane in map(bytes.decode, reply[4::6]):
             for first in range(0, buckets, SPANS_AT_ONCE):

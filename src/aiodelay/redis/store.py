@@ -72,7 +72,7 @@ class RedisStore(Transfers):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands in order."""
-        self._checked()
+        opened = self._checked()
         outcomes: list[Outcome] = [_NOT_SENT] * len(commands)
         written: dict[int, list[Arg]] = {}
         for i, command in enumerate(commands):
@@ -87,13 +87,14 @@ class RedisStore(Transfers):
             arguments: list[Arg] = ["", ""] if source is None else [source.source, source.position]
             for i in chunk:
                 arguments += written[i]
+            asked_s = opened.loop.time()
             try:
                 now, *answers = await self._run("apply", arguments, durable=True)
             except Fault as fault:
                 for i in chunk:
                     outcomes[i] = outcome_of(fault)
                 break
-            self.heard(now)
+            self.heard(now, asked_s)
             for i, answer in zip(chunk, answers, strict=False):  # fewer, where it would have taken the server long
                 outcomes[i] = answer_of(answer, commands[i])
             left = left[len(answers) :]

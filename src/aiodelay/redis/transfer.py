@@ -139,7 +139,7 @@ class _ListTransfer:
         arguments: list[Arg] = [self.sink.name, messages, max_bytes, self.sink.max_length]
         for settlement in (*settlements, *self._unreadable):
             arguments += _arguments(settlement)
-        self._looked_s = asyncio.get_running_loop().time()
+        asked_s = self._looked_s = asyncio.get_running_loop().time()
         now, moved, next_due, changed, *series = await self._store.run("transfer", arguments)
         self._unreadable = []
         records = await self._read(series)
@@ -147,7 +147,7 @@ class _ListTransfer:
             int(moved),
             records,
             {_shown(address): _shown(why) for address, why in _pairs(changed)},
-            self._store.heard(now),
+            self._store.heard(now, asked_s),
             int(next_due) if next_due else None,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -86,9 +87,10 @@ class RedisWork:
         for lane, each in self._in_turn(demand):
             arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
             names += [lane, *each.aliases]
+        asked_s = asyncio.get_running_loop().time()
         reply = await self._store.run("claim", arguments)
         self._is_answered = True
-        now_ms = self._store.heard(reply[0])
+        now_ms = self._store.heard(reply[0], asked_s)
         numbers = dict(zip(names, map(int, reply[3].split()), strict=True))
         self._store.looked_at_moved(int(reply[4]) if reply[4] else None)
         claims = await self._read(reply[5:], int(reply[2] or 0), numbers)
@@ -190,11 +192,12 @@ class RedisWork:
         lapsed = expired = 0
         while True:
             step = min(TIDIED_AT_ONCE, limit - max(lapsed, expired))
+            asked_s = asyncio.get_running_loop().time()
             reply = await self._store.run("tidy", [step, self._worker, serves, SERVED_WINDOW_MS])
             lapsed, expired = lapsed + int(reply[1]), expired + int(reply[2])
             if not max(int(reply[1]), int(reply[2])) or max(lapsed, expired) >= limit:
                 break
-        now_ms = self._store.heard(reply[0])
+        now_ms = self._store.heard(reply[0], asked_s)
         served = served_lanes(reply[3], now_ms)
         states = [
             LaneState(name, int(oldest) if oldest else None, name in served)
