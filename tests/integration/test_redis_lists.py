@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from itertools import pairwise
@@ -32,10 +32,10 @@ from aiodelay import (
     event,
 )
 from aiodelay.memory import MemoryStore
-from aiodelay.model import LEASE_MS, Promise, State
+from aiodelay.model import LEASE_MS, Delivery, Envelope, Promise, State
 from aiodelay.ports import Sink, Transferring
 from aiodelay.redis import RedisListSink, RedisListSource, RedisStore
-from aiodelay.redis.elements import Element, decode_element
+from aiodelay.redis.elements import Element, decode_element, encode_element
 from aiodelay.testing import on_virtual_time
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.transitions import delivery_id
@@ -494,6 +494,38 @@ async def test_l2_a_handler_that_takes_long_does_not_hold_up_what_is_pushed_mean
         async with asyncio.timeout(LEASE_MS / 1000 / 4):  # a renewal, after a third, would make it look again
             await scene.until_seen(i)
     ended.set()
+
+
+@on_lists
+async def test_l5_suspects_of_two_sources_run_one_after_the_other(scene: Scene) -> None:
+    running: list[str] = []
+    most = 0
+
+    async def run(name: str) -> None:
+        nonlocal most
+        running.append(name)
+        most = max(most, len(running))
+        await asyncio.sleep(0.1)
+        running.remove(name)
+        scene.seen.append((name, 0, 0))
+
+    scheduler = scene.scheduler()
+    for i in range(6):
+        envelope = Envelope(f"m{i}", "x", encoding="json", payload=b"{}")
+        written = encode_element(Delivery(envelope, "", 1000, 5, 1, 0)) + bytes(8)
+        lapses_at = written.index(b'\xc4"') + 2 + 24
+        suspect = written[:lapses_at] + b"\x02" + written[lapses_at + 1 :]
+        await scene.direct.command("RPUSH", f"{scene.key}-{i}", suspect)
+
+        async def handle(event: Any, context: Context) -> None:  # noqa: ANN401
+            await run(context.id)
+
+        handle.__annotations__["event"] = make_dataclass(f"Kind{i}", [])
+        scheduler.add_handler(handle, source=f"{scene.source}-{i}")
+
+    await scene.open(scheduler)
+    await scene.until_seen(6)
+    assert most == 1
 
 
 @on_lists
