@@ -204,6 +204,28 @@ async def test_a_claim_whose_answer_was_lost_is_given_again(scene: Scene) -> Non
 
 
 @on_list
+async def test_s2_the_end_of_poison_whose_answer_was_lost_costs_no_other_element(scene: Scene) -> None:
+    feed = await scene.feed()
+    await scene.push(b"garbage", element("a"), b"rubbish", element("b"), element("c"), element("d"), element("e"))
+    run = feed._run  # type: ignore[attr-defined]
+
+    async def lose(script: str, *arguments: object) -> object:
+        answer = await run(script, *arguments)
+        if script == "drop":
+            raise StoreUnavailableError("list", "lost")
+        return answer
+
+    feed._run = lose  # type: ignore[attr-defined]
+    with pytest.raises(StoreUnavailableError):
+        await claim(feed, 5)
+    feed._run = run  # type: ignore[attr-defined]
+    claims = [each for _ in range(2) for each in await claim(feed, 5)]
+    assert ids(claims) == ["a", "b", "c", "d", "e"]
+    assert await feed.settle([done(each) for each in claims]) == [SettleOutcome.SETTLED] * 5
+    assert await scene.leftovers() == []
+
+
+@on_list
 async def test_the_same_message_pushed_twice_is_settled_twice(scene: Scene) -> None:
     feed = await scene.feed()
     await scene.push(element("m"), element("m"))

@@ -116,8 +116,8 @@ class _Taken(Struct, gc=False):
 class _ListFeed:
     """One process's taking from one list.
 
-    Elements are numbered as they are taken. A claim whose answer was lost is repeated with the same first number, which
-    gives the same elements. Tokens and times are on the scheduler's clock; the list's server is told durations only.
+    Elements are numbered as they are taken. A claim that failed is repeated with the same first number, which gives the
+    same elements. Tokens and times are on the scheduler's clock; the list's server is told durations only.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class _ListFeed:
         self._keys = [key, f"{tagged}:aiodelay:consumers", f"{tagged}:aiodelay:taken:{consumer}"]
         self._client, self._name, self._consumer = client, f"list {key} at {server}", consumer
         self._put_back, self._now_ms = store
-        self._next, self._lease_ms = 1, LEASE_MS
+        self._next, self._shall_repeat, self._lease_ms = 1, False, LEASE_MS
         self._taken: dict[_Key, _Taken] = {}
         self._wakeup = WakeUp()
         self._shall_listen = False
@@ -146,12 +146,16 @@ class _ListFeed:
         """Take elements for one lane's handler; what can never be handled is given up on the way."""
         ((lane, wanted),) = demand.items()
         self._lease_ms, asked_ms = lease_ms, self._now_ms()
-        now, ends, *elements = await self._run("take", self._next, wanted.messages, wanted.max_bytes, lease_ms)
+        arguments = (self._next, wanted.messages, wanted.max_bytes, lease_ms, int(self._shall_repeat))
+        self._shall_repeat = True
+        now, ends, *elements = await self._run("take", *arguments)
         server_ms, now_ms = int(now), self._now_ms()
         claims: list[Claim] = []
         taken: dict[_Key, _Taken] = {}
         ended: dict[int, PutBack | None] = {}
         for number, element in enumerate(elements, self._next):
+            if element is None:  # it was ended by an earlier try
+                continue
             judged = self._judged(element, lane, now_ms)
             if isinstance(judged, Element):
                 record, pushed_ms = judged.record, judged.pushed_ms
@@ -164,6 +168,7 @@ class _ListFeed:
         if ended:
             await self._end_unrun(ended)
         self._next += len(elements)
+        self._shall_repeat = False
         self._taken.update(taken)
         self._shall_listen = not claims
         if claims:  # there may be more: only a list that gave nothing is listened to
