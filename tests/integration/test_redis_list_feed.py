@@ -341,6 +341,24 @@ async def test_l1_what_one_lost_and_took_again_is_settled_as_it_was_taken_last(s
 
 
 @on_list
+async def test_l1_what_a_failover_brought_back_is_not_kept_by_one_who_knows_nothing_of_it(scene: Scene) -> None:
+    feed = await scene.feed("busy")
+    await scene.push(element("m"), element("running"))
+    first, running = await claim(feed)
+    taken = f"{{{scene.key}}}:aiodelay:taken:busy"
+    before: list[bytes] = await scene.direct.command("HGETALL", taken)
+    assert await feed.settle([again(first, first.record.due_ms, 0, None)]) == [SettleOutcome.SETTLED]
+    await scene.direct.command("DEL", scene.key)  # a replica that had not heard of the release is the server now
+    fields = before if isinstance(before, list) else [each for pair in before.items() for each in pair]
+    await scene.direct.command("HSET", taken, *fields)
+    while not (claims := await claim(feed)):
+        assert await feed.renew([renewal(running, scene.store.now_ms() + 15_000)]) == [RenewOutcome.RENEWED]
+    assert ids(claims) == ["m"]
+    assert await feed.settle([done(claims[0]), done(running)]) == [SettleOutcome.SETTLED] * 2
+    assert await scene.leftovers() == []
+
+
+@on_list
 async def test_s7_an_element_has_one_owner(scene: Scene) -> None:
     feeds = [await scene.feed() for _ in range(4)]
     await scene.push(*[element(f"m{i}") for i in range(200)])

@@ -147,8 +147,8 @@ class _ListFeed:
         ((lane, wanted),) = demand.items()
         self._lease_ms, asked_ms = lease_ms, self._now_ms()
         arguments = (self._next, wanted.messages, wanted.max_bytes, lease_ms, int(self._shall_repeat))
-        self._shall_repeat = True
-        now, ends, *elements = await self._run("take", *arguments)
+        self._shall_repeat, known = True, len(self._taken)
+        now, ends, held, *elements = await self._run("take", *arguments)
         server_ms, now_ms = int(now), self._now_ms()
         claims: list[Claim] = []
         taken: dict[_Key, _Taken] = {}
@@ -165,6 +165,8 @@ class _ListFeed:
                 taken[record.envelope.id, record.revision, token_counter(token)] = _Taken(number, record)
             else:
                 ended[number] = judged
+        if held > known + len(elements):
+            await self._give_back_strays(range(self._next, self._next + len(elements)))
         if ended:
             await self._end_unrun(ended)
         self._next += len(elements)
@@ -197,6 +199,15 @@ class _ListFeed:
         if letters:
             await self._put_back(letters)
         await self._run("drop", len(ended), *ended)
+
+    async def _give_back_strays(self, just_taken: range) -> None:
+        """Give back what the server says that this process holds, though it does not: a failover undid its end."""
+        known = {*just_taken, *(taken.number for taken in self._taken.values())}
+        try:
+            numbers = [int(number) for number in await self._client.command("HKEYS", self._keys[2])]
+        except Fault as fault:
+            raise StoreUnavailableError(self._name, fault.reason) from fault
+        await self._run("drop", 0, *(number for number in numbers if number not in known))
 
     # --- settling -----------------------------------------------------------------------------------------
 

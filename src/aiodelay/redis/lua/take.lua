@@ -4,7 +4,8 @@
 -- ARGV[4] most elements, ARGV[5] most bytes; one larger element is taken alone
 -- ARGV[6] how long the lease lasts, ms
 -- ARGV[7] '1' if a call with this first number was made before: what it took is given again
--- Returns now, when the lease of another consumer ends ('' = there is none), then elements; nil in the place of one that
+-- Returns now, when the lease of another consumer ends ('' = there is none), how many the consumer holds with what was
+-- taken, then elements; nil in the place of one that
 -- was taken before and has ended.
 local FIRST, CHUNK = tonumber(ARGV[3]), 32
 local most, most_bytes = math.min(tonumber(ARGV[4]), MOST), math.min(tonumber(ARGV[5]), MOST_BYTES)
@@ -82,6 +83,6 @@ else
   elements = take()
   if elements.err then return elements end
 end
-local answer = { text(now), next_end() }
-for i, element in ipairs(elements) do answer[2 + i] = element end
+local answer = { text(now), next_end(), call('HLEN', TAKEN) }
+for i, element in ipairs(elements) do answer[3 + i] = element end
 return answer
