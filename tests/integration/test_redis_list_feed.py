@@ -292,6 +292,18 @@ async def test_l1_what_a_dead_consumer_had_taken_returns_in_order(scene: Scene) 
 
 
 @on_list
+async def test_s7_what_was_taken_from_a_list_returns_to_no_other(scene: Scene) -> None:
+    dead_one = await scene.feed()
+    await scene.push(element("m"))
+    await claim(dead_one, lease_ms=SHORT_MS)
+    await lapse()
+    key, scene.key = scene.key, f"{{{scene.key}}}"
+    assert await claim(await scene.feed()) == []
+    scene.key = key
+    assert ids(await claim(await scene.feed())) == ["m"]
+
+
+@on_list
 async def test_l1_a_renewed_lease_holds_for_all_that_was_taken(scene: Scene) -> None:
     feed, other = await scene.feed(), await scene.feed()
     await scene.push(element("a"), element("b"))

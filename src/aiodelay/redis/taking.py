@@ -124,7 +124,7 @@ class _ListFeed:
         self, client: Client, server: str, address: str, consumer: str, *, store: tuple[_PutBackCall, Callable[[], int]]
     ) -> None:
         key, self._is_raw = split_address(address)
-        tagged = key if "{" in key else f"{{{key}}}"
+        tagged = f"{key}:" if "{" in key else f"{{{key}}}"
         self._keys = [key, f"{tagged}:aiodelay:consumers", f"{tagged}:aiodelay:taken:{consumer}"]
         self._client, self._name, self._consumer = client, f"list {key} at {server}", consumer
         self._put_back, self._now_ms = store
