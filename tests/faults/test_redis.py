@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -474,3 +475,21 @@ async def test_f18_wake_ups_come_back_after_the_connection_was_killed(server: Re
             command = put(f"m{number}")
             assert any([isinstance(await do(other, command), Stored) for _ in range(4)])
             assert await waits(work) <= 2.5
+
+
+def test_wake_ups_that_stay_away_are_told_once(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.command("ACL", "SETUSER", "deaf", "on", "nopass", "~*", "+@all", "-xread")
+
+    async def play() -> None:
+        url = f"redis://deaf:any@127.0.0.1:{server.port}"
+        async with RedisStore(url, namespace="faults") as store, store.work("w", [LANE]):
+            async with asyncio.timeout(20):
+                while not caplog.records:  # noqa: ASYNC110 - nobody says when
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(2.5)
+
+    with caplog.at_level(logging.WARNING, "aiodelay.redis"):
+        asyncio.run(play())
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert "no wake-ups" in told
+    assert "xread" in told
