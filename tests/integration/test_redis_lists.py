@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, make_dataclass
@@ -569,13 +570,14 @@ async def test_a_source_that_cannot_be_is_refused(scene: Scene) -> None:
     async def other(event: Other) -> None: ...
 
     scheduler = scene.scheduler()
-    for source, error in [
-        ("redis-list", TargetError),
-        ("lists:x", ConfigurationError),
-        ("redis-list:x?format=json", TargetError),
-        (7, TargetError),
+    form = "allowed: '<source>:<address>', such as 'redis-list:orders'"
+    for source, error, said in [
+        ("redis-list", TargetError, f"source is 'redis-list'; {form}"),
+        ("lists:x", ConfigurationError, "source is 'lists:x'; allowed: redis-list"),
+        ("redis-list:x?format=json", TargetError, "'x?format=json'; allowed: <key>, or <key>?format=raw"),
+        (7, TargetError, f"source is an int; {form}"),
     ]:
-        with pytest.raises(error):
+        with pytest.raises(error, match=re.escape(said)):
             scheduler.add_handler(check, source=source)  # type: ignore[arg-type]
     scheduler.add_handler(check, source=scene.source)
     with pytest.raises(DuplicateHandlerError, match="one handler per source"):
