@@ -72,7 +72,7 @@ class RedisStore(Transfers):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands in order."""
-        opened = self._checked()
+        self._checked()
         outcomes: list[Outcome] = [_NOT_SENT] * len(commands)
         written: dict[int, list[Arg]] = {}
         for i, command in enumerate(commands):
@@ -87,7 +87,7 @@ class RedisStore(Transfers):
             arguments: list[Arg] = ["", ""] if source is None else [source.source, source.position]
             for i in chunk:
                 arguments += written[i]
-            asked_s = opened.loop.time()
+            asked_s = asyncio.get_running_loop().time()
             try:
                 now, *answers = await self._run("apply", arguments, durable=True)
             except Fault as fault:
