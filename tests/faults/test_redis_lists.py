@@ -351,6 +351,12 @@ def start_role(scene: RedisScene, name: str, role: str, point: FailurePoint | No
     return scene.start(name, serve=("list",), source=f"redis-list:{LIST}", run_ms=20, until="sigterm", point=point)
 
 
+def end(worker: Worker) -> None:
+    worker.line("ready")  # one that was just started may not listen to signals yet
+    worker.terminate()
+    worker.ended_well()
+
+
 def test_f1_three_roles_as_processes_and_each_is_killed(redis_scene: RedisScene) -> None:
     scene = redis_scene
     handlers = [start_role(scene, f"handler{i}", "handles") for i in range(2)]
@@ -366,8 +372,7 @@ def test_f1_three_roles_as_processes_and_each_is_killed(redis_scene: RedisScene)
     handlers.append(start_role(scene, "heir", "handles"))
     wait_until_drained(scene)
     for worker in (movers[1], *handlers[1:]):
-        worker.terminate()
-        worker.ended_well()
+        end(worker)
     report = scene.judge(Limits(takeover_ms=TAKEOVER_MS))
     assert report.delivered >= 300
 
@@ -389,8 +394,7 @@ def test_l5_a_message_that_kills_its_processes_is_given_up_and_its_neighbours_ar
         assert worker.wait() == -9
     wait_until_drained(scene)
     for each in (mover, worker):
-        each.terminate()
-        each.ended_well()
+        end(each)
     scene.judge(Limits(takeover_ms=TAKEOVER_MS, poison={"m-5": "killed_worker"}))
 
 
@@ -407,8 +411,7 @@ def test_f41_handlers_told_to_end_give_back_what_has_not_begun(redis_scene: Redi
     last = start_role(scene, "last", "handles")
     wait_until_drained(scene)
     for each in (mover, last):
-        each.terminate()
-        each.ended_well()
+        end(each)
     report = scene.judge()
     assert report.duplicates == 0
 
@@ -421,8 +424,7 @@ def test_s3_retries_of_what_came_from_a_list_are_shared_by_all_who_handle_it(red
     scene.start("producer", burst=burst, until="produced").ended_well()
     wait_until_drained(scene)
     for worker in crew:
-        worker.terminate()
-        worker.ended_well()
+        end(worker)
     report = scene.judge()
     assert (report.delivered, report.duplicates) == (100, 0)
 
@@ -443,6 +445,5 @@ def test_f1_a_storm_of_kills_of_movers_and_handlers(redis_scene: RedisScene, see
     producer.ended_well()
     wait_until_drained(scene)
     for worker in crew.values():
-        worker.terminate()
-        worker.ended_well()
+        end(worker)
     scene.judge(Limits(takeover_ms=TAKEOVER_MS))
