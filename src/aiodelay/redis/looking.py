@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
@@ -35,7 +36,9 @@ __all__ = ["Looking"]
 log = logging.getLogger("aiodelay.redis")
 
 AT_ONCE = 200
-"""Most records or dead letters to fetch in one call."""
+"""Most records to look at in one call."""
+LETTERS_AT_ONCE = 20
+"""Most dead letters to fetch in one call, however large they are."""
 REDRIVEN_AT_ONCE = 80
 SPANS_AT_ONCE = 500
 
@@ -56,18 +59,19 @@ class Looking(Base):
 
     async def _look(self, members: Sequence[bytes]) -> dict[bytes, Snapshot]:
         snapshots: dict[bytes, Snapshot] = {}
-        for start in range(0, len(members), AT_ONCE):
-            chunk = members[start : start + AT_ONCE]
-            reply = await self.run("look", chunk)
-            now_ms, held = self.heard(reply[0]), frozenset(reply[1])
+        at = 0
+        while at < len(members):
+            reply = await self.run("look", members[at : at + AT_ONCE])
+            now_ms, held = int(reply[0]), frozenset(reply[1])
             values, tokens = reply[2::2], reply[3::2]
             lanes = await self.lanes_of([value for value in values if value])
-            for member, value, token in zip(chunk, values, tokens, strict=True):
+            for member, value, token in zip(members[at:], values, tokens, strict=False):
                 snapshot = (
                     _snapshot(member, value, int(token or 0), lanes=lanes, held=held, now_ms=now_ms) if value else None
                 )
                 if snapshot is not None:
                     snapshots[member] = snapshot
+            at += len(values)
         return snapshots
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
@@ -97,10 +101,22 @@ class Looking(Base):
         tie: Arg = ""
         if query.after is not None and (query.from_ms is None or query.after[0] >= query.from_ms):
             tie, from_ = query.after[0], f"({query.after[0]}"
-        reply = await self.run("range", ["lanes", tie, from_, to, query.limit, *query.lanes])
-        places = ((int(place), text_of(member), member) for member, place in _pairs(reply[1:]))
-        found = {(place, name): member for place, name, member in places if _is_after((place, name), query)}
-        return {place: found[place] for place in nsmallest(query.limit, found)}
+        found: dict[tuple[int, str], bytes] = {}
+        async for pairs in self._range("lanes", [tie, from_, to, query.limit], query.lanes):
+            places = ((int(place), text_of(member), member) for member, place in pairs)
+            found |= {(place, name): member for place, name, member in places if _is_after((place, name), query)}
+            found = {place: found[place] for place in nsmallest(query.limit, found)}
+        return found
+
+    async def _range(
+        self, what: str, which: list[Arg], lanes: Sequence[Lane] = ()
+    ) -> AsyncIterator[Iterable[tuple[bytes, bytes]]]:
+        """Read what `range.lua` names, until nothing is left: so many as stand at one ms would take the server long."""
+        reply = await self.run("range", [what, *which, *lanes])
+        yield _pairs(reply[2:])
+        while reply[1]:
+            reply = await self.run("range", ["left", *which, *reply[1]])
+            yield _pairs(reply[2:])
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state.
@@ -112,13 +128,17 @@ class Looking(Base):
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due from now on, by span and lane."""
         reply = await self.run("counts", [])
-        now_ms = self.heard(reply[0])
-        found: dict[tuple[int, Lane], int] = {}
+        now_ms = int(reply[0])
+        found = Counter[tuple[int, Lane]]()
         for lane in map(bytes.decode, reply[4::6]):
             for first in range(0, buckets, SPANS_AT_ONCE):
                 spans = min(SPANS_AT_ONCE, buckets - first)
-                counted = await self.run("load", [lane, now_ms + first * bucket_ms, bucket_ms, spans])
+                which: list[Arg] = [lane, now_ms + first * bucket_ms, bucket_ms, spans]
+                left, *counted = await self.run("load", which)
                 add_load(found, lane, first, counted)
+                while left:
+                    left, *counted = await self.run("load", [*which, *left])
+                    add_load(found, lane, first, counted)
         return [LoadBucket(now_ms + span * bucket_ms, lane, found[span, lane]) for span, lane in sorted(found)]
 
     async def position(self, source: str) -> int | None:
@@ -135,10 +155,10 @@ class Looking(Base):
     async def release(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane or an address of it."""
         changed = bool(await self.run("hold", ["release", lane, _place(address)]))
-        if changed:  # in steps, so that others are served in between; what a crash leaves, `tidy` puts back
-            while await self.run("hold", ["return", lane, _place(address)]):
-                pass
-            self.waiters.wake()
+        # In steps, so that others are served in between. What a crash leaves is put back by `tidy`, or by a repetition.
+        while await self.run("hold", ["return", lane, _place(address)]):
+            pass
+        self.waiters.wake()
         return changed
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
@@ -169,18 +189,20 @@ class Looking(Base):
     async def _dead_places(self, after: tuple[int, str, int] | None, limit: int) -> dict[tuple[int, str, int], bytes]:
         """Return the keys in `dead` of the first letters by time, in order."""
         tie, from_ = ("", "-inf") if after is None else (str(after[0]), f"({after[0]}")
-        reply = await self.run("range", ["graves", tie, from_, "+inf", limit])
-        order = {
-            (int(at_ms), text_of(key[:-6]), int.from_bytes(key[-6:], "big")): key for key, at_ms in _pairs(reply[1:])
-        }
-        first = nsmallest(limit, (each for each in order if after is None or each > after))
-        return {each: order[each] for each in first}
+        found: dict[tuple[int, str, int], bytes] = {}
+        async for pairs in self._range("graves", [tie, from_, "+inf", limit]):
+            for key, at_ms in pairs:
+                place = int(at_ms), text_of(key[:-6]), int.from_bytes(key[-6:], "big")
+                if after is None or place > after:
+                    found[place] = key
+            found = {place: found[place] for place in nsmallest(limit, found)}
+        return found
 
     async def _letters(self, order: Mapping[tuple[int, str, int], bytes]) -> list[DeadLetter]:
         letters: list[DeadLetter] = []
         first = list(order)
-        for start in range(0, len(first), AT_ONCE):
-            chunk = first[start : start + AT_ONCE]
+        for start in range(0, len(first), LETTERS_AT_ONCE):
+            chunk = first[start : start + LETTERS_AT_ONCE]
             values = await self.command("HMGET", self._keys.key("dead"), *(order[each] for each in chunk))
             lanes = await self.lanes_of(values)
             letters += [
@@ -193,19 +215,18 @@ class Looking(Base):
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         """Give dead letters a new life."""
         outcomes: list[Outcome] = []
-        for start in range(0, len(keys), REDRIVEN_AT_ONCE):
-            answers = await self.run("redrive", ["redrive", *_dead_arguments(keys[start : start + REDRIVEN_AT_ONCE])])
+        while left := keys[len(outcomes) : len(outcomes) + REDRIVEN_AT_ONCE]:
+            answers = await self.run("redrive", ["redrive", *_dead_arguments(left)])
             outcomes += [answer_of(answer, None) for answer in answers]
         self.waiters.wake()
         return outcomes
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         """Delete dead letters."""
-        deleted = 0
-        for start in range(0, len(keys), AT_ONCE):
-            answers = await self.run("redrive", ["purge", *_dead_arguments(keys[start : start + AT_ONCE])])
-            deleted += sum(answer == b"s" for answer in answers)
-        return deleted
+        answers: list[bytes] = []
+        while left := keys[len(answers) : len(answers) + AT_ONCE]:
+            answers += await self.run("redrive", ["purge", *_dead_arguments(left)])
+        return answers.count(b"s")
 
     # --- journal ------------------------------------------------------------------------------------------
 
