@@ -51,7 +51,6 @@ class PlaceSubscriber:
     def __init__(self) -> None:
         self.subscription: Subscription | None = None
         self.awaited = 0
-        self.is_over = False
 
     def on_subscribe(self, subscription: Subscription) -> None:
         if subscription is None:
@@ -64,7 +63,7 @@ class PlaceSubscriber:
 
     def ask(self) -> None:
         wanted = self.place.demand().messages - self.awaited
-        if self.subscription is not None and not self.is_over and wanted > 0:
+        if self.subscription is not None and wanted > 0:
             self.awaited += wanted
             self.subscription.request(wanted)
 
@@ -80,7 +79,6 @@ class PlaceSubscriber:
         self.on_complete()
 
     def on_complete(self) -> None:
-        self.is_over = True
         self.place.drain()
 
     def leave(self) -> None:

@@ -251,8 +251,11 @@ async def test_of_many_what_it_raises_itself_is_told_after_the_rest_was_stored(s
         return await call_next(message)
 
     async with stage.scheduler as scheduler:
-        with pytest.raises(PermissionError):
-            await scheduler.schedule_many(Message(Pay(n), delay="1h", id=f"m{n}") for n in range(3))
+        messages = [Message(Pay(n), delay="1h", id=f"m{n}") for n in range(3)]
+        with pytest.raises(PermissionError) as caught:
+            await scheduler.schedule_many([*messages, Message(Pay(), delay="1h", headers={"a b": b""})])
+        (note,) = caught.value.__notes__
+        assert note.startswith("schedule_many: 2 messages stored, 1 refused: message 3: ")
         with pytest.raises(PermissionError):
             await scheduler.schedule(Pay(), delay="1h", id="m1")
     assert (await stage.stored()).keys() == {"m0", "m2"}

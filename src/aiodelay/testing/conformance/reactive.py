@@ -100,7 +100,7 @@ class Probe(Generic[T]):
         self._act_on_subscribe, self._act_on_next = on_subscribe, on_next
         self.signals: list[str] = []
         self.items: list[T] = []
-        self.requested = 0
+        self.requested: int = 0
         self.error: Exception | None = None
         self.wrong: list[str] = []
         self._signal = ""
@@ -403,7 +403,7 @@ class ProbeSubscription:
 
     def __init__(self) -> None:
         self.requests: list[int] = []
-        self.cancels = 0
+        self.cancels: int = 0
 
     @property
     def requested(self) -> int:
