@@ -282,7 +282,6 @@ BROKEN_PUBLISHERS: list[tuple[type[Numbers], str]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:coroutine 'Awaited.subscribe' was never awaited")
 @pytest.mark.parametrize(("kind", "test"), BROKEN_PUBLISHERS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_publisher_that_breaks_a_rule_fails_its_test(kind: type[Numbers], test: str) -> None:
     suite = NumbersSuite()
