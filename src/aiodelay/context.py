@@ -62,6 +62,11 @@ class Context:
         return self._claim.queued_ms
 
     @property
+    def missed(self) -> int:
+        """How many messages its source's retention dropped since the last one that this process was given."""
+        return self._claim.missed
+
+    @property
     def attempt(self) -> int:
         """Which run this is, from 1; only runs that finished count."""
         return self._record.attempt + 1

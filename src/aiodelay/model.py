@@ -453,11 +453,13 @@ class Claim(Struct, frozen=True, gc=False):
     """A leased message; `token` is what settles it, and fences off older claims.
 
     `queued_ms`: how long it waited where a source took it from; None for a store's, and where that is not known.
+    `missed`: how many messages the source kept no longer that came before it, and after the last one given.
     """
 
     record: Record
     token: int
     queued_ms: int | None = None
+    missed: int = 0
 
 
 class Claimed(Struct, frozen=True, gc=False):

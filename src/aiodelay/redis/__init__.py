@@ -1,7 +1,24 @@
 """`redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`: the store that several machines share."""
 
+from .fanout import RedisFanoutSink, open_fanout_sink
+from .fanout_source import RedisFanoutSource, open_fanout_source
+from .fanout_topics import Consumer, RedisFanout, Topic
+from .list_source import RedisListSource, open_list_source
 from .lists import RedisListSink, open_list_sink
 from .store import RedisStore, open_store
-from .taking import RedisListSource, open_list_source
 
-__all__ = ["RedisListSink", "RedisListSource", "RedisStore", "open_list_sink", "open_list_source", "open_store"]
+__all__ = [
+    "Consumer",
+    "RedisFanout",
+    "RedisFanoutSink",
+    "RedisFanoutSource",
+    "RedisListSink",
+    "RedisListSource",
+    "RedisStore",
+    "Topic",
+    "open_fanout_sink",
+    "open_fanout_source",
+    "open_list_sink",
+    "open_list_source",
+    "open_store",
+]

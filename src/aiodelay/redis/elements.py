@@ -16,7 +16,7 @@ from aiodelay.transitions import NO_OP, as_occurrence
 
 from .keys import member_of, text_of
 
-__all__ = ["Element", "decode_element", "encode_element"]
+__all__ = ["Element", "decode_element", "encode_element", "encode_record_element"]
 
 _PREFIX, _VERSION_FLAG = 34, 32
 _PUSHED = b"\xa1q\xcf"
@@ -33,11 +33,17 @@ class Element(msgspec.Struct, frozen=True, gc=False):
 def encode_element(delivery: Delivery) -> bytes:
     """Write what a list holds of a message, save for the 8 bytes of the time at which it is pushed, at its end."""
     envelope = delivery.envelope
-    record = Record(envelope, delivery.scheduled_at_ms, delivery.due_ms, NO_OP, attempt=delivery.attempt - 1)
-    if envelope.rule is not None:
+    return encode_record_element(
+        Record(envelope, delivery.scheduled_at_ms, delivery.due_ms, NO_OP, attempt=delivery.attempt - 1)
+    )
+
+
+def encode_record_element(record: Record) -> bytes:
+    """Write the same of a record, with its errors; of a series, its occurrence."""
+    if record.envelope.rule is not None:
         record = as_occurrence(record)
     written = encode_record(record, 0)
-    size = _PREFIX + (8 if envelope.version is not None else 0)
+    size = _PREFIX + (8 if record.envelope.version is not None else 0)
     body = bytes([written[size] + 1]) + written[size + 1 :]  # a map of at most 12 keys: one byte says how many
     return _bin(member_of(record.id)) + _bin(written[:size]) + body + _PUSHED
 

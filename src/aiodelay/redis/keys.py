@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.transitions import occurrence_id
 
-__all__ = ["DERIVED", "FIXED", "Keys", "member_of", "text_of"]
+__all__ = ["DEFAULT_NAMESPACE", "DERIVED", "FIXED", "Keys", "keys_of", "member_of", "text_of"]
+
+DEFAULT_NAMESPACE = "default"
 
 FIXED = (
     "lanes",
@@ -42,16 +45,29 @@ class Keys:
         shard: 0; the layout allows for more.
     """
 
+    namespace: str
     tag: str
     fixed: tuple[str, ...]
 
     def __init__(self, namespace: str, shard: int = 0) -> None:
+        self.namespace = namespace
         self.tag = f"{{{namespace}:{shard:02d}}}:"
         self.fixed = tuple(self.tag + name for name in FIXED)
 
     def key(self, name: str) -> str:
         """Return a key's whole name."""
         return self.tag + name
+
+
+def keys_of(namespace: str) -> Keys:
+    """Return the keys of a namespace that a caller has named, "" = the default.
+
+    Raises:
+        ConfigurationError: It has braces.
+    """
+    if set("{}") & set(namespace):
+        raise ConfigurationError("namespace", shortened(namespace), "text without { and }")
+    return Keys(namespace or DEFAULT_NAMESPACE)
 
 
 def member_of(message_id: str) -> bytes:

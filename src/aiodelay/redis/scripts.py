@@ -30,6 +30,7 @@ NAMES = (
     "settle",
     "tidy",
     "transfer",
+    "transfer_topics",
 )
 """All scripts of a store."""
 

@@ -10,14 +10,14 @@ from typing import Self
 import msgspec
 
 from aiodelay.clock import Clock
-from aiodelay.errors import ConfigurationError, StoreUnavailableError, shortened
+from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import Command, Lane, Outcome, Put, Refused, SourcePosition
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.transitions import loads_of
 
 from .commands import BAD_VALUE, answer_of, arguments_of, chunk_size, outcome_of
 from .faults import Fault
-from .keys import Keys
+from .keys import DEFAULT_NAMESPACE, keys_of
 from .options import read_url
 from .scripts import Arg
 from .transfer import Transfers
@@ -27,7 +27,6 @@ from .work import RedisWork
 
 __all__ = ["RedisStore", "open_store"]
 
-DEFAULT_NAMESPACE = "default"
 LEAVE_S = 1.0
 
 _TRAITS = StoreTraits(
@@ -56,10 +55,7 @@ class RedisStore(Transfers):
     traits = _TRAITS
 
     def __init__(self, url: str, *, namespace: str = DEFAULT_NAMESPACE, clock: Clock | None = None) -> None:
-        namespace = namespace or DEFAULT_NAMESPACE
-        if set("{}") & set(namespace):
-            raise ConfigurationError("namespace", shortened(namespace), "text without { and }")
-        super().__init__(read_url(url), Keys(namespace), clock)
+        super().__init__(read_url(url), keys_of(namespace), clock)
 
     async def __aenter__(self) -> Self:
         await self._open()

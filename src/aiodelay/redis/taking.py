@@ -1,17 +1,15 @@
-"""Lists as a source: `@scheduler.handler(source="redis-list:<key>")`."""
+"""Taking from a list, of which a process's own part stays its own until its lease ends."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 from aiodelay.errors import RecordFormatError, StoreUnavailableError
-from aiodelay.identifiers import new_id
 from aiodelay.model import (
     LEASE_MS,
     Again,
@@ -31,7 +29,6 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
-from aiodelay.ports import Feed
 from aiodelay.transitions import (
     KILLS_TO_DEATH,
     NO_OP,
@@ -43,77 +40,54 @@ from aiodelay.transitions import (
     token_deadline_ms,
     token_for,
 )
-from aiodelay.urls import UrlOptions
 from aiodelay.wakeup import WakeUp
 
 from .client import Client
 from .elements import Element, decode_element
 from .faults import Fault
-from .lists import ListEnd, split_address
-from .options import read_options
 from .scripts import Arg
-from .waking import ListListener, listening
+from .waking import ListListener
 
-__all__ = ["RedisListSource", "open_list_source"]
+__all__ = ["Store", "Taken", "TakingFeed"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 LONGEST_WAIT_S = 30.0
 _Key: TypeAlias = tuple[str, int, int]  # id, revision, the token's counter: of copies of a message each has its own
-_PutBackCall: TypeAlias = Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]]
+Store: TypeAlias = tuple[Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]], Callable[[], int]]
+"""What takes messages back, and tells the time."""
 
 
-class RedisListSource(ListEnd):
-    """Takes messages from the left end of Redis lists; an address is a list's key, as of `RedisListSink`.
-
-    What a process has taken is its own until its lease ends; then it returns to the head of the list. Retries and dead
-    letters go to the scheduler's store.
-
-    Args:
-        server: A URL as of a Redis store.
-
-    Raises:
-        ConfigurationError: The URL cannot be used.
-    """
-
-    @asynccontextmanager
-    async def feed(
-        self, address: str, consumer: str, put_back: _PutBackCall, now_ms: Callable[[], int]
-    ) -> AsyncIterator[Feed]:
-        """Open the taking of messages from a list."""
-        assert self._client is not None
-        feed = _ListFeed(self._client, self.options.name, address, consumer, store=(put_back, now_ms))
-        async with listening(feed.listener, f"aiodelay redis list {address}"):
-            yield feed
-
-
-class _Taken(Struct, gc=False):
+class Taken(Struct, gc=False):
     """An element that was taken, and neither settled nor lost."""
 
     number: int
     record: Record
 
 
-class _ListFeed:
+class TakingFeed:
     """One process's taking from one list.
 
     Elements are numbered as they are taken. A claim that failed is repeated with the same first number, which gives the
     same elements. Tokens and times are on the scheduler's clock; the list's server is told durations only.
+
+    Args:
+        client: Of the list's server.
+        name: What error messages call the list.
+        keys: Those of the scripts `take`, `drop` and `keep`: the list first.
+        consumer: Names this process among those that take from there.
+        store: Where dead letters and what is not tried again from here go, and the time by which it is due.
     """
 
-    def __init__(
-        self, client: Client, server: str, address: str, consumer: str, *, store: tuple[_PutBackCall, Callable[[], int]]
-    ) -> None:
-        key, self._is_raw = split_address(address)
-        tagged = f"{key}:" if "{" in key else f"{{{key}}}"
-        self._keys = [key, f"{tagged}:aiodelay:consumers", f"{tagged}:aiodelay:taken:{consumer}"]
-        self._client, self._name, self._consumer = client, f"list {key} at {server}", consumer
+    def __init__(self, client: Client, name: str, keys: Sequence[str], consumer: str, *, store: Store) -> None:
+        self._client, self._name, self._keys, self._consumer = client, name, keys, consumer
         self._put_back, self._now_ms = store
         self._next, self._shall_repeat, self._lease_ms = 1, False, LEASE_MS
-        self._taken: dict[_Key, _Taken] = {}
+        self._taken: dict[_Key, Taken] = {}
         self._wakeup = WakeUp()
-        self._shall_listen = False
-        self.listener = ListListener(client, key, self._wakeup.set)
+        self._shall_listen, self._is_withheld = False, False
+        self._told = self._untold = 0
+        self.listener: ListListener = ListListener(client, keys[0], self._wakeup.set)
 
     async def _run(self, script: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
         try:
@@ -129,10 +103,13 @@ class _ListFeed:
         self._lease_ms, asked_ms = lease_ms, self._now_ms()
         arguments = (self._next, wanted.messages, wanted.max_bytes, lease_ms, int(self._shall_repeat))
         self._shall_repeat, known = True, len(self._taken)
-        now, ends, held, *elements = await self._run("take", *arguments)
+        now, ends, held, why, missed, told, *elements = await self._run("take", *arguments, self._told)
         server_ms, now_ms = int(now), self._now_ms()
+        self._is_withheld = why != b""
+        self._note(why, int(missed) - max(int(told), self._told))
+        self._told = int(missed)
         claims: list[Claim] = []
-        taken: dict[_Key, _Taken] = {}
+        taken: dict[_Key, Taken] = {}
         ended: dict[int, PutBack | None] = {}
         for number, element in enumerate(elements, self._next):
             if element is None:  # it was ended by an earlier try
@@ -142,8 +119,8 @@ class _ListFeed:
                 record, pushed_ms = judged.record, judged.pushed_ms
                 queued_ms = None if pushed_ms is None else max(server_ms - pushed_ms, 0)
                 token = token_for(asked_ms + lease_ms, number)
-                claims.append(Claim(record, token, queued_ms))
-                taken[record.envelope.id, record.revision, token_counter(token)] = _Taken(number, record)
+                claims.append(Claim(record, token, queued_ms, 0 if claims else self._untold))
+                taken[record.envelope.id, record.revision, token_counter(token)] = Taken(number, record)
             else:
                 ended[number] = judged
         if held > known + len(elements):
@@ -153,15 +130,17 @@ class _ListFeed:
         self._next += len(elements)
         self._shall_repeat = False
         self._taken.update(taken)
-        self._shall_listen = not claims
+        self._untold = 0 if claims else self._untold
+        self._shall_listen = not claims and not self._is_withheld
         if claims:  # there may be more: only a list that gave nothing is listened to
             return Claimed(claims, now_ms, now_ms)
         return Claimed(claims, now_ms, now_ms + int(float(ends)) - server_ms if ends else None)
 
+    def _note(self, why: bytes, missed: int) -> None:
+        """Take note of why nothing can be taken, and of how many messages were dropped before they could be."""
+
     def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:
         """Return an element that can be handled; else what is kept of it, None = nothing."""
-        if self._is_raw:
-            return Element(Record(Envelope(new_id(), lane, payload=element), now_ms, now_ms, NO_OP), None)
         try:
             found = decode_element(element, lane=lane)
         except RecordFormatError as error:
@@ -176,7 +155,7 @@ class _ListFeed:
         return found
 
     async def _end_unrun(self, ended: Mapping[int, PutBack | None]) -> None:
-        letters = [letter for letter in ended.values() if letter is not None]
+        letters = [self._kept(letter) for letter in ended.values() if letter is not None]
         if letters:
             await self._put_back(letters)
         await self._run("drop", len(ended), *ended)
@@ -195,7 +174,7 @@ class _ListFeed:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims: first what goes back to the store is there, then all leave the list."""
         found = [self._taken.get(_key(settlement)) for settlement in settlements]
-        leaving: list[tuple[Settlement, _Taken]] = []
+        leaving: list[tuple[Settlement, Taken]] = []
         over: list[int] = []
         back: list[int] = []
         for settlement, taken in zip(settlements, found, strict=True):
@@ -207,8 +186,8 @@ class _ListFeed:
                 back.append(taken.number)
             else:
                 leaving.append((settlement, taken))
-        over += await self._put_back_all(leaving)
-        settled: set[int] = set()
+        ended, settled = await self._leave(leaving)
+        over += ended
         while over or back:
             letters = await self._run("drop", len(over), *over, *back)
             answered = list(zip(over + back, letters, strict=True))
@@ -216,21 +195,27 @@ class _ListFeed:
             over, back = [], [number for number, letter in answered if letter == ord("m")]
         for settlement in settlements:
             self._taken.pop(_key(settlement), None)
+        if self._is_withheld:
+            self._wakeup.set()
         return [
             SettleOutcome.SETTLED if taken is not None and taken.number in settled else SettleOutcome.GONE
             for taken in found
         ]
 
-    async def _put_back_all(self, pairs: Sequence[tuple[Settlement, _Taken]]) -> list[int]:
-        """Put messages into the store; return the numbers of those that nobody else has taken since."""
+    async def _leave(self, pairs: Sequence[tuple[Settlement, Taken]]) -> tuple[list[int], set[int]]:
+        """Put messages into the store; return the numbers of those that are to be dropped, and of those that are."""
         if not pairs:
-            return []
+            return [], set()
         numbers = [taken.number for _, taken in pairs]
         letters = await self._run("keep", self._lease_ms, *numbers)
         kept = [pair for pair, letter in zip(pairs, letters, strict=True) if letter == ord("r")]
         if kept:
-            await self._put_back([_put_back(*pair) for pair in kept])
-        return [taken.number for _, taken in kept]
+            await self._put_back([self._kept(_put_back(*pair)) for pair in kept])
+        return [taken.number for _, taken in kept], set()
+
+    def _kept(self, message: PutBack) -> PutBack:
+        """Return what a store is given of a message."""
+        return message
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Prolong the lease on all that this process has taken."""
@@ -275,7 +260,7 @@ def _key(asked: Settlement | Renewal) -> _Key:
     return asked.id, asked.revision, token_counter(asked.token)
 
 
-def _is_release(settlement: Settlement, taken: _Taken) -> bool:
+def _is_release(settlement: Settlement, taken: Taken) -> bool:
     """Say whether a message was never run: it stays what it is, and returns to the list."""
     record = taken.record
     return (
@@ -286,7 +271,7 @@ def _is_release(settlement: Settlement, taken: _Taken) -> bool:
     )
 
 
-def _put_back(settlement: Settlement, taken: _Taken) -> PutBack:
+def _put_back(settlement: Settlement, taken: Taken) -> PutBack:
     assert not isinstance(settlement, Done)
     record = after_failure(taken.record, settlement)
     if isinstance(settlement, Dead):
@@ -300,15 +285,3 @@ def _unreadable(element: bytes, lane: Lane, now_ms: int, problem: str) -> PutBac
     log.warning("an element for %s cannot be read: %s; it is kept as dead letter %s", lane, problem, name)
     record = Record(Envelope(name, lane, payload=element), 0, now_ms, NO_OP, last_error=f"cannot be read: {problem}")
     return PutBack(record, now_ms, "undecodable")
-
-
-def open_list_source(url: str) -> RedisListSource:
-    """Open `redis-list://host:6379/0`; with TLS `rediss-list://`.
-
-    Raises:
-        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
-    """
-    given = UrlOptions(url)
-    options = read_options(given)
-    given.finish()
-    return RedisListSource(options)

@@ -1,4 +1,4 @@
-"""Moving due messages into lists on the store's own server."""
+"""Moving due messages into lists and topics on the store's own server."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ from aiodelay.model import (
 from aiodelay.ports import Sink, Source, Transferring
 
 from .commands import answer_of
+from .fanout import RedisFanoutSink
+from .fanout_source import RedisFanoutSource
 from .faults import Fault
 from .keys import Keys, member_of, text_of
+from .list_source import RedisListSource
 from .lists import RedisListSink
 from .looking import Looking
 from .options import Options
 from .reading import due_and_revision, read_record
 from .scripts import Arg
-from .taking import RedisListSource
 from .waiting import Waiter
 
 __all__ = ["Transfers"]
@@ -47,36 +49,39 @@ BACK_AT_ONCE = 100
 
 
 class Transfers(Looking):
-    """`Transfer` and `PutsBack`: what goes from the store to lists, and what comes back."""
+    """`Transfer` and `PutsBack`: what goes from the store to lists and topics, and what comes back."""
 
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
         super().__init__(options, keys, clock)
-        self._transfers: list[_ListTransfer] = []
+        self._transfers: list[_Transfer] = []
 
     @property
     def sinks(self) -> Sequence[Sink]:
         """The sinks that this store brings along."""
-        return [RedisListSink(self._options)]
+        return [RedisListSink(self._options), RedisFanoutSink(self._options, namespace=self._keys.namespace)]
 
     @property
     def sources(self) -> Sequence[Source]:
         """The sources that this store brings along."""
-        return [RedisListSource(self._options)]
+        return [RedisListSource(self._options), RedisFanoutSource(self._options, namespace=self._keys.namespace)]
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""
-        if not isinstance(sink, RedisListSink):
+        if not isinstance(sink, RedisListSink | RedisFanoutSink):
             return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Redis server: claimed, sent, settled")
         if sink.options.server != self._options.server:
-            reason = f"the lists are at {sink.options.name}, the messages at {self.name}: claimed, pushed, settled"
+            reason = f"{sink.name} is at {sink.options.name}, the messages at {self.name}: claimed, sent, settled"
             return Reach(Promise.AT_LEAST_ONCE, reason)
-        return Reach(Promise.EXACTLY_ONCE, f"one script on {self.name} pushes a message and removes it")
+        if isinstance(sink, RedisFanoutSink) and sink.keys.tag != self._keys.tag:
+            reason = f"the topics are in namespace {sink.keys.namespace!r}, the messages in {self._keys.namespace!r}"
+            return Reach(Promise.AT_LEAST_ONCE, f"{reason}: claimed, sent, settled")
+        return Reach(Promise.EXACTLY_ONCE, f"one script on {self.name} delivers a message and removes it")
 
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
         """Open the moving of one sink's messages."""
-        assert isinstance(sink, RedisListSink)
-        transfer = _ListTransfer(self, sink)
+        assert isinstance(sink, RedisListSink | RedisFanoutSink)
+        transfer = _Transfer(self, sink)
         self._transfers.append(transfer)
         self.waiters.add(transfer.waiter, sink.name)
         try:
@@ -125,22 +130,26 @@ class Transfers(Looking):
         return found
 
 
-class _ListTransfer:
-    """`Transferring` into lists."""
+class _Transfer:
+    """`Transferring` into lists or topics."""
 
-    def __init__(self, store: Transfers, sink: RedisListSink) -> None:
+    def __init__(self, store: Transfers, sink: RedisListSink | RedisFanoutSink) -> None:
         self._store, self.sink = store, sink
+        if isinstance(sink, RedisListSink):
+            self._script, self._settings = "transfer", str(sink.max_length)
+        else:
+            self._script, self._settings = "transfer_topics", " ".join(map(str, sink.settings))
         self.waiter = Waiter()
         self._looked_s = 0.0
         self._unreadable: list[Settlement] = []
 
     async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
         messages, max_bytes = min(demand.messages, MAX_CLAIM_MESSAGES), min(demand.max_bytes, MAX_CLAIM_BYTES)
-        arguments: list[Arg] = [self.sink.name, messages, max_bytes, self.sink.max_length]
+        arguments: list[Arg] = [self.sink.name, messages, max_bytes, self._settings]
         for settlement in (*settlements, *self._unreadable):
             arguments += _arguments(settlement)
         asked_s = self._looked_s = asyncio.get_running_loop().time()
-        now, moved, next_due, changed, *series = await self._store.run("transfer", arguments)
+        now, moved, next_due, changed, *series = await self._store.run(self._script, arguments)
         self._unreadable = []
         records = await self._read(series)
         return Transferred(

@@ -1,5 +1,5 @@
 -- drop: ends what a consumer has taken: it is over, or goes back to the head of the list.
---@ taken
+--@ plain topic taken
 -- ARGV[3] how many numbers of those that are over come first; then those that go back.
 -- Returns a letter for each, in order: 's' settled, 'g' gone: the consumer holds it no more, 'm' for another call: one may
 -- move no more.
@@ -16,7 +16,10 @@ for a = 4, #ARGV do
     back[#back + 1] = tonumber(ARGV[a])
   end
 end
-if #over > 0 then call('HDEL', TAKEN, unpack(over)) end
+if #over > 0 then
+  if CONTENT then topic.release(topic.of(CONTENT), call('HMGET', TAKEN, unpack(over))) end
+  call('HDEL', TAKEN, unpack(over))
+end
 if #back > 0 then
   give_back(ARGV[2], back)
   for a = 4 + OVER, #ARGV do

@@ -1,5 +1,5 @@
 -- keep: renews a consumer's lease, as far as it still holds what it names.
---@ taken
+--@ plain taken
 -- ARGV[3] how long the lease shall last from now on, ms; no longer than allowed
 -- From ARGV[4] on: numbers; with 'a' before that of an element which was taken alone: it is innocent now.
 -- Returns a letter for each, in order: 'r' renewed, 'l' lost.

@@ -3,24 +3,18 @@
 -- KEYS[1] the list
 -- KEYS[2] its consumers -> epoch ms at which the lease of each ends
 -- KEYS[3] what the consumer has taken: number -> element; those of others are derived from KEYS[2]
--- ARGV[1] now, epoch ms; '' = the server's TIME
+-- KEYS[4] of a fan-out only: the topic's content. The list then holds references beside elements, each an index, or index,
+--   flags, lapses and kills with a space between them; the list's consumers are the instances of a topic's one
 -- ARGV[2] the consumer
-local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
-local LIST, CONSUMERS, TAKEN = KEYS[1], KEYS[2], KEYS[3]
+local LIST, CONSUMERS, TAKEN, CONTENT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MOST, MOST_BYTES, MOST_CONSUMERS = 500, 1048576, 4
 local MAX_LEASE, SUSPECT_LAPSES, KILLS_TO_DEATH = 60000, 2, 3
 local FORMAT, ALONE, FLAGS_AT, LAPSES_AT, KILLS_AT = 1, 2, 1, 24, 25
 
-local now = tonumber(ARGV[1])
-if not now then
-  local time = call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
-local function text(n) return string.format('%.0f', n) end
 local function taken_key(consumer) return sub(CONSUMERS, 1, -10) .. 'taken:' .. consumer end
 
-local function prefix_at(s) -- where an element's prefix begins, nil if it has none that we know
+local function prefix_at(s) -- where an element's prefix begins, 0 of a reference; nil if it has none that we know
+  if CONTENT and byte(s) < 58 then return 0 end
   local kind, high, low = byte(s, 1, 3)
   local at = kind == 0xc4 and high and 3 + high or kind == 0xc5 and low and 4 + 256 * high + low
   if not at then return nil end
@@ -30,11 +24,16 @@ local function prefix_at(s) -- where an element's prefix begins, nil if it has n
 end
 
 local function state_of(s, p)
+  if p == 0 then
+    local flags, lapses, kills = string.match(s, ' (%d+) (%d+) (%d+)$')
+    return tonumber(flags or 0), tonumber(lapses or 0), tonumber(kills or 0)
+  end
   local lapses, kills = byte(s, p + LAPSES_AT, p + KILLS_AT)
   return byte(s, p + FLAGS_AT), lapses, kills
 end
 
 local function with_state(s, p, flags, lapses, kills)
+  if p == 0 then return string.format('%s %d %d %d', string.match(s, '^%d+'), flags, lapses, kills) end
   return sub(s, 1, p + FLAGS_AT - 1) .. char(flags) .. sub(s, p + FLAGS_AT + 1, p + LAPSES_AT - 1)
     .. char(math.min(lapses, 255), math.min(kills, 255)) .. sub(s, p + KILLS_AT + 1)
 end

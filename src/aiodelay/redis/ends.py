@@ -1,0 +1,88 @@
+"""What sinks and sources stand on that a server keeps beside a store: a connection, and sending by address."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+from aiodelay.errors import SinkUnavailableError, TargetError
+from aiodelay.model import MAX_CLAIM_MESSAGES, Delivery, Demand, NotTaken, SendOutcome, Sent
+
+from .client import Client
+from .faults import Fault
+from .options import Options, read_url
+
+__all__ = ["Ending", "SendingEnd"]
+
+
+class Ending:
+    """A server, open for as long as the block lasts.
+
+    Args:
+        server: A URL as of a Redis store.
+
+    Raises:
+        ConfigurationError: The URL cannot be used.
+    """
+
+    def __init__(self, server: str | Options) -> None:
+        self.options: Options = read_url(server) if isinstance(server, str) else server
+        self._client: Client | None = None
+
+    async def __aenter__(self) -> Self:
+        self._client = Client(self.options)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+
+class SendingEnd(Ending, ABC):
+    """A sink that sends what is for one address at once."""
+
+    name: str
+    limits: Demand = Demand(MAX_CLAIM_MESSAGES)
+
+    async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        """Send the messages, those of one address at once.
+
+        Raises:
+            SinkUnavailableError: The server does not answer. Some may have been taken.
+        """
+        by_address: dict[str, list[int]] = {}
+        for i, delivery in enumerate(deliveries):
+            by_address.setdefault(delivery.envelope.address, []).append(i)
+        outcomes: list[SendOutcome] = [NotTaken("not sent")] * len(deliveries)
+        for address, places in by_address.items():
+            try:
+                sent = await self._send_to(address, [deliveries[i] for i in places])
+            except SinkUnavailableError:
+                if not any(isinstance(outcome, Sent) for outcome in outcomes):
+                    raise
+                break  # what was taken is not to be sent again
+            for i, outcome in zip(places, sent, strict=True):
+                outcomes[i] = outcome
+        return outcomes
+
+    async def _send_to(self, address: str, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        assert self._client is not None
+        try:
+            return await self._pushed(self._client, address, deliveries)
+        except TargetError as error:
+            return [NotTaken(str(error))] * len(deliveries)
+        except Fault as fault:
+            if fault.is_connection or not (fault.kind == "unknown" or fault.reason.startswith("NOPERM")):
+                raise SinkUnavailableError(f"{self.name} at {self.options.name}", fault.reason) from fault
+            return [NotTaken(fault.reason)] * len(deliveries)
+
+    @abstractmethod
+    async def _pushed(self, client: Client, address: str, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        """Send what is for one address.
+
+        Raises:
+            TargetError: The address can never work.
+            Fault: The server did not answer, or refused.
+        """

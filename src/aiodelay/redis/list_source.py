@@ -1,0 +1,77 @@
+"""Lists as a source: `@scheduler.handler(source="redis-list:<key>")`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from aiodelay.identifiers import new_id
+from aiodelay.model import Envelope, Lane, PutBack, Record, Stored
+from aiodelay.ports import Feed
+from aiodelay.transitions import NO_OP
+from aiodelay.urls import UrlOptions
+
+from .client import Client
+from .elements import Element
+from .ends import Ending
+from .lists import ListEnd, split_address
+from .options import read_options
+from .taking import Store, TakingFeed
+from .waking import listening
+
+__all__ = ["RedisListSource", "open_list_source"]
+
+
+class RedisListSource(ListEnd, Ending):
+    """Takes messages from the left end of Redis lists; an address is a list's key, as of `RedisListSink`.
+
+    What a process has taken is its own until its lease ends; then it returns to the head of the list. Retries and dead
+    letters go to the scheduler's store.
+
+    Args:
+        server: A URL as of a Redis store.
+
+    Raises:
+        ConfigurationError: The URL cannot be used.
+    """
+
+    @asynccontextmanager
+    async def feed(
+        self,
+        address: str,
+        consumer: str,
+        put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
+        now_ms: Callable[[], int],
+    ) -> AsyncIterator[Feed]:
+        """Open the taking of messages from a list."""
+        assert self._client is not None
+        feed = _ListFeed(self._client, self.options.name, address, consumer, store=(put_back, now_ms))
+        async with listening(feed.listener, f"aiodelay redis list {address}"):
+            yield feed
+
+
+class _ListFeed(TakingFeed):
+    """One process's taking from one list that others may fill as well."""
+
+    def __init__(self, client: Client, server: str, address: str, consumer: str, *, store: Store) -> None:
+        key, self._is_raw = split_address(address)
+        tagged = f"{key}:" if "{" in key else f"{{{key}}}"
+        keys = [key, f"{tagged}:aiodelay:consumers", f"{tagged}:aiodelay:taken:{consumer}"]
+        super().__init__(client, f"list {key} at {server}", keys, consumer, store=store)
+
+    def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:
+        if self._is_raw:
+            return Element(Record(Envelope(new_id(), lane, payload=element), now_ms, now_ms, NO_OP), None)
+        return super()._judged(element, lane, now_ms)
+
+
+def open_list_source(url: str) -> RedisListSource:
+    """Open `redis-list://host:6379/0`; with TLS `rediss-list://`.
+
+    Raises:
+        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
+    """
+    given = UrlOptions(url)
+    options = read_options(given)
+    given.finish()
+    return RedisListSource(options)

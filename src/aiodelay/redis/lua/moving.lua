@@ -1,0 +1,333 @@
+-- moving: moves due messages of one lane to where they are addressed: first delivered, then what was delivered is removed.
+--
+-- `destination` is what the part before it says of them. look_at(t) returns why one takes nothing, if so, and for how many
+-- messages it has room; it may set `key`, `is_raw`, and `cost`, of which a script spends MOST_COST or one message.
+-- append(t, elements) delivers, or returns why not. FULL is said of one without room.
+local MOST = 500
+local N, NOW = known_lane(ARGV[4]), text(now)
+local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
+local moved, messages, bytes, read, read_bytes = 0, 0, 0, 0, 0
+local targets, in_order, rooms, series = {}, {}, {}, {}
+local has_blocked = N and call('EXISTS', blocked_key(N)) == 1
+
+local function target_of(address)
+  local t = targets[address]
+  if t then return t end
+  t = { address = address, key = address, cost = 0, is_held = is_held(N, address),
+    is_blocked = has_blocked and call('ZSCORE', blocked_key(N), address) and true, elements = {}, ids = {}, from = {},
+    memories = {}, others = {}, parked = {}, places = {} }
+  targets[address], in_order[#in_order + 1] = t, t
+  local broken, room = destination.look_at(t)
+  t.broken, rooms[t.key] = broken, rooms[t.key] or room
+  return t
+end
+
+local function why_not(t)
+  return t.broken or rooms[t.key] <= 0 and destination.FULL or nil
+end
+
+-- --- what a list holds of a message: id, prefix, body with the time of its push; or the payload alone --------------
+
+local written, written_plain
+do
+  local HEADS, MAPS = {}, {} -- what a binary of so many bytes begins with; a map that has one value more
+  for first = 0x80, 0x8e do MAPS[first] = string.char(first + 1) end
+
+  local function head_of_bin(size)
+    HEADS[size] = size < 256 and '\196' .. string.char(size) or pack('>BH', 0xc5, size)
+    return HEADS[size]
+  end
+
+  local PUSHED = '\161q' .. pack('>BI8', 0xcf, now)
+
+  local function element_of(e)
+    local size = PREFIX_SIZE + (e.version and 8 or 0)
+    local record = e.body and record_bytes(e) or sub(e.value, e.body_at - size)
+    local map = byte(record, size + 1)
+    local head = head_of_bin(#e.id) .. e.id .. head_of_bin(size) .. sub(record, 1, size)
+    if not MAPS[map] then return head .. sub(record, size + 1) end -- no room for one more key
+    return head .. MAPS[map] .. sub(record, size + 2) .. PUSHED
+  end
+
+  local function payload_of(e)
+    local s, at = e.body or e.value, e.body and 1 or e.body_at
+    at = value_at(s, at, 112)
+    if not at then return '' end
+    local from, length = blob(s, at)
+    return sub(s, from, from + length - 1)
+  end
+
+  function written(t, e)
+    return t.is_raw and payload_of(e) or element_of(e)
+  end
+
+  function written_plain(id, value) -- of a value without flags that stands at its due time; one concatenation, no calls
+    return (HEADS[#id] or head_of_bin(#id)) .. id .. '\196\34' .. sub(value, 7, 40) .. MAPS[byte(value, 41)]
+      .. sub(value, 42) .. PUSHED
+  end
+end
+
+local function park_for(t, name, place)
+  t.parked[#t.parked + 1], t.places[#t.places + 1], t.places[#t.places + 2] = name, place, name
+end
+
+-- --- moving ------------------------------------------------------------------------------------------------------
+
+local push
+do
+  local function after_end(e)
+    if is_due_to_expire(e) then call('ZREM', LATE, e.id) end
+    if byte(e.id) == OCCURRENCE then
+      strike(sub(e.id, 2, -7), (unpack_bytes('>I6', e.id, #e.id - 5)))
+    else
+      remember_end(e)
+    end
+  end
+
+  local function remove(t) -- the messages first: whatever fails after that doubles none
+    for key, members in pairs(t.from) do call('ZREM', key, unpack(members)) end
+    call('HDEL', MSG, unpack(t.ids))
+    for _, e in ipairs(t.others) do
+      loaded[e.id] = false
+      note('delivered', e)
+      pcall(after_end, e)
+    end
+    if #t.memories > 0 then remember_all(t.memories) end
+  end
+
+  function push(t)
+    t.broken = destination.append(t, t.elements)
+    if t.broken then
+      for _, name in ipairs(t.from[due_key(N)] or {}) do park_for(t, name, call('ZSCORE', due_key(N), name)) end
+      return
+    end
+    remove(t)
+    t.has_moved, moved = true, moved + #t.ids
+  end
+end
+
+-- --- looking -----------------------------------------------------------------------------------------------------
+
+local walk, try_blocked
+do
+  local MOST_READ, MOST_TRIED, MOST_SERIES, MOST_TARGETS, GROWTH = 1000, 20, 100, 250, 20
+
+  -- Reads the address and the size of the usual value: no flags, at its due time, a body of a few texts and bytes, no key
+  -- and no headers. Returns nil for any other, which goes the long way.
+  local function plain(s)
+    if byte(s) > 127 or byte(s, 7) ~= FORMAT or byte(s, 8) ~= 0 then return nil end
+    local map = byte(s, 41)
+    if not map or map < 0x81 or map > 0x8e then return nil end
+    local at, address, size = 42, '', 0
+    for _ = 1, map - 0x80 do
+      local one, key, kind, length = byte(s, at, at + 3)
+      if one ~= 0xa1 or not length or key == 107 then return nil end
+      if kind >= 0xa0 and kind < 0xc0 then
+        if key == 97 then address = sub(s, at + 3, at + kind - 0x9e) end
+        at = at + 3 + kind - 0xa0
+      elseif kind == 0xd9 then
+        if key == 97 then address = sub(s, at + 4, at + 3 + length) end
+        at = at + 4 + length
+      elseif kind == 0xc4 then
+        at, size = at + 4 + length, size + length
+      elseif kind == 0xc5 then
+        length = 256 * length + (byte(s, at + 4) or 0)
+        at, size = at + 5 + length, size + length
+      else
+        return nil
+      end
+    end
+    if at ~= #s + 1 then return nil end
+    return address, size
+  end
+
+  local function has_room(t, size)
+    if messages == 0 then return most > 0 end
+    return messages < most and bytes + size <= most_bytes and destination.cost + t.cost <= destination.MOST_COST
+  end
+
+  local function take(t, key, name, id, size, element)
+    local members = t.from[key] or {}
+    t.from[key] = members
+    members[#members + 1] = name
+    t.elements[#t.elements + 1], t.ids[#t.ids + 1] = element, id
+    rooms[t.key], messages, bytes = rooms[t.key] - 1, messages + 1, bytes + size
+    destination.cost = destination.cost + t.cost
+  end
+
+  local function look_at_plain(t, key, name, id, value, size)
+    if not has_room(t, size) then return 'stop' end
+    take(t, key, name, id, size, t.is_raw and written(t, parse(id, value)) or written_plain(id, value))
+    local memories, until_ms = t.memories, unpack_bytes('>I6', value, 11) + WINDOW
+    if until_ms > now and sub(value, 33, 40) ~= NO_OP then
+      memories[#memories + 1] = 'o' .. sub(value, 33, 40)
+      memories[#memories + 1] = u48(until_ms) .. 's' .. sub(value, 11, 22)
+    end
+    if byte(id) ~= 1 then memories[#memories + 1], memories[#memories + 2] = 'r' .. id, sub(value, 11, 16) end
+    return nil
+  end
+
+  -- Returns 'gone' if the message left `key`, 'stop' if no more shall be read, else nil: it stands there for now.
+  local function look(key, name, id, value, trying)
+    if read >= MOST_READ or read_bytes > MOST_BYTES then return 'stop' end
+    read, read_bytes = read + 1, read_bytes + (value and #value or 0)
+    local address, size = nil, nil
+    if value and ARGV[2] == '0' and byte(id) ~= OCCURRENCE and sub(name, 1, 6) == sub(value, 1, 6) then
+      address, size = plain(value)
+    end
+    local e = nil
+    if not address then
+      e = readable(id, value)
+      if pass(N, key, name, id, value, e) then return 'gone' end
+      address = address_of(e)
+    end
+    if not targets[address] and #in_order == MOST_TARGETS then return 'stop' end
+    local t = trying or target_of(address)
+    if t.is_held or why_not(t) or (t.is_blocked and not trying) then
+      if trying then return 'stop' end
+      park_for(t, name, e and e.place or unpack_bytes('>I6', value, 17))
+    elseif not e then
+      return look_at_plain(t, key, name, id, value, size)
+    elseif has(e, RECURRING) then
+      if #series < 2 * MOST_SERIES then series[#series + 1], series[#series + 2] = id, value end
+    elseif has_room(t, e.size) then
+      take(t, key, name, id, e.size, written(t, e))
+      t.others[#t.others + 1] = e
+    else
+      return 'stop'
+    end
+    return nil
+  end
+
+  local function next_limit() -- so many as may be read, were they as large as those before
+    if read == 0 then return 1 end
+    local fits = floor((MOST_BYTES - read_bytes) / (read_bytes / read + 1))
+    return math.max(1, math.min(read * GROWTH, MOST, fits))
+  end
+
+  function walk(key, trying)
+    local stays = 0
+    while true do
+      local limit = next_limit()
+      local found = call('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', stays, limit)
+      if #found == 0 then return end
+      local ids = {}
+      for i, name in ipairs(found) do ids[i] = sub(name, 7) end
+      local values = call('HMGET', MSG, unpack(ids))
+      for i, name in ipairs(found) do
+        local verdict = look(key, name, ids[i], values[i], trying)
+        if verdict == 'stop' then return end
+        if not verdict then stays = stays + 1 end
+      end
+      if #found < limit then return end
+    end
+  end
+
+  function try_blocked() -- with half of what may be moved: the other half is for what nothing holds up
+    local most_before = most
+    most = math.max(1, floor(most / 2))
+    for _, address in ipairs(call('ZRANGEBYSCORE', blocked_key(N), '-inf', NOW, 'LIMIT', 0, MOST_TRIED)) do
+      local t = target_of(address)
+      if t.is_held then
+        unblock(N, address)
+      else
+        t.is_tried = true
+        if not why_not(t) then walk(TAG .. 'parked:' .. N .. ':' .. address, t) end
+      end
+    end
+    most = most_before
+  end
+end
+
+-- --- series ------------------------------------------------------------------------------------------------------
+
+local end_occurrence
+do
+  local function push_occurrence(e) -- says whether it may end as delivered
+    local t = target_of(address_of(e))
+    if not why_not(t) then
+      local cost = destination.cost + t.cost
+      if cost > t.cost and cost > destination.MOST_COST then return false end -- the next call is told of it again
+      t.broken = destination.append(t, { written(t, as_occurrence(e)) })
+      if not t.broken then
+        rooms[t.key], t.has_moved, moved, destination.cost = rooms[t.key] - 1, true, moved + 1, cost
+        return true
+      end
+    end
+    if not t.is_blocked then park_for(t, member(e), e.place) end
+    return false
+  end
+
+  function end_occurrence(a)
+    local e, what = load(ARGV[a]), ARGV[a + 3]
+    if not e or e.lane ~= N or e.revision ~= tonumber(ARGV[a + 1]) or e.due ~= tonumber(ARGV[a + 2]) then return end
+    if not has(e, RECURRING) or e.place > now or token_of(e) or is_held(N, address_of(e)) then return end
+    if what == 'ddelivered' and not push_occurrence(e) then return end
+    local due = tonumber(ARGV[a + 5])
+    take_out(e)
+    if byte(what) == 120 then
+      local failed = copy(e)
+      body_of(failed)
+      count_attempt(failed, e.attempt, ARGV[a + 4])
+      bury(failed, sub(what, 2))
+    else
+      note(sub(what, 2), e)
+    end
+    if due then rearm(e, due, false) else forget(e) end
+  end
+end
+
+-- --- the end -----------------------------------------------------------------------------------------------------
+
+local changed, leave = {}, nil
+do
+  local FIRST_WAIT, LAST_WAIT = 50, 2000
+
+  local function park_all(t)
+    call('ZREM', due_key(N), unpack(t.parked))
+    call('ZADD', TAG .. 'parked:' .. N .. ':' .. t.address, unpack(t.places))
+    call('SADD', PARKED, N .. ':' .. t.address)
+  end
+
+  -- Says when an address is tried again: soon if it took something, else later each time.
+  local function block(t)
+    local why, wait = why_not(t), 0
+    if why then
+      local before = not t.has_moved and call('HGET', why_key(N), t.address)
+      wait = before and 2 * tonumber(string.match(before, '^%d+')) or FIRST_WAIT
+      wait = math.min(math.max(wait, FIRST_WAIT), LAST_WAIT)
+    end
+    call('ZADD', blocked_key(N), now + wait, t.address)
+    call('HSET', why_key(N), t.address, wait .. ' ' .. (why or ''))
+    return why or ''
+  end
+
+  function leave(t)
+    if #t.parked > 0 then park_all(t) end
+    if t.is_held or not t.is_tried and (t.is_blocked or #t.parked == 0) then return end
+    local why = ''
+    if call('EXISTS', TAG .. 'parked:' .. N .. ':' .. t.address) == 1 then
+      why = block(t)
+    else
+      unblock(N, t.address)
+      call('SREM', PARKED, N .. ':' .. t.address)
+    end
+    changed[#changed + 1], changed[#changed + 2] = t.address, why
+  end
+end
+
+if not N or is_held(N) then return { NOW, '0', '', {} } end
+open_gate()
+return_lapsed(N, LAPSED_AT_ONCE)
+for a = 8, #ARGV, 6 do end_occurrence(a) end
+if has_blocked then try_blocked() end
+walk(due_key(N))
+for _, t in ipairs(in_order) do
+  if #t.elements > 0 then push(t) end
+  leave(t)
+end
+local look = next_move(N, MOST)
+local answer = { NOW, text(moved), look and text(look) or '', changed }
+for i = 1, #series do answer[4 + i] = series[i] end
+finish()
+return answer

@@ -1,0 +1,192 @@
+-- topic: what a fan-out's topic keeps, and its end; part of the scripts that publish and take.
+--
+-- A topic's keys begin with what `p` stands for, those of a consumer with p@<name>; docs/formats.md lists them.
+local topic = { MOST_CONSUMERS = 5000, REFS_AT_ONCE = 5000, CHUNK = 32, NOBODY = 'no such consumer is registered' }
+do
+  local DROPPED_AT_ONCE, READ_AT_ONCE, SWEPT_AT_ONCE, CHUNK = 1000, 1048576, 8, topic.CHUNK
+  local PUSHED = '\161q\207'
+
+  function topic.of(content) return sub(content, 1, -9) end
+
+  function topic.is_reference(entry) return entry and byte(entry) < 58 end
+
+  -- A consumer has no more use for these: frees what was its last.
+  function topic.release(p, entries)
+    local indexes, gone, fewer = {}, {}, {}
+    for i = 1, #entries do
+      if topic.is_reference(entries[i]) then indexes[#indexes + 1] = string.match(entries[i], '^%d+') end
+    end
+    if #indexes == 0 then return end
+    for i, left in ipairs(call('HMGET', p .. ':left', unpack(indexes))) do
+      left = tonumber(left)
+      if left and left > 1 then
+        fewer[#fewer + 1], fewer[#fewer + 2] = indexes[i], text(left - 1)
+      elseif left then
+        gone[#gone + 1] = indexes[i]
+      end
+    end
+    if #gone > 0 then
+      call('HDEL', p .. ':content', unpack(gone))
+      call('HDEL', p .. ':left', unpack(gone))
+    end
+    if #fewer > 0 then call('HSET', p .. ':left', unpack(fewer)) end
+  end
+
+  function topic.missed(p, name, n) call('HINCRBY', p .. '@' .. name .. ':state', 'missed', n) end
+
+  -- Says what is wrong with a topic's keys, in the server's words; nil if nothing is.
+  function topic.fault_of(p)
+    for _, key in ipairs({ ':content', ':left', ':meta' }) do
+      local length = redis.pcall('HLEN', p .. key)
+      if type(length) == 'table' then return length.err end
+    end
+    local count = redis.pcall('SCARD', p .. ':consumers')
+    return type(count) == 'table' and count.err or nil
+  end
+
+  -- Gives each consumer a reference to each element, or the element itself if it is smaller than `inline`.
+  function topic.publish(p, names, elements, inline)
+    local last, entries, content, left = tonumber(call('HGET', p .. ':meta', 'last') or 0), {}, {}, {}
+    for i, element in ipairs(elements) do
+      entries[i] = element
+      if #element >= inline then
+        last = last + 1
+        entries[i] = text(last)
+        content[#content + 1], content[#content + 2] = entries[i], element
+        left[#left + 1], left[#left + 2] = entries[i], #names
+      end
+    end
+    if #content > 0 then
+      call('HSET', p .. ':meta', 'last', text(last))
+      call('HSET', p .. ':left', unpack(left))
+      call('HSET', p .. ':content', unpack(content))
+    end
+    for _, name in ipairs(names) do
+      if type(redis.pcall('RPUSH', p .. '@' .. name .. ':refs', unpack(entries))) == 'table' then -- it is no list
+        topic.missed(p, name, #entries)
+        topic.release(p, entries)
+      end
+    end
+  end
+
+  -- --- the end of what is kept -----------------------------------------------------------------------------------------
+
+  local function was_pushed_before(element, oldest)
+    return oldest > 0 and sub(element, -11, -9) == PUSHED and struct.unpack('>I8', element, #element - 7) < oldest
+  end
+
+  -- Drops content beyond `most`, and what was published before `oldest`, 0 = neither; returns the first index that is left.
+  local function retain(p, most, oldest)
+    local first, last = unpack(call('HMGET', p .. ':meta', 'first', 'last'))
+    first, last = tonumber(first or 1), tonumber(last or 0)
+    local kept, read, before = call('HLEN', p .. ':content'), 0, first
+    for _ = 1, DROPPED_AT_ONCE do
+      local index = text(first)
+      if first > last or read > READ_AT_ONCE then break end
+      if call('HEXISTS', p .. ':left', index) == 1 then
+        if most == 0 or kept <= most then
+          local element = oldest > 0 and call('HGET', p .. ':content', index)
+          if not element or not was_pushed_before(element, oldest) then break end
+          read = read + #element
+        end
+        call('HDEL', p .. ':content', index)
+        call('HDEL', p .. ':left', index)
+        kept = kept - 1
+      end
+      first = first + 1
+    end
+    if first > before then call('HSET', p .. ':meta', 'first', text(first)) end
+    return first
+  end
+
+  -- Takes from the head of a consumer's list what `is_over` says, some at a time; returns how many those were.
+  local function behead(p, name, is_over)
+    local key, total, read = p .. '@' .. name .. ':refs', 0, 0
+    while total < DROPPED_AT_ONCE and read <= READ_AT_ONCE do
+      local fits = total > 0 and math.floor(READ_AT_ONCE / (read / total + 1)) or 1 -- were all of a size
+      local entries, n = call('LRANGE', key, 0, math.max(1, math.min(CHUNK, fits)) - 1), 0
+      while n < #entries and is_over(entries[n + 1], total + n) do n, read = n + 1, read + #entries[n + 1] end
+      if n == 0 then break end
+      topic.release(p, { unpack(entries, 1, n) })
+      call('LTRIM', key, n, -1)
+      total = total + n
+      if n < #entries then break end
+    end
+    return total
+  end
+
+  -- Counts for some consumers, each time for others, what retention has dropped before they took it.
+  local function sweep(p, names, first, most, oldest)
+    local at = tonumber(call('HGET', p .. ':meta', 'swept') or 0)
+    for _ = 1, math.min(SWEPT_AT_ONCE, #names) do
+      at = at % #names + 1
+      local name = names[at]
+      local over = most > 0 and call('LLEN', p .. '@' .. name .. ':refs') - most or 0
+      local dropped = behead(p, name, function(entry, n)
+        if n < over then return true end
+        if topic.is_reference(entry) then return tonumber(string.match(entry, '^%d+')) < first end
+        return was_pushed_before(entry, oldest)
+      end)
+      if dropped > 0 then topic.missed(p, name, dropped) end
+    end
+    call('HSET', p .. ':meta', 'swept', at)
+  end
+
+  -- Frees what a consumer that has left had, a bounded part at a time; says whether nothing is left.
+  function topic.leave(p, name)
+    local own = p .. '@' .. name
+    behead(p, name, function() return true end)
+    if call('EXISTS', own .. ':refs') == 1 then return false end
+    local instance = call('ZRANGE', own .. ':consumers', 0, 0)[1]
+    if instance then
+      local taken = own .. ':taken:' .. instance
+      local numbers = call('HKEYS', taken)
+      for i = #numbers, CHUNK + 1, -1 do numbers[i] = nil end
+      if #numbers > 0 then
+        topic.release(p, call('HMGET', taken, unpack(numbers)))
+        call('HDEL', taken, unpack(numbers))
+      end
+      if call('EXISTS', taken) == 0 then call('ZREM', own .. ':consumers', instance) end
+      return false
+    end
+    call('UNLINK', own .. ':refs', own .. ':later', own .. ':state')
+    call('SREM', p .. ':leaving', name)
+    return true
+  end
+
+  -- What follows each publishing: retention, and the end of consumers that have left.
+  function topic.tend(p, names, most, max_age)
+    local oldest = max_age > 0 and now - max_age or 0
+    local first = retain(p, most, oldest)
+    if most > 0 or oldest > 0 then sweep(p, names, first, most, oldest) end
+    local leaving = call('SRANDMEMBER', p .. ':leaving')
+    if leaving then topic.leave(p, leaving) end
+  end
+
+  -- Gives a consumer that begins with the oldest what is kept, the newest first; says whether nothing is left.
+  function topic.fill(p, name)
+    local state = p .. '@' .. name .. ':state'
+    local at = tonumber(call('HGET', state, 'fill') or 0)
+    local first = tonumber(call('HGET', p .. ':meta', 'first') or 1)
+    local ends, indexes, entries, more = math.max(first, at - DROPPED_AT_ONCE + 1), {}, {}, {}
+    for index = at, ends, -1 do indexes[#indexes + 1] = text(index) end
+    if #indexes > 0 then
+      for i, left in ipairs(call('HMGET', p .. ':left', unpack(indexes))) do
+        if left then
+          entries[#entries + 1] = indexes[i]
+          more[#more + 1], more[#more + 2] = indexes[i], text(left + 1)
+        end
+      end
+    end
+    if #entries > 0 then
+      call('HSET', p .. ':left', unpack(more))
+      call('LPUSH', p .. '@' .. name .. ':refs', unpack(entries))
+    end
+    if ends > first then
+      call('HSET', state, 'fill', text(ends - 1))
+      return false
+    end
+    call('HDEL', state, 'fill')
+    return true
+  end
+end
