@@ -1,14 +1,17 @@
 from collections.abc import Iterator, Sequence
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from redis import Redis
 
 from aiodelay.model import Record
 from aiodelay.ports import Sink, Store
-from aiodelay.redis import RedisListSink, RedisStore, open_store
+from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisStore, open_store
 from aiodelay.redis.elements import decode_element
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance, TransferConformance
+from aiodelay.testing.conformance.stage import Stage
 from tests.support.servers import redis_servers, serving
 
 
@@ -60,3 +63,39 @@ class TestRedisLists(OnRedis, TransferConformance):
     async def spoil(self, store: Store, sink: Sink, address: str) -> None:
         assert isinstance(store, RedisStore)
         await store.command("SET", address, "no list")
+
+
+class TestRedisTopics(OnRedis, TransferConformance):
+    """Topics of the store's own namespace, of two consumers each."""
+
+    has_limit = False
+    consumers = ("one", "two")
+
+    def key(self, address: str, name: str) -> str:
+        return f"{{{self.namespace}:00}}:fanout:{address}{name}"
+
+    def make_sink(self, store: Store, *, limit: int) -> Sink:
+        return RedisFanoutSink(self.server_url, namespace=self.namespace)
+
+    def moves(self, stage: Stage, *, limit: int = 0) -> Any:  # noqa: ANN401 - the suite's own
+        moves = super().moves(stage, limit=limit)
+        with Redis.from_url(self.server_url) as client:
+            for address in (moves.here, moves.there):
+                client.sadd(self.key(address, ":consumers"), *self.consumers)
+        return moves
+
+    async def arrived(self, store: Store, sink: Sink, address: str) -> Sequence[Record]:
+        assert isinstance(store, RedisStore)
+        lists = [await store.command("LRANGE", self.key(address, f"@{name}:refs"), 0, -1) for name in self.consumers]
+        assert lists[0] == lists[1]
+        elements = [await store.command("HGET", self.key(address, ":content"), index) for index in lists[0]]
+        return [decode_element(element, lane=sink.name).record for element in elements]
+
+    async def clear(self, store: Store, sink: Sink, address: str) -> None:
+        assert isinstance(store, RedisStore)
+        lists = [self.key(address, f"@{name}:refs") for name in self.consumers]
+        await store.command("DEL", self.key(address, ":content"), self.key(address, ":left"), *lists)
+
+    async def spoil(self, store: Store, sink: Sink, address: str) -> None:
+        assert isinstance(store, RedisStore)
+        await store.command("SET", self.key(address, ":content"), "no hash")

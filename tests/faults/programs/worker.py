@@ -23,7 +23,7 @@ import msgspec
 
 from aiodelay import Conflict, Context, Received, Retry, Scheduler
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent
-from aiodelay.redis import RedisListSink, RedisListSource
+from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource
 from aiodelay.registry import open_store
 from tests.support import history as h
 from tests.support import sqlite_points
@@ -32,6 +32,9 @@ from tests.support.observed import FailurePoint, FailurePoints, ObservedSource, 
 from tests.support.producing import Producer
 
 __all__ = ["Burst", "Plan", "Stream"]
+
+
+SOURCES = {"redis-list": RedisListSource, "redis-fanout": RedisFanoutSource}
 
 
 class Burst(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +74,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         serve: Lanes that it handles.
         pulls: Takes their messages by `async for` instead.
         sink: Also serve the sink `sink:`.
-        source: Where the handler takes messages from too: a list of Redis.
-        moves: Only move messages into lists, as the store does by itself.
+        source: Where the handler takes messages from too: a list of Redis, or a topic's consumer.
+        moves: Only move messages into lists and topics, as the store does by itself.
         run_ms: How long a handler takes.
         waits: Open the scheduler only once told `go`.
         blocks: Block the event loop, once, where a message says so.
@@ -256,12 +259,13 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         else open_store(plan.store, namespace="default", clock=None)
     )
     if plan.moves:
-        return Scheduler(plan.store, lanes=["redis-list"])
-    lists = [RedisListSink(plan.store)] if plan.store.startswith("redis://") else []
+        return Scheduler(plan.store, lanes=list(SOURCES))
+    on_redis = [RedisListSink(plan.store), RedisFanoutSink(plan.store)] if plan.store.startswith("redis://") else []
+    source = plan.source.partition(":")[0]
     scheduler = Scheduler(
         ObservedStore(real, history, points),
-        sinks=[RecordingSink(history, points), *lists],
-        sources=[ObservedSource(RedisListSource(plan.store), history, points)] if plan.source else [],
+        sinks=[RecordingSink(history, points), *on_redis],
+        sources=[ObservedSource(SOURCES[source](plan.store), history, points)] if source else [],
         dispatch=bool(plan.serve or plan.sink),
         lanes=[*([] if plan.pulls else plan.serve), *(["sink"] if plan.sink else [])],
         retry=Retry(attempts=10, first="200ms", factor=1),
@@ -269,9 +273,8 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
     )
     scheduler._options = msgspec.structs.replace(scheduler._options, lease_ms=plan.lease_ms)
     for lane in () if plan.pulls else plan.serve:
-        handling = Handling("redis-list" if plan.source else lane, plan, history, points)
-        source = plan.source or None
-        scheduler.add_handler(handling.handle, name=lane, concurrency=plan.concurrency, source=source)
+        handling = Handling(source or lane, plan, history, points)
+        scheduler.add_handler(handling.handle, name=lane, concurrency=plan.concurrency, source=plan.source or None)
     return scheduler
 
 

@@ -9,6 +9,7 @@
 local p, name = topic.of(KEYS[1]), ARGV[2]
 local state, answer = p .. '@' .. name .. ':state', 'known'
 
+call('SREM', p .. ':leaving', '') -- under OOM a script may write only if its first write frees memory
 if call('SISMEMBER', p .. ':leaving', name) == 1 and not topic.leave(p, name) then return 'more' end
 if call('SISMEMBER', p .. ':consumers', name) == 0 then
   if call('SCARD', p .. ':consumers') >= topic.MOST_CONSUMERS then return 'full' end

@@ -1,0 +1,190 @@
+"""Topics that fan out when a process, the way to the server, or the server fails; numbers of the fault table."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+from aiodelay import Scheduler
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import Demand, Done
+from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
+from tests.faults.programs.worker import Burst
+from tests.faults.scene import TAKEOVER_MS, RedisScene
+from tests.faults.test_redis import in_loop
+from tests.faults.test_redis_lists import end, start_role
+from tests.support.checker import Limits
+from tests.support.observed import FailurePoint
+from tests.support.processes import Worker
+from tests.support.proxy import proxied
+from tests.support.servers import RedisServer
+
+TOPIC, KEY = "redis-fanout:orders", "{default:00}:fanout:orders"
+STEPS = [
+    FailurePoint("claim", "after", 3),
+    FailurePoint("handler", "before", 10),
+    FailurePoint("handler", "after", 10),
+    FailurePoint("settle", "before", 3),
+    FailurePoint("settle", "after", 3),
+]
+
+
+async def taken_by(url: str, consumer: str) -> list[str]:
+    """Take and settle all that a consumer gets; return the ids."""
+    found: list[str] = []
+    async with (
+        RedisStore(url) as store,
+        RedisFanoutSource(url) as source,
+        source.feed(f"orders?consumer={consumer}", "me", store.put_back, store.now_ms) as feed,
+    ):
+        while claims := (await feed.claim({"lane": Demand(500)}, request="r", lease_ms=15_000)).claims:
+            found += [each.record.id for each in claims]
+            await feed.settle([Done(each.record.id, each.record.revision, each.token) for each in claims])
+    return found
+
+
+def register(server: RedisServer, *consumers: str) -> None:
+    async def play() -> None:
+        async with RedisFanout(server.url) as fanout:
+            for each in consumers:
+                await fanout.register("orders", each)
+
+    asyncio.run(play())
+
+
+# --- processes --------------------------------------------------------------------------------------------
+
+
+def start_consumer(scene: RedisScene, name: str, consumer: str, point: FailurePoint | None = None) -> Worker:
+    source = f"{TOPIC}?consumer={consumer}"
+    return scene.start(name, serve=("list",), source=source, run_ms=20, until="sigterm", point=point)
+
+
+def wait_until_drained(scene: RedisScene, consumer: str, seconds: float = 40) -> None:
+    lanes = scene.server.command("HVALS", "{default:00}:lanes").split(b"\r\n")[2::2]
+    keys = [f"{KEY}@{consumer}:{name}" for name in ("refs", "consumers", "later")]
+    keys += [f"{{default:00}}:due:{lane.decode()}" for lane in lanes if lane]
+    deadline = time.monotonic() + seconds
+    while any(scene.server.command("EXISTS", key) != b":0\r\n" for key in keys):
+        assert time.monotonic() < deadline, "messages are left"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("point", STEPS, ids=str)
+def test_f1_a_consumer_killed_at_each_step_loses_nothing_and_one_that_is_away_gets_all(
+    redis_scene: RedisScene, point: FailurePoint
+) -> None:
+    scene, n = redis_scene, 120
+    register(scene.server, "billing", "away")
+    mover = start_role(scene, "mover", "moves")
+    victim = start_consumer(scene, "victim", "billing", point)
+    burst = Burst(messages=n, spread_ms=1_500, special={7: b"fail:1"}, to=TOPIC)
+    scene.start("producer", burst=burst, until="produced").ended_well()
+    assert victim.wait() == -9
+    heir = start_consumer(scene, "heir", "billing")
+    wait_until_drained(scene, "billing")
+    for worker in (mover, heir):
+        end(worker)
+    report = scene.judge(Limits(takeover_ms=TAKEOVER_MS))
+    assert report.delivered >= n
+    assert sorted(asyncio.run(taken_by(scene.server.url, "away"))) == sorted(f"m-{i}" for i in range(n))
+    assert scene.server.command("EXISTS", f"{KEY}:content", f"{KEY}:left") == b":0\r\n"
+
+
+# --- the way to the server, and the server ----------------------------------------------------------------
+
+
+@in_loop
+async def test_f6_what_is_published_from_elsewhere_while_answers_are_lost_arrives_once(server: RedisServer) -> None:
+    async with RedisFanout(server.url) as fanout, proxied(server.port) as proxy:
+        for name in ("billing", "shipping"):
+            await fanout.register("orders", name)
+        scheduler = Scheduler("memory://", sinks=[RedisFanoutSink(f"redis://127.0.0.1:{proxy.port}")])
+        async with scheduler:
+            await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id="m00")
+            await scheduler.run_until_idle()  # it is connected
+            proxy.mode = "lose answers"
+            for i in range(1, 20):
+                await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=f"m{i:02}")
+            async with asyncio.timeout(5):
+                while min(each.waiting for each in await fanout.consumers("orders")) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            proxy.mode = "pass"
+            await scheduler.run_until_idle()
+    for name in ("billing", "shipping"):
+        assert sorted(await taken_by(server.url, name)) == [f"m{i:02}" for i in range(20)]
+
+
+@in_loop
+async def test_f6_takes_and_settlements_whose_answers_are_lost(server: RedisServer) -> None:
+    names = ("billing", "shipping")
+    async with RedisFanout(server.url) as fanout, RedisStore(server.url) as store, proxied(server.port) as proxy:
+        for name in names:
+            await fanout.register("orders", name)
+        scheduler = Scheduler(server.url)
+        async with scheduler:
+            for i in range(6):
+                await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=f"m{i}")
+            await scheduler.run_until_idle()
+        async with (
+            RedisFanoutSource(f"redis://127.0.0.1:{proxy.port}?connections=1") as source,
+            source.feed("orders?consumer=billing", "me", store.put_back, store.now_ms) as feed,
+        ):
+            seen: list[str] = []
+            for _ in range(3):
+                proxy.mode = "lose answers"
+                with pytest.raises(StoreUnavailableError):
+                    await feed.claim({"lane": Demand(2)}, request="r", lease_ms=15_000)
+                proxy.mode = "pass"
+                claims = (await feed.claim({"lane": Demand(2)}, request="r", lease_ms=15_000)).claims
+                seen += [each.record.id for each in claims]
+                settlements = [Done(each.record.id, each.record.revision, each.token) for each in claims]
+                proxy.mode = "lose answers"
+                with pytest.raises(StoreUnavailableError):
+                    await feed.settle(settlements)
+                proxy.mode = "pass"
+                assert set(await feed.settle(settlements)) <= {"gone", "settled"}
+        assert seen == [f"m{i}" for i in range(6)]
+        assert [(each.waiting, each.in_flight) for each in await fanout.consumers("orders")] == [(0, 0), (6, 0)]
+
+
+@in_loop
+async def test_f9_a_server_killed_while_messages_fan_out_gives_each_to_each_exactly_once(server: RedisServer) -> None:
+    server.command("CONFIG", "SET", "appendfsync", "always")
+    n = 1000
+    async with RedisFanout(server.url) as fanout:
+        for name in ("billing", "shipping"):
+            await fanout.register("orders", name)
+    async with Scheduler(f"{server.url}?timeout_ms=500&connect_timeout_ms=500") as scheduler:
+        publishing = asyncio.create_task(_schedule_all(scheduler, n))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        await publishing
+        await scheduler.run_until_idle()
+    for name in ("billing", "shipping"):
+        counted = Counter(await taken_by(server.url, name))
+        assert len(counted) == n
+        assert max(counted.values()) == 1
+
+
+async def _schedule_all(scheduler: Scheduler, n: int) -> None:
+    for start in range(0, n, 50):
+        ids = range(start, start + 50)
+        await asyncio.gather(*[scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=f"m{i}") for i in ids])
+
+
+@in_loop
+async def test_f13_a_full_server_goes_on_fanning_out_what_it_holds(server: RedisServer) -> None:
+    async with RedisFanout(server.url) as fanout, Scheduler(server.url, lanes=[]) as scheduler:
+        await fanout.register("orders", "billing")
+        for i in range(20):
+            await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=f"m{i:02}")
+        server.command("CONFIG", "SET", "maxmemory", "100kb")
+        async with RedisStore(server.url) as store:
+            with store.transferring(RedisFanoutSink(server.url)) as moves:
+                assert (await moves.transfer(Demand(500))).moved == 20
+        assert await taken_by(server.url, "billing") == [f"m{i:02}" for i in range(20)]
