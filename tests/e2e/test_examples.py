@@ -79,8 +79,27 @@ def test_three_roles(tmp_path: Path, found: Found) -> None:
     )
 
 
+@pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
+def test_fan_out(tmp_path: Path, found: Found) -> None:
+    with serving(found) as url:
+        said = output_of("fan_out.py", url, cwd=tmp_path)
+    orders = range(1, 7)
+    assert sorted(said) == sorted(
+        [
+            "6 orders are published",
+            *[f"{consumer}: order {order} at attempt 1" for consumer in ("billing", "mail") for order in orders],
+            *[f"shipping: order {order} at attempt {2 if order == 3 else 1}" for order in orders],
+            *["billing has 0 orders waiting", "shipping has 0 orders waiting"] * 2,
+            "mail has 6 orders waiting",
+            "mail has 0 orders waiting",
+            "the topic keeps 0 of 6 orders",
+        ]
+    )
+
+
 def test_no_example_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "fan_out.py",
         "payment_reminders.py",
         "recurring.py",
         "testing_with_virtual_time.py",

@@ -13,7 +13,7 @@ from aiodelay import model, transitions
 from aiodelay.identifiers import new_id
 from aiodelay.redis import checks
 from aiodelay.redis.keys import FIXED, member_of, text_of
-from aiodelay.redis.scripts import NAMES, packed, script, source_of
+from aiodelay.redis.scripts import NAMES, STANDALONE, packed, script, source_of
 
 WIDTHS = {"u8": "B", "u16": "H", "u48": "I6", "8s": "c8"}
 FLAGS = {"rule": "RECURRING", "alone": "ALONE", "no_retry": "NO_RETRY"}
@@ -67,6 +67,22 @@ def test_every_script_says_what_it_takes_and_is_whole(name: str) -> None:
     assert re.search(r"^-- Returns ", own, re.MULTILINE)
     assert source_of("base") in script(name).text.decode()
     assert script(name) is script(name)
+
+
+@pytest.mark.parametrize("name", STANDALONE)
+def test_every_script_of_lists_and_topics_says_what_it_takes(name: str) -> None:
+    assert source_of(name).startswith(f"-- {name}: ")
+    assert re.search(r"^-- Returns ", source_of(name), re.MULTILINE)
+
+
+def test_every_file_is_a_script_or_a_part_of_one() -> None:
+    parts = {part for name in NAMES + STANDALONE for part in re.findall(r"\w+", _parts_of(name))}
+    assert {*NAMES, *STANDALONE} | parts == set(LUA)
+
+
+def _parts_of(name: str) -> str:
+    found = re.search(r"^--@ (.+)$", source_of(name), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def test_every_fixed_key_has_its_place_in_lua() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from .keys import Keys
-from .scripts import NAMES, script
+from .scripts import NAMES, STANDALONE, script
 
 
 def main() -> int:
@@ -13,10 +13,10 @@ def main() -> int:
     match sys.argv[1:]:
         case ["--keys", namespace]:
             sys.stdout.write("\n".join(Keys(namespace).fixed) + "\n")
-        case [name] if name in NAMES:
+        case [name] if name in NAMES + STANDALONE:
             sys.stdout.write(script(name).text.decode())
         case _:
-            sys.stderr.write(f"usage: python -m aiodelay.redis <{'|'.join(NAMES)}> | --keys <namespace>\n")
+            sys.stderr.write(f"usage: python -m aiodelay.redis <{'|'.join(NAMES + STANDALONE)}> | --keys <namespace>\n")
             return 2
     return 0
 

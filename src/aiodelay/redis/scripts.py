@@ -11,7 +11,7 @@ from importlib.resources import files
 import hiredis
 from msgspec import Struct
 
-__all__ = ["NAMES", "Arg", "Script", "packed", "script", "source_of"]
+__all__ = ["NAMES", "STANDALONE", "Arg", "Script", "packed", "script", "source_of"]
 
 Arg = bytes | str | int
 
@@ -33,6 +33,8 @@ NAMES = (
     "transfer_topics",
 )
 """All scripts of a store."""
+STANDALONE = ("again", "drop", "keep", "lag", "publish", "push", "register", "take", "unregister")
+"""Those of lists and topics, which have keys of their own."""
 
 _PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
 

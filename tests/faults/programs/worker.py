@@ -23,6 +23,7 @@ import msgspec
 
 from aiodelay import Conflict, Context, Received, Retry, Scheduler
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent
+from aiodelay.ports import Sink
 from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource
 from aiodelay.registry import open_store
 from tests.support import history as h
@@ -260,7 +261,9 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
     )
     if plan.moves:
         return Scheduler(plan.store, lanes=list(SOURCES))
-    on_redis = [RedisListSink(plan.store), RedisFanoutSink(plan.store)] if plan.store.startswith("redis://") else []
+    on_redis: list[Sink] = []
+    if plan.store.startswith("redis://"):
+        on_redis = [RedisListSink(plan.store), RedisFanoutSink(plan.store)]
     source = plan.source.partition(":")[0]
     scheduler = Scheduler(
         ObservedStore(real, history, points),
