@@ -25,6 +25,7 @@ from . import (
     bp7_redis_growth,
     bp8_redis_kills,
     bp9_redis_source,
+    br1_fan_out,
     br3_on_next,
     br4_waiting,
 )
@@ -48,6 +49,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     bp7_redis_growth.BENCHMARK,
     bp8_redis_kills.BENCHMARK,
     bp9_redis_source.BENCHMARK,
+    br1_fan_out.BENCHMARK,
     br3_on_next.BENCHMARK,
     br4_waiting.BENCHMARK,
 )

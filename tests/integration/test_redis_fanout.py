@@ -174,7 +174,7 @@ MANY = [f"m{i}" for i in range(40)]
 # --- publishing and taking --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inline_below", [0, 1000])
+@pytest.mark.parametrize("inline_below", [0, 500])
 @pytest.mark.parametrize("way", ["publish", "transfer"])
 def test_every_consumer_gets_all_in_order_and_what_all_have_settled_is_freed(
     server_url: str, way: str, inline_below: int
@@ -256,7 +256,7 @@ async def test_s7_instances_of_a_consumer_share_and_what_one_dies_with_returns(s
     assert list(await dead_one.settle([done(taken[0])])) == [SettleOutcome.GONE]
 
 
-@pytest.mark.parametrize("inline_below", [0, 1000])
+@pytest.mark.parametrize("inline_below", [0, 500])
 def test_l5_suspects_are_given_out_alone_and_killers_given_up_by_this_consumer_only(
     server_url: str, inline_below: int
 ) -> None:
@@ -282,7 +282,7 @@ def test_l5_suspects_are_given_out_alone_and_killers_given_up_by_this_consumer_o
 # --- retries ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inline_below", [0, 1000])
+@pytest.mark.parametrize("inline_below", [0, 500])
 def test_retries_come_back_to_that_consumer_only_and_whole(server_url: str, inline_below: int) -> None:
     @on_topic
     async def play(scene: Scene) -> None:
@@ -447,7 +447,7 @@ async def test_publishing_goes_on_with_a_departure_that_was_cut_short(scene: Sce
 # --- retention --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inline_below", [0, 1000])
+@pytest.mark.parametrize("inline_below", [0, 500])
 @pytest.mark.parametrize("way", ["publish", "transfer"])
 def test_what_an_absent_consumer_missed_is_counted_and_told_to_it(
     server_url: str, way: str, inline_below: int, caplog: pytest.LogCaptureFixture
@@ -477,7 +477,7 @@ def test_what_an_absent_consumer_missed_is_counted_and_told_to_it(
     play(server_url)
 
 
-@pytest.mark.parametrize("inline_below", [0, 1000])
+@pytest.mark.parametrize("inline_below", [0, 500])
 def test_what_is_too_old_is_dropped_when_the_next_is_published(server_url: str, inline_below: int) -> None:
     @on_topic
     async def play(scene: Scene) -> None:
@@ -580,7 +580,7 @@ def test_a_source_that_can_never_work_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_messages": -1}, {"max_messages": True}, {"inline_below": 1001}, {"max_age": "0s"}, {"namespace": "{a}"}],
+    [{"max_messages": -1}, {"max_messages": True}, {"inline_below": 501}, {"max_age": "0s"}, {"namespace": "{a}"}],
 )
 def test_a_setting_that_cannot_be_is_refused(settings: Any) -> None:  # noqa: ANN401
     (name,) = settings

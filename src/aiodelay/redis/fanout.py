@@ -32,7 +32,7 @@ __all__ = [
 NAME = "redis-fanout"
 Start: TypeAlias = Literal["now", "oldest"]
 """Whether a consumer begins with what is published from now on, or with what the topic keeps."""
-MOST_MESSAGES, MOST_INLINE = 1 << 40, 1000
+MOST_MESSAGES, MOST_INLINE = 1 << 40, 500
 _NAME = re.compile(r"[\w./-]{1,100}")
 _FORM = "<topic>, or <topic>@<consumer>; names of 1 to 100 letters, digits and . _ - /"
 
@@ -116,7 +116,7 @@ class RedisFanoutSink(SendingEnd):
         max_messages: Of so many that some consumer has not settled, the oldest are dropped; 0 = none are.
         max_age: What is older than that when the next message is published is dropped; None = nothing is.
         inline_below: A message that takes fewer bytes, about 100 beside its payload, is not kept once but given to each
-            consumer itself; 0 to 1,000.
+            consumer itself; 0 to 500.
 
     Raises:
         ConfigurationError: The URL or an option cannot be used.

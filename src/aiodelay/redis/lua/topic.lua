@@ -1,7 +1,7 @@
 -- topic: what a fan-out's topic keeps, and its end; part of the scripts that publish and take.
 --
 -- A topic's keys begin with what `p` stands for, those of a consumer with p@<name>; docs/formats.md lists them.
-local topic = { MOST_CONSUMERS = 5000, REFS_AT_ONCE = 5000, CHUNK = 32, NOBODY = 'no such consumer is registered' }
+local topic = { MOST_CONSUMERS = 5000, REFS_AT_ONCE = 20000, CHUNK = 32, NOBODY = 'no such consumer is registered' }
 do
   local DROPPED_AT_ONCE, READ_AT_ONCE, SWEPT_AT_ONCE, CHUNK = 1000, 1048576, 8, topic.CHUNK
   local PUSHED = '\161q\207'
@@ -61,8 +61,9 @@ do
       call('HSET', p .. ':left', unpack(left))
       call('HSET', p .. ':content', unpack(content))
     end
+    local own = p .. '@'
     for _, name in ipairs(names) do
-      if type(redis.pcall('RPUSH', p .. '@' .. name .. ':refs', unpack(entries))) == 'table' then -- it is no list
+      if type(redis.pcall('RPUSH', own .. name .. ':refs', unpack(entries))) == 'table' then -- it is no list
         topic.missed(p, name, #entries)
         topic.release(p, entries)
       end
