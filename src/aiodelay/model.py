@@ -614,10 +614,11 @@ class Sent(Struct, frozen=True, gc=False):
 
 
 class Failed(Struct, frozen=True, gc=False):
-    """The sink refused this message; `retryable` False gives it up at once."""
+    """The sink refused this message; `retryable` False gives it up at once, for `reason`."""
 
     error: str
     retryable: bool = True
+    reason: DeadReason = "not_retryable"
 
 
 class NotTaken(Struct, frozen=True, gc=False):

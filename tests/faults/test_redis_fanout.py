@@ -12,6 +12,7 @@ from aiodelay import Scheduler
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import Demand, Done
 from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
+from aiodelay.redis import fanout as fanout_module
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_redis import in_loop
@@ -116,6 +117,33 @@ async def test_f6_what_is_published_from_elsewhere_while_answers_are_lost_arrive
             await scheduler.run_until_idle()
     for name in ("billing", "shipping"):
         assert sorted(await taken_by(server.url, name)) == [f"m{i:02}" for i in range(20)]
+
+
+@pytest.mark.parametrize("resend", [False, True])
+def test_f6_what_was_unknown_for_longer_than_a_topic_remembers_is_given_up_or_sent_again(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, resend: bool
+) -> None:
+    monkeypatch.setattr(fanout_module, "REMEMBERED_S", 0.2)
+
+    @in_loop
+    async def play(server: RedisServer) -> None:
+        async with proxied(server.port) as proxy:
+            url = f"redis://127.0.0.1:{proxy.port}?timeout_ms=300"
+            scheduler = Scheduler("memory://", sinks=[RedisFanoutSink(url, resend_unknown=resend)])
+            async with scheduler:
+                await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id="m0")
+                await scheduler.run_until_idle()  # it is connected
+                proxy.mode = "lose answers"
+                await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id="m1")
+                await asyncio.sleep(0.6)
+                proxy.mode = "pass"
+                await scheduler.run_until_idle()
+                letters = [(each.record.id, each.reason) async for each in scheduler.dead_letters()]
+                assert letters == ([] if resend else [("m1", "outcome_unknown")])
+
+    register(server, "billing")
+    play(server)
+    assert asyncio.run(taken_by(server.url, "billing")) == ["m0", "m1"]
 
 
 @in_loop

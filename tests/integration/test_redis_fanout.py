@@ -515,6 +515,10 @@ async def test_many_absent_consumers_keep_no_more_than_they_may(scene: Scene) ->
     waiting = [each.waiting for each in await scene.fanout.consumers(TOPIC)]
     assert max(waiting) <= 20 + 20 * len(names) / 8 + 20
     assert await scene.kept() == 20
+    for name in names:
+        handled = len(await handle_all(await scene.feed(name)))
+        assert (handled, (await scene.consumer(name)).missed) == (20, 1180)
+    assert await scene.leftovers() == set()
 
 
 # --- many, and what cannot be -----------------------------------------------------------------------------

@@ -205,7 +205,7 @@ class SinkSubscription:
         attempt, error = record.attempt + 1, settling.kept(str(outcome.error))
         decision = self.retry.decide(attempt, SinkRefusal(error), random.random()) if outcome.retryable else None
         if decision is None or isinstance(decision, GiveUp):
-            reason = "not_retryable" if decision is None else decision.reason
+            reason = outcome.reason if decision is None else decision.reason
             log.error("sink %s: message %s is given up after attempt %d: %s", self.lane, record.id, attempt, error)
             return settling.dead(record, token, now, reason=reason, attempt=attempt, error=error)
         return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=error)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from aiodelay.errors import ConfigurationError, TargetError, shortened
-from aiodelay.model import MAX_CLAIM_BYTES, Delivery, NotTaken, SendOutcome, Sent
+from aiodelay.model import MAX_CLAIM_BYTES, Delivery, Failed, NotTaken, SendOutcome, Sent
 from aiodelay.timeunits import Duration, parse_duration
 from aiodelay.urls import UrlOptions
 
 from .client import Client
 from .elements import encode_element
 from .ends import SendingEnd
+from .faults import Fault
 from .keys import DEFAULT_NAMESPACE, Keys, keys_of
 from .options import Options, read_options
 from .scripts import Arg
@@ -33,6 +35,9 @@ NAME = "redis-fanout"
 Start: TypeAlias = Literal["now", "oldest"]
 """Whether a consumer begins with what is published from now on, or with what the topic keeps."""
 MOST_MESSAGES, MOST_INLINE = 1 << 40, 500
+REMEMBERED_S = 540.0
+"""A minute less than a topic remembers what was published from elsewhere."""
+MOST_UNKNOWN = 10_000
 _NAME = re.compile(r"[\w./-]{1,100}")
 _FORM = "<topic>, or <topic>@<consumer>; names of 1 to 100 letters, digits and . _ - /"
 
@@ -115,6 +120,8 @@ class RedisFanoutSink(SendingEnd):
         namespace: Keeps the topics of several applications apart, as a store's.
         max_messages: Of so many that some consumer has not settled, the oldest are dropped; 0 = none are.
         max_age: What is older than that when the next message is published is dropped; None = nothing is.
+        resend_unknown: Publish a message again also where the outcome of its first try has been unknown for more than 9
+            minutes, though it may be doubled; otherwise it is given up as `outcome_unknown`.
         inline_below: A message that takes fewer bytes, about 100 beside its payload, is not kept once but given to each
             consumer itself; 0 to 500.
 
@@ -132,6 +139,7 @@ class RedisFanoutSink(SendingEnd):
         max_messages: int = 0,
         max_age: Duration | None = None,
         inline_below: int = 0,
+        resend_unknown: bool = False,
     ) -> None:
         for option, value, most in (
             ("max_messages", max_messages, MOST_MESSAGES),
@@ -146,6 +154,8 @@ class RedisFanoutSink(SendingEnd):
             0 if max_age is None else parse_duration(max_age, field="max_age", error=ConfigurationError, least_ms=1)
         )
         self.inline_below: int = inline_below
+        self._resends_unknown = resend_unknown
+        self._unknown: dict[str, float] = {}
 
     def check(self, address: str) -> None:
         """Refuse an address that is not of the form `<topic>` or `<topic>@<consumer>`."""
@@ -158,23 +168,57 @@ class RedisFanoutSink(SendingEnd):
 
     async def _pushed(self, client: Client, address: str, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
         topic, consumer = split_address(address)
-        outcomes: list[SendOutcome] = []
-        while len(outcomes) < len(deliveries):
-            elements: list[Arg] = []
-            size = 0
-            for each in deliveries[len(outcomes) :]:
-                element = encode_element(each)
-                size += len(element)
-                if elements and size > MAX_CLAIM_BYTES:
-                    break
-                elements += [each.delivery_id, element]
-            content = TopicKeys(self.keys, topic).content
-            published = await client.run_on("publish", [content], ["", consumer, *self.settings, *elements])
+        content = TopicKeys(self.keys, topic).content
+        given_up = {} if self._resends_unknown else self._given_up(deliveries)
+        left = [each for each in deliveries if each.delivery_id not in given_up]
+        outcomes: dict[str, SendOutcome] = {**given_up}
+        while left:
+            part = _first_of(left)
+            elements: list[Arg] = [value for each, element in part for value in (each.delivery_id, element)]
+            try:
+                published = await client.run_on("publish", [content], ["", consumer, *self.settings, *elements])
+            except Fault as fault:
+                if fault.kind == "unknown":
+                    self._note_unknown(each for each, _ in part)
+                raise
             if isinstance(published, bytes):
-                left = len(deliveries) - len(outcomes)
-                return [*outcomes, *[NotTaken(published.decode("utf-8", "backslashreplace"))] * left]
-            outcomes += [Sent()] * int(published)
-        return outcomes
+                refused = NotTaken(published.decode("utf-8", "backslashreplace"))
+                outcomes |= {each.delivery_id: refused for each in left}
+                break
+            for each in left[: int(published)]:
+                outcomes[each.delivery_id] = Sent()
+                self._unknown.pop(each.delivery_id, None)
+            left = left[int(published) :]
+        return [outcomes[each.delivery_id] for each in deliveries]
+
+    def _note_unknown(self, deliveries: Iterable[Delivery]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for each in deliveries:
+            self._unknown.setdefault(each.delivery_id, now_s)
+        while len(self._unknown) > MOST_UNKNOWN:  # others have sent them
+            del self._unknown[next(iter(self._unknown))]
+
+    def _given_up(self, deliveries: Sequence[Delivery]) -> Mapping[str, SendOutcome]:
+        """Return those whose first try the topic may have forgotten, so that another may double them."""
+        before_s = asyncio.get_running_loop().time() - REMEMBERED_S
+        error = f"whether it was published has been unknown for more than {REMEMBERED_S:.0f} s"
+        failed = Failed(error, retryable=False, reason="outcome_unknown")
+        return {
+            each.delivery_id: failed for each in deliveries if self._unknown.get(each.delivery_id, before_s) < before_s
+        }
+
+
+def _first_of(deliveries: Sequence[Delivery]) -> list[tuple[Delivery, bytes]]:
+    """Return the first deliveries with their elements, as many as one call may carry."""
+    found: list[tuple[Delivery, bytes]] = []
+    size = 0
+    for each in deliveries:
+        element = encode_element(each)
+        size += len(element)
+        if found and size > MAX_CLAIM_BYTES:
+            break
+        found.append((each, element))
+    return found
 
 
 def open_fanout_sink(url: str) -> RedisFanoutSink:
@@ -189,6 +233,7 @@ def open_fanout_sink(url: str) -> RedisFanoutSink:
     max_messages = given.integer("max_messages", 0, 0, MOST_MESSAGES)
     max_age = given.text("max_age")
     inline_below = given.integer("inline_below", 0, 0, MOST_INLINE)
+    resend_unknown = given.integer("resend_unknown", 0, 0, 1) == 1
     given.finish()
     return RedisFanoutSink(
         options,
@@ -196,4 +241,5 @@ def open_fanout_sink(url: str) -> RedisFanoutSink:
         max_messages=max_messages,
         max_age=max_age or None,
         inline_below=inline_below,
+        resend_unknown=resend_unknown,
     )
