@@ -28,8 +28,8 @@ FIXED = (
     "meta",
 )
 """The keys that every script is given, in this order."""
-DERIVED = ("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:")
-"""How the keys begin that scripts derive from the tag: by lane, held address, window of time, worker."""
+DERIVED = ("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "fanout:")
+"""How the keys begin that scripts derive from the tag: by lane, held address, window of time, worker, topic."""
 
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)
