@@ -34,6 +34,7 @@ from aiodelay.model import (
 )
 from aiodelay.ports import Feed
 from aiodelay.redis import Consumer, RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
+from tests.integration.test_redis_list_bounds import called_by_scripts
 from tests.support.servers import redis_servers, serving
 
 LANE, TOPIC = "order.placed", "orders"
@@ -427,13 +428,14 @@ async def test_a_consumer_that_leaves_frees_what_it_alone_had_not_settled(scene:
 
 @on_topic
 async def test_publishing_goes_on_with_a_departure_that_was_cut_short(scene: Scene) -> None:
-    for name in ("leaving", "staying"):
-        await scene.fanout.register(TOPIC, name)
+    leaving = await scene.feed("leaving")
+    await scene.fanout.register(TOPIC, "staying")
     many = [f"n{i}" for i in range(2500)]
     for i in range(0, 2500, 500):
         await scene.publish(*many[i : i + 500])
     keys = [scene.key("content"), scene.key("").replace(f"{TOPIC}:", "topics")]
     assert await scene.direct._checked().client.run_on("unregister", keys, ["", "leaving"]) == b"more"
+    assert await claim(leaving) == []
     staying = await scene.feed("staying")
     assert await handle_all(staying) == many
     assert await scene.kept() > 0
@@ -537,6 +539,25 @@ def test_a_thousand_consumers_are_served_a_bounded_number_at_a_time(server_url: 
         assert await handle_all(await scene.feed("c500")) == MANY
 
     play(server_url)
+
+
+@on_topic
+async def test_large_contents_are_taken_without_reading_those_behind_them(scene: Scene) -> None:
+    feed = await scene.feed("billing")
+    for i in range(4):
+        await scene.publish(*[f"m{i}-{j}" for j in range(3)], payload=bytes(600_000))
+    read = await called_by_scripts(scene.url, "HMGET", lambda: claimed(feed))
+    indexes = [index for key, *found in read if key == scene.key("content") for index in found]
+    assert 1 <= len(indexes) <= 2
+
+
+@on_topic
+async def test_no_script_gives_out_more_than_a_bounded_number_of_references(scene: Scene) -> None:
+    await scene.direct.command("SADD", scene.key("consumers"), *[f"c{i}" for i in range(5000)])
+    sink = await scene.sink()
+    pushed = await called_by_scripts(scene.url, "RPUSH", lambda: sink.send([delivery(each) for each in MANY[:9]]))
+    assert len(pushed) == 3 * 5000
+    assert max(len(references) for _, *references in pushed) == 4
 
 
 @on_topic

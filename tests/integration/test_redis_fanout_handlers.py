@@ -209,3 +209,21 @@ async def test_a_consumer_away_for_the_whole_run_gets_all_when_it_is_back(scene:
     assert sorted(scene.seen["away"]) == sorted(scene.seen["present"]) == [(i, 1) for i in range(300)]
     (topic,) = await scene.fanout.topics()
     assert (topic.kept, topic.memory) == (0, 0)
+
+
+@on_topic
+async def test_a_handler_is_told_what_its_consumer_missed(scene: Scene) -> None:
+    await scene.fanout.register("orders", "away")
+    limited = RedisFanoutSink(scene.url, namespace=scene.namespace, max_messages=5)
+    async with Scheduler(scene.url, namespace=scene.namespace, sinks=[limited]) as publisher:
+        await publish(publisher, 30)
+    told: asyncio.Queue[int] = asyncio.Queue()
+    scheduler = Scheduler(scene.url, namespace=scene.namespace, lanes=["order.placed"])
+
+    @scheduler.handler(source=f"{TO}?consumer=away")
+    async def handle(event: OrderPlaced, context: Context) -> None:
+        told.put_nowait(context.missed)
+
+    await scene.open(scheduler)
+    async with asyncio.timeout(10):
+        assert sorted([await told.get() for _ in range(5)]) == [0, 0, 0, 0, 25]
