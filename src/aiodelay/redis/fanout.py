@@ -90,7 +90,7 @@ async def register(client: Client, topic: TopicKeys, consumer: str, *, start: St
     while True:
         answer = await client.run_on("register", [topic.content, topic.topics], ["", consumer, int(ordered), start])
         if answer == b"full":
-            raise ConfigurationError("consumers of a topic", f"one more: {shortened(consumer)}", "5,000")
+            raise ConfigurationError("consumers of a topic", f"one more: {shortened(consumer)}", "2,000")
         is_new = is_new or answer != b"known"
         if answer != b"more":
             return is_new

@@ -93,7 +93,7 @@ class RedisFanout(Ending):
 
         Raises:
             TargetError: A name cannot be used.
-            ConfigurationError: The topic has 5,000 consumers.
+            ConfigurationError: The topic has 2,000 consumers.
             StoreUnavailableError: No answer; repeating is safe.
         """
         keys = self._topic(topic)

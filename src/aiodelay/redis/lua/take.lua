@@ -141,6 +141,7 @@ local function next_later() return call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2] 
 -- Says whether nothing may be taken now, and when that may be otherwise.
 local function withheld()
   if call('SISMEMBER', p .. ':consumers', sub(OWN, #p + 2)) == 0 then return 'u', now + POLL end
+  if tonumber(ARGV[8]) > tonumber(call('HGET', STATE, 'told') or 0) then call('HSET', STATE, 'told', ARGV[8]) end
   if call('HEXISTS', STATE, 'fill') == 1 and not topic.fill(p, sub(OWN, #p + 2)) then return 'w', now end
   local is_ordered = call('HGET', STATE, 'ordered') == '1'
   if is_ordered and call('ZCARD', CONSUMERS) > 0 then return 'w', now + POLL end
@@ -155,7 +156,6 @@ end
 
 call('ZREM', CONSUMERS, '') -- under OOM a script may write only if its first write frees memory
 local elements, leaving, why, next_look = ARGV[7] == '1' and taken_before() or {}, 0, '', ''
-if CONTENT and tonumber(ARGV[8]) > tonumber(call('HGET', STATE, 'told') or 0) then call('HSET', STATE, 'told', ARGV[8]) end
 if #elements > 0 then
   lease()
 else

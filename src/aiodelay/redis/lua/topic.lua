@@ -1,7 +1,7 @@
 -- topic: what a fan-out's topic keeps, and its end; part of the scripts that publish and take.
 --
 -- A topic's keys begin with what `p` stands for, those of a consumer with p@<name>; docs/formats.md lists them.
-local topic = { MOST_CONSUMERS = 5000, REFS_AT_ONCE = 20000, CHUNK = 32, NOBODY = 'no such consumer is registered' }
+local topic = { MOST_CONSUMERS = 2000, REFS_AT_ONCE = 20000, CHUNK = 32, NOBODY = 'no such consumer is registered' }
 do
   local DROPPED_AT_ONCE, READ_AT_ONCE, SWEPT_AT_ONCE, CHUNK = 1000, 1048576, 8, topic.CHUNK
   local PUSHED = '\161q\207'
