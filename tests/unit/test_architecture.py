@@ -36,6 +36,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "redis": ({"redis"}, {"values", "decisions"}),
     "sinks": ({"sinks"}, {"values", "decisions"}),
     "arguments": ({"inputs", "context", "registry"}, {"values", "decisions"}),
+    "kafka": ({"kafka"}, {"values", "decisions", "arguments"}),
     "runtime": ({"_runtime"}, {"values", "decisions", "arguments"}),
     "face": (
         {"handlers", "messages", "commands", "operations", "bulk", "scheduler"},
