@@ -35,6 +35,7 @@ NIGHTLY_TIMEOUT_S = 3600
 def tests(session: nox.Session) -> None:
     """Does everything work here? All tests and docs examples, with coverage; with arguments: those tests, without."""
     install(session, "test")
+    add_redis(session)
     if session.posargs:
         session.run("pytest", *session.posargs)
         return
@@ -103,6 +104,7 @@ def package(session: nox.Session) -> None:
 def tests_other_pythons(session: nox.Session) -> None:
     """Does everything work on the other Pythons?"""
     install(session, "test")
+    add_redis(session)
     session.run("pytest", *(session.posargs or EVERYTHING_TESTED))
 
 
@@ -117,6 +119,7 @@ def lowest(session: nox.Session) -> None:
 def storms(session: nox.Session) -> None:
     """Does it last? Long random runs."""
     install(session, "test")
+    add_redis(session)
     session.run(
         "pytest",
         *("-m", "nightly", f"--timeout={NIGHTLY_TIMEOUT_S}", "--hypothesis-profile=nightly"),
@@ -134,6 +137,40 @@ def changelog(session: nox.Session) -> None:
 def install(session: nox.Session, dependency_group: str) -> None:
     """Install the package as users get it, not editable, and a dependency group."""
     session.install(".[cli]", *group(dependency_group))
+
+
+def add_redis(session: nox.Session) -> None:
+    """Let the tests meet Debian's Redis too, where apt is: unpacked into a cache, nothing is installed or started."""
+    if shutil.which("redis-server") or os.environ.get("AIODELAY_REDIS_SERVER") or not shutil.which("apt-get"):
+        return
+    root = Path(session.cache_dir, "debian-redis").resolve()
+    program = root / "redis-server"
+    if not program.exists() and not unpack_redis(session, root, program):
+        session.warn("apt has no redis-server for us; the tests run on the servers that wheels bring")
+        return
+    session.env["AIODELAY_REDIS_SERVER"] = f"{program}"
+
+
+def unpack_redis(session: nox.Session, root: Path, program: Path) -> bool:
+    """Download and unpack the package and the libraries that are missing here, and write a script that runs it."""
+    quiet: dict[str, Any] = {"external": True, "silent": True, "success_codes": range(256)}
+    archives = root / "archives"
+    (archives / "partial").mkdir(parents=True, exist_ok=True)
+    ours = [f"Dir::Cache::archives={archives}", "Debug::NoLocking=1", "APT::Sandbox::User=root"]
+    apt = ["apt-get", "-q", "-y", *(f"-o{option}" for option in [*ours, "Acquire::http::Timeout=20"])]
+    for command in (["install"], ["update"], ["install"]):  # the lists of packages may be old, or not there at all
+        if not any(archives.glob("redis-server_*.deb")):
+            wanted = ["--download-only", "--no-install-recommends", "redis-server"] if command == ["install"] else []
+            session.run(*apt, *command, *wanted, **quiet)
+    for package in archives.glob("*.deb"):
+        session.run("dpkg", "-x", f"{package}", f"{root}", **quiet)
+    libraries = ":".join(sorted({f"{path.parent}" for path in root.glob("usr/lib/**/*.so.*")}))
+    program.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={libraries} exec {root}/usr/bin/redis-server "$@"\n')
+    program.chmod(0o755)
+    if "Redis server" in str(session.run(f"{program}", "--version", **quiet)):
+        return True
+    shutil.rmtree(root)
+    return False
 
 
 def group(name: str) -> tuple[str, ...]:

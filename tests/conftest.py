@@ -3,17 +3,26 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers
+from tests.support import kafka as kafka_support
+
 # A loaded machine is slow, which says nothing about the code. `--hypothesis-profile=nightly` takes its time.
 settings.register_profile("ours", deadline=None)
 settings.register_profile("nightly", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("ours")
 
 
+def pytest_report_header() -> list[str]:
+    try:
+        redis = ", ".join(dict.fromkeys(map(str, [*redis_servers(), *redis_programs()])))
+    except NoServerError as error:  # what needs one fails at collection
+        redis = str(error)
+    return [f"redis: {redis}", f"kafka: {kafka_support.choice()}"]
+
+
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[str]:
     """The bootstrap address of a real broker, which lives as long as the test run."""
-    from tests.support.kafka import find  # noqa: PLC0415 - needs the client, which most tests do not
-
-    broker = find()
+    broker = kafka_support.find()
     yield broker.bootstrap
     broker.stop()

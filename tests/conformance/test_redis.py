@@ -7,20 +7,13 @@ from aiodelay.ports import Store
 from aiodelay.redis import open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance
-from tests.support import servers
-
-SERVERS = servers.redis_servers()
+from tests.support.servers import redis_servers, serving
 
 
-@pytest.fixture(scope="module", params=SERVERS, ids=lambda found: found.name)
+@pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    found: servers.Found = request.param
-    if found.url:
-        yield found.url
-        return
-    server = servers.start(found.program)
-    yield server.url
-    server.stop()
+    with serving(request.param) as url:
+        yield url
 
 
 class RedisConformance(StoreConformance):

@@ -15,6 +15,7 @@ import pytest
 
 from aiodelay import Scheduler
 from tests.support.command import DEADLINE_S, Program, absolute_path, aiodelay
+from tests.support.servers import redis_servers, serving
 
 EVENT = re.compile(
     r"(?P<time>\d\d:\d\d:\d\d\.\d{3})  (?P<verb>scheduled|delivered|retry|cancelled|replaced|dead letter) +"
@@ -174,15 +175,38 @@ def test_any_store_will_do(tmp_path: Path) -> None:
     assert_summary_agrees(told)
 
 
+def test_redis_is_started_for_the_demo_and_ends_with_it(tmp_path: Path, folder: Path) -> None:
+    environment = {"TMPDIR": str(folder)}
+    with aiodelay("demo", "--store", "redis", cwd=tmp_path, environment=environment) as program:
+        assert str(redis_servers()[0]) in program.out.wait_for("^aiodelay .* store ")
+        program.out.wait_for("  delivered  ")
+        program.send(signal.SIGINT)
+        told = assert_quiet_end(program, folder)
+    assert told.others == [], "nothing remains of it"
+    assert_summary_agrees(told)
+
+
+def test_what_remains_on_a_redis_server_is_resumed(tmp_path: Path) -> None:
+    with serving(redis_servers()[0]) as url:
+        for resumed in (False, True):
+            with aiodelay("demo", "--store", url, "--seconds", "1", cwd=tmp_path) as program:
+                assert program.exit_code() == 0
+                assert program.err.seen == []
+                assert any(line.startswith("resuming 2") for line in program.out.seen) == resumed
+                assert f"pending messages remain in {url}, namespace aiodelay-demo" in program.out.seen[-2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "text"),
     [
         (
             ["--store", "nowhere://x"],
             1,
-            "aiodelay: scheme of store nowhere://x is 'nowhere'; allowed: memory:, sqlite:",
+            "aiodelay: scheme of store nowhere://x is 'nowhere'; allowed: memory:, redis:",
         ),
         (["--store", "sqlite:////no/such/folder/x.db"], 1, "/no/such/folder"),
+        (["--store", "redis://user:secret@127.0.0.1:1"], 1, "redis://user:***@127.0.0.1:1 is unavailable"),
+        (["--store", "redis", "--keep", "x.db"], 2, "--store and --keep both say where messages are kept"),
         (["--store", "memory://", "--keep", "x.db"], 2, "--store and --keep both say where messages are kept"),
         (["--seconds", "0"], 2, "--seconds"),
         (["--secnds", "3"], 2, "--seconds"),

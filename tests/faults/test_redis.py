@@ -34,13 +34,13 @@ from aiodelay.model import (
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
 from tests.support.proxy import proxied
-from tests.support.servers import RedisServer, redis_servers, start
+from tests.support.servers import RedisServer, redis_programs, start
 
 LANE = "orders"
 requests = count(1)
 
 
-@pytest.fixture(params=[found for found in redis_servers() if found.program], ids=lambda found: found.name)
+@pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     server = start(request.param.program)
     yield server

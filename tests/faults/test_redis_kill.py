@@ -18,7 +18,7 @@ from tests.support.checker import Limits, Report
 from tests.support.judging import judge_store
 from tests.support.observed import FailurePoint
 from tests.support.processes import Crew
-from tests.support.servers import Found, RedisServer, redis_servers, start
+from tests.support.servers import Found, RedisServer, redis_programs, start
 
 BUSY = Burst(messages=60, spread_ms=600, special=dict.fromkeys(range(1, 60, 12), b"fail:1"), changes=True)
 POINTS = [
@@ -52,7 +52,7 @@ class RedisScene(Scene):
         return sum(int(self.server.command("ZCARD", key)[1:]) for key in keys)
 
 
-@pytest.fixture(params=[found for found in redis_servers() if found.program], ids=lambda found: found.name)
+@pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
 def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RedisScene]:
     found: Found = request.param
     server = start(found.program, "--appendfsync", "always")

@@ -6,7 +6,7 @@ import time
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from tests.support.kafka import Broker, create_topic, new_name
+from tests.support.kafka import create_topic, new_name, started
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,12 +37,6 @@ async def test_the_cleaner_removes_what_was_replaced(kafka: str) -> None:
         produced += 1
         await asyncio.sleep(0.3)
         kept = len(await read(kafka, topic))
-
-
-def started() -> Broker:
-    broker = Broker()
-    broker.start()
-    return broker
 
 
 async def produce(bootstrap: str, topic: str, records: list[tuple[bytes, bytes]]) -> None:

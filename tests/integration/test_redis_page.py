@@ -36,7 +36,7 @@ from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
 from aiodelay.redis.keys import DERIVED, FIXED, Keys
 from aiodelay.redis.scripts import script
-from tests.support.servers import RedisServer, redis_servers, start
+from tests.support.servers import RedisServer, redis_programs, start
 
 FORMATS = Path(__file__).parents[2] / "docs" / "formats.md"
 PAGE = FORMATS.read_text().partition("\n## Redis\n")[2].partition("\n## ")[0]
@@ -46,7 +46,7 @@ NOT_USED_HERE = {"ping", "hello", "auth", "select", "wait", "waitaof", "client|s
 WITHOUT_IT_TOO = {"eval", "script|load", "script|exists", "config|get", "xread", "xrevrange"}
 
 
-@pytest.fixture(params=[found for found in redis_servers() if found.program], ids=lambda found: found.name)
+@pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     server = start(request.param.program)
     yield server

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from typing import ClassVar
+from uuid import uuid4
 
 import pytest
 from hypothesis import settings
@@ -13,17 +13,16 @@ from hypothesis.stateful import run_state_machine_as_test
 from aiodelay.ports import Store
 from aiodelay.redis import open_store
 from tests.stateful.test_store_machine import WALKS, StoreMachine
-from tests.support.servers import Found, redis_servers, start
+from tests.support.servers import redis_servers, serving
 
 
 class RedisMachine(StoreMachine):
     """On a server that all walks share, each in a namespace of its own."""
 
     url: ClassVar[str]
-    numbers_of_walks = count(1)
 
     def make_store(self) -> Store:
-        self.namespace = f"walk{next(self.numbers_of_walks)}"
+        self.namespace = uuid4().hex
         return self.reopen_store()
 
     def reopen_store(self) -> Store:
@@ -32,12 +31,8 @@ class RedisMachine(StoreMachine):
 
 @pytest.fixture(params=redis_servers(), ids=lambda found: found.name)
 def machine(request: pytest.FixtureRequest) -> Iterator[type[RedisMachine]]:
-    found: Found = request.param
-    server = None if found.url else start(found.program)
-    url = found.url if server is None else server.url
-    yield type("RedisMachineOf", (RedisMachine,), {"url": url})
-    if server is not None:
-        server.stop()
+    with serving(request.param) as url:
+        yield type("RedisMachineOf", (RedisMachine,), {"url": url})
 
 
 def test_walks(machine: type[RedisMachine]) -> None:

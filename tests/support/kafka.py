@@ -22,8 +22,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
-__all__ = ["Broker", "Given", "create_topic", "find", "new_name"]
+__all__ = ["Broker", "Given", "choice", "create_topic", "find", "new_name", "started"]
 
+GIVEN = "AIODELAY_TEST_KAFKA"
 VERSION = os.environ.get("AIODELAY_TEST_KAFKA_VERSION", "4.1.0")
 SCALA = "2.13"
 IMAGE = "confluentinc/cp-kafka:8.1.0"
@@ -60,10 +61,10 @@ SETTINGS = {
 
 
 class Given:
-    """A broker that runs already: its address, and what it is for the header of the test run."""
+    """A broker that runs already."""
 
-    def __init__(self, bootstrap: str, what: str) -> None:
-        self.bootstrap, self.what = bootstrap, what
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
 
     def stop(self) -> None:
         """Leave it as it is."""
@@ -81,7 +82,6 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
         port, controller = _free_ports(2)
         self.bootstrap = f"127.0.0.1:{port}"
-        self.what = f"Kafka {VERSION}, started"
         here = Path(self._folder.name)
         lines = SETTINGS | {
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
@@ -143,31 +143,40 @@ class Broker:
         return True
 
 
+def choice() -> str:
+    """Say which broker `find` gives."""
+    if os.environ.get(GIVEN):
+        return f"the one at {GIVEN}"
+    return f"{IMAGE} (Docker)" if _has_docker() else f"{VERSION} (started)"
+
+
 def find() -> Broker | Given:
     """Return a broker that is ready."""
-    given = os.environ.get("AIODELAY_TEST_KAFKA", "")
-    if given:
+    if given := os.environ.get(GIVEN, ""):
         asyncio.run(_wait_until_ready(given))
-        return Given(given, "Kafka as given")
-    return _in_docker() or _started()
+        return Given(given)
+    return _in_docker() if _has_docker() else started()
 
 
-def _started() -> Broker:
-    broker = Broker()
+def started(**settings: str) -> Broker:
+    """Return a node of our own that is ready."""
+    broker = Broker(**settings)
     broker.start()
     return broker
 
 
-def _in_docker() -> Given | None:
-    if not (os.environ.get("DOCKER_HOST") or Path("/var/run/docker.sock").exists()):
-        return None
+def _has_docker() -> bool:
+    return bool(os.environ.get("DOCKER_HOST")) or Path("/var/run/docker.sock").exists()
+
+
+def _in_docker() -> Given:
     from testcontainers.community.kafka import KafkaContainer  # noqa: PLC0415 - slow to import
 
     container = KafkaContainer(IMAGE).with_kraft()
     container.start()  # removed by testcontainers once this process has gone
     bootstrap: str = container.get_bootstrap_server()
     asyncio.run(_wait_until_ready(bootstrap))
-    return Given(bootstrap, f"{IMAGE} in Docker")
+    return Given(bootstrap)
 
 
 async def _wait_until_ready(bootstrap: str) -> None:

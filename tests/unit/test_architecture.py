@@ -44,13 +44,14 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "package": ({""}, {"values", "decisions", "arguments", "runtime", "face"}),
     "testing": ({"testing"}, {"values", "decisions", "memory", "arguments", "runtime", "face", "package"}),
-    "cli": ({"cli", "__main__"}, {"values", "decisions", "arguments", "face", "package"}),
+    "cli": ({"cli", "__main__"}, {"values", "decisions", "arguments", "face", "package", "testing"}),
 }
 UPWARD_FOR_TYPES = {("context", "scheduler")}
 """What is imported from a layer above, for annotations alone."""
 
 CLOCKS = {
     "clock": "it is the clock",
+    "testing.servers": "how long a server takes to start",
     "cli.demo": "prints the time of day to a person",
     "cli.report": "prints the time of day to a person",
     "cli.traffic": "prints the time of day to a person",

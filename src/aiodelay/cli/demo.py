@@ -48,8 +48,8 @@ def demo(
 
     Args:
         seconds: Stop after so many seconds; without it, run until Ctrl-C.
-        store: URL of the store, such as memory:// or sqlite:///delay.db; without it, a SQLite file that is deleted at
-            the end.
+        store: URL of the store, such as redis://localhost or sqlite:///delay.db, or the word redis for a server that is
+            started for the demo; without it, a SQLite file that is deleted at the end.
         keep: Keep the SQLite file under this name; what is pending in it is resumed the next time.
     """
     if store is not None and keep is not None:
@@ -75,7 +75,13 @@ class Place:
 
 @contextmanager
 def _place(store: str | None, keep: Path | None) -> Iterator[Place]:
-    if store is not None:
+    if store == "redis":
+        from aiodelay.testing.servers import redis_servers, serving  # noqa: PLC0415 - nobody else needs it
+
+        found = redis_servers()[0]
+        with serving(found) as url:
+            yield Place(url, str(found), str(found) if found.url else None)
+    elif store is not None:
         shown = masked_url(store)
         yield Place(store, shown, f"{shown}, namespace {NAMESPACE}")
     elif keep is not None:

