@@ -195,7 +195,7 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
         lane: The event's type name, or the sink's name.
         address: Where in the sink; empty for a handler.
         type: The event's stable type name; empty for raw bytes, and where it equals the lane.
-        encoding: How the payload is written: `""` (raw bytes), `"json"` or `"msgpack"`.
+        encoding: How the payload is written: `""` (raw bytes), `"json"`, `"msgpack"`, or `"null"`: there is none.
         payload: The bytes to deliver.
         key: The sink's message key, if any.
         headers: The caller's headers, delivered byte for byte.
@@ -208,7 +208,7 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
     lane: Lane
     address: str = ""
     type: str = ""
-    encoding: Literal["", "json", "msgpack"] = ""
+    encoding: Literal["", "json", "msgpack", "null"] = ""
     payload: bytes = b""
     key: bytes | None = None
     headers: Mapping[str, bytes] = NO_HEADERS
@@ -273,6 +273,7 @@ class Field(NamedTuple):
         body: Key in the record's MessagePack body; left out of the body where the value is the default.
         column: Column of the SQLite table `messages`.
         meaning: One line for docs/formats.md.
+        header: Header of a Kafka record; payload and headers are the record's own, and a claim is never written.
     """
 
     name: str
@@ -280,34 +281,51 @@ class Field(NamedTuple):
     body: str | None
     column: str
     meaning: str
+    header: str | None
 
 
 FORMAT_VERSION = 1
 
 FIELDS: tuple[Field, ...] = (
-    Field("lane", "u16", None, "lane", "number of the lane, from the store's table of lanes"),
-    Field("revision", "u48", None, "revision", "epoch ms of the put, unique and growing per id"),
-    Field("due_ms", "u48", None, "due_ms", "epoch ms before which it is not delivered"),
-    Field("expires_ms", "u48", None, "expires_ms", "epoch ms after which a claim is late; 0 = never"),
-    Field("attempt", "u16", None, "attempt", "runs that finished"),
-    Field("lapses", "u8", None, "lapses", "leases that ended unsettled, in a row"),
-    Field("kills", "u8", None, "kills", "lapses while claimed alone"),
-    Field("op", "8s", None, "op", "the command that wrote this revision"),
-    Field("version", "u64?", None, "version", "the caller's version, if it gave one"),
-    Field("alone", "flag:1", None, "alone", "the current claim was given out alone"),
-    Field("no_retry", "flag:2", None, "no_retry", "cancelled in flight: no retry, no recurrence"),
-    Field("late", "flag:3-4", None, "late", "what a late claim does: 0 deliver, 1 drop, 2 dead letter"),
-    Field("rule", "flag:0", "r", "rule", "recurrence rule; bit 0 says that there is one"),
-    Field("payload", None, "p", "payload", "the bytes to deliver"),
-    Field("key", None, "k", "key", "the sink's message key"),
-    Field("headers", None, "h", "headers", "the caller's headers"),
-    Field("trace", None, "c", "trace", "trace context of the span that scheduled it"),
-    Field("type", None, "t", "type", "the event's stable type name, where it is not the lane"),
-    Field("encoding", None, "e", "encoding", "how the payload is written: json, msgpack, or raw bytes"),
-    Field("address", None, "a", "address", "where in the sink"),
-    Field("live", None, "l", "live", "due times of a series' occurrences that are being retried"),
-    Field("first_error", None, "f", "first_error", "the first failed attempt's error"),
-    Field("last_error", None, "g", "last_error", "the last failed attempt's error"),
+    Field("lane", "u16", None, "lane", "number of the lane, from the store's table of lanes", "aiodelay-lane"),
+    Field("revision", "u48", None, "revision", "epoch ms of the put, unique and growing per id", "aiodelay-revision"),
+    Field("due_ms", "u48", None, "due_ms", "epoch ms before which it is not delivered", "aiodelay-due-ms"),
+    Field(
+        "expires_ms",
+        "u48",
+        None,
+        "expires_ms",
+        "epoch ms after which a claim is late; 0 = never",
+        "aiodelay-expires-ms",
+    ),
+    Field("attempt", "u16", None, "attempt", "runs that finished", "aiodelay-attempt"),
+    Field("lapses", "u8", None, "lapses", "leases that ended unsettled, in a row", "aiodelay-lapses"),
+    Field("kills", "u8", None, "kills", "lapses while claimed alone", "aiodelay-kills"),
+    Field("op", "8s", None, "op", "the command that wrote this revision", "aiodelay-op"),
+    Field("version", "u64?", None, "version", "the caller's version, if it gave one", "aiodelay-version"),
+    Field("alone", "flag:1", None, "alone", "the current claim was given out alone", None),
+    Field("no_retry", "flag:2", None, "no_retry", "cancelled in flight: no retry, no recurrence", "aiodelay-no-retry"),
+    Field(
+        "late", "flag:3-4", None, "late", "what a late claim does: 0 deliver, 1 drop, 2 dead letter", "aiodelay-late"
+    ),
+    Field("rule", "flag:0", "r", "rule", "recurrence rule; bit 0 says that there is one", "aiodelay-rule"),
+    Field("payload", None, "p", "payload", "the bytes to deliver", None),
+    Field("key", None, "k", "key", "the sink's message key", "scheduler-target-key"),
+    Field("headers", None, "h", "headers", "the caller's headers", None),
+    Field("trace", None, "c", "trace", "trace context of the span that scheduled it", "aiodelay-trace"),
+    Field("type", None, "t", "type", "the event's stable type name, where it is not the lane", "aiodelay-type"),
+    Field(
+        "encoding",
+        None,
+        "e",
+        "encoding",
+        "how the payload is written: json, msgpack, or raw bytes",
+        "aiodelay-encoding",
+    ),
+    Field("address", None, "a", "address", "where in the sink", "aiodelay-address"),
+    Field("live", None, "l", "live", "due times of a series' occurrences that are being retried", "aiodelay-live"),
+    Field("first_error", None, "f", "first_error", "the first failed attempt's error", "aiodelay-first-error"),
+    Field("last_error", None, "g", "last_error", "the last failed attempt's error", "aiodelay-last-error"),
 )
 
 

@@ -235,7 +235,7 @@ class Stage:
         lane: Lane = LANE,
         address: str = "",
         type_: str = "",
-        encoding: Literal["", "json", "msgpack"] = "",
+        encoding: Literal["", "json", "msgpack", "null"] = "",
         payload: bytes = b"payload",
         key: bytes | None = None,
         headers: Mapping[str, bytes] = NO_HEADERS,

@@ -1,0 +1,494 @@
+"""What stands in a schedules topic and in the topics it delivers to: Kafka records, written and read.
+
+The format is described in docs/formats.md, "Kafka"; names of headers come from `model.FIELDS`. A schedule is: key = its
+id, value = its payload, and three headers, `scheduler-epoch` (seconds), `scheduler-target-topic` and, if the delivered
+record has a key, `scheduler-target-key`. The same key again replaces it, a tombstone cancels it. Everything else is
+ours, begins with `aiodelay-`, and may be left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum, auto
+from struct import unpack_from
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
+from aiodelay.inputs import check_headers, check_id, check_key, split_target
+from aiodelay.model import FIELDS, NO_HEADERS, NO_TRACE, Delivery, Envelope, Late, LateAction, Record
+from aiodelay.timeunits import to_epoch_ms
+from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of
+
+__all__ = [
+    "BARRIER",
+    "FORMAT",
+    "MARK",
+    "SINK",
+    "Glance",
+    "Headers",
+    "Kind",
+    "Message",
+    "Wire",
+    "decode",
+    "delivered",
+    "encode",
+    "encode_cancel",
+    "encode_end",
+    "encode_record",
+    "glance",
+    "id_of",
+    "key_of",
+    "partition_of",
+    "user_headers",
+]
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+FORMAT = 1
+SINK = "kafka"
+"""The name of the sink whose addresses are topics, and so the lane of what goes to one."""
+RESERVED = b"\x00aiodelay/"
+BARRIER, MARK = RESERVED + b"barrier", RESERVED + b"mark"
+AGAIN = RESERVED + b"again/"
+MAX_KEY = 255
+
+EPOCH, TARGET_TOPIC, TARGET_KEY = "scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"
+TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC = "scheduler-timestamp", "scheduler-key", "scheduler-topic"
+FORMAT_HEADER, READ_TO, PLACE, NULL = "aiodelay-format", "aiodelay-from", "aiodelay-place-ms", "aiodelay-null"
+OUTCOME, DELIVERY_ID, ATTEMPT = "aiodelay-outcome", "aiodelay-delivery-id", "aiodelay-attempt"
+HEADER = {field.name: field.header for field in FIELDS if field.header is not None}
+_OURS = frozenset({EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC})
+_PREFIX = "aiodelay-"
+_MOST_MS = (1 << 48) - 1
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_LATE = {LateAction.DROP: b"drop", LateAction.DEAD_LETTER: b"dead_letter"}
+_ENCODINGS: dict[str, Literal["", "json", "msgpack", "null"]] = {
+    "": "",
+    "json": "json",
+    "msgpack": "msgpack",
+    "null": "null",
+}
+_TEXT_TO_LATE = {text: action for action, text in _LATE.items()}
+
+
+class Wire(NamedTuple):
+    """A Kafka record as a producer takes it."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class Message(Protocol):
+    """What `encode` takes: `aiodelay.Message`, or anything with these attributes."""
+
+    @property
+    def event(self) -> Any: ...  # noqa: ANN401, D102 - of any type, which is what is checked
+    @property
+    def at(self) -> datetime | None: ...  # noqa: D102
+    @property
+    def id(self) -> str | None: ...  # noqa: D102
+    @property
+    def to(self) -> str | None: ...  # noqa: D102
+    @property
+    def key(self) -> bytes | None: ...  # noqa: D102
+    @property
+    def headers(self) -> Mapping[str, bytes]: ...  # noqa: D102
+    @property
+    def late(self) -> Late: ...  # noqa: D102
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> Wire:
+    """Return the record that schedules a message, for a producer of your own. Pure: the same message, the same record.
+
+    Send it with `acks=all`, to partition `partition_of(key, partitions)`: Java's default, librdkafka's
+    `partitioner=murmur2_random`.
+
+    Args:
+        message: `Message(b"...", at=..., id=..., to="kafka:<topic>")`, with `key`, `headers` and `late` if wanted. The
+            event is bytes, or None for a record without value.
+
+    Raises:
+        InputError: Names the field, the value and what is allowed.
+    """
+    if message.event is not None and type(message.event) is not bytes:
+        raise PayloadTypeError("event", kind_of(message.event), "bytes, or None for a record without value")
+    if message.id is None:
+        raise TargetError("id", "missing", "an id: by it the message is replaced and cancelled")
+    if message.at is None:
+        raise ScheduleTimeError("at", "missing", "an aware datetime")
+    sink, topic = split_target(message.to)
+    if sink != SINK:
+        raise TargetError("to", shortened(message.to), f"'{SINK}:<topic>'")
+    key = check_key(message.key)
+    if message.event is None and key is None:
+        raise PayloadTypeError("event", "None without a key", "a key with it: a Kafka record has a value or a key")
+    envelope = Envelope(
+        check_id(message.id),
+        SINK,
+        topic,
+        encoding="null" if message.event is None else "",
+        payload=message.event or b"",
+        key=key,
+        headers=check_headers(message.headers),
+    )
+    due_ms, late = to_epoch_ms(message.at, field="at"), message.late
+    expires_ms = due_ms + late.after_ms if late.action else 0
+    return encode_record(Record(envelope, 0, due_ms, NO_OP, expires_ms, late.action))
+
+
+def encode_record(record: Record, *, read_to: int | None = None, place_ms: int | None = None) -> Wire:
+    """Return the record that holds a message.
+
+    Args:
+        record: The message and its state.
+        read_to: What an owner writes tells how far it had read; None: a user schedules.
+        place_ms: When it stands to be delivered, if that is not its due time.
+    """
+    envelope = record.envelope
+    headers: list[tuple[str, bytes]] = [(EPOCH, b"%d" % -(-record.due_ms // 1000))]
+    if envelope.lane == SINK:
+        headers.append((TARGET_TOPIC, envelope.address.encode()))
+    else:
+        headers.append((HEADER["lane"], envelope.lane.encode()))
+        if envelope.address:
+            headers.append((HEADER["address"], envelope.address.encode()))
+    if envelope.key is not None:
+        headers.append((TARGET_KEY, envelope.key))
+    if envelope.encoding == "null":
+        headers.append((NULL, b"1"))
+    headers.append((HEADER["due_ms"], b"%d" % record.due_ms))
+    headers.append((FORMAT_HEADER, b"%d" % FORMAT))
+    headers += [(HEADER[name], value) for name, value in _rest_of(record)]
+    if read_to is not None:
+        headers.append((READ_TO, b"%d" % read_to))
+        headers.append((HEADER["revision"], b"%d" % record.revision))
+    if place_ms is not None and place_ms != record.due_ms:
+        headers.append((PLACE, b"%d" % place_ms))
+    headers += envelope.headers.items()
+    return Wire(key_of(record.id), envelope.payload, headers)
+
+
+def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
+    """Return what differs from the default, by field."""
+    envelope = record.envelope
+    if record.op != NO_OP:
+        yield "op", record.op.hex().encode()
+    if record.late:
+        yield "late", _LATE[record.late]
+        yield "expires_ms", b"%d" % record.expires_ms
+    for name in ("attempt", "lapses", "kills", "no_retry"):
+        if value := getattr(record, name):
+            yield name, b"%d" % value
+    if envelope.version is not None:
+        yield "version", b"%d" % envelope.version
+    for name, text in (("type", envelope.type), ("encoding", envelope.encoding)):
+        if text and text != "null":
+            yield name, text.encode()
+    for name, mapping in (("rule", envelope.rule), ("trace", envelope.trace), ("live", record.live)):
+        if mapping:
+            yield name, msgspec.json.encode(mapping)
+    for name in ("first_error", "last_error"):
+        error = getattr(record, name)
+        if error is not None:
+            yield name, error.encode(errors="backslashreplace")
+
+
+def encode_cancel(message_id: str, op: bytes) -> Wire:
+    """Return the tombstone by which a user cancels."""
+    return Wire(key_of(message_id), None, [(HEADER["op"], op.hex().encode())])
+
+
+def encode_end(key: bytes, *, read_to: int, outcome: str) -> Wire:
+    """Return the tombstone by which an owner ends a message: it counts if nothing came at `read_to` or later."""
+    return Wire(key, None, [(READ_TO, b"%d" % read_to), (OUTCOME, outcome.encode())])
+
+
+def delivered(delivery: Delivery, *, now_ms: int, schedules: str = "") -> Wire:
+    """Return the record that a target topic gets.
+
+    Args:
+        delivery: The message.
+        now_ms: The time of the delivery.
+        schedules: The schedules topic it comes from, if it comes from one.
+    """
+    envelope = delivery.envelope
+    headers: list[tuple[str, bytes]] = list(envelope.headers.items())
+    headers += ((name, text.encode()) for name, text in envelope.trace.items() if name not in envelope.headers)
+    headers.append((TIMESTAMP, b"%d" % (now_ms // 1000)))
+    headers.append((SCHEDULE_KEY, key_of(base_id(envelope.id))))
+    if schedules:
+        headers.append((SCHEDULE_TOPIC, schedules.encode()))
+    headers.append((DELIVERY_ID, delivery.delivery_id.encode()))
+    headers.append((ATTEMPT, b"%d" % delivery.attempt))
+    if envelope.type:
+        headers.append((HEADER["type"], envelope.type.encode()))
+    if envelope.encoding in ("json", "msgpack"):
+        headers.append((HEADER["encoding"], envelope.encoding.encode()))
+    return Wire(envelope.key, None if envelope.encoding == "null" else envelope.payload, headers)
+
+
+# --- keys and partitions ----------------------------------------------------------------------------------
+
+
+def key_of(message_id: str) -> bytes:
+    """Return the key under which a message stands."""
+    if message_id.startswith("\x00"):
+        return bytes.fromhex(message_id[1:])
+    occurrence = occurrence_of(message_id)
+    if occurrence is not None:
+        series, due_ms = occurrence
+        return b"%s%d/%s" % (AGAIN, due_ms, key_of(series))
+    return message_id.encode()
+
+
+def id_of(key: bytes) -> str:
+    """Return the id of a key: its text, or, for a key that is none, a zero character and the key in hexadecimal.
+
+    Raises:
+        RecordFormatError: No message can stand under this key.
+    """
+    if key.startswith(RESERVED):
+        due, slash, series = key.removeprefix(AGAIN).partition(b"/")
+        if not (key.startswith(AGAIN) and slash and due.isdigit()):
+            raise RecordFormatError("its key is reserved")
+        return occurrence_id(id_of(series), int(due))
+    if not 0 < len(key) <= MAX_KEY:
+        raise RecordFormatError(f"its key has {len(key)} bytes, not 1 to {MAX_KEY}")
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return f"\x00{key.hex()}"
+    return f"\x00{key.hex()}" if _CONTROL.search(text) or occurrence_of(text) else text
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition that Java's producer chooses for a key; what retries stand beside their series."""
+    if key.startswith(AGAIN):
+        key = key.removeprefix(AGAIN).partition(b"/")[2]
+    return (_murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def _murmur2(data: bytes) -> int:
+    """Return `org.apache.kafka.common.utils.Utils.murmur2`, unsigned."""
+    length, m, mask = len(data), 0x5BD1E995, 0xFFFFFFFF
+    h = 0x9747B28C ^ length
+    for k in unpack_from(f"<{length // 4}I", data):
+        k = (k * m) & mask  # noqa: PLW2901 - as the algorithm is written
+        h = ((h * m) & mask) ^ (((k ^ (k >> 24)) * m) & mask)
+    rest = data[length & ~3 :]
+    if rest:
+        h = ((h ^ int.from_bytes(rest, "little")) * m) & mask
+    h = ((h ^ (h >> 13)) * m) & mask
+    return h ^ (h >> 15)
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    """What a record of a schedules topic is."""
+
+    PUT = auto()
+    END = auto()
+    BARRIER = auto()
+    MARK = auto()
+    BAD = auto()
+
+
+class Glance(NamedTuple):
+    """What must be known of every record that is read, and no more: the rest is read when it is due.
+
+    Attributes:
+        kind: A message, the end of one, one of ours, or one that cannot be read.
+        place_ms: Of a message: when it is to be delivered.
+        read_to: Of an owner's record: how far its writer had read. None: a user's.
+        problem: What is wrong with it.
+    """
+
+    kind: Kind
+    place_ms: int = 0
+    read_to: int | None = None
+    problem: str = ""
+
+
+_CANCEL = Glance(Kind.END)
+_OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK)}
+_RESERVED = Glance(Kind.BAD, problem="its key is reserved")
+
+
+def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
+    """Look at a record as every reader of the topic must; never raises."""
+    special = _by_key(key)
+    if special is not None:
+        return special
+    if value is None and not headers:
+        return _CANCEL
+    found = dict(headers)
+    try:
+        read_to = _number(found, READ_TO) if READ_TO in found else None
+        return Glance(Kind.END, 0, read_to) if value is None else Glance(Kind.PUT, _place_ms(found), read_to)
+    except RecordFormatError as error:
+        return Glance(Kind.BAD, problem=error.problem)
+
+
+def _by_key(key: bytes | None) -> Glance | None:
+    """Return what a key says by itself."""
+    if key is None:
+        return Glance(Kind.BAD, problem="it has no key")
+    if key.startswith(RESERVED):
+        return None if key.startswith(AGAIN) else _OWN.get(key, _RESERVED)
+    if not 0 < len(key) <= MAX_KEY:
+        return Glance(Kind.BAD, problem=f"its key has {len(key)} bytes, not 1 to {MAX_KEY}")
+    return None
+
+
+def _place_ms(found: Mapping[str, bytes | None]) -> int:
+    if FORMAT_HEADER in found and (version := _number(found, FORMAT_HEADER)) > FORMAT:
+        raise RecordFormatError(f"its format is {version}, and this version reads formats up to {FORMAT}")
+    if TARGET_TOPIC not in found and HEADER["lane"] not in found:
+        raise RecordFormatError(f"it has no header {TARGET_TOPIC}")
+    return _number(found, PLACE) if PLACE in found else _due_ms(found)
+
+
+def _due_ms(found: Mapping[str, bytes | None]) -> int:
+    if HEADER["due_ms"] in found:
+        return _number(found, HEADER["due_ms"])
+    if EPOCH not in found:
+        raise RecordFormatError(f"it has no header {EPOCH}")
+    due_ms = _number(found, EPOCH) * 1000
+    if due_ms > _MOST_MS:
+        raise RecordFormatError(f"header {EPOCH} is too large: it counts seconds")
+    return due_ms
+
+
+def _number(found: Mapping[str, bytes | None], name: str, most: int = _MOST_MS) -> int:
+    text = found[name]
+    if text is None or not text.isdigit() or len(text) > 19 or int(text) > most:
+        got = shortened(text.decode(errors="replace")) if text is not None else "null"
+        raise RecordFormatError(f"header {name} is {got}, not a whole number from 0 to {most}")
+    return int(text)
+
+
+def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Record:
+    """Return the message that a record holds.
+
+    Args:
+        key: The record's key.
+        value: Its value.
+        headers: Its headers; of several with one name, the last counts.
+        written_ms: Its timestamp: the revision of a message that no owner has written again.
+
+    Raises:
+        RecordFormatError: Says what is wrong.
+    """
+    found = dict(headers)
+    _place_ms(found)
+    lane, address = _destination(found)
+    encoding = "null" if NULL in found else _text(found, "encoding")
+    if encoding not in _ENCODINGS:
+        raise RecordFormatError(f"unknown encoding {shortened(encoding)}")
+    envelope = Envelope(
+        id_of(key),
+        lane,
+        address,
+        _text(found, "type"),
+        _ENCODINGS[encoding],
+        b"" if encoding == "null" else value,
+        found.get(TARGET_KEY),
+        dict(user_headers(headers)) or NO_HEADERS,
+        _object(found, "trace") or NO_TRACE,
+        _number(found, HEADER["version"], (1 << 63) - 1) if HEADER["version"] in found else None,
+        _object(found, "rule"),
+    )
+    return Record(
+        envelope,
+        _field(found, "revision", written_ms),
+        _due_ms(found),
+        _op(found),
+        _field(found, "expires_ms"),
+        _TEXT_TO_LATE.get(found.get(HEADER["late"]) or b"", LateAction.DELIVER),
+        **_state(found),
+    )
+
+
+def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
+    """Return what only an owner writes."""
+    if READ_TO not in found:
+        return {}
+    live = _json(found, "live") or []
+    if not isinstance(live, list) or not all(type(due) is int for due in live):
+        raise RecordFormatError(f"header {HEADER['live']} is not a list of due times")
+    return {
+        "attempt": _field(found, "attempt"),
+        "lapses": _field(found, "lapses"),
+        "kills": _field(found, "kills"),
+        "no_retry": bool(_field(found, "no_retry")),
+        "live": tuple(live),
+        "first_error": _optional_text(found, "first_error"),
+        "last_error": _optional_text(found, "last_error"),
+    }
+
+
+def _destination(found: Mapping[str, bytes | None]) -> tuple[str, str]:
+    lane = _text(found, "lane")
+    if lane:
+        return lane, _text(found, "address")
+    topic = found.get(TARGET_TOPIC) or b""
+    try:
+        return SINK, topic.decode("ascii")
+    except UnicodeDecodeError:
+        raise RecordFormatError(f"header {TARGET_TOPIC} is not a topic's name") from None
+
+
+def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:
+    """Return the headers that are neither the scheduler's nor ours, in their order; null is written as empty."""
+    return (
+        (name, value or b"") for name, value in headers if name not in _OURS and not name.lower().startswith(_PREFIX)
+    )
+
+
+def _field(found: Mapping[str, bytes | None], name: str, default: int = 0) -> int:
+    return _number(found, HEADER[name]) if HEADER[name] in found else default
+
+
+def _optional_text(found: Mapping[str, bytes | None], name: str) -> str | None:
+    text = found.get(HEADER[name])
+    return None if text is None else text.decode(errors="replace")
+
+
+def _text(found: Mapping[str, bytes | None], name: str) -> str:
+    return _optional_text(found, name) or ""
+
+
+def _op(found: Mapping[str, bytes | None]) -> bytes:
+    text = found.get(HEADER["op"])
+    try:
+        op = bytes.fromhex(text.decode()) if text else NO_OP
+    except ValueError:
+        op = b""
+    if len(op) != len(NO_OP):
+        raise RecordFormatError(f"header {HEADER['op']} is not 16 hexadecimal digits")
+    return op
+
+
+def _json(found: Mapping[str, bytes | None], name: str) -> object:
+    text = found.get(HEADER[name])
+    try:
+        return None if text is None else msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise RecordFormatError(f"header {HEADER[name]} is not JSON") from None
+
+
+def _object(found: Mapping[str, bytes | None], name: str) -> Any:  # noqa: ANN401 - what the field's type says
+    value = _json(found, name)
+    if value is not None and not isinstance(value, dict):
+        raise RecordFormatError(f"header {HEADER[name]} is not a JSON object")
+    return value
