@@ -218,13 +218,15 @@ def new_name(what: str = "test") -> str:
 
 
 async def create_topic(bootstrap: str, name: str, partitions: int = 1, **settings: str | float) -> str:
-    """Create a topic, and return its name; settings are written with `_` for `.`."""
+    """Create a topic, and return its name once the broker knows it; settings are written with `_` for `.`."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
         configs = {key.replace("_", "."): str(value) for key, value in settings.items()}
         answer = await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
         assert answer.topic_errors[0][1] == 0, answer
+        while (await admin.describe_topics([name]))[0]["error_code"]:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
     finally:
         await admin.close()
     return name

@@ -1,6 +1,5 @@
 """Kafka: a compacted topic as the only database, and topics as destinations."""
 
-from .session import Session
-from .standing import Seen, Standing
+from .sink import KafkaSink, open_sink
 
-__all__ = ["Seen", "Session", "Standing"]
+__all__ = ["KafkaSink", "open_sink"]

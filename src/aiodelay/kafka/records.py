@@ -41,6 +41,7 @@ __all__ = [
     "encode_record",
     "glance",
     "id_of",
+    "java_partition",
     "key_of",
     "partition_of",
     "user_headers",
@@ -270,9 +271,12 @@ def id_of(key: bytes) -> str:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition that Java's producer chooses for a key; what retries stand beside their series."""
-    if key.startswith(AGAIN):
-        key = key.removeprefix(AGAIN).partition(b"/")[2]
+    """Return the partition in which a schedule's key stands; an occurrence stands beside its series."""
+    return java_partition(key.removeprefix(AGAIN).partition(b"/")[2] if key.startswith(AGAIN) else key, partitions)
+
+
+def java_partition(key: bytes, partitions: int) -> int:
+    """Return the partition that Java's producer chooses for a key."""
     return (_murmur2(key) & 0x7FFFFFFF) % partitions
 
 

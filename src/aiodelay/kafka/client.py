@@ -1,0 +1,244 @@
+"""A Kafka producer that is thrown away after any error: what aiokafka leaves behind one cannot be trusted.
+
+The numbers K1 to K17 are those of docs/decisions/0006-kafka-client.md, which tells each defect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import (
+    BrokerResponseError,
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    UnknownTopicOrPartitionError,
+)
+
+from aiodelay.errors import cut
+
+from .options import Cluster
+from .records import java_partition
+
+__all__ = ["BATCH_BYTES", "Outgoing", "Producer", "Written", "quiet", "reason_of"]
+
+BATCH_BYTES = 524_288
+"""Most bytes of a batch: half of what a broker takes unless told otherwise."""
+REQUEST_BYTES = 1_048_576
+OVERHEAD = 120
+"""More than a record, and the batch around it, need besides key, value and headers."""
+CLOSE_S = 2.0
+
+
+class Outgoing(NamedTuple):
+    """A record to write; `partition` None: by its key, as Java's producer, or any if it has none."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    partition: int | None = None
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        headers = sum(len(name) + len(value) + 10 for name, value in self.headers)
+        return OVERHEAD + len(self.key or b"") + len(self.value or b"") + headers
+
+
+class Written(NamedTuple):
+    """What became of a batch.
+
+    Attributes:
+        indices: Of its records, in what was to be written.
+        error: Why it was not written, or may not have been; None: it was.
+        offset: Of its first record.
+        in_doubt: It may have been written.
+    """
+
+    indices: list[int]
+    error: Exception | None
+    offset: int = -1
+    in_doubt: bool = False
+
+
+def quiet() -> None:
+    """Keep aiokafka from logging whole requests, passwords and payloads included (K9), unless it was told to."""
+    log = logging.getLogger("aiokafka")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error in words, on one line."""
+    if type(error) is TimeoutError:
+        return "no answer in time"
+    return cut(str(error) or type(error).__name__, 200)
+
+
+class Producer:
+    """Writes batches, idempotently, until the first error; then it is to be closed.
+
+    Args:
+        cluster: Where to.
+        options: Further options of aiokafka's producer.
+    """
+
+    is_spent: bool = False
+    """Something went wrong: sequence numbers have a gap (K7), or a request may still be on its way (K4)."""
+
+    def __init__(self, cluster: Cluster, **options: Any) -> None:  # noqa: ANN401 - aiokafka's own
+        quiet()
+        self._timeout_s = cluster.timeout_ms / 1000
+        self._client = AIOKafkaProducer(
+            **cluster.client,
+            acks="all",
+            enable_idempotence=True,
+            max_batch_size=BATCH_BYTES,
+            max_request_size=REQUEST_BYTES,
+            request_timeout_ms=cluster.timeout_ms,
+            **options,
+        )
+
+    async def start(self) -> None:
+        """Connect.
+
+        Raises:
+            KafkaError: It could not; nothing is left open.
+            TimeoutError: It took too long.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End it within `CLOSE_S`, also while the cluster is away (K6); what it still held fails."""
+        self.is_spent = True
+        sender = self._client._sender
+        if sender.sender_task is not None:
+            sender.sender_task.remove_done_callback(sender._fail_all)  # it fails itself without transactions
+        self._client._message_accumulator.fail_all(KafkaConnectionError("closed"))
+        with suppress(TimeoutError, Exception):  # whatever it could not do cleanly, it holds nothing afterwards
+            async with asyncio.timeout(CLOSE_S):
+                await self._client.client.close()
+                await self._client.stop()
+        await asyncio.sleep(0)  # connections' tasks end in the next step of the loop
+        for left in (sender.sender_task, getattr(self._client._txn_manager, "_transaction_waiter", None)):
+            if left is not None and left.done():
+                _note(left)
+
+    async def partitions(self, topic: str) -> int | None:
+        """Return how many partitions a topic has, None if there is no such topic.
+
+        Raises:
+            KafkaError: The cluster does not say.
+            TimeoutError: Not in time.
+        """
+        known = self._client.client.cluster.partitions_for_topic(topic)
+        for _ in range(2):
+            if known is not None:
+                break
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.client.add_topic(topic)
+                await self._client.client.force_metadata_update()
+            known = self._client.client.cluster.partitions_for_topic(topic)
+        return None if known is None else len(known)
+
+    async def write(self, records: Sequence[Outgoing]) -> list[Written]:
+        """Write records, each partition's in order; return what became of them, each accounted for once.
+
+        May be cancelled: what was on its way then may be written.
+        """
+        refused, batches = await self._batches(records)
+        waiting: list[tuple[_Batch, asyncio.Future[Any]]] = []
+        problem: Exception = TimeoutError()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for batch in batches:
+                    sent = await self._client.send_batch(batch.builder, batch.topic, partition=batch.partition)
+                    sent.add_done_callback(_note)
+                    waiting.append((batch, sent))
+                if waiting:  # `wait`, which leaves the futures alone when this call is cancelled
+                    await asyncio.wait([sent for _, sent in waiting])
+        except (KafkaError, TimeoutError) as error:
+            problem = error
+        unsent = [Written(batch.indices, problem) for batch in batches[len(waiting) :]]
+        written = [_outcome(batch.indices, sent) for batch, sent in waiting] + unsent
+        self.is_spent = self.is_spent or any(each.error for each in written)
+        return written + refused
+
+    async def _batches(self, records: Sequence[Outgoing]) -> tuple[list[Written], list[_Batch]]:
+        """Put records into batches by partition; those that no batch can take are answered at once."""
+        refused: list[Written] = []
+        counts: dict[str, int | Exception] = {}
+        open_batches: dict[tuple[str, int], _Batch] = {}
+        batches: list[_Batch] = []
+        unkeyed = random.getrandbits(31)
+        for index, record in enumerate(records):
+            count = counts.get(record.topic)
+            if count is None:
+                count = counts[record.topic] = await self._count(record.topic)
+            if isinstance(count, Exception) or record.size > REQUEST_BYTES:
+                error = count if isinstance(count, Exception) else MessageSizeTooLargeError()
+                refused.append(Written([index], error))
+                continue
+            partition = _partition(record, count, unkeyed)
+            batch = open_batches.get((record.topic, partition))
+            if batch is None or not batch.add(index, record):
+                batch = _Batch(record.topic, partition, self._client.create_batch(), [])
+                batch.add(index, record)
+                open_batches[record.topic, partition] = batch
+                batches.append(batch)
+        return refused, batches
+
+    async def _count(self, topic: str) -> int | Exception:
+        try:
+            return await self.partitions(topic) or UnknownTopicOrPartitionError(topic)
+        except (KafkaError, TimeoutError) as error:
+            return error
+
+
+class _Batch(NamedTuple):
+    topic: str
+    partition: int
+    builder: Any
+    indices: list[int]
+
+    def add(self, index: int, record: Outgoing) -> bool:
+        """Add a record if there is room; there always is for the first."""
+        added = self.builder.append(key=record.key, value=record.value, headers=record.headers, timestamp=None)
+        if added is None:
+            return False
+        self.indices.append(index)
+        return True
+
+
+def _partition(record: Outgoing, partitions: int, unkeyed: int) -> int:
+    if record.partition is not None:
+        return record.partition
+    return unkeyed % partitions if record.key is None else java_partition(record.key, partitions)
+
+
+def _outcome(indices: list[int], sent: asyncio.Future[Any]) -> Written:
+    if not sent.done() or sent.cancelled():
+        return Written(indices, TimeoutError(), in_doubt=True)
+    error = sent.exception()
+    if error is None:
+        return Written(indices, None, sent.result().offset)
+    rejected = isinstance(error, BrokerResponseError) and not error.retriable
+    return Written(indices, error if isinstance(error, Exception) else KafkaError(), in_doubt=not rejected)
+
+
+def _note(sent: asyncio.Future[Any]) -> None:
+    """Look at an error that nobody may be waiting for any more, so that asyncio does not log it."""
+    if not sent.cancelled():
+        sent.exception()
