@@ -56,6 +56,7 @@ class StoreTraits(Struct, frozen=True):
         order_per_group: Claims of a lane leave by due time, then scheduling order (S9).
         safety_poll_ms: A message is claimable at most this much after its due time even if every wake-up is lost.
         wakes_other_processes: A put in one process ends `wait` in another before the safety poll.
+        positions: `apply` takes an intake's position.
     """
 
     durable: bool
@@ -65,6 +66,7 @@ class StoreTraits(Struct, frozen=True):
     order_per_group: bool
     safety_poll_ms: int
     wakes_other_processes: bool
+    positions: bool = True
 
 
 class Work(Protocol):

@@ -16,7 +16,7 @@ from aiodelay import Late, Message
 from aiodelay.errors import InputError, RecordFormatError
 from aiodelay.kafka import records
 from aiodelay.kafka.records import Kind
-from aiodelay.model import Delivery, Envelope, LateAction, Record
+from aiodelay.model import DeadLetter, Delivery, Envelope, LateAction, Record
 from aiodelay.transitions import NO_OP, delivery_id
 
 NOON = datetime(2030, 1, 1, 12, 0, 0, 1000, tzinfo=UTC)
@@ -106,9 +106,29 @@ def test_an_owners_record_of_format_1() -> None:
 
 
 def test_tombstones_of_format_1() -> None:
-    assert records.encode_cancel("m", bytes(range(8))) == (b"m", None, [("aiodelay-op", b"0001020304050607")])
+    assert records.encode_cancel(b"m") == (b"m", None, [])
     ended = (b"m", None, [("aiodelay-from", b"42"), ("aiodelay-outcome", b"delivered")])
     assert records.encode_end(b"m", read_to=42, outcome="delivered") == ended
+
+
+def test_what_is_remembered_of_format_1() -> None:
+    memory = records.Memory([("0001020304050607", "cancelled", 5, 6, 7)], (8, 9))
+    wire = records.encode_end(b"m", read_to=1, outcome="ended", memory=memory)
+    text = b'{"answers":[["0001020304050607","cancelled",5,6,7]],"version":[8,9]}'
+    assert wire.headers[2:] == [("aiodelay-memory", text)]
+    assert records.memory_of(wire.headers) == memory
+    assert records.memory_of([("aiodelay-memory", b"[")]) is None
+
+
+def test_a_dead_letter_of_format_1() -> None:
+    letter = DeadLetter(FULL, "attempts_exhausted", 77)
+    wire = records.encode_dead(letter)
+    assert wire.key == b"\x00aiodelay/dead/1700000000000/vid1-online"
+    assert wire.headers[:2] == [("aiodelay-dead-reason", b"attempts_exhausted"), ("aiodelay-dead-at-ms", b"77")]
+    assert wire.value is not None
+    assert records.glance(*wire).kind is Kind.DEAD
+    assert records.decode_dead(wire.key, wire.value, wire.headers) == letter
+    assert records.dead_key_of(wire.key) == letter.key
 
 
 def test_a_delivered_record() -> None:

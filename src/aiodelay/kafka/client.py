@@ -30,7 +30,7 @@ __all__ = ["BATCH_BYTES", "Outgoing", "Producer", "Written", "quiet", "reason_of
 
 BATCH_BYTES = 524_288
 """Most bytes of a batch: half of what a broker takes unless told otherwise."""
-REQUEST_BYTES = 1_048_576
+REQUEST_BYTES = 2 << 20
 OVERHEAD = 120
 """More than a record, and the batch around it, need besides key, value and headers."""
 CLOSE_S = 2.0

@@ -13,13 +13,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, auto
 from struct import unpack_from
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import msgspec
 
 from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
 from aiodelay.inputs import check_headers, check_id, check_key, split_target
-from aiodelay.model import FIELDS, NO_HEADERS, NO_TRACE, Delivery, Envelope, Late, LateAction, Record
+from aiodelay.model import (
+    FIELDS,
+    NO_HEADERS,
+    NO_TRACE,
+    DeadKey,
+    DeadLetter,
+    DeadReason,
+    Delivery,
+    Envelope,
+    Late,
+    LateAction,
+    Record,
+)
 from aiodelay.timeunits import to_epoch_ms
 from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of
 
@@ -31,18 +43,24 @@ __all__ = [
     "Glance",
     "Headers",
     "Kind",
+    "Memory",
     "Message",
     "Wire",
+    "dead_key",
+    "dead_key_of",
     "decode",
+    "decode_dead",
     "delivered",
     "encode",
     "encode_cancel",
+    "encode_dead",
     "encode_end",
     "encode_record",
     "glance",
     "id_of",
     "java_partition",
     "key_of",
+    "memory_of",
     "partition_of",
     "user_headers",
 ]
@@ -54,12 +72,14 @@ SINK = "kafka"
 """The name of the sink whose addresses are topics, and so the lane of what goes to one."""
 RESERVED = b"\x00aiodelay/"
 BARRIER, MARK = RESERVED + b"barrier", RESERVED + b"mark"
-AGAIN = RESERVED + b"again/"
+AGAIN, DEAD = RESERVED + b"again/", RESERVED + b"dead/"
 MAX_KEY = 255
 
 EPOCH, TARGET_TOPIC, TARGET_KEY = "scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"
 TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC = "scheduler-timestamp", "scheduler-key", "scheduler-topic"
 FORMAT_HEADER, READ_TO, PLACE, NULL = "aiodelay-format", "aiodelay-from", "aiodelay-place-ms", "aiodelay-null"
+MEMORY = "aiodelay-memory"
+DEAD_REASON, DEAD_AT = "aiodelay-dead-reason", "aiodelay-dead-at-ms"
 OUTCOME, DELIVERY_ID, ATTEMPT = "aiodelay-outcome", "aiodelay-delivery-id", "aiodelay-attempt"
 HEADER = {field.name: field.header for field in FIELDS if field.header is not None}
 _OURS = frozenset({EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC})
@@ -84,23 +104,35 @@ class Wire(NamedTuple):
     headers: list[tuple[str, bytes]]
 
 
+class Memory(msgspec.Struct, omit_defaults=True):
+    """What an owner's record tells of what is gone: header `aiodelay-memory`, as JSON.
+
+    Attributes:
+        answers: Of commands: op as hexadecimal digits, answer, revision, due time, and until when to remember it.
+        version: The version of what has ended, and until when to remember it.
+    """
+
+    answers: list[tuple[str, str, int, int, int]] = []
+    version: tuple[int, int] | None = None
+
+
 class Message(Protocol):
     """What `encode` takes: `aiodelay.Message`, or anything with these attributes."""
 
     @property
-    def event(self) -> Any: ...  # noqa: ANN401, D102 - of any type, which is what is checked
+    def event(self) -> Any: ...  # noqa: ANN401 - of any type, which is what is checked
     @property
-    def at(self) -> datetime | None: ...  # noqa: D102
+    def at(self) -> datetime | None: ...
     @property
-    def id(self) -> str | None: ...  # noqa: D102
+    def id(self) -> str | None: ...
     @property
-    def to(self) -> str | None: ...  # noqa: D102
+    def to(self) -> str | None: ...
     @property
-    def key(self) -> bytes | None: ...  # noqa: D102
+    def key(self) -> bytes | None: ...
     @property
-    def headers(self) -> Mapping[str, bytes]: ...  # noqa: D102
+    def headers(self) -> Mapping[str, bytes]: ...
     @property
-    def late(self) -> Late: ...  # noqa: D102
+    def late(self) -> Late: ...
 
 
 # --- writing ----------------------------------------------------------------------------------------------
@@ -145,13 +177,16 @@ def encode(message: Message) -> Wire:
     return encode_record(Record(envelope, 0, due_ms, NO_OP, expires_ms, late.action))
 
 
-def encode_record(record: Record, *, read_to: int | None = None, place_ms: int | None = None) -> Wire:
+def encode_record(
+    record: Record, *, read_to: int | None = None, place_ms: int | None = None, memory: Memory | None = None
+) -> Wire:
     """Return the record that holds a message.
 
     Args:
         record: The message and its state.
         read_to: What an owner writes tells how far it had read; None: a user schedules.
         place_ms: When it stands to be delivered, if that is not its due time.
+        memory: What else is to be remembered.
     """
     envelope = record.envelope
     headers: list[tuple[str, bytes]] = [(EPOCH, b"%d" % -(-record.due_ms // 1000))]
@@ -170,9 +205,11 @@ def encode_record(record: Record, *, read_to: int | None = None, place_ms: int |
     headers += [(HEADER[name], value) for name, value in _rest_of(record)]
     if read_to is not None:
         headers.append((READ_TO, b"%d" % read_to))
+    if record.revision:
         headers.append((HEADER["revision"], b"%d" % record.revision))
     if place_ms is not None and place_ms != record.due_ms:
         headers.append((PLACE, b"%d" % place_ms))
+    headers += _remembering(memory)
     headers += envelope.headers.items()
     return Wire(key_of(record.id), envelope.payload, headers)
 
@@ -202,14 +239,41 @@ def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
             yield name, error.encode(errors="backslashreplace")
 
 
-def encode_cancel(message_id: str, op: bytes) -> Wire:
+def encode_cancel(key: bytes, memory: Memory | None = None) -> Wire:
     """Return the tombstone by which a user cancels."""
-    return Wire(key_of(message_id), None, [(HEADER["op"], op.hex().encode())])
+    return Wire(key, None, _remembering(memory))
 
 
-def encode_end(key: bytes, *, read_to: int, outcome: str) -> Wire:
+def encode_end(key: bytes, *, read_to: int, outcome: str, memory: Memory | None = None) -> Wire:
     """Return the tombstone by which an owner ends a message: it counts if nothing came at `read_to` or later."""
-    return Wire(key, None, [(READ_TO, b"%d" % read_to), (OUTCOME, outcome.encode())])
+    return Wire(key, None, [(READ_TO, b"%d" % read_to), (OUTCOME, outcome.encode()), *_remembering(memory)])
+
+
+def _remembering(memory: Memory | None) -> list[tuple[str, bytes]]:
+    return [(MEMORY, msgspec.json.encode(memory))] if memory is not None and memory != Memory() else []
+
+
+def memory_of(headers: Headers) -> Memory | None:
+    """Return what a record tells to remember, if it can be read."""
+    text = dict(headers).get(MEMORY)
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Memory)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def encode_dead(letter: DeadLetter) -> Wire:
+    """Return the record that keeps a dead letter, beside the message's own."""
+    wire = encode_record(letter.record, read_to=0)
+    reason = [(DEAD_REASON, letter.reason.encode()), (DEAD_AT, b"%d" % letter.at_ms)]
+    return Wire(dead_key(letter.key), wire.value, [*reason, *wire.headers])
+
+
+def dead_key(key: DeadKey) -> bytes:
+    """Return the key under which a dead letter stands."""
+    return b"%s%d/%s" % (DEAD, key.revision, key_of(key.id))
 
 
 def delivered(delivery: Delivery, *, now_ms: int, schedules: str = "") -> Wire:
@@ -261,13 +325,11 @@ def id_of(key: bytes) -> str:
         if not (key.startswith(AGAIN) and slash and due.isdigit()):
             raise RecordFormatError("its key is reserved")
         return occurrence_id(id_of(series), int(due))
-    if not 0 < len(key) <= MAX_KEY:
-        raise RecordFormatError(f"its key has {len(key)} bytes, not 1 to {MAX_KEY}")
     try:
         text = key.decode()
     except UnicodeDecodeError:
         return f"\x00{key.hex()}"
-    return f"\x00{key.hex()}" if _CONTROL.search(text) or occurrence_of(text) else text
+    return text if text and not _CONTROL.search(text) and occurrence_of(text) is None else f"\x00{key.hex()}"
 
 
 def partition_of(key: bytes, partitions: int) -> int:
@@ -304,6 +366,7 @@ class Kind(Enum):
     END = auto()
     BARRIER = auto()
     MARK = auto()
+    DEAD = auto()
     BAD = auto()
 
 
@@ -311,7 +374,7 @@ class Glance(NamedTuple):
     """What must be known of every record that is read, and no more: the rest is read when it is due.
 
     Attributes:
-        kind: A message, the end of one, one of ours, or one that cannot be read.
+        kind: A message, the end of one, one of ours, a dead letter, or one that cannot be read.
         place_ms: Of a message: when it is to be delivered.
         read_to: Of an owner's record: how far its writer had read. None: a user's.
         problem: What is wrong with it.
@@ -325,6 +388,7 @@ class Glance(NamedTuple):
 
 _CANCEL = Glance(Kind.END)
 _OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK)}
+_DEAD = Glance(Kind.DEAD)
 _RESERVED = Glance(Kind.BAD, problem="its key is reserved")
 
 
@@ -348,10 +412,21 @@ def _by_key(key: bytes | None) -> Glance | None:
     if key is None:
         return Glance(Kind.BAD, problem="it has no key")
     if key.startswith(RESERVED):
-        return None if key.startswith(AGAIN) else _OWN.get(key, _RESERVED)
+        return _reserved(key)
     if not 0 < len(key) <= MAX_KEY:
         return Glance(Kind.BAD, problem=f"its key has {len(key)} bytes, not 1 to {MAX_KEY}")
     return None
+
+
+def _reserved(key: bytes) -> Glance | None:
+    prefix, _, rest = key.removeprefix(RESERVED).partition(b"/")
+    number, slash, _ = rest.partition(b"/")
+    if slash and number.isdigit() and len(number) <= 15:
+        if prefix == b"again":
+            return None
+        if prefix == b"dead":
+            return _DEAD
+    return _OWN.get(key, _RESERVED)
 
 
 def _place_ms(found: Mapping[str, bytes | None]) -> int:
@@ -450,6 +525,27 @@ def _destination(found: Mapping[str, bytes | None]) -> tuple[str, str]:
         return SINK, topic.decode("ascii")
     except UnicodeDecodeError:
         raise RecordFormatError(f"header {TARGET_TOPIC} is not a topic's name") from None
+
+
+def dead_key_of(key: bytes) -> DeadKey:
+    """Return what names a dead letter, from the key it stands under."""
+    revision, _, of = key.removeprefix(DEAD).partition(b"/")
+    return DeadKey(id_of(of), int(revision))
+
+
+def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
+    """Return the dead letter that a record holds.
+
+    Raises:
+        RecordFormatError: Says what is wrong.
+    """
+    found = dict(headers)
+    of = key.removeprefix(DEAD).partition(b"/")[2]
+    record = decode(of, value, headers, written_ms=0)
+    reason = (found.get(DEAD_REASON) or b"").decode(errors="replace")
+    if reason not in get_args(DeadReason) or DEAD_AT not in found:
+        raise RecordFormatError("it does not say why and when it was given up")
+    return DeadLetter(record, cast("DeadReason", reason), _number(found, DEAD_AT))
 
 
 def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:

@@ -37,7 +37,7 @@ SETTINGS = {
     "min.cleanable.dirty.ratio": "0.3",
     "message.timestamp.type": "LogAppendTime",
     "unclean.leader.election.enable": "false",
-    "max.message.bytes": str(1 << 20),
+    "max.message.bytes": str(2 << 20),
 }
 """What a schedules topic is created with, and what the commands that mend one set."""
 

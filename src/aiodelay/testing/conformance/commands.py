@@ -344,6 +344,7 @@ class CommandRules(Bench):
 
     @staged
     async def test_position_moves_with_the_commands(self, stage: Stage) -> None:
+        stage.needs_positions()
         (outcome,) = await stage.store.apply([stage.put("a")], source=SourcePosition("topic 0", 5))
         assert isinstance(outcome, Stored)
         await stage.store.apply([stage.put("b")], source=SourcePosition("topic 1", 2))
@@ -353,6 +354,7 @@ class CommandRules(Bench):
     @pytest.mark.parametrize("position", [4, 5])
     @staged
     async def test_a_passed_position_is_refused_whole(self, stage: Stage, position: int) -> None:
+        stage.needs_positions()
         await stage.stored(stage.put("kept", After(1)))
         await stage.store.apply([], source=SourcePosition("topic", 5))
         before = await stage.picture()
@@ -363,6 +365,7 @@ class CommandRules(Bench):
 
     @staged
     async def test_a_refused_command_does_not_stop_its_batch(self, stage: Stage) -> None:
+        stage.needs_positions()
         stage.needs_conflict("error")
         await stage.stored(stage.put("a", lane=OTHER))
         puts: list[Put] = [stage.put("a", conflict=Conflict.error()), stage.put("b")]

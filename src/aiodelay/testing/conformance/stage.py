@@ -176,6 +176,11 @@ class Stage:
         if not self.store.traits.order_per_group:
             self._skip("does not promise an order")
 
+    def needs_positions(self) -> None:
+        """Skip the test if the store keeps no positions of intakes."""
+        if not self.store.traits.positions:
+            self._skip("keeps no positions of intakes")
+
     @property
     def look(self) -> Inspectable:
         """The store as `Inspectable`; skips the test if it is not."""

@@ -1,0 +1,520 @@
+"""What is pending in one partition: the reference store's tables, fed by the partition's records alone.
+
+Claims, leases, fairness and `Late` policies are those of the memory store. What differs is who may change a message:
+nothing here does until the change has been written to the partition and read back. A settlement, or a message that has
+become late, makes a `Change`; the message stays out of everyone's reach until its record comes back, or the session
+ends without it.
+
+Nothing here waits or touches the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+from msgspec.structs import replace
+
+from aiodelay.clock import Clock
+from aiodelay.errors import RecordFormatError
+from aiodelay.memory.claims import Claims
+from aiodelay.memory.commands import Commands
+from aiodelay.memory.looking import Looking
+from aiodelay.memory.tables import Worker
+from aiodelay.memory.waiting import Entry
+from aiodelay.memory.waiting import Standing as Place
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
+    TOMBSTONE_WINDOW_MS,
+    Cancel,
+    Claim,
+    Claimed,
+    Command,
+    DeadKey,
+    DeadLetter,
+    DeadReason,
+    Demand,
+    Envelope,
+    Fire,
+    Lane,
+    Outcome,
+    Put,
+    Record,
+    Refused,
+    Renewal,
+    RenewOutcome,
+    Reschedule,
+    Settlement,
+    SettleOutcome,
+    Stored,
+    Tidied,
+)
+from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_id
+
+from . import records
+from .records import Glance, Headers, Kind, Memory, Wire
+from .standing import Seen, Standing, after, is_forgettable
+
+__all__ = ["Change", "Index", "Read"]
+
+log = logging.getLogger("aiodelay.kafka")
+
+
+class Read(NamedTuple):
+    """A record as it was read."""
+
+    offset: int
+    written_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Change:
+    """What is to be written of one key, decided when everything below `read_to` had been read.
+
+    Attributes:
+        put: The message as it goes on, and its place; None: it ends.
+        letters: Dead letters that are written with it.
+        others: Further messages that are put with it: an occurrence beside its series, or the reverse.
+        memory: What is to be remembered although its record is gone.
+        purged: A dead letter that ends with it.
+        entry: What it is about, held back meanwhile; None: nothing in the tables.
+        is_users: It ends as if a user had cancelled it, and counts whatever was written meanwhile.
+        offset: Of its last record, once it is written.
+        stood: Offsets of the key's records that were read meanwhile, and counted.
+        refusal: Why Kafka does not take it.
+        waiter: Who waits for it: True once it was read, False if it was not written.
+    """
+
+    __slots__ = (
+        "entry",
+        "is_users",
+        "key",
+        "letters",
+        "memory",
+        "offset",
+        "others",
+        "outcome",
+        "purged",
+        "put",
+        "read_to",
+        "refusal",
+        "stood",
+        "waiter",
+    )
+
+    def __init__(self, key: bytes, read_to: int, entry: Entry | None) -> None:
+        self.key, self.read_to, self.entry = key, read_to, entry
+        self.put: tuple[Record, int] | None = None
+        self.letters: list[DeadLetter] = []
+        self.others: list[tuple[Record, int]] = []
+        self.outcome = "ended"
+        self.purged: DeadKey | None = None
+        self.memory = Memory()
+        self.refusal = ""
+        self.is_users = False
+        self.offset = -1
+        self.stood: set[int] = set()
+        self.waiter: asyncio.Future[bool] | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether it was read, and counted."""
+        return self.offset in self.stood
+
+    def wires(self) -> Iterator[Wire]:
+        """Return its records, in order."""
+        for letter in self.letters:
+            yield records.encode_dead(letter)
+        for record, place_ms in self.others:
+            yield records.encode_record(record, read_to=self.read_to, place_ms=place_ms)
+        if self.purged is not None:
+            yield Wire(records.dead_key(self.purged), None, [])
+        if not self.key:
+            return
+        if self.is_users:
+            yield records.encode_cancel(self.key, self.memory)
+        elif self.put is None:
+            yield records.encode_end(self.key, read_to=self.read_to, outcome=self.outcome, memory=self.memory)
+        else:
+            record, place_ms = self.put
+            yield records.encode_record(record, read_to=self.read_to, place_ms=place_ms, memory=self.memory)
+
+
+class Index(Commands, Claims, Looking):
+    """One partition's messages.
+
+    Args:
+        clock: Where the time is read.
+        name: The topic and partition, for logs.
+    """
+
+    read_to: int = 0
+    """Everything below this offset has been read."""
+
+    def __init__(self, *, clock: Clock, name: str) -> None:
+        super().__init__(clock=clock)
+        self.name = name
+        self.changes: deque[Change] = deque()
+        self._standings: dict[bytes, Standing] = {}
+        self._cancels: deque[bytes] = deque()
+        self._hidden: dict[bytes, None] = {}
+        self._bad: dict[bytes, tuple[Read, str]] = {}
+        self._change: Change | None = None
+        self._is_reading = False
+        self._held_back: dict[bytes, Change] = {}
+        self._purges: set[Change] = set()
+        self._graves: list[DeadLetter] = []  # of a message that the tables are about to end
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def read(self, read: Read) -> None:
+        """Take in the partition's next record."""
+        self.read_to = read.offset + 1
+        glance = records.glance(read.key, read.value, read.headers)
+        if read.key is None or (glance.kind is Kind.BAD and read.key.startswith(records.RESERVED)):
+            log.warning("%s, offset %d: %s; skipped", self.name, read.offset, glance.problem)
+        elif glance.kind is Kind.DEAD:
+            self._read_dead(read)
+        elif glance.kind in (Kind.BARRIER, Kind.MARK):
+            self._forget_cancels(read.offset)
+        else:
+            self._read_message(read, read.key, glance)
+
+    def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:
+        is_put = glance.kind is not Kind.END
+        standing = after(self._standings.get(key), Seen(read.offset, is_put, glance.read_to))
+        self._standings[key] = standing
+        self._hidden.pop(key, None)
+        if standing.hidden_at is not None:
+            self._hidden[key] = None
+        if standing.seen.offset == read.offset:
+            if key in self._held_back:  # perhaps read before its writer knows its offset
+                self._held_back[key].stood.add(read.offset)
+            self._bad.pop(key, None)
+            with self._reading():
+                if is_put:
+                    self._take_in(read, key, glance)
+                else:
+                    self._let_go(records.id_of(key), is_users=glance.read_to is None)
+                    self._cancels.append(key)
+        if glance.read_to is not None:
+            self._forget_cancels(glance.read_to)
+        self._remember(records.id_of(key), records.memory_of(read.headers))
+
+    def _remember(self, message_id: str, memory: Memory | None) -> None:
+        """Remember what a record tells of what is gone."""
+        now = self.now_ms()
+        for op, answer, revision, due_ms, until_ms in [] if memory is None else memory.answers:
+            if until_ms > now and self._answers.get(bytes.fromhex(op), now) is None:
+                stored = Stored(cast("Any", answer), revision, due_ms)
+                self._answers.add(bytes.fromhex(op), stored, until_ms=until_ms)
+        if memory is not None and memory.version is not None and memory.version[1] > now:
+            newest = max(memory.version[0], self._tombstones.get(message_id, now) or 0)
+            self._tombstones.add(message_id, newest, until_ms=memory.version[1])
+
+    def _take_in(self, read: Read, key: bytes, glance: Glance) -> None:
+        try:
+            if glance.problem:
+                raise RecordFormatError(glance.problem)  # noqa: TRY301 - one way for both kinds of bad records
+            assert read.value is not None
+            record = records.decode(key, read.value, read.headers, written_ms=read.written_ms)
+        except RecordFormatError as error:
+            log.warning("%s, offset %d: %s; it is kept as a dead letter", self.name, read.offset, error.problem)
+            self._let_go(records.id_of(key), is_users=True)
+            self._bad[key] = read, error.problem
+            return
+        old = self._entries.get(record.id)
+        if old is not None and glance.read_to is None and record.revision <= old.record.revision:
+            record = replace(record, revision=old.record.revision + 1)  # two of one ms, or of a clock that is behind
+        self._insert(record, glance.place_ms)
+
+    def _let_go(self, message_id: str, *, is_users: bool) -> None:
+        """End a message; what a user cancels in flight is delivered this once, and never again."""
+        entry = self._entries.get(message_id)
+        if entry is None:
+            return
+        if is_users and entry.token:
+            entry.record = replace(entry.record, no_retry=True)
+        else:
+            self._take_out(entry)
+
+    def _read_dead(self, read: Read) -> None:
+        assert read.key is not None
+        if read.value is None:
+            self._dead.pop(records.dead_key_of(read.key), None)
+            return
+        try:
+            letter = records.decode_dead(read.key, read.value, read.headers)
+        except RecordFormatError as error:
+            log.warning("%s, offset %d: a dead letter %s; skipped", self.name, read.offset, error.problem)
+        else:
+            self._dead[letter.key] = letter
+
+    def _forget_cancels(self, read_to: int) -> None:
+        """Forget keys that have ended, as far as no owner can have missed it."""
+        while self._cancels:
+            key = self._cancels[0]
+            standing = self._standings.get(key)
+            if standing is not None and not standing.seen.is_put:
+                if standing.seen.offset >= read_to or not is_forgettable(standing, read_to):
+                    return
+                del self._standings[key]
+            self._cancels.popleft()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._is_reading = True
+        try:
+            yield
+        finally:
+            self._is_reading = False
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
+        """Lease what is due."""
+        return self._claim(demand, lease_ms, turn)
+
+    def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
+        """Answer the repetition of a claim."""
+        return self._claim_again(claims, demand)
+
+    def renew(self, renewal: Renewal) -> RenewOutcome:
+        """Set a lease from one token to another."""
+        return self._renew(renewal, self.now_ms())
+
+    def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
+        """Do a step of housekeeping."""
+        return self._tidy(worker, lanes, limit)
+
+    def add_worker(self, worker: Worker) -> None:
+        """Count a worker as alive."""
+        self._workers.add(worker)
+
+    def remove_worker(self, worker: Worker) -> None:
+        """Forget a worker."""
+        self._workers.discard(worker)
+
+    # --- changes ------------------------------------------------------------------------------------------
+
+    def settle(self, settlement: Settlement) -> tuple[SettleOutcome, Change | None]:
+        """Decide a settlement; what it changes is to be written, if anything."""
+        entry = self._entries.get(settlement.id)
+        key = records.key_of(settlement.id)
+        if key in self._held_back and self._held_back[key].entry is entry:
+            return SettleOutcome.GONE, None  # the same settlement is being written
+        with self._changing(key, entry) as change:
+            change.outcome = getattr(settlement, "outcome", "ended")
+            outcome = self._settle(settlement)
+        return outcome, self._offered(change) if outcome is SettleOutcome.SETTLED else None
+
+    def command(self, command: Command) -> tuple[Outcome, Change | None]:
+        """Decide a command; what it changes is to be written, if anything."""
+        now, entry = self.now_ms(), self._entries.get(command.id)
+        known = self._answers.get(command.op, now)
+        if known is not None:
+            return known, None
+        if entry is not None and entry.record.op == command.op:
+            return first_answer(entry.record), None
+        with self._changing(records.key_of(command.id), entry) as change:
+            match command:
+                case Put():
+                    outcome = self._put(command, entry, now)
+                case Cancel():
+                    outcome = self._cancel(entry, now)
+                    if entry is not None:
+                        change.is_users = entry.token != 0
+                        self._cancel_in_flight(entry.record)
+                case Reschedule():
+                    outcome = self._reschedule(command, entry, now)
+                case Fire():
+                    outcome = self._fire(entry, now)
+        if (
+            not isinstance(outcome, Stored)
+            or outcome.answer == "kept"
+            or (change.put is None and isinstance(command, Put))
+        ):
+            self.answered(command, outcome)
+            return outcome, None
+        if entry is not None and not entry.token:
+            entry.standing = Place.LEASED
+        if outcome.answer != "stored":  # the record itself tells that one
+            until_ms = now + RETRY_WINDOW_MS
+            change.memory.answers.append((command.op.hex(), outcome.answer, outcome.revision, outcome.due_ms, until_ms))
+        return outcome, self._offered(change)
+
+    def _cancel_in_flight(self, series: Record) -> None:
+        """Write that no retry follows of a series' occurrences that are in flight."""
+        for due_ms in series.live:
+            entry = self._entries.get(occurrence_id(series.id, due_ms))
+            if entry is not None and entry.token:
+                change = Change(records.key_of(entry.record.id), self.read_to, entry)
+                change.is_users = True
+                self._offered(change)
+
+    def redrive_one(self, key: DeadKey) -> tuple[Outcome, Change | None]:
+        """Decide to give a dead letter a new life."""
+        letter = self._dead.get(key)
+        with self._changing(records.key_of(key.id), None) as change:
+            outcome = self._redrive(key, self.now_ms())
+        if letter is None or isinstance(outcome, Refused):
+            return outcome, None
+        self._dead[key] = letter  # until its tombstone is read
+        change.purged = key
+        return outcome, self._offered(change)
+
+    def purge_one(self, key: DeadKey) -> Change | None:
+        """Decide to delete a dead letter, if there is one."""
+        if key not in self._dead:
+            return None
+        change = Change(b"", self.read_to, None)
+        change.purged = key
+        self.changes.append(change)
+        self._purges.add(change)
+        return change
+
+    def answered(self, command: Command, outcome: Outcome) -> None:
+        """Remember the answer to a command whose change counted, for as long as it may be repeated."""
+        if not (isinstance(outcome, Stored) and outcome.answer == "stored"):  # the record itself tells that one
+            self._answers.add(command.op, outcome, until_ms=self.now_ms() + RETRY_WINDOW_MS)
+
+    def change_of(self, message_id: str) -> Change | None:
+        """Return the change of a message that is being written."""
+        return self._held_back.get(records.key_of(message_id))
+
+    def mend(self) -> None:
+        """Make changes of what is hidden from the cleaner, and of what cannot be read."""
+        for key in [*self._hidden, *self._bad]:
+            if key in self._held_back:
+                continue
+            entry = self._entries.get(records.id_of(key))
+            if key in self._bad:
+                change = Change(key, self.read_to, None)
+                change.letters.append(self._unreadable(*self._bad[key]))
+            elif entry is not None and entry.token:
+                continue  # its settlement does the same
+            else:
+                change = Change(key, self.read_to, entry)
+                if self._standings[key].seen.is_put and entry is not None:
+                    change.put = entry.record, entry.place_ms
+                    entry.standing = Place.LEASED
+            self._offered(change)
+
+    def _unreadable(self, read: Read, problem: str) -> DeadLetter:
+        assert read.key is not None
+        headers = dict(records.user_headers(read.headers))
+        envelope = Envelope(records.id_of(read.key), records.SINK, payload=read.value or b"", headers=headers)
+        record = Record(envelope, read.written_ms, read.written_ms, NO_OP, last_error=problem)
+        return DeadLetter(record, "undecodable", self.now_ms())
+
+    def _offered(self, change: Change) -> Change | None:
+        """Hold a message back until its change is read; one that stands nowhere any more needs none."""
+        standing = self._standings.get(change.key)
+        stands = standing is not None and (standing.seen.is_put or standing.hidden_at is not None)
+        if not (stands or change.letters or change.put is not None or change.others):
+            if change.entry is not None and not change.is_users:
+                with self._reading():
+                    self._take_out(change.entry)
+            return None
+        self._held_back[change.key] = change
+        self.changes.append(change)
+        return change
+
+    def written(self, change: Change) -> None:
+        """Let go of what a change held back, once everything up to its record has been read."""
+        self._purges.discard(change)
+        if self._held_back.get(change.key) is change:
+            del self._held_back[change.key]
+        entry = change.entry
+        is_left = entry is not None and self._entries.get(entry.record.id) is entry
+        if entry is not None and is_left and not change.is_users:  # a user's cancel came before it
+            with self._reading():
+                self._take_out(entry)
+
+    def give_back(self) -> list[Change]:
+        """Undo all changes under way: what was leased is so again, what was not stands in its lane; return them."""
+        changes = [*self._held_back.values(), *self._purges]
+        self._held_back.clear()
+        self._purges.clear()
+        for change in changes:
+            entry = change.entry
+            if entry is None or self._entries.get(entry.record.id) is not entry:
+                continue
+            if entry.token:
+                self._leased[entry.record.id] = entry
+            else:
+                self._lanes[entry.record.envelope.lane].add(entry)
+        return changes
+
+    def has_newer(self, settlement: Settlement) -> bool:
+        """Say whether a newer revision of a message stands."""
+        entry = self._entries.get(settlement.id)
+        return entry is not None and entry.record.revision > settlement.revision
+
+    @property
+    def needs_mending(self) -> bool:
+        """Whether there is something that only writing sets right."""
+        return bool(self._hidden or self._bad or self.changes)
+
+    @contextmanager
+    def _changing(self, key: bytes, entry: Entry | None) -> Iterator[Change]:
+        outer, change = self._change, Change(key, self.read_to, entry)
+        self._change = change
+        try:
+            yield change
+        finally:
+            self._change = outer
+
+    # --- the tables' own steps, turned into changes -------------------------------------------------------
+
+    def _insert(self, record: Record, place_ms: int) -> None:
+        change = self._change
+        if change is None or self._is_reading:
+            super()._insert(record, place_ms)
+        elif records.key_of(record.id) == change.key:
+            change.put = record, place_ms
+        else:
+            change.others.append((record, place_ms))
+
+    def _take_out(self, entry: Entry) -> None:
+        if self._is_reading or self._change is None:
+            super()._take_out(entry)
+        else:
+            self._leased.pop(entry.record.id, None)  # its lease cannot lapse while its end is being written
+
+    def _end(self, entry: Entry, now: int) -> None:
+        key = records.key_of(entry.record.id)
+        if self._is_reading or (self._change is not None and self._change.key == key):
+            super()._end(entry, now)
+            return
+        with self._changing(key, entry) as change:  # what the tables end by themselves is a change too
+            change.letters, self._graves = self._graves, []
+            super()._end(entry, now)
+        entry.standing = Place.LEASED
+        self._offered(change)
+
+    def _forget(self, record: Record, now: int) -> None:
+        super()._forget(record, now)
+        version = self._tombstones.get(record.id, now)
+        if self._change is not None and version is not None:
+            self._change.memory.version = version, now + TOMBSTONE_WINDOW_MS
+
+    def _remember_answer(self, record: Record, now: int) -> None:
+        super()._remember_answer(record, now)
+        answer = self._answers.get(record.op, now)
+        if self._change is not None and isinstance(answer, Stored):
+            until_ms = now + RETRY_WINDOW_MS
+            memory = record.op.hex(), answer.answer, answer.revision, answer.due_ms, until_ms
+            self._change.memory.answers.append(memory)
+
+    def _bury(self, record: Record, reason: DeadReason, now: int) -> None:
+        if record.envelope.rule is not None:
+            record = as_occurrence(record)
+        graves = self._graves if self._change is None else self._change.letters
+        graves.append(DeadLetter(record, reason, now))

@@ -1,0 +1,84 @@
+"""Looking into the partitions that this process owns."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from aiodelay.model import DeadKey, DeadLetter, Lane, LaneCounts, LoadBucket, Outcome, Query, Snapshot
+
+from .partition import Partition
+
+__all__ = ["Looking"]
+
+
+class Looking:
+    """`Inspectable` and `DeadLetters`, over partitions."""
+
+    partitions: dict[int, Partition]
+
+    def partition_of(self, message_id: str) -> Partition:
+        """Return the partition in which a message of this id stands."""
+        raise NotImplementedError
+
+    async def get(self, message_id: str) -> Snapshot | None:
+        """Return a message that is pending or in flight."""
+        return await self.partition_of(message_id).index.get(message_id)
+
+    async def search(self, query: Query) -> Sequence[Snapshot]:
+        """List messages by (next attempt, id)."""
+        found = [each for partition in self.partitions.values() for each in await partition.index.search(query)]
+        return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))
+
+    async def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages and dead letters by lane and state."""
+        found: dict[Lane, LaneCounts] = {}
+        for partition in self.partitions.values():
+            for lane, here in (await partition.index.counts()).items():
+                found[lane] = _added(found.get(lane), here)
+        return dict(sorted(found.items()))
+
+    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
+        """Count what comes due from now on, by span and lane."""
+        found: Counter[tuple[int, Lane]] = Counter()
+        for partition in self.partitions.values():
+            for each in await partition.index.load(bucket_ms=bucket_ms, buckets=buckets):
+                found[each.from_ms, each.lane] += each.messages
+        return [LoadBucket(from_ms, lane, n) for (from_ms, lane), n in sorted(found.items())]
+
+    async def position(self, source: str) -> int | None:
+        """Return an intake's position: none is kept yet."""
+        return None
+
+    async def dead_letters(
+        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+    ) -> Sequence[DeadLetter]:
+        """List dead letters, oldest first."""
+        found = [
+            each
+            for partition in self.partitions.values()
+            for each in await partition.index.dead_letters(lane=lane, after=after, limit=limit)
+        ]
+        return heapq.nsmallest(limit, found, key=lambda each: (each.at_ms, each.record.id, each.record.revision))
+
+    async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+        """Give dead letters a new life."""
+        return [await self.partition_of(key.id).redrive(key) for key in keys]
+
+    async def purge(self, keys: Sequence[DeadKey]) -> int:
+        """Delete dead letters."""
+        return sum([await self.partition_of(key.id).purge(key) for key in keys])
+
+
+def _added(before: LaneCounts | None, here: LaneCounts) -> LaneCounts:
+    if before is None:
+        return here
+    return LaneCounts(
+        before.scheduled + here.scheduled,
+        before.overdue + here.overdue,
+        before.in_flight + here.in_flight,
+        before.held + here.held,
+        before.dead + here.dead,
+        before.read_by_nobody and here.read_by_nobody,
+    )

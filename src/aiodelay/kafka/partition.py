@@ -1,0 +1,290 @@
+"""A partition that is owned: its session, what is read of it, and what is written, one transaction at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+
+from aiokafka.errors import KafkaError
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.memory.tables import Worker
+from aiodelay.model import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    Claimed,
+    Command,
+    DeadKey,
+    Demand,
+    Lane,
+    Outcome,
+    Refused,
+    Settlement,
+    SettleOutcome,
+    Stored,
+    Tidied,
+    Unknown,
+)
+from aiodelay.wakeup import WakeUp
+
+from . import records
+from .client import Outgoing, reason_of
+from .index import Change, Index, Read
+from .options import Cluster
+from .session import Session
+from .transactions import AbortedError, FencedError, InDoubtError, Transactions
+
+__all__ = ["Partition"]
+
+log = logging.getLogger("aiodelay.kafka")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+MOST_READ = MAX_CLAIM_MESSAGES
+
+
+class Partition:
+    """One partition of a schedules topic, while this process owns it.
+
+    Args:
+        cluster: Where it is.
+        topic: The schedules topic.
+        number: Of the partition.
+        clock: Where the time is read.
+        on_change: Called when there may be something new to claim.
+    """
+
+    def __init__(
+        self, cluster: Cluster, topic: str, number: int, *, clock: Clock, on_change: Callable[[], None]
+    ) -> None:
+        self._cluster, self.topic, self.number, self._on_change = cluster, topic, number, on_change
+        self.index = Index(clock=clock, name=f"{topic}/{number}")
+        self.session = Session()
+        self.why = ""
+        self._most = MAX_CLAIM_MESSAGES
+        self._unread: deque[Change] = deque()
+        self._work, self._read = WakeUp(), WakeUp()
+        self._became_ready = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its messages may be claimed and changed."""
+        return self.session.is_ready
+
+    # --- reading, by the reader of the process ------------------------------------------------------------
+
+    def take_in(self, read: Sequence[Read], read_to: int) -> None:
+        """Take in what was read, in order, and that there is nothing else below an offset."""
+        index = self.index
+        for each in read:
+            index.read(each)
+        index.read_to = max(index.read_to, read_to)
+        self.session = self.session.with_read(index.read_to)
+        self._tell_read()
+        self._read.set()
+        if index.needs_mending:
+            self._work.set()
+        if read:
+            self._on_change()
+
+    # --- the session --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Own the partition until cancelled: one session after the other."""
+        failures = 0
+        while True:
+            try:
+                await self._one_session()
+            except (FencedError, AbortedError, InDoubtError, KafkaError, TimeoutError, OSError) as error:
+                failures = 0 if self.session.is_ready else failures + 1
+                self.why = "another owner has taken over" if isinstance(error, FencedError) else reason_of(error)
+                log.warning("%s: the session ends: %s", self.index.name, self.why)
+            finally:
+                self._end_session()
+            pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    async def _one_session(self) -> None:
+        transactions = Transactions(self._cluster, f"aiodelay.{self.topic}.{self.number}")
+        try:
+            await transactions.start()
+            barrier = Outgoing(self.topic, records.BARRIER, b"", [], self.number)
+            (offset,) = await transactions.commit([barrier])
+            self.session = Session(self.index.read_to).with_barrier(offset)
+            while not self.session.is_ready:
+                self._read.clear()
+                await self._read.wait(self._cluster.timeout_ms / 1000)
+            self.why = ""
+            self._became_ready.set()
+            self._on_change()
+            while True:
+                await self._write(transactions)
+        finally:
+            await transactions.close()
+
+    async def _write(self, transactions: Transactions) -> None:
+        """Write what waits, in the order in which it was decided."""
+        self._work.clear()
+        self.index.mend()
+        batch, outgoing = self._batch()
+        if not batch:
+            await self._work.wait()
+            return
+        try:
+            offsets = iter(await transactions.commit(outgoing))
+        except AbortedError as error:
+            self._most = max(1, len(batch) // 2)
+            if len(batch) == 1:  # it alone cannot be written; the others have been, or will be
+                batch[0][0].refusal = str(error)
+            raise
+        self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
+        for change, n in batch:
+            for _ in range(n):
+                change.offset = next(offsets)
+            self._unread.append(change)
+        self._tell_read()  # the reader may have been faster
+
+    def _tell_read(self) -> None:
+        """Let go of the changes that have been read."""
+        while self._unread and self._unread[0].offset < self.index.read_to:
+            change = self._unread.popleft()
+            self.index.written(change)
+            _tell(change, written=True)
+
+    def _batch(self) -> tuple[list[tuple[Change, int]], list[Outgoing]]:
+        """Take changes for one transaction, each with how many records it has."""
+        batch: list[tuple[Change, int]] = []
+        outgoing: list[Outgoing] = []
+        size = 0
+        while self.index.changes and len(batch) < self._most and size < MAX_CLAIM_BYTES:
+            change = self.index.changes.popleft()
+            wires = [Outgoing(self.topic, *wire, self.number) for wire in change.wires()]
+            size += sum(each.size for each in wires)
+            outgoing += wires
+            batch.append((change, len(wires)))
+        return batch, outgoing
+
+    def _end_session(self) -> None:
+        """Undo what was not written, or of which that is not known: the next session reads what was."""
+        self.session = Session(self.index.read_to)
+        self._became_ready.clear()
+        self._unread.clear()
+        self.index.changes.clear()
+        for change in self.index.give_back():
+            _tell(change, written=False)
+
+    async def until_ready(self) -> bool:
+        """Wait for a session that is ready, at most as long as for an answer; say whether there is one."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                while not self.is_ready:
+                    await self._became_ready.wait()
+        return self.is_ready
+
+    # --- what is asked of it ------------------------------------------------------------------------------
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+        """Settle claims; return once what was written has been read.
+
+        Raises:
+            StoreUnavailableError: The session has ended; some may be settled.
+        """
+        if not self.is_ready:
+            raise StoreUnavailableError(self._cluster.name, self.why or "the partition is being read")
+        for settlement in settlements:
+            await self._until_free(settlement.id)
+        decided = [self.index.settle(settlement) for settlement in settlements]
+        self._work.set()
+        outcomes: list[SettleOutcome] = []
+        for (outcome, change), settlement in zip(decided, settlements, strict=True):
+            if change is not None and not await _waited(change):
+                raise StoreUnavailableError(self._cluster.name, "the session has ended")
+            is_void = change is not None and not change.counted and self.index.has_newer(settlement)
+            outcomes.append(SettleOutcome.SUPERSEDED if is_void else outcome)
+        return outcomes
+
+    async def command(self, command: Command) -> Outcome:
+        """Carry out a command as the owner: the answer is final."""
+        while True:
+            if not await self.until_ready():
+                return Refused("unavailable", self.why or "the partition is being read")
+            await self._until_free(command.id)
+            outcome, change = self.index.command(command)
+            if change is None:
+                return outcome
+            self._work.set()
+            if not await _waited(change):
+                refusal = change.refusal
+                return Refused("unavailable", refusal) if refusal else Unknown("the session has ended")
+            if change.counted or change.is_users:
+                assert isinstance(outcome, Stored)
+                self.index.answered(command, outcome)
+                return outcome
+
+    async def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
+        """Lease what is due; return once what is late on the way has ended."""
+        before = len(self.index.changes)
+        claimed = self.index.claim(demand, lease_ms, turn)
+        await self._written_since(before)
+        return claimed
+
+    async def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
+        """Do a step of housekeeping."""
+        before = len(self.index.changes)
+        tidied = self.index.tidy(worker, lanes, limit)
+        await self._written_since(before)
+        return tidied
+
+    async def _written_since(self, before: int) -> None:
+        """Wait for the changes that the tables have made by themselves."""
+        changes = list(self.index.changes)[before:]
+        if changes:
+            self._work.set()
+            await asyncio.gather(*map(_waited, changes))
+
+    async def _until_free(self, message_id: str) -> None:
+        """Wait until no change of a message is being written."""
+        while (change := self.index.change_of(message_id)) is not None:
+            await _waited(change)
+
+    async def redrive(self, key: DeadKey) -> Outcome:
+        """Give a dead letter a new life."""
+        await self._until_free(key.id)
+        outcome, change = self.index.redrive_one(key)
+        if change is None:
+            return outcome
+        self._work.set()
+        if not await _waited(change):
+            return Unknown("the session has ended")
+        return outcome if change.counted else Refused("exists")
+
+    async def purge(self, key: DeadKey) -> bool:
+        """Delete a dead letter; say whether there was one.
+
+        Raises:
+            StoreUnavailableError: The session has ended.
+        """
+        change = self.index.purge_one(key)
+        if change is None:
+            return False
+        self._work.set()
+        if not await _waited(change):
+            raise StoreUnavailableError(self._cluster.name, "the session has ended")
+        return True
+
+
+async def _waited(change: Change) -> bool:
+    """Wait until a change was read, or is known not to have been written."""
+    if change.waiter is None:
+        change.waiter = asyncio.get_running_loop().create_future()
+    return await asyncio.shield(change.waiter)
+
+
+def _tell(change: Change, *, written: bool) -> None:
+    if change.waiter is None:
+        change.waiter = asyncio.get_running_loop().create_future()
+    change.waiter.set_result(written)

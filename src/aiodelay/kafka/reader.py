@@ -1,0 +1,84 @@
+"""Reads the partitions that are owned, one consumer for all of them, and hands on what was committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from .client import CLOSE_S, quiet, reason_of
+from .index import Read
+from .options import Cluster
+from .partition import Partition
+
+__all__ = ["Reader"]
+
+log = logging.getLogger("aiodelay.kafka")
+
+WAIT_MS = 200
+MOST_RECORDS = 2_000
+FETCH_BYTES = 8 << 20
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+
+
+class Reader:
+    """Feeds partitions, each from where it has been read to.
+
+    Args:
+        cluster: Where to read.
+        partitions: What is read.
+    """
+
+    def __init__(self, cluster: Cluster, partitions: Mapping[TopicPartition, Partition]) -> None:
+        self._cluster, self._partitions = cluster, partitions
+
+    async def run(self) -> None:
+        """Read until cancelled; no error ends this."""
+        failures = 0
+        while True:
+            try:
+                await self._read_on()
+            except (KafkaError, TimeoutError, OSError) as error:
+                failures += 1
+                log.warning("reading %s fails: %s", self._cluster.name, reason_of(error))
+            pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    async def _read_on(self) -> None:
+        quiet()
+        consumer = AIOKafkaConsumer(
+            **self._cluster.client,
+            isolation_level="read_committed",
+            auto_offset_reset="none",
+            enable_auto_commit=False,
+            request_timeout_ms=self._cluster.timeout_ms,
+            fetch_max_bytes=FETCH_BYTES,
+            max_partition_fetch_bytes=FETCH_BYTES,
+        )
+        try:
+            await consumer.start()
+            consumer.assign(list(self._partitions))
+            begins = await consumer.beginning_offsets(list(self._partitions))
+            for place, partition in self._partitions.items():
+                consumer.seek(place, max(begins[place], partition.index.read_to))
+            while True:
+                await self._read_some(consumer)
+        finally:
+            with suppress(TimeoutError, KafkaError):
+                async with asyncio.timeout(CLOSE_S):
+                    await consumer.stop()
+
+    async def _read_some(self, consumer: AIOKafkaConsumer) -> None:
+        found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+        for place, partition in self._partitions.items():
+            batch = [
+                Read(each.offset, each.timestamp, each.key, each.value, each.headers) for each in found.get(place, ())
+            ]
+            read_to = await consumer.position(place)
+            if batch or read_to > partition.index.read_to:
+                partition.take_in(batch, read_to)

@@ -1,0 +1,202 @@
+"""`kafka://host:9092/schedules`: a compacted topic as the only database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+from aiokafka import TopicPartition
+from msgspec import Struct
+
+from aiodelay.clock import Clock, SystemClock
+from aiodelay.errors import ClosedError, ConfigurationError, UnsupportedByStoreError
+from aiodelay.model import Command, Lane, Outcome, SourcePosition
+from aiodelay.ports import StoreTraits, Work
+from aiodelay.urls import UrlOptions
+
+from . import records
+from .looking import Looking
+from .options import Cluster, read_cluster
+from .partition import Partition
+from .reader import Reader
+from .sink import check_topic
+from .topic import prepare
+from .work import SAFETY_POLL_MS, KafkaWork
+
+__all__ = ["KafkaStore", "open_store"]
+
+FORM = "kafka://host:9092/schedules"
+MAX_PARTITIONS = 1000
+
+_TRAITS = StoreTraits(
+    durable=True,
+    conflicts=frozenset({"replace", "keep", "newer", "error"}),
+    cancel="verdict",
+    lookup="anywhere",
+    order_per_group=False,
+    safety_poll_ms=SAFETY_POLL_MS,
+    wakes_other_processes=False,
+    positions=False,
+)
+
+
+class _Options(Struct, frozen=True):
+    """A store's URL, read."""
+
+    cluster: Cluster
+    topic: str
+    create_topic: bool
+    partitions: int
+
+
+def _read_url(url: str) -> _Options:
+    """Read a store's URL.
+
+    Raises:
+        ConfigurationError: It is not of the known form, or an option is unknown or out of range.
+        TargetError: The topic's name is none.
+    """
+    given = UrlOptions(url)
+    cluster = read_cluster(given)
+    create = given.text("create_topic", "false")
+    partitions = given.integer("partitions", 6, 1, MAX_PARTITIONS)
+    given.finish()
+    topic = given.parts.path.strip("/")
+    if given.parts.scheme != "kafka" or given.parts.fragment or "/" in topic or not topic:
+        raise ConfigurationError("url", given.masked, FORM)
+    if create not in ("true", "false"):
+        raise ConfigurationError(f"create_topic in {given.masked}", create, "true or false")
+    return _Options(cluster, check_topic(topic, "topic in the store's URL"), create == "true", partitions)
+
+
+class KafkaStore(Looking):
+    """Keeps messages in one compacted topic, all of whose partitions this process owns while it is open.
+
+    Another process that opens the same topic takes it over: this one then dispatches nothing more until the other has
+    gone. Nothing is delivered twice into the same cluster by that.
+
+    Args:
+        url: `kafka://host:9092/schedules`, with options.
+        clock: Where the store reads the time; None = this machine's.
+
+    Raises:
+        ConfigurationError: The URL cannot be used.
+    """
+
+    traits = _TRAITS
+
+    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
+        self._options = _read_url(url)
+        self.name = self._options.cluster.name
+        self._clock = clock or SystemClock()
+        self.partitions: dict[int, Partition] = {}
+        self.works: set[KafkaWork] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: list[asyncio.Task[None]] = []
+
+    def now_ms(self) -> int:
+        """Return the clock's time."""
+        return self._clock.now_ms()
+
+    def seconds_until(self, at_ms: int) -> float:
+        """Return the seconds from now until an instant, for a timer."""
+        return self._clock.seconds_until(at_ms)
+
+    async def __aenter__(self) -> Self:
+        if not __debug__:  # aiokafka guards the states of a transaction by assertions
+            raise ConfigurationError("python", "-O", "Python without -O, which takes away checks of the Kafka client")
+        options = self._options
+        (topic,) = await prepare(
+            options.cluster, [options.topic], create=options.create_topic, partitions=options.partitions
+        )
+        self.partitions = {
+            number: Partition(options.cluster, topic.name, number, clock=self._clock, on_change=self.wake_all)
+            for number in range(topic.partitions)
+        }
+        places = {TopicPartition(topic.name, number): each for number, each in self.partitions.items()}
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        reader = Reader(options.cluster, places)
+        self._running = [self._tasks.create_task(reader.run(), name="aiodelay kafka reader")]
+        for number, partition in self.partitions.items():
+            name = f"aiodelay kafka partition {number}"
+            self._running.append(self._tasks.create_task(partition.run(), name=name))
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        tasks, self._tasks = self._tasks, None
+        for task in self._running:
+            task.cancel()
+        if tasks is not None:
+            await tasks.__aexit__(None, None, None)
+        self._running.clear()
+
+    def checked(self) -> None:
+        """Refuse use while closed.
+
+        Raises:
+            ClosedError: It is not open.
+        """
+        if self._tasks is None:
+            raise ClosedError(self.name, "closed")
+
+    def partition_of(self, message_id: str) -> Partition:
+        """Return the partition in which a message of this id stands."""
+        key = records.key_of(message_id)
+        return self.partitions[records.partition_of(key, len(self.partitions))]
+
+    def wake_all(self) -> None:
+        """End every wait of this process."""
+        for work in self.works:
+            work.wake()
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        """Carry out commands; those of one message in order."""
+        self.checked()
+        if source is not None:
+            raise UnsupportedByStoreError("source", source.source, "none: a Kafka store keeps no positions of intakes")
+        by_id: dict[str, list[int]] = {}
+        for i, command in enumerate(commands):
+            by_id.setdefault(command.id, []).append(i)
+        outcomes: list[Outcome | None] = [None] * len(commands)
+
+        async def carry_out(indices: Sequence[int]) -> None:
+            for i in indices:
+                partition = self.partition_of(commands[i].id)
+                outcomes[i] = await partition.command(commands[i])
+
+        async with asyncio.TaskGroup() as tasks:
+            for indices in by_id.values():
+                tasks.create_task(carry_out(indices))
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    # --- dispatching --------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
+        """Open the dispatching role."""
+        self.checked()
+        await asyncio.gather(*(partition.until_ready() for partition in self.partitions.values()))
+        work = KafkaWork(self, lanes)
+        self.works.add(work)
+        try:
+            yield work
+        finally:
+            work.close()
+            self.works.discard(work)
+
+
+def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
+    """Open `kafka://host:9092/schedules`.
+
+    Options: `create_topic=true`, `partitions` of a topic that is created, `timeout_ms`; to log in `security`, `sasl`,
+    `ca_certs`, `client_cert`, `client_key`.
+
+    Raises:
+        ConfigurationError: The URL is not of this form, or an option is unknown or out of range.
+    """
+    return KafkaStore(url, clock=clock)
