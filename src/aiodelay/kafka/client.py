@@ -126,13 +126,15 @@ class Producer:
         sender = self._client._sender
         if sender.sender_task is not None:
             sender.sender_task.remove_done_callback(sender._fail_all)  # it fails itself without transactions
-        self._client._message_accumulator.fail_all(KafkaConnectionError("closed"))
+        accumulator = self._client._message_accumulator
+        accumulator.fail_all(KafkaConnectionError("closed"))
+        drains = [batch._drain_waiter for batches in accumulator._batches.values() for batch in batches]
         with suppress(TimeoutError, Exception):  # whatever it could not do cleanly, it holds nothing afterwards
             async with asyncio.timeout(CLOSE_S):
                 await self._client.client.close()
                 await self._client.stop()
         await asyncio.sleep(0)  # connections' tasks end in the next step of the loop
-        for left in (sender.sender_task, getattr(self._client._txn_manager, "_transaction_waiter", None)):
+        for left in (sender.sender_task, getattr(self._client._txn_manager, "_transaction_waiter", None), *drains):
             if left is not None and left.done():
                 _note(left)
 

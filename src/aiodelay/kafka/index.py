@@ -56,6 +56,7 @@ from aiodelay.model import (
 from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_id
 
 from . import records
+from .client import Outgoing
 from .records import Glance, Headers, Kind, Memory, Wire
 from .standing import Seen, Standing, after, is_forgettable
 
@@ -82,6 +83,7 @@ class Change:
         letters: Dead letters that are written with it.
         others: Further messages that are put with it: an occurrence beside its series, or the reverse.
         memory: What is to be remembered although its record is gone.
+        targets: Records for other topics, in the same transaction.
         purged: A dead letter that ends with it.
         entry: What it is about, held back meanwhile; None: nothing in the tables.
         is_users: It ends as if a user had cancelled it, and counts whatever was written meanwhile.
@@ -105,6 +107,7 @@ class Change:
         "read_to",
         "refusal",
         "stood",
+        "targets",
         "waiter",
     )
 
@@ -117,6 +120,7 @@ class Change:
         self.purged: DeadKey | None = None
         self.memory = Memory()
         self.refusal = ""
+        self.targets: list[Outgoing] = []
         self.is_users = False
         self.offset = -1
         self.stood: set[int] = set()
@@ -284,6 +288,14 @@ class Index(Commands, Claims, Looking):
     def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
         """Answer the repetition of a claim."""
         return self._claim_again(claims, demand)
+
+    def give_up(self, claim: Claim) -> None:
+        """Put a claim's message back into its lane, if it is still held."""
+        entry = self._entries.get(claim.record.id)
+        if entry is not None and entry.token == claim.token:
+            self._leased.pop(claim.record.id, None)
+            entry.token = 0
+            self._lanes[claim.record.envelope.lane].add(entry)
 
     def renew(self, renewal: Renewal) -> RenewOutcome:
         """Set a lease from one token to another."""

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from aiokafka.errors import KafkaError
 
@@ -15,12 +16,18 @@ from aiodelay.clock import Clock
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.memory.tables import Worker
 from aiodelay.model import (
+    LEASE_MS,
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
+    Again,
+    Claim,
     Claimed,
     Command,
+    Dead,
     DeadKey,
+    Delivery,
     Demand,
+    Done,
     Lane,
     Outcome,
     Refused,
@@ -30,6 +37,7 @@ from aiodelay.model import (
     Tidied,
     Unknown,
 )
+from aiodelay.transitions import delivery_id
 from aiodelay.wakeup import WakeUp
 
 from . import records
@@ -39,12 +47,22 @@ from .options import Cluster
 from .session import Session
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 
-__all__ = ["Partition"]
+__all__ = ["Moved", "Partition"]
 
 log = logging.getLogger("aiodelay.kafka")
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
-MOST_READ = MAX_CLAIM_MESSAGES
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 5.0
+STABLE_MS = 10_000
+MOST_ATTEMPTS = 10
+FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
+
+
+class Moved(NamedTuple):
+    """What a transfer did: how many messages were moved, recurring ones that are due, and when to look again."""
+
+    messages: int
+    series: Sequence[Claim]
+    next_due_ms: int | None
 
 
 class Partition:
@@ -62,6 +80,7 @@ class Partition:
         self, cluster: Cluster, topic: str, number: int, *, clock: Clock, on_change: Callable[[], None]
     ) -> None:
         self._cluster, self.topic, self.number, self._on_change = cluster, topic, number, on_change
+        self._clock = clock
         self.index = Index(clock=clock, name=f"{topic}/{number}")
         self.session = Session()
         self.why = ""
@@ -97,14 +116,18 @@ class Partition:
         """Own the partition until cancelled: one session after the other."""
         failures = 0
         while True:
+            started_ms = self._clock.monotonic_ms()
             try:
                 await self._one_session()
             except (FencedError, AbortedError, InDoubtError, KafkaError, TimeoutError, OSError) as error:
-                failures = 0 if self.session.is_ready else failures + 1
                 self.why = "another owner has taken over" if isinstance(error, FencedError) else reason_of(error)
                 log.warning("%s: the session ends: %s", self.index.name, self.why)
+                is_refusal = isinstance(error, AbortedError)
             finally:
                 self._end_session()
+            # Two owners take over from each other less and less often; a record that is refused costs no pause.
+            lasted_ms = self._clock.monotonic_ms() - started_ms
+            failures = 0 if is_refusal or lasted_ms > STABLE_MS else failures + 1
             pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
@@ -162,7 +185,7 @@ class Partition:
         size = 0
         while self.index.changes and len(batch) < self._most and size < MAX_CLAIM_BYTES:
             change = self.index.changes.popleft()
-            wires = [Outgoing(self.topic, *wire, self.number) for wire in change.wires()]
+            wires = change.targets + [Outgoing(self.topic, *wire, self.number) for wire in change.wires()]
             size += sum(each.size for each in wires)
             outgoing += wires
             batch.append((change, len(wires)))
@@ -206,6 +229,54 @@ class Partition:
             is_void = change is not None and not change.counted and self.index.has_newer(settlement)
             outcomes.append(SettleOutcome.SUPERSEDED if is_void else outcome)
         return outcomes
+
+    async def transfer(self, demand: Demand, turn: int) -> Moved:
+        """Move due messages into their topics, each in the transaction that ends it.
+
+        Raises:
+            StoreUnavailableError: The session has ended; what was not moved stands where it was.
+        """
+        claimed = await self.claim({records.SINK: demand}, LEASE_MS, turn)
+        moving: list[tuple[Claim, Change]] = []
+        series: list[Claim] = []
+        for claim in claimed.claims:
+            change = None if claim.record.envelope.rule is not None else self._moved(claim, claimed.now_ms)
+            if change is None:
+                series.append(claim)
+            else:
+                moving.append((claim, change))
+        self._work.set()
+        refused = [(claim, change) for claim, change in moving if not await _waited(change)]
+        for claim, change in refused:
+            await self._not_moved(claim, change, claimed.now_ms)
+        if any(not change.refusal for _, change in refused):
+            raise StoreUnavailableError(self._cluster.name, self.why or "the session has ended")
+        return Moved(len(moving) - len(refused), series, claimed.next_due_ms)
+
+    def _moved(self, claim: Claim, now_ms: int) -> Change | None:
+        record = claim.record
+        _, change = self.index.settle(Done(record.id, record.revision, claim.token))
+        if change is not None:
+            attempt, lateness_ms = record.attempt + 1, max(now_ms - record.due_ms, 0)
+            delivery = Delivery(
+                record.envelope, delivery_id(record), record.due_ms, record.revision, attempt, lateness_ms
+            )
+            wire = records.delivered(delivery, now_ms=now_ms, schedules=self.topic)
+            change.targets = [Outgoing(record.envelope.address, *wire)]
+        return change
+
+    async def _not_moved(self, claim: Claim, change: Change, now_ms: int) -> None:
+        """Put a message back; one that its topic refused by itself has had an attempt."""
+        if not change.refusal:
+            self.index.give_up(claim)
+        elif await self.until_ready():
+            record, attempt = claim.record, claim.record.attempt + 1
+            key = record.id, record.revision, claim.token
+            if attempt < MOST_ATTEMPTS:
+                pause_ms = min(FIRST_RETRY_MS << attempt, LONGEST_RETRY_MS)
+                await self.settle([Again(*key, now_ms + pause_ms, attempt, change.refusal)])
+            else:
+                await self.settle([Dead(*key, "attempts_exhausted", attempt, change.refusal)])
 
     async def command(self, command: Command) -> Outcome:
         """Carry out a command as the owner: the answer is final."""

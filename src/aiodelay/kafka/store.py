@@ -12,14 +12,14 @@ from msgspec import Struct
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ClosedError, ConfigurationError, UnsupportedByStoreError
-from aiodelay.model import Command, Lane, Outcome, SourcePosition
+from aiodelay.model import Command, Demand, Lane, Outcome, SourcePosition
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.urls import UrlOptions
 
 from . import records
 from .looking import Looking
 from .options import Cluster, read_cluster
-from .partition import Partition
+from .partition import Moved, Partition
 from .reader import Reader
 from .sink import check_topic
 from .topic import prepare
@@ -95,6 +95,7 @@ class KafkaStore(Looking):
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
+        self._turn = 0
 
     def now_ms(self) -> int:
         """Return the clock's time."""
@@ -173,6 +174,24 @@ class KafkaStore(Looking):
             for indices in by_id.values():
                 tasks.create_task(carry_out(indices))
         return [outcome for outcome in outcomes if outcome is not None]
+
+    async def transfer(self, demand: Demand) -> int:
+        """Move due messages into their topics, each partition's by itself, exactly once; return how many.
+
+        Args:
+            demand: Most messages and bytes of each partition.
+
+        Raises:
+            StoreUnavailableError: A session has ended; what was not moved stands where it was.
+        """
+        self.checked()
+        self._turn += 1
+        ready = [partition for partition in self.partitions.values() if partition.is_ready]
+        moved = await asyncio.gather(*(each.transfer(demand, self._turn) for each in ready), return_exceptions=True)
+        for each in moved:
+            if isinstance(each, BaseException):
+                raise each
+        return sum(each.messages for each in moved if isinstance(each, Moved))
 
     # --- dispatching --------------------------------------------------------------------------------------
 

@@ -1,0 +1,245 @@
+"""The Kafka store on a real broker: plain clients, owners that take over from each other, bad records, the cleaner."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+from confluent_kafka import Producer as OtherProducer
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.identifiers import new_op
+from aiodelay.kafka import KafkaStore
+from aiodelay.model import At, Cancel, Demand, Envelope, Put, Stored
+from tests.support.kafka import create_topic, new_name
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+ALL = Demand(500)
+
+
+@asynccontextmanager
+async def opened(bootstrap: str, topic: str, partitions: int = 1) -> AsyncIterator[KafkaStore]:
+    before = asyncio.all_tasks()
+    async with joined(bootstrap, topic, partitions) as store:
+        yield store
+    assert asyncio.all_tasks() <= before
+
+
+@asynccontextmanager
+async def joined(bootstrap: str, topic: str, partitions: int = 1) -> AsyncIterator[KafkaStore]:
+    """One of several owners."""
+    url = f"kafka://{bootstrap}/{topic}?create_topic=true&partitions={partitions}"
+    async with KafkaStore(url) as store, store.work("w", ["kafka"]):
+        yield store
+
+
+async def read(bootstrap: str, topic: str) -> list[ConsumerRecord]:
+    """Return all that was committed to a topic."""
+    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
+        records: list[ConsumerRecord] = []
+        ends = await consumer.end_offsets(consumer.assignment())
+        while any([await consumer.position(each) < end for each, end in ends.items()]):
+            for batch in (await consumer.getmany(timeout_ms=100)).values():
+                records += batch
+        return records
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class PlainClient:
+    """Schedules as a program in any language would: key, value, three headers."""
+
+    def __init__(self, bootstrap: str, schedules: str, partitioner: str = "murmur2_random") -> None:
+        self._producer = OtherProducer({"bootstrap.servers": bootstrap, "partitioner": partitioner, "linger.ms": 0})
+        self._schedules = schedules
+
+    def schedule(self, key: bytes, value: bytes | None, epoch: int, topic: str, target_key: bytes = b"") -> None:
+        headers: dict[str, str | bytes | None]
+        headers = {"scheduler-epoch": str(epoch), "scheduler-target-topic": topic, "caller": b"me"}
+        headers |= {"scheduler-target-key": target_key} if target_key else {}
+        self._producer.produce(self._schedules, value, key, headers=headers)
+        assert self._producer.flush(10) == 0
+
+    def cancel(self, key: bytes) -> None:
+        self._producer.produce(self._schedules, None, key)
+        assert self._producer.flush(10) == 0
+
+
+async def moved(store: KafkaStore, n: int) -> None:
+    """Move what is due until so many messages have been moved."""
+    async with asyncio.timeout(20):
+        while n > 0:
+            n -= await store.transfer(ALL)
+            await asyncio.sleep(0.01)
+
+
+# --- plain clients ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitioner", ["murmur2_random", "consistent_random"])
+async def test_a_plain_client_schedules_updates_and_deletes(kafka: str, partitioner: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    async with opened(kafka, schedules, partitions=3) as store:
+        client = PlainClient(kafka, schedules, partitioner)
+        due = now_ms() // 1000 + 2
+        client.schedule(b"kept", b"kept", due, target, b"k")
+        client.schedule(b"updated", b"old", due - 10, target)
+        client.schedule(b"updated", b"new", due, target)
+        client.schedule(b"deleted", b"deleted", due, target)
+        client.schedule(b"\xff\x00binary", b"", due, target)
+        client.cancel(b"deleted")
+        while now_ms() < due * 1000:
+            await store.transfer(ALL)
+            await asyncio.sleep(0.01)
+            early = [record for record in await read(kafka, target) if record.value != b"old"]
+            assert not early or now_ms() >= due * 1000
+        await asyncio.sleep(0.5)
+        await store.transfer(ALL)
+        got = {record.value: record for record in await read(kafka, target)}
+        got.pop(b"old", None)  # may have gone before its update came
+    assert got.keys() == {b"kept", b"new", b""}
+    kept = got[b"kept"]
+    assert kept.key == b"k"
+    headers = dict(kept.headers)
+    assert (headers["caller"], headers["scheduler-key"], headers["scheduler-topic"]) == (
+        b"me",
+        b"kept",
+        schedules.encode(),
+    )
+    assert due <= int(headers["scheduler-timestamp"]) <= due + 5
+    assert not {"scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"} & headers.keys()
+    assert dict(got[b""].headers)["scheduler-key"] == b"\xff\x00binary"
+
+
+async def test_f33_what_cannot_be_read_becomes_a_dead_letter_and_holds_up_nobody(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    async with opened(kafka, schedules) as store:
+        async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+            await producer.send_and_wait(schedules, b"x", b"garbage", headers=[("scheduler-epoch", b"soon")])
+            await producer.send_and_wait(schedules, b"x", b"\x00aiodelay/other")
+        PlainClient(kafka, schedules).schedule(b"good", b"good", 1, target)
+        await moved(store, 1)
+        async with asyncio.timeout(10):
+            while not (letters := await store.dead_letters()):  # noqa: ASYNC110 - as a user would look
+                await asyncio.sleep(0.01)
+    (letter,) = letters
+    assert (letter.record.id, letter.reason, letter.record.envelope.payload) == ("garbage", "undecodable", b"x")
+    assert "scheduler-target-topic" in (letter.record.last_error or "")
+    async with opened(kafka, schedules) as store:
+        assert await store.dead_letters() == letters
+        assert await store.get("garbage") is None
+
+
+# --- exactly once -----------------------------------------------------------------------------------------
+
+
+def put(number: int, topic: str, due_ms: int) -> Put:
+    return Put(new_op(), Envelope(f"m{number}", "kafka", topic, payload=b"%d" % number), At(due_ms))
+
+
+async def test_s3_a_thousand_messages_arrive_exactly_once(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name(), partitions=2)
+    async with opened(kafka, schedules, partitions=3) as store:
+        outcomes = await store.apply([put(i, target, now_ms()) for i in range(1000)])
+        assert all(isinstance(each, Stored) for each in outcomes)
+        await moved(store, 1000)
+    assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(1000))
+    async with opened(kafka, schedules, partitions=3) as store:  # S6: nothing comes back
+        assert await store.transfer(ALL) == 0
+        assert await store.counts() == {}
+
+
+async def test_f25_owners_that_take_over_from_each_other_deliver_nothing_twice(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    n = 300
+    async with opened(kafka, schedules) as store:
+        await store.apply([put(i, target, now_ms()) for i in range(n)])
+
+    async def owner(seconds: float) -> None:
+        async with joined(kafka, schedules) as store:
+            ends = time.monotonic() + seconds
+            while time.monotonic() < ends:
+                with suppress(StoreUnavailableError):
+                    await store.transfer(Demand(7))
+                await asyncio.sleep(0.001)
+
+    async with asyncio.TaskGroup() as tasks:
+        for seconds in (4, 2, 3):
+            tasks.create_task(owner(seconds))
+            await asyncio.sleep(0.3)
+    async with opened(kafka, schedules) as store:
+        while await store.transfer(ALL):
+            pass
+    assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(n))
+
+
+async def test_k1_a_record_that_its_topic_refuses_is_retried_and_its_neighbours_are_delivered(kafka: str) -> None:
+    schedules = new_name("schedules")
+    target = await create_topic(kafka, new_name(), max_message_bytes=2000)
+    async with opened(kafka, schedules) as store:
+        large = Put(new_op(), Envelope("large", "kafka", target, payload=b"x" * 4000), At(now_ms()))
+        await store.apply([large, *[put(i, target, now_ms()) for i in range(20)]])
+        delivered = 0
+        async with asyncio.timeout(30):
+            while delivered < 20:
+                with suppress(StoreUnavailableError):
+                    delivered += await store.transfer(ALL)
+                await asyncio.sleep(0.01)
+            while (large_now := await store.get("large")) is None or not large_now.record.attempt:
+                with suppress(StoreUnavailableError):
+                    await store.transfer(ALL)
+                await asyncio.sleep(0.01)
+        assert large_now.record.attempt == 1
+        assert large_now.next_attempt_ms > now_ms()
+    assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(20))
+
+
+# --- users and owners at once -----------------------------------------------------------------------------
+
+
+async def test_f28_a_change_that_races_with_its_delivery_is_never_lost(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    n = 60
+    async with opened(kafka, schedules) as store, AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+
+        async def write(key: bytes, value: bytes | None) -> None:
+            headers = [("scheduler-epoch", b"1"), ("scheduler-target-topic", target.encode())]
+            await producer.send_and_wait(schedules, value, key, headers=headers if value else [])
+
+        async def user() -> None:
+            for i in range(n):
+                await write(b"%d" % i, b"%d old" % i)
+                await asyncio.sleep(0.002 * (i % 5))
+                await write(b"%d" % i, b"%d new" % i)
+
+        task = asyncio.create_task(user())
+        while not task.done():
+            await store.transfer(ALL)
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(20):
+            while await store.counts():
+                await store.transfer(ALL)
+                await asyncio.sleep(0.01)
+    counted = Counter(record.value for record in await read(kafka, target))
+    assert all(counted[b"%d new" % i] == 1 for i in range(n)), counted
+    assert all(counted[b"%d old" % i] <= 1 for i in range(n)), counted
+
+
+async def test_s5_what_a_user_cancels_does_not_come_back_after_a_restart(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    far = now_ms() + 3_600_000
+    async with opened(kafka, schedules) as store:
+        await store.apply([put(1, target, far), put(2, target, far)])
+        await store.apply([Cancel(new_op(), "m1")])
+        PlainClient(kafka, schedules).cancel(b"m2")
+    async with opened(kafka, schedules) as store:
+        assert [await store.get("m1"), await store.get("m2")] == [None, None]
