@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -15,6 +15,7 @@ from confluent_kafka import Producer as OtherProducer
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
+from aiodelay.kafka.index import Read
 from aiodelay.model import At, Cancel, Demand, Envelope, Put, Stored
 from tests.support.kafka import create_topic, new_name
 
@@ -179,6 +180,30 @@ async def test_f25_owners_that_take_over_from_each_other_deliver_nothing_twice(k
     async with opened(kafka, schedules) as store:
         while await store.transfer(ALL):
             pass
+    assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(n))
+
+
+async def test_f25_an_owner_that_comes_back_reads_what_it_missed_before_it_dispatches(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    n = 50
+    async with joined(kafka, schedules) as stale:
+        await stale.apply([put(i, target, now_ms()) for i in range(n)])
+        (partition,) = stale.partitions.values()
+        missed: list[tuple[Sequence[Read], int]] = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(partition, "take_in", lambda *read: missed.append(read))
+            async with joined(kafka, schedules) as other:
+                await moved(other, n)
+            ends = time.monotonic() + 1
+            while time.monotonic() < ends:  # fenced at first, then with an epoch and a barrier of its own
+                with suppress(StoreUnavailableError, TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await stale.transfer(ALL)
+                await asyncio.sleep(0.01)
+        for batch, read_to in missed:
+            partition.take_in(batch, read_to)
+        assert await partition.until_ready()
+        assert await stale.transfer(ALL) == 0
     assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(n))
 
 
