@@ -15,6 +15,7 @@ from confluent_kafka import Producer as OtherProducer
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
+from aiodelay.kafka import topic as topics
 from aiodelay.kafka.index import Read
 from aiodelay.model import At, Cancel, Demand, Envelope, Put, Stored
 from tests.support.kafka import create_topic, new_name
@@ -268,3 +269,98 @@ async def test_s5_what_a_user_cancels_does_not_come_back_after_a_restart(kafka: 
         PlainClient(kafka, schedules).cancel(b"m2")
     async with opened(kafka, schedules) as store:
         assert [await store.get("m1"), await store.get("m2")] == [None, None]
+
+
+# --- the cleaner ------------------------------------------------------------------------------------------
+
+
+async def test_f29_while_the_cleaner_runs_nothing_is_lost_doubled_or_brought_back(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "check", lambda topic, bootstrap: None)  # which would refuse so short a lag
+    target = await create_topic(kafka, new_name())
+    schedules = await create_topic(
+        kafka,
+        new_name("schedules"),
+        cleanup_policy="compact",
+        segment_ms=500,
+        min_cleanable_dirty_ratio=0.001,
+        min_compaction_lag_ms=3000,
+        delete_retention_ms=3000,
+        message_timestamp_type="LogAppendTime",
+    )
+    written = 0
+    rounds: Counter[int] = Counter()
+
+    async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+
+        async def write(key: int, value: bytes | None) -> None:
+            nonlocal written
+            headers = [("scheduler-epoch", b"1"), ("scheduler-target-topic", target.encode())]
+            await producer.send_and_wait(schedules, value, b"%d" % key, headers=headers if value else [])
+            written += 1
+
+        async def user() -> None:
+            """Put each key again and again, with a new version each time; some are cancelled in between."""
+            ends = time.monotonic() + 12
+            while time.monotonic() < ends:
+                for key in range(20):
+                    rounds[key] += 1
+                    await write(key, b"%d/%d" % (key, rounds[key]))
+                    if key % 3 == 0:
+                        await write(key, None)
+                await asyncio.sleep(0.05)
+            for key in range(20):
+                rounds[key] += 1
+                await write(key, b"%d/%d" % (key, rounds[key]))
+
+        writing = asyncio.create_task(user())
+        while not writing.done():  # owners come and go
+            async with joined(kafka, schedules) as store:
+                ends = time.monotonic() + 2
+                while time.monotonic() < ends:
+                    with suppress(StoreUnavailableError):
+                        await store.transfer(ALL)
+                    await asyncio.sleep(0.005)
+        await writing
+    async with opened(kafka, schedules) as store:
+        async with asyncio.timeout(20):
+            while await store.counts():
+                await store.transfer(ALL)
+                await asyncio.sleep(0.01)
+    left = len(await read(kafka, schedules))
+    assert left < written / 2, f"the cleaner has not run: {left} of more than {written} records are there"
+    counted = Counter(record.value for record in await read(kafka, target))
+    assert max(counted.values()) == 1
+    assert all(counted[b"%d/%d" % (key, rounds[key])] for key in range(20))  # the last version of each
+
+
+@pytest.mark.parametrize("what", ["put", "cancel"])
+async def test_f29_what_an_owners_record_hides_from_the_cleaner_is_written_again(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(topics, "check", lambda topic, bootstrap: None)  # which would refuse so short a lag
+    schedules = await create_topic(
+        kafka,
+        new_name("schedules"),
+        cleanup_policy="compact",
+        segment_ms=500,
+        min_cleanable_dirty_ratio=0.001,
+        message_timestamp_type="LogAppendTime",
+    )
+    far = [("scheduler-epoch", b"4000000000"), ("scheduler-target-topic", b"t")]
+    async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+        await producer.send_and_wait(schedules, b"old", b"m", headers=far)
+        await producer.send_and_wait(schedules, b"new" if what == "put" else None, b"m", headers=far)
+        # An owner that had read the first of them only ends it, or puts it again:
+        late = [("aiodelay-from", b"1")]
+        await producer.send_and_wait(schedules, None if what == "put" else b"old", b"m", headers=[*far, *late])
+        async with opened(kafka, schedules):
+            await asyncio.sleep(0.5)
+        async with asyncio.timeout(30):
+            while any(record.offset < 3 and record.key == b"m" for record in await read(kafka, schedules)):
+                await producer.send_and_wait(schedules, b"", b"traffic", headers=far)
+                await asyncio.sleep(0.2)
+    async with opened(kafka, schedules) as store:
+        found = await store.get("m")
+    assert (None if found is None else found.record.envelope.payload) == (b"new" if what == "put" else None)
