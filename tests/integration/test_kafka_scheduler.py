@@ -1,0 +1,52 @@
+"""A scheduler on a Kafka store: handlers, retries, series, cancels, and topics as destinations."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from aiodelay import CancelOutcome, Conflict, Context, DuplicateIdError, Every, Retry, Scheduler
+from tests.support.kafka import create_topic, new_name
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+
+@dataclass
+class Check:
+    number: int
+
+
+async def test_a_scheduler_delivers_retries_recurs_and_cancels(kafka: str) -> None:
+    target = await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=3"
+    scheduler = Scheduler(url, sinks=[f"kafka://{kafka}"])
+    runs: list[tuple[int, int]] = []
+    three = asyncio.Event()
+
+    @scheduler.handler(retry=Retry(attempts=3, first="50ms"))
+    async def check(event: Check, context: Context) -> None:
+        runs.append((event.number, context.attempt))
+        if [number for number, _ in runs].count(3) == 3:
+            three.set()
+        if event.number == 1 and context.attempt == 1:
+            raise ValueError("once")
+
+    async with scheduler:
+        await scheduler.schedule(Check(1), delay="10ms")
+        await scheduler.schedule(Check(2), delay="1h", id="cancelled")
+        await scheduler.schedule(Check(3), every=Every("100ms"), id="series")
+        await scheduler.schedule(b"out", to=f"kafka:{target}", delay="10ms", key=b"k")
+        with pytest.raises(DuplicateIdError):
+            await scheduler.schedule(Check(2), delay="1h", id="cancelled", conflict=Conflict.error())
+        assert await scheduler.cancel("cancelled") is CancelOutcome.CANCELLED
+        assert await scheduler.cancel("cancelled") is CancelOutcome.NOT_FOUND
+        await three.wait()
+        await scheduler.cancel("series")
+        async with AIOKafkaConsumer(target, bootstrap_servers=kafka, auto_offset_reset="earliest") as consumer:
+            record = await consumer.getone()
+    assert (record.key, record.value) == (b"k", b"out")
+    assert [attempt for number, attempt in runs if number == 1] == [1, 2]
+    assert {number for number, _ in runs} == {1, 3}
