@@ -82,6 +82,7 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """How fast is it, beside its bare limits? Without arguments: all of it, into docs/performance.md and .json."""
     install(session, "bench")
+    add_redis(session)
     reports = ["--markdown", "docs/performance.md", "--json", "docs/performance.json"]
     session.run("python", "-m", "benchmarks", *(session.posargs or reports))
 
@@ -140,7 +141,7 @@ def install(session: nox.Session, dependency_group: str) -> None:
 
 
 def add_redis(session: nox.Session) -> None:
-    """Let the tests meet Debian's Redis too, where apt is: unpacked into a cache, nothing is installed or started."""
+    """Let tests and benchmarks meet Debian's Redis too, where apt is: unpacked into a cache, nothing is installed."""
     if shutil.which("redis-server") or os.environ.get("AIODELAY_REDIS_SERVER") or not shutil.which("apt-get"):
         return
     root = Path(session.cache_dir, "debian-redis").resolve()

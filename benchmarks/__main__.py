@@ -1,4 +1,4 @@
-"""`python -m benchmarks [BF1 ...]`: measure, print, and write what docs/performance.md shows."""
+"""`python -m benchmarks [BF1 BP1 ...]`: measure, print, and write what docs/performance.md shows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from . import bf1_memory_dispatch, bf2_sqlite_schedule, bf3_sqlite_drain, bf4_lateness, bf5_idle, bf6_growth
+from . import (
+    bf1_memory_dispatch,
+    bf2_sqlite_schedule,
+    bf3_sqlite_drain,
+    bf4_lateness,
+    bf5_idle,
+    bf6_growth,
+    bp1_redis_dispatch,
+    bp3_redis_schedule,
+    bp4_redis_lateness,
+    bp5_redis_memory,
+    bp6_redis_idle,
+    bp7_redis_growth,
+    bp8_redis_kills,
+)
 from .harness import Benchmark, Plan, Row
+from .redis_server import running_server
 from .report import as_json, as_line, as_markdown, put_between_markers, surroundings
 
 BENCHMARKS: tuple[Benchmark, ...] = (
@@ -19,6 +35,13 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     bf4_lateness.BENCHMARK,
     bf5_idle.BENCHMARK,
     bf6_growth.BENCHMARK,
+    bp1_redis_dispatch.BENCHMARK,
+    bp3_redis_schedule.BENCHMARK,
+    bp4_redis_lateness.BENCHMARK,
+    bp5_redis_memory.BENCHMARK,
+    bp6_redis_idle.BENCHMARK,
+    bp7_redis_growth.BENCHMARK,
+    bp8_redis_kills.BENCHMARK,
 )
 
 
@@ -30,14 +53,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(by_id)}", file=sys.stderr)
         return 2
+    chosen = [by_id[name] for name in options.ids or by_id]
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="aiodelay-bench-", dir=options.directory) as directory:
-        plan = Plan(Path(directory), options.runs, options.scale, options.nightly, options.uvloop)
+    with ExitStack() as stack:
+        directory = tempfile.TemporaryDirectory(prefix="aiodelay-bench-", dir=options.directory)
+        plan = Plan(
+            Path(stack.enter_context(directory)),
+            options.runs,
+            options.scale,
+            options.nightly,
+            options.uvloop,
+            stack.enter_context(running_server(options.redis)) if any(each.needs_redis for each in chosen) else "",
+        )
         around = surroundings(plan)
         print(", ".join(f"{name} {value}" for name, value in around.items()), flush=True)
-        for name in options.ids or by_id:
-            print(f"{name}: {by_id[name].title}, {plan.runs} rounds ...", flush=True)
-            measured = by_id[name].run(plan)
+        for benchmark in chosen:
+            print(f"{benchmark.id}: {benchmark.title}, {plan.runs} rounds ...", flush=True)
+            measured = benchmark.run(plan)
             print("\n".join(map(as_line, measured)), flush=True)
             rows += measured
     if options.json is not None:
@@ -56,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=1.0, help="part of the full size, to try it out")
     parser.add_argument("--nightly", action="store_true", help="also what takes long")
     parser.add_argument("--uvloop", action="store_true", help="run both sides on uvloop")
+    parser.add_argument(
+        "--redis", metavar="URL", help="a Redis or Valkey server with an empty database (default: start one)"
+    )
     parser.add_argument("--directory", type=Path, help="where files go (default: the system's, often /tmp)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument(

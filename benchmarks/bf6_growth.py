@@ -1,133 +1,23 @@
-"""BF6: how much longer a put and a claim take when more is pending."""
+"""BF6: how much longer a put, a claim and a cancel take when more is pending, in SQLite and in memory."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from typing import NamedTuple
-
-from aiodelay.identifiers import new_id, new_op
 from aiodelay.memory import MemoryStore
-from aiodelay.model import LEASE_MS, At, Demand, Done, Envelope, Put, SettleOutcome, Stored
-from aiodelay.ports import Inspectable, Store, Work
 from aiodelay.sqlite import SqliteStore
 
-from .harness import Benchmark, Goal, Plan, Row, Stopwatch, check, quantile, raw_payload
+from .growth import MANY, VERY_MANY, grown
+from .harness import Benchmark, Plan, Row
 
 __all__ = ["BENCHMARK"]
 
-FEW, MANY, VERY_MANY = 10_000, 1_000_000, 10_000_000
-AT_ONCE = 100
-OPERATIONS = 100
-LANE = "orders"
-DAY_MS = 86_400_000
-GOAL = Goal("at most", 1.5)
-
-
-class Filled(NamedTuple):
-    """A store that holds many messages, and its times, in ms."""
-
-    store: Store
-    work: Work
-    single_puts: list[float]
-    puts: list[float]
-    claims: list[float]
-
 
 def run(plan: Plan) -> list[Row]:
-    rows = grown(plan, "SQLite", lambda name: SqliteStore(plan.directory / f"bf6-{name}.db"), MANY)
-    rows += grown(plan, "memory", lambda name: MemoryStore(), MANY)
+    rows = grown(plan, "BF6", "SQLite", lambda name: SqliteStore(plan.directory / f"bf6-{name}.db"), MANY)
+    rows += grown(plan, "BF6", "memory", lambda name: MemoryStore(), MANY)
     if plan.nightly:
-        rows += grown(plan, "SQLite", lambda name: SqliteStore(plan.directory / f"bf6-{name}-nightly.db"), VERY_MANY)
+        nightly = plan.directory / "bf6-nightly"
+        rows += grown(plan, "BF6", "SQLite", lambda name: SqliteStore(f"{nightly}-{name}.db"), VERY_MANY)
     return rows
-
-
-def grown(plan: Plan, name: str, make: Callable[[str], Store], many: int) -> list[Row]:
-    """Return how the p50 of a put and of a claim grows, from few to many pending messages."""
-    few, many = plan.size(FEW), plan.size(many)
-    rounds = plan.run(measure(plan, make("few"), few, make("many"), many))
-    rows = []
-    operations: dict[str, Callable[[Filled], list[float]]] = {
-        "one put": lambda filled: filled.single_puts,
-        f"put of {AT_ONCE}": lambda filled: filled.puts,
-        f"claim of {AT_ONCE}": lambda filled: filled.claims,
-    }
-    for what, pick in operations.items():
-        before = [quantile(pick(small), 0.5) for small, _ in rounds]
-        after = [quantile(pick(large), 0.5) for _, large in rounds]
-        growth = tuple(a / b for a, b in zip(after, before, strict=True))
-        beside = f"{quantile(after, 0.5):.2f} ms, with {few:,} {quantile(before, 0.5):.2f} ms"
-        text = f"{name}: {what} with {many:,} pending"
-        rows.append(Row("BF6", text, f"x with {few:,}", growth, GOAL, beside))
-    return rows
-
-
-async def measure(plan: Plan, small: Store, few: int, large: Store, many: int) -> list[tuple[Filled, Filled]]:
-    """Fill both stores, then use them in turn: what disturbs one disturbs the other."""
-    chance = random.Random(few)
-    rounds: list[tuple[Filled, Filled]] = []
-    async with AsyncExitStack() as stack:
-        works = []
-        for store, n in ((small, few), (large, many)):
-            await stack.enter_async_context(store)
-            await fill(store, n, chance)
-            works.append(await stack.enter_async_context(store.work("bench", [LANE])))
-        for _ in range(plan.runs):
-            pair = Filled(small, works[0], [], [], []), Filled(large, works[1], [], [], [])
-            rounds.append(pair)
-            for number in range(plan.size(OPERATIONS)):
-                for filled in pair if number % 2 else pair[::-1]:
-                    await use(filled, chance)
-        for store, n in ((small, few), (large, many)):
-            await check_count(store, n + plan.runs * plan.size(OPERATIONS) * (AT_ONCE + 1))
-    return rounds
-
-
-async def fill(store: Store, n: int, chance: random.Random) -> None:
-    for at in range(0, n, 500):
-        await put(store, [ahead(store, chance) for _ in range(min(500, n - at))])
-
-
-async def use(filled: Filled, chance: random.Random) -> None:
-    """Put one message and 100 among the pending ones; put 100 that are due now, claim these and settle them."""
-    store, work = filled.store, filled.work
-    for n, times in ((1, filled.single_puts), (AT_ONCE, filled.puts)):
-        pending = [ahead(store, chance) for _ in range(n)]
-        with Stopwatch() as watch:
-            await put(store, pending)
-        times.append(watch.seconds * 1000)
-    now = store.now_ms()
-    due = [due_at(now - chance.randrange(1000)) for _ in range(AT_ONCE)]
-    await put(store, due)
-    with Stopwatch() as watch:
-        claimed = await work.claim({LANE: Demand(AT_ONCE)}, request=new_id(), lease_ms=LEASE_MS)
-    filled.claims.append(watch.seconds * 1000)
-    records = [claim.record for claim in claimed.claims]
-    check({record.id for record in records} == {each.id for each in due}, "others were claimed than those due")
-    check([r.due_ms for r in records] == sorted(r.due_ms for r in records), "claimed out of order")
-    done = [Done(claim.record.id, claim.record.revision, claim.token) for claim in claimed.claims]
-    check(set(await work.settle(done)) == {SettleOutcome.SETTLED}, "a claim could not be settled")
-
-
-async def put(store: Store, puts: list[Put]) -> None:
-    outcomes = await store.apply(puts)
-    check(all(isinstance(outcome, Stored) for outcome in outcomes), "a message was not stored")
-
-
-def ahead(store: Store, chance: random.Random) -> Put:
-    """Return a message due within the next month, but not today."""
-    return due_at(store.now_ms() + chance.randrange(DAY_MS, 30 * DAY_MS))
-
-
-def due_at(due_ms: int) -> Put:
-    return Put(new_op(), Envelope(new_id(), LANE, payload=raw_payload(0)), At(due_ms))
-
-
-async def check_count(store: Store, n: int) -> None:
-    assert isinstance(store, Inspectable)
-    counts = (await store.counts())[LANE]
-    check((counts.scheduled, counts.overdue, counts.in_flight) == (n, 0, 0), f"{counts} instead of {n} scheduled")
 
 
 BENCHMARK = Benchmark("BF6", "growth", run)

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -58,6 +58,7 @@ class Plan:
         scale: Part of the full size, 0 to 1; below 1 the figures mean nothing, but what is checked must hold.
         nightly: Also what takes long.
         uvloop: Run both sides on uvloop.
+        redis: URL of a Redis or Valkey server whose database is empty, for those that need one.
     """
 
     directory: Path
@@ -65,6 +66,7 @@ class Plan:
     scale: float = 1.0
     nightly: bool = False
     uvloop: bool = False
+    redis: str = ""
 
     def size(self, full: int) -> int:
         """Return how many instead of `full`."""
@@ -107,7 +109,7 @@ class Row:
     """One line of the table.
 
     Attributes:
-        id: The benchmark's, as in issue 3.
+        id: The benchmark's.
         what: What was measured.
         unit: Of the values: what they are a multiple of, or `ms`, or `%`.
         values: One per round.
@@ -142,9 +144,10 @@ class Benchmark:
     id: str
     title: str
     run: Callable[[Plan], list[Row]]
+    needs_redis: bool = False
 
 
-def in_turn(plan: Plan, sides: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+def in_turn(plan: Plan, sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
     """Measure each side once a round, another one first each time; return their times, round by round."""
     figures: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)

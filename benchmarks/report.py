@@ -15,6 +15,7 @@ import msgspec
 import aiodelay
 
 from .harness import Plan, Row
+from .redis_server import names_of_build
 
 __all__ = ["BEGIN", "END", "as_json", "as_line", "as_markdown", "put_between_markers", "surroundings"]
 
@@ -30,12 +31,23 @@ def surroundings(plan: Plan) -> dict[str, str]:
         "Python": platform.python_version(),
         "SQLite": sqlite3.sqlite_version,
         "msgspec": msgspec.__version__,
+        **_redis(plan.redis),
         "event loop": f"uvloop {metadata.version('uvloop')}" if plan.uvloop else "asyncio",
         "machine": f"{_cpu()}, {os.cpu_count()} cores",
         "system": f"{platform.system()} {platform.release()}",
         "load at the start": _load(),
         "rounds": str(plan.runs),
         "scale": f"{plan.scale:g}",
+    }
+
+
+def _redis(url: str) -> dict[str, str]:
+    if not url:
+        return {}
+    return {
+        "server": names_of_build(url),
+        "redis-py": metadata.version("redis"),
+        "hiredis": metadata.version("hiredis"),
     }
 
 

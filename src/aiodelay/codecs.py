@@ -26,6 +26,7 @@ __all__ = [
     "decode_record",
     "encode_body",
     "encode_record",
+    "storable_text",
 ]
 
 
@@ -178,6 +179,8 @@ def codec_named(encoding: str) -> Codec:
 # --- records ----------------------------------------------------------------------------------------------
 
 _PREFIX = struct.Struct(">BBH6s6s6sHBB8s")  # format, flags, lane, revision, due, expires, attempt, lapses, kills, op
+_PREFIX_READ = struct.Struct(">BBQQIHBB8s")  # the same bytes, numbers of 6 bytes together with their neighbours
+_U48, _U16 = (1 << 48) - 1, (1 << 16) - 1
 _RECURRING, _ALONE, _NO_RETRY, _HAS_VERSION = 1, 2, 4, 32
 _LATE_SHIFT, _LATE_MASK = 3, 3
 _MOST_ATTEMPTS = 65_535
@@ -241,10 +244,17 @@ def encode_body(
         a=envelope.address,
         r=None if envelope.rule is None else dict(envelope.rule),
         l=live,
-        f=first_error,
-        g=last_error,
+        f=storable_text(first_error),
+        g=storable_text(last_error),
     )
     return _body_encoder.encode(body)
+
+
+def storable_text(text: str | None) -> str | None:
+    """Replace what UTF-8 cannot hold: a message must not be stuck because of its error's text."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _flags(record: Record) -> int:
@@ -268,50 +278,52 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
     Raises:
         RecordFormatError: It is cut short, damaged, or of a newer format.
     """
-    if data[:1] and not 1 <= data[0] <= FORMAT_VERSION:
-        raise RecordFormatError(f"format {data[0]} is not known; the newest known is {FORMAT_VERSION}")
-    if len(data) < _PREFIX.size:
-        raise RecordFormatError(f"{len(data)} bytes are shorter than the prefix of {_PREFIX.size}")
-    _, flags, number, revision, due, expires, attempt, lapses, kills, op = _PREFIX.unpack_from(data)
+    if len(data) < _PREFIX.size or data[0] != FORMAT_VERSION:
+        raise RecordFormatError(_problem_of_prefix(data))
+    _, flags, lane_revision, due_expires, expires, attempt, lapses, kills, op = _PREFIX_READ.unpack_from(data)
+    number = lane_revision >> 48
     version_end = _PREFIX.size + (8 if flags & _HAS_VERSION else 0)
     try:
-        body = _body_decoder.decode(memoryview(data)[version_end:])
-        late = LateAction(flags >> _LATE_SHIFT & _LATE_MASK)
+        body = _body_decoder.decode(data[version_end:])
+        late = LateAction(flags >> _LATE_SHIFT & _LATE_MASK) if flags else LateAction.DELIVER
         lane_name = lane(number)
     except (msgspec.MsgspecError, ValueError) as error:
         raise RecordFormatError(f"it is damaged ({_first_line(error)})") from None
     except LookupError:
         raise RecordFormatError(f"no lane has the number {number}") from None
     version = int.from_bytes(data[_PREFIX.size : version_end], "big") if flags & _HAS_VERSION else None
-    return Record(
-        _envelope(message_id, lane_name, version, body),
-        revision=int.from_bytes(revision, "big"),
-        due_ms=int.from_bytes(due, "big"),
-        op=op,
-        expires_ms=int.from_bytes(expires, "big"),
-        late=late,
-        attempt=attempt,
-        lapses=lapses,
-        kills=kills,
-        alone=bool(flags & _ALONE),
-        no_retry=bool(flags & _NO_RETRY),
-        live=body.l,
-        first_error=body.f,
-        last_error=body.g,
-    )
-
-
-def _envelope(message_id: str, lane: Lane, version: int | None, body: _Body) -> Envelope:
-    return Envelope(
+    envelope = Envelope(  # by position, here and below: keywords cost half as much again
         message_id,
-        lane,
-        address=body.a,
-        type=body.t,
-        encoding=body.e,
-        payload=body.p,
-        key=body.k,
-        headers=body.h or NO_HEADERS,
-        trace=body.c or NO_TRACE,
-        version=version,
-        rule=body.r,
+        lane_name,
+        body.a,
+        body.t,
+        body.e,
+        body.p,
+        body.k,
+        body.h or NO_HEADERS,
+        body.c or NO_TRACE,
+        version,
+        body.r,
     )
+    return Record(
+        envelope,
+        lane_revision & _U48,
+        due_expires >> 16,
+        op,
+        (due_expires & _U16) << 32 | expires,
+        late,
+        attempt,
+        lapses,
+        kills,
+        flags & _ALONE != 0,
+        flags & _NO_RETRY != 0,
+        body.l,
+        body.f,
+        body.g,
+    )
+
+
+def _problem_of_prefix(data: bytes) -> str:
+    if data and data[0] != FORMAT_VERSION:
+        return f"format {data[0]} is not known; the newest known is {FORMAT_VERSION}"
+    return f"{len(data)} bytes are shorter than the prefix of {_PREFIX.size}"

@@ -9,7 +9,15 @@ from typing import overload
 
 from ._runtime.group_commit import GroupCommit
 from .clock import Clock
-from .errors import AiodelayError, DuplicateIdError, OutcomeUnknownError, StoreFullError, StoreUnavailableError
+from .errors import (
+    AiodelayError,
+    ClosedError,
+    DuplicateIdError,
+    OutcomeUnknownError,
+    StoreBusyError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from .messages import Scheduled
 from .model import (
     RETRY_WINDOW_MS,
@@ -54,10 +62,11 @@ class Commands:
         Raises:
             AiodelayError: Where its outcome is an error.
         """
-        return await self._one(command, size, self._clock.monotonic_ms())
-
-    async def _one(self, command: Command, size: int, since_ms: int) -> Stored | Refused:
+        since_ms = self._clock.monotonic_ms()
         (outcome,) = await self._sent((command,), size, since_ms)
+        return self._answered(command, outcome, since_ms)
+
+    def _answered(self, command: Command, outcome: Outcome, since_ms: int) -> Stored | Refused:
         answer = self._judged(command, outcome, since_ms)
         if isinstance(answer, AiodelayError):
             raise answer
@@ -71,20 +80,26 @@ class Commands:
         outcomes = await self._sent(commands, size, since_ms)
         return [self._judged(command, outcome, since_ms) for command, outcome in zip(commands, outcomes, strict=True)]
 
-    async def _sent(self, commands: Sequence[Command], size: int, since_ms: int) -> Sequence[Outcome]:
+    async def _sent(
+        self, commands: Sequence[Command], size: int, since_ms: int, *, latest_ms: int | None = None
+    ) -> Sequence[Outcome]:
         """Send commands; while the store surely did not, or may not have, carried some out, send those again."""
         starts_ms = self._clock.monotonic_ms()
-        outcomes = await self._commit.submit(commands, size)
+        outcomes = await self._commit.submit(commands, size, latest_ms=latest_ms)
         if not any(map(_is_open, outcomes)):
             return outcomes
         outcomes = list(outcomes)
-        ends_ms = min(starts_ms + self._timeout_ms, since_ms + LAST_REPEAT_MS)
+        latest_ms = since_ms + LAST_REPEAT_MS
+        ends_ms = min(starts_ms + self._timeout_ms, latest_ms)
         pause_s = FIRST_PAUSE_S
         while any(map(_is_open, outcomes)) and (left_ms := ends_ms - self._clock.monotonic_ms()) > 0:
             await asyncio.sleep(min(pause_s * random.uniform(0.5, 1), left_ms / 1000))
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             still_open = [i for i, outcome in enumerate(outcomes) if _is_open(outcome)]
-            repeated = await self._commit.submit([commands[i] for i in still_open], size)
+            try:
+                repeated = await self._commit.submit([commands[i] for i in still_open], size, latest_ms=latest_ms)
+            except (StoreBusyError, ClosedError):  # of this repetition; what came of the sendings before it stands
+                break
             for i, outcome in zip(still_open, repeated, strict=True):
                 outcomes[i] = _surer(outcomes[i], outcome)
         return outcomes
@@ -104,10 +119,15 @@ class Commands:
 
     def _unknown(self, command: Command, outcome: Unknown, since_ms: int) -> OutcomeUnknownError:
         async def again() -> object:
-            if self._clock.monotonic_ms() - since_ms > LAST_REPEAT_MS:
+            latest_ms = since_ms + LAST_REPEAT_MS
+            if self._clock.monotonic_ms() > latest_ms:
                 raise OutcomeUnknownError(command.id, "too late: the store may have forgotten this op")
             size = command.envelope.size if isinstance(command, Put) else 0
-            return answer_of(command, await self._one(command, size, since_ms))
+            try:
+                (repeated,) = await self._sent((command,), size, since_ms, latest_ms=latest_ms)
+            except StoreBusyError:
+                repeated = outcome
+            return answer_of(command, self._answered(command, _surer(outcome, repeated), since_ms))
 
         return OutcomeUnknownError(command.id, outcome.detail, again)
 

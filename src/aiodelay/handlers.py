@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, get_type_hints
@@ -32,6 +33,7 @@ __all__ = [
     "Result",
     "check_concurrency",
     "event",
+    "is_coroutine_function",
     "is_event_class",
     "spec_of",
     "type_name",
@@ -175,7 +177,7 @@ def spec_of(
         aliases=names[1:],
         decode=decode,
         call=_caller(function, context_name, parameters),
-        is_coroutine=_is_coroutine(function),
+        is_coroutine=is_coroutine_function(function),
         concurrency=check_concurrency(concurrency),
         timeout_ms=None
         if timeout is None
@@ -196,19 +198,37 @@ def check_concurrency(concurrency: object) -> int:
 def _signature(function: Handler) -> tuple[list[inspect.Parameter], Mapping[str, Any]]:
     if not callable(function):
         raise HandlerSignatureError("handler", kind_of(function), "a function")
-    target = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     try:
-        return list(inspect.signature(function).parameters.values()), get_type_hints(target)
+        return list(inspect.signature(function).parameters.values()), get_type_hints(_target(function))
     except Exception as error:  # noqa: BLE001 - annotations given as text are evaluated here
         raise HandlerSignatureError(
             _named(function), f"of a signature that cannot be read ({_in_short(error)})", "annotations that resolve"
         ) from None
 
 
+def _unwrapped(function: Any) -> Any:  # noqa: ANN401 - any callable
+    """Return what a `functools.partial` holds; anything else as it is."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _target(function: object) -> Any:  # noqa: ANN401 - any callable
+    """Return the function that runs in the end: of an object that can be called, its `__call__`."""
+    held = _unwrapped(function)
+    return held if inspect.isroutine(held) else getattr(held, "__call__", held)  # noqa: B004
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Say whether calling it gives a coroutine: a coroutine function, a partial of one, or an object with one."""
+    return inspect.iscoroutinefunction(_target(function))
+
+
 def _event_class(function: Handler, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type:
     expected = "a first positional parameter annotated with a dataclass, msgspec.Struct, pydantic model, or bytes"
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+    target = _target(function)
+    if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
         raise HandlerSignatureError(_named(function), "a generator", "a coroutine function or a plain function")
     if not parameters or parameters[0].kind not in positional:
         raise HandlerSignatureError(_named(function), "without an event parameter", expected)
@@ -226,7 +246,7 @@ def _context_parameter(function: Handler, parameters: list[inspect.Parameter], h
     found = None
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in parameters[1:]:
-        if hints.get(parameter.name) is Context and found is None:
+        if hints.get(parameter.name) in (Context, Context | None) and found is None:
             found = parameter.name
         elif parameter.default is inspect.Parameter.empty and parameter.kind not in variadic:
             raise HandlerSignatureError(
@@ -245,10 +265,6 @@ def _caller(
     if parameters[1].name == context_name and parameters[1].kind is not inspect.Parameter.KEYWORD_ONLY:
         return function
     return lambda event, context: function(event, **{context_name: context})
-
-
-def _is_coroutine(function: Handler) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _typed(class_: type, function: Handler) -> Callable[[bytes, str], Any]:
@@ -279,4 +295,5 @@ def _in_short(error: Exception) -> str:
 
 
 def _named(function: object) -> str:
-    return f"handler {getattr(function, '__qualname__', type(function).__qualname__)}"
+    held = _unwrapped(function)
+    return f"handler {getattr(held, '__qualname__', type(held).__qualname__)}"

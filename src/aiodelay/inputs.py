@@ -76,8 +76,12 @@ def _utf8_length(text: str) -> int | None:
         return None
 
 
-def check_id(message_id: object) -> str:
+def check_id(message_id: object, *, may_be_occurrence: bool = False) -> str:
     """Check a caller's message id.
+
+    Args:
+        message_id: 1 to 255 bytes of UTF-8.
+        may_be_occurrence: Whether it may name an occurrence of a series, as stores do.
 
     Raises:
         MessageIdError: Not text, empty, too long, of the reserved form, or with control characters.
@@ -96,7 +100,7 @@ def check_id(message_id: object) -> str:
         )
     if _CONTROL.search(message_id):
         raise MessageIdError("id", shortened(message_id), _NO_CONTROL)
-    if occurrence_of(message_id) is not None:
+    if not may_be_occurrence and occurrence_of(message_id) is not None:
         allowed = "an id that does not end in '~' and ten or more digits, which names an occurrence of a series"
         raise MessageIdError("id", shortened(message_id), allowed)
     return message_id

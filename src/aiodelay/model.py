@@ -28,6 +28,7 @@ __all__ = [
     "After",
     "Again",
     "At",
+    "Blocked",
     "Cancel",
     "CancelOutcome",
     "Claim",
@@ -53,9 +54,13 @@ __all__ = [
     "Late",
     "LateAction",
     "LoadBucket",
+    "NotTaken",
     "Outcome",
+    "Promise",
     "Put",
+    "PutBack",
     "Query",
+    "Reach",
     "Record",
     "Refused",
     "RenewOutcome",
@@ -72,6 +77,7 @@ __all__ = [
     "State",
     "Stored",
     "Tidied",
+    "Transferred",
     "Unknown",
     "WorkStatus",
 ]
@@ -542,6 +548,20 @@ class Renewal(Struct, frozen=True, gc=False):
     to: int
 
 
+class PutBack(Struct, frozen=True, gc=False):
+    """A message that had left the store, as it stands after an attempt elsewhere: back it goes.
+
+    Attributes:
+        record: With the attempt counted, of the same revision and due time as before.
+        due_ms: When it may be claimed; not before its own due time.
+        reason: Keep it as a dead letter instead.
+    """
+
+    record: Record
+    due_ms: int
+    reason: DeadReason | None = None
+
+
 class RenewOutcome(StrEnum):
     """`CANCELLED`: renewed, but no retry will follow. Only `LOST` stops a running handler."""
 
@@ -612,7 +632,57 @@ class Failed(Struct, frozen=True, gc=False):
     retryable: bool = True
 
 
-SendOutcome: TypeAlias = Sent | Failed
+class NotTaken(Struct, frozen=True, gc=False):
+    """The address takes nothing now: it is full, or broken. Costs no attempt; tried again, later each time."""
+
+    reason: str
+
+
+SendOutcome: TypeAlias = Sent | Failed | NotTaken
+
+
+class Promise(StrEnum):
+    """How often a message reaches a sink."""
+
+    EXACTLY_ONCE = "exactly once"
+    AT_LEAST_ONCE = "at least once"
+
+
+class Reach(Struct, frozen=True):
+    """What is promised from a store to a sink, and why, in words."""
+
+    promise: Promise
+    reason: str
+
+
+class Blocked(Struct, frozen=True):
+    """A destination whose sink takes nothing now: its messages wait in the store, and hold up no others.
+
+    `reason` is the sink's: the destination is full, is of a wrong type, or may not be written.
+    """
+
+    lane: Lane
+    address: str
+    reason: str
+    messages: int
+
+
+class Transferred(Struct, frozen=True):
+    """The answer to a transfer.
+
+    Attributes:
+        moved: How many messages were moved.
+        series: Recurring messages with a due occurrence: the caller says how it ends.
+        changed: Destinations that were found to take nothing, with the reason; "" = it takes messages again.
+        now_ms: The store's time of the answer.
+        next_due_ms: When to look again; None = nothing waits.
+    """
+
+    moved: int
+    series: Sequence[Record]
+    changed: Mapping[str, str]
+    now_ms: int
+    next_due_ms: int | None
 
 
 # --- looking into a store ---------------------------------------------------------------------------------

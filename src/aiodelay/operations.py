@@ -10,6 +10,7 @@ from .handlers import is_event_class, type_name
 from .inputs import check_count, check_id, check_type_name, split_target
 from .messages import HANDLER_TARGET
 from .model import (
+    Blocked,
     DeadKey,
     DeadLetter,
     JournalEntry,
@@ -20,7 +21,7 @@ from .model import (
     Query,
     Snapshot,
 )
-from .ports import DeadLetters, Holds, Inspectable, Journal, Store
+from .ports import DeadLetters, Holds, Inspectable, Journal, Store, Transfer
 from .timeunits import Duration, parse_duration, to_epoch_ms
 
 __all__ = ["Operations"]
@@ -64,11 +65,14 @@ class Operations:
     async def get(self, message_id: str) -> Snapshot | None:
         """Return a message as it stands now, None if it is neither pending nor in flight.
 
+        Args:
+            message_id: As it was scheduled, or as `pending` names a retry of a series' occurrence: `<id>~<due in ms>`.
+
         Raises:
             UnsupportedByStoreError: The store cannot be looked into.
             StoreUnavailableError: It does not answer.
         """
-        return await self._inspectable.get(check_id(message_id))
+        return await self._inspectable.get(check_id(message_id, may_be_occurrence=True))
 
     async def pending(
         self,
@@ -142,6 +146,14 @@ class Operations:
         holds = await self._holds.holds()
         return [lane if address is None else f"{lane}:{address}" for lane, address in holds]
 
+    async def blocked(self) -> Sequence[Blocked]:
+        """List destinations that take nothing now, each with the reason and how many messages wait for it.
+
+        Only of sinks that the store moves messages to by itself (`reaches`); they are tried again without being asked.
+        """
+        store = self._open_store()
+        return await store.blocked() if isinstance(store, Transfer) else ()
+
     def _lane_and_address(self, what: type | str) -> tuple[Lane, str | None]:
         if isinstance(what, type):
             if not is_event_class(what):
@@ -201,7 +213,7 @@ class Operations:
         if not isinstance(store, Journal):
             raise _unable(store, "keep a journal")
         return await store.journal(
-            message_id=None if message_id is None else check_id(message_id),
+            message_id=None if message_id is None else check_id(message_id, may_be_occurrence=True),
             after=check_count(after, "after", 0, MOST),
             limit=check_count(limit, "limit", 1, MOST),
         )

@@ -13,12 +13,13 @@ bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Literal, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
 from .model import (
+    Blocked,
     Claimed,
     Command,
     DeadKey,
@@ -30,7 +31,9 @@ from .model import (
     LaneCounts,
     LoadBucket,
     Outcome,
+    PutBack,
     Query,
+    Reach,
     Renewal,
     RenewOutcome,
     SendOutcome,
@@ -38,11 +41,25 @@ from .model import (
     SettleOutcome,
     Snapshot,
     SourcePosition,
+    Stored,
     Tidied,
+    Transferred,
     WorkStatus,
 )
 
-__all__ = ["DeadLetters", "Holds", "Inspectable", "Journal", "Sink", "Store", "StoreTraits", "Work"]
+__all__ = [
+    "DeadLetters",
+    "Holds",
+    "Inspectable",
+    "Journal",
+    "PutsBack",
+    "Sink",
+    "Store",
+    "StoreTraits",
+    "Transfer",
+    "Transferring",
+    "Work",
+]
 
 
 class StoreTraits(Struct, frozen=True):
@@ -72,8 +89,8 @@ class StoreTraits(Struct, frozen=True):
 class Work(Protocol):
     """A dispatching process's side of a store; what it had claimed lapses once it is gone.
 
-    `claim`, `settle` and `renew` may be cancelled at any await: what was carried out stands, and repeating a claim
-    with the same `request` gives its messages again.
+    `claim`, `settle`, `renew` and `tidy` may be cancelled at any await: what was carried out stands, and repeating a
+    claim with the same `request` gives its messages again.
     """
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
@@ -318,4 +335,81 @@ class Sink(Protocol):
         Raises:
             SinkUnavailableError: Nothing can be sent now. Costs no attempt; the messages return to the store.
         """
+        ...
+
+
+@runtime_checkable
+class PutsBack(Protocol):
+    """A store that takes messages back that had left it for a sink: a source's retries and dead letters."""
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        """Store messages under the revision that they have (S1, S2, S4); one answer each, in order.
+
+        Repeating is safe as long as they are there: an id that is pending or in flight, and a dead letter of the same
+        revision, stay as they are (`kept`).
+
+        Raises:
+            StoreUnavailableError: No answer. Some may have been stored.
+        """
+        ...
+
+
+@runtime_checkable
+class Transfer(Protocol):
+    """A store that shares a system with sinks: it moves what is due there by itself, in the step that removes it."""
+
+    @property
+    def sinks(self) -> Sequence[Sink]:
+        """The sinks that it brings along."""
+        ...
+
+    def reaches(self, sink: Sink) -> Reach:
+        """Say how often a message reaches a sink from here, and why."""
+        ...
+
+    def transferring(self, sink: Sink) -> AbstractContextManager[Transferring]:
+        """Open the moving of one sink's messages; only for a sink that is reached exactly once."""
+        ...
+
+    async def blocked(self) -> Sequence[Blocked]:
+        """List destinations that take nothing now, by lane and address.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
+        ...
+
+
+class Transferring(Protocol):
+    """One process's moving of one sink's messages; others may move the same sink's beside it."""
+
+    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
+        """Move due messages to where they are addressed, earliest due first (S1, S3, S6, S8, S9).
+
+        A message is at its destination and out of the store, or neither. What is addressed to a destination that is
+        full, broken or held waits aside and holds up nobody (L3, L5). `Late` policies are applied on the way.
+
+        Of a recurring message only the caller can work out the next time: one that is due is returned, and stays. Its
+        occurrence ends by a settlement in a later call, whose `token` is the occurrence's due time: moved by
+        `Done("delivered")`, not moved by any other. One that has ended or was changed meanwhile is not touched.
+
+        Args:
+            demand: Most messages and bytes to move, of at most `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`.
+            settlements: How occurrences end, `Done` or `Dead`, each with `then_due_ms`.
+
+        Raises:
+            StoreUnavailableError: No answer. It may have been carried out; a repeat moves what is left.
+        """
+        ...
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        """Return when there may be something new to move: at `until_ms`, at a wake-up, or at the safety poll (L2)."""
+        ...
+
+    def wake(self) -> None:
+        """End the current or next `wait`."""
+        ...
+
+    def clear(self) -> None:
+        """Forget wake-ups so far."""
         ...

@@ -15,7 +15,7 @@ from .ports import Sink, Store
 
 __all__ = ["open_sink", "open_store"]
 
-_EXTRAS = {"rediss": "redis", "unix": "redis", "valkey": "redis", "valkeys": "redis"}
+_EXTRAS = dict.fromkeys(("rediss", "unix", "valkey", "valkeys", "redis-list", "rediss-list"), "redis")
 """Extras that are not named as the scheme."""
 
 Group = Literal["aiodelay.stores", "aiodelay.sinks"]

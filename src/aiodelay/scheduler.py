@@ -30,11 +30,20 @@ from .errors import (
     DuplicateHandlerError,
     InputError,
     StoreError,
+    UnknownSinkError,
     cut,
     kind_of,
     shortened,
 )
-from .handlers import EventTypes, Handler, check_concurrency, is_event_class, spec_of, type_name
+from .handlers import (
+    EventTypes,
+    Handler,
+    check_concurrency,
+    is_coroutine_function,
+    is_event_class,
+    spec_of,
+    type_name,
+)
 from .identifiers import new_op
 from .inputs import Targets, check_count, check_flag, check_id, check_namespace, check_type_name, due_of, listed
 from .messages import Composer, Message, Scheduled, check_rule, names_of
@@ -47,13 +56,15 @@ from .model import (
     FireOutcome,
     Lane,
     Late,
+    Promise,
     Put,
+    Reach,
     Record,
     Reschedule,
     RescheduleOutcome,
 )
 from .operations import Operations
-from .ports import Sink, Store
+from .ports import Sink, Store, Transfer
 from .recurrence import Cron, Every
 from .retry import Retry
 from .timeunits import Duration, parse_duration
@@ -76,17 +87,18 @@ class Scheduler(Operations):
     Args:
         store: A URL (`sqlite:///delay.db`, `sqlite:////var/lib/delay.db`, `memory://`), or a `Store`.
         namespace: Keeps the messages of several applications in one store apart; 1 to 64 of A-Z a-z 0-9 . _ -
-        sinks: What messages with `to=` may go to: URLs (`stdout:`) or `Sink`s.
+        sinks: What messages with `to=` may go to: URLs (`stdout:`) or `Sink`s. A store may bring sinks along, as
+            `redis://` does; one that is given here takes the place of the store's of that name.
         dispatch: False for a process that only schedules.
         lanes: Serve only these of the handlers (by type name) and sinks (by name); None = all.
         encoding: How typed events are written: `json` or `msgpack`. Both are always read.
         retry: For handlers without one of their own, and for sinks.
         max_payload: Most bytes of an encoded event.
         allowed_targets: Destinations that may be scheduled to: exact, or a prefix ending in `*`; None = all.
-        store_timeout: How long a call waits for the store before it fails.
+        store_timeout: How long a call waits to be sent, and then for the answer, before it fails.
         drain: How long closing waits for what is in flight, before it is cancelled and given back.
         overdue_alarm: Age of the oldest overdue message from which an alarm is raised.
-        on_alarm: Called with each `Alarm`, and again when it is over; alarms are logged in any case.
+        on_alarm: A plain function, called with each `Alarm`, and again when it is over; alarms are logged in any case.
         clock: Where time is read; for tests.
 
     Raises:
@@ -113,12 +125,14 @@ class Scheduler(Operations):
     ) -> None:
         namespace = check_namespace(namespace)
         self._store = registry.open_store(store, namespace=namespace, clock=clock)
-        self._sinks = names_of([registry.open_sink(sink) for sink in listed(sinks, "sinks", "['stdout:']")])
+        self._sinks = _all_sinks(
+            self._store, [registry.open_sink(sink) for sink in listed(sinks, "sinks", "['stdout:']")]
+        )
         self._dispatch = check_flag(dispatch, "dispatch")
         self._lanes = None if lanes is None else _checked_lanes(lanes)
         self._retry = Retry() if retry is None else _checked(retry, Retry, "retry")
-        if on_alarm is not None and not callable(on_alarm):
-            raise ConfigurationError("on_alarm", kind_of(on_alarm), "a function that takes an Alarm")
+        if on_alarm is not None and not _is_plain_function(on_alarm):
+            raise ConfigurationError("on_alarm", _kind_of_function(on_alarm), "a plain function that takes an Alarm")
         if clock is not None and not hasattr(clock, "now_ms"):
             raise ConfigurationError("clock", kind_of(clock), "a Clock")
         self._options = RuntimeOptions(
@@ -144,7 +158,8 @@ class Scheduler(Operations):
         self._series: dict[Lane, Message] = {}
         self._running: Running | None = None
         self._commands: Commands | None = None
-        self._was_closed = False
+        self._is_opening = self._was_closed = False
+        self._closing = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Scheduler {self._store.name} {'open' if self._running else 'closed'}>"
@@ -207,7 +222,7 @@ class Scheduler(Operations):
 
         Args:
             messages: `Message(event, delay=..., ...)`; a plain or an asynchronous iterable, of any length.
-            progress: Called with the number stored so far after each round trip.
+            progress: A plain function, called with the number stored so far after each round trip.
 
         Returns:
             How many were stored (or kept, or outdated, where `conflict` says so).
@@ -218,8 +233,8 @@ class Scheduler(Operations):
         commands = self._open_commands()
         if not isinstance(messages, Iterable | AsyncIterable):
             raise InputError("messages", kind_of(messages), "an iterable or asynchronous iterable of Message")
-        if progress is not None and not callable(progress):
-            raise InputError("progress", kind_of(progress), "a function that takes a number")
+        if progress is not None and not _is_plain_function(progress):
+            raise InputError("progress", _kind_of_function(progress), "a plain function that takes a number")
         return await schedule_in_chunks(messages, self._compose, commands.carry_out_many, progress)
 
     def _compose(self, message: Message) -> Put:
@@ -415,7 +430,7 @@ class Scheduler(Operations):
             StoreMismatchError: Its data cannot be used by this version.
             ConfigurationError: `lanes` names something that is neither a handler nor a sink.
         """
-        if self._running is not None:
+        if self._running is not None or self._is_opening:
             raise ClosedError("scheduler", "open already")
         sinks = [sink for name, sink in self._sinks.items() if self._lanes is None or name in self._lanes]
         specs = [spec for spec in self._handlers.values() if self._serves(spec)]
@@ -425,8 +440,12 @@ class Scheduler(Operations):
             raise ConfigurationError("lanes", shortened(sorted(unknown)), f"names of handlers and sinks: {known}")
         running = Running(self._store, sinks, self._options, self._context)
         lanes = [lane for spec in specs for lane in (spec.name, *spec.aliases)] + [sink.name for sink in sinks]
-        await running.open(dispatch=self._dispatch, lanes=lanes)
-        self._running = running
+        self._is_opening = True
+        try:
+            await running.open(dispatch=self._dispatch, lanes=lanes)
+        finally:
+            self._is_opening = False
+        self._running, self._closing = running, asyncio.Lock()
         options = self._options
         self._commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
         for sink in sinks:
@@ -445,13 +464,14 @@ class Scheduler(Operations):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Stop claiming, let what is in flight end within `drain`, give the rest back, disconnect."""
-        running = self._running
-        if running is None:
-            return
-        try:
-            await running.close()
-        finally:
-            self._running, self._commands, self._was_closed = None, None, True
+        async with self._closing:
+            running = self._running
+            if running is None:
+                return
+            try:
+                await running.close()
+            finally:
+                self._running, self._commands, self._was_closed = None, None, True
 
     async def _arm(self, name: Lane) -> None:
         message = self._series.get(name)
@@ -487,6 +507,22 @@ class Scheduler(Operations):
         For scripts and examples: it waits for due times however far ahead they are.
         """
         await self._ready().wait_until_idle()
+
+    def reaches(self, sink: str) -> Reach:
+        """Say how often a message reaches a sink from this scheduler's store, and why.
+
+        Args:
+            sink: Its name: the part of `to=` before the colon.
+
+        Raises:
+            UnknownSinkError: This scheduler does not have it.
+        """
+        if sink not in self._sinks:
+            raise UnknownSinkError("sink", shortened(sink), ", ".join(sorted(self._sinks)) or "none: there is none")
+        if isinstance(self._store, Transfer):
+            return self._store.reaches(self._sinks[sink])
+        reason = f"{self._store.name} and {sink} share no system: claimed, sent, settled"
+        return Reach(Promise.AT_LEAST_ONCE, reason)
 
     @property
     def overdue_age_ms(self) -> int:
@@ -543,10 +579,25 @@ class Scheduler(Operations):
             self.__dict__.update(before)
 
 
+def _all_sinks(store: Store, given: list[Sink]) -> dict[str, Sink]:
+    """Return the sinks given, and those of the store in whose place none was given."""
+    named = names_of(given)
+    own = store.sinks if isinstance(store, Transfer) else ()
+    return {sink.name: sink for sink in own} | named
+
+
 def _checked(value: object, type_: type[T], setting: str) -> T:
     if not isinstance(value, type_):
         raise ConfigurationError(setting, kind_of(value), f"a {type_.__qualname__}")
     return value
+
+
+def _is_plain_function(value: object) -> bool:
+    return callable(value) and not is_coroutine_function(value)
+
+
+def _kind_of_function(value: object) -> str:
+    return "a coroutine function, which nobody would await" if callable(value) else kind_of(value)
 
 
 def _checked_lanes(lanes: object) -> frozenset[Lane]:

@@ -43,6 +43,7 @@ __all__ = [
     "is_lease_over",
     "is_lease_too_long",
     "is_suspect",
+    "joined",
     "moved",
     "next_revision",
     "occurrence_id",
@@ -116,8 +117,12 @@ def occurrence_of(message_id: str) -> tuple[str, int] | None:
 
 
 def delivery_id(record: Record) -> str:
-    """Return what consumers de-duplicate by: the same for every attempt at one occurrence of one revision."""
-    return f"{base_id(record.envelope.id)}/{record.revision}/{record.due_ms}"
+    """Return what consumers de-duplicate by: the same for every attempt at one occurrence of one revision.
+
+    An occurrence is told by the due time in its id: redriven, it is due at another, which others may share.
+    """
+    message_id, due_ms = occurrence_of(record.envelope.id) or (record.envelope.id, record.due_ms)
+    return f"{message_id}/{record.revision}/{due_ms}"
 
 
 def next_revision(now_ms: int, last: int | None) -> int:
@@ -255,9 +260,14 @@ def after_failure(record: Record, settlement: Again | Dead) -> Record:
     )
 
 
+def joined(series: Record, due_ms: int) -> Record:
+    """Return a series' record with the occurrence of that due time among those that go on beside it."""
+    return replace(series, live=(*series.live, due_ms))
+
+
 def rearmed(record: Record, due_ms: int, *, retrying: bool) -> Record:
     """Return a series' record at its next occurrence; `retrying`: the occurrence just run goes on beside it."""
-    series = replace(record, live=(*record.live, record.due_ms)) if retrying else record
+    series = joined(record, record.due_ms) if retrying else record
     return replace(moved(series, due_ms), attempt=0, lapses=0, kills=0, alone=False, first_error=None, last_error=None)
 
 

@@ -1,12 +1,14 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
 import pytest
 
-from aiodelay.ports import Store
-from aiodelay.redis import open_store
+from aiodelay.model import Record
+from aiodelay.ports import Sink, Store
+from aiodelay.redis import RedisListSink, RedisStore, open_store
+from aiodelay.redis.elements import decode_element
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.testing.conformance import StoreConformance
+from aiodelay.testing.conformance import StoreConformance, TransferConformance
 from tests.support.servers import redis_servers, serving
 
 
@@ -16,7 +18,7 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-class RedisConformance(StoreConformance):
+class OnRedis:
     protocol = 2
 
     @pytest.fixture(autouse=True)
@@ -32,9 +34,29 @@ class RedisConformance(StoreConformance):
         return open_store(self.url, namespace=self.namespace, clock=clock)
 
 
-class TestRedisStore(RedisConformance):
+class TestRedisStore(OnRedis, StoreConformance):
     pass
 
 
-class TestRedisStoreResp3(RedisConformance):
+class TestRedisStoreResp3(OnRedis, StoreConformance):
     protocol = 3
+
+
+class TestRedisLists(OnRedis, TransferConformance):
+    """Lists on the store's own server."""
+
+    def make_sink(self, store: Store, *, limit: int) -> Sink:
+        return RedisListSink(self.server_url, max_length=limit)
+
+    async def arrived(self, store: Store, sink: Sink, address: str) -> Sequence[Record]:
+        assert isinstance(store, RedisStore)
+        elements = await store.command("LRANGE", address, 0, -1)
+        return [decode_element(element, lane=sink.name).record for element in elements]
+
+    async def clear(self, store: Store, sink: Sink, address: str) -> None:
+        assert isinstance(store, RedisStore)
+        await store.command("DEL", address)
+
+    async def spoil(self, store: Store, sink: Sink, address: str) -> None:
+        assert isinstance(store, RedisStore)
+        await store.command("SET", address, "no list")

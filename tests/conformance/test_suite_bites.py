@@ -28,6 +28,7 @@ from aiodelay.model import (
     Lane,
     Outcome,
     Put,
+    PutBack,
     Record,
     Renewal,
     RenewOutcome,
@@ -195,8 +196,13 @@ class EndsSeries(MemoryStore):
 
 
 class KeepsLiveLists(MemoryStore):
-    def _leave_series(self, series_id: str, due_ms: int) -> None:
+    def _leave_series(self, message_id: str) -> None:
         pass
+
+
+class RedrivesApart(MemoryStore):
+    def _series_of(self, message_id: str) -> tuple[Entry | None, int]:
+        return None, 0
 
 
 class LeavesRetries(MemoryStore):
@@ -218,6 +224,12 @@ class AppliesPassed(MemoryStore):
 class BusyWhenHeld(MemoryStore):
     def _next_due_ms(self, demand: Mapping[Lane, Demand]) -> int | None:
         return min((entry.place_ms for entry in self._entries.values()), default=None)
+
+
+class PutsBackOverAll(MemoryStore):
+    def _put_back(self, message: PutBack, now: int) -> Stored:
+        self._insert(message.record, message.due_ms)
+        return Stored("stored", message.record.revision, message.record.due_ms)
 
 
 BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
@@ -250,10 +262,15 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (NeverLate, "test_late_policy", ("retry", "drop", "tidy")),
     (EndsSeries, "test_recurring_dead_letter_never_ends_the_series", ()),
     (KeepsLiveLists, "test_recurring_live_list_shrinks_as_occurrences_end", ("done",)),
+    (RedrivesApart, "test_s5_recurring_redriven_occurrence_is_live_and_ends_with_its_series", ()),
+    (RedrivesApart, "test_s2_recurring_occurrence_that_stands_again_is_not_redriven", ()),
     (LeavesRetries, "test_recurring_cancel_ends_the_series_and_its_waiting_retries", ()),
     (StretchesLeases, "test_a_renewal_too_far_ahead_is_refused", ()),
     (AppliesPassed, "test_a_passed_position_is_refused_whole", (5,)),
     (BusyWhenHeld, "test_other_addresses_flow_past_a_held_one", ()),
+    (PutsBackOverAll, "test_s1_what_is_put_back_is_not_early", ()),
+    (PutsBackOverAll, "test_s4_what_is_put_back_takes_nobodys_place", ("pending",)),
+    (PutsBackOverAll, "test_s6_a_dead_letter_is_put_back_once", ()),
 ]
 
 
@@ -281,7 +298,7 @@ class Plain(MemoryStore):
     traits = replace(
         MemoryStore.traits, conflicts=frozenset({"replace"}), cancel="recorded", order_per_group=False, durable=True
     )
-    get = hold = dead_letters = journal = None  # type: ignore[assignment]
+    get = hold = dead_letters = journal = put_back = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -294,6 +311,7 @@ class Plain(MemoryStore):
         ("test_hold_and_release_say_whether_they_changed_anything", (), "cannot hold messages"),
         ("test_purge_deletes_for_good", (), "keeps no dead letters"),
         ("test_journal_is_off_until_asked_for", (), "keeps no journal"),
+        ("test_s1_what_is_put_back_is_not_early", (), "takes nothing back"),
     ],
 )
 def test_what_a_store_declares_not_to_have_is_skipped_with_the_reason(

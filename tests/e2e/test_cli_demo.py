@@ -209,6 +209,7 @@ def test_what_remains_on_a_redis_server_is_resumed(tmp_path: Path) -> None:
         (["--store", "redis", "--keep", "x.db"], 2, "--store and --keep both say where messages are kept"),
         (["--store", "memory://", "--keep", "x.db"], 2, "--store and --keep both say where messages are kept"),
         (["--seconds", "0"], 2, "--seconds"),
+        (["--keep", "."], 2, "--keep"),
         (["--secnds", "3"], 2, "--seconds"),
     ],
 )

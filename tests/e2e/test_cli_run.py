@@ -155,6 +155,7 @@ def test_an_application_keeps_its_own_logging(folder: Path) -> None:
     [
         ("app", 2, r"'app' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
         (":scheduler", 2, r"':scheduler' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
+        ("./app:scheduler", 2, r"'./app:scheduler' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
         ("ap:scheduler", 1, r"no module 'ap' in \S+, and none is installed; did you mean 'app'\?"),
         ("no.such:scheduler", 1, r"no module 'no' in \S+, and none is installed"),
         ("app:schedular", 1, r"app:schedular is not there: no 'schedular'; did you mean 'scheduler'\?"),

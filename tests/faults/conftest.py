@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.scene import Scene
+from tests.faults.scene import RedisScene, Scene
 from tests.support.processes import Crew
+from tests.support.servers import RedisServer, redis_products, redis_programs, start
 
 
 @pytest.fixture
@@ -16,3 +17,32 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     """One file and its processes; none is left at the end."""
     with Crew(tmp_path) as crew:
         yield Scene(crew, tmp_path)
+
+
+@pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server that was just started; of every kind found."""
+    server = start(request.param.program)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=redis_products(), ids=lambda found: found.name)
+def redis_scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RedisScene]:
+    """One server and its processes: of each product, since these tests take long."""
+    server = start(request.param.program, "--appendfsync", "always", "--repl-diskless-sync-delay", "0")
+    with Crew(tmp_path) as crew:
+        yield RedisScene(crew, tmp_path, server)
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", *redis_products()], ids=lambda found: getattr(found, "name", found))
+def any_scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """As `scene`, on every store that processes can share."""
+    with Crew(tmp_path) as crew:
+        if request.param == "sqlite":
+            yield Scene(crew, tmp_path)
+            return
+        server = start(request.param.program, "--appendfsync", "always")
+        yield RedisScene(crew, tmp_path, server)
+        server.stop()

@@ -1,4 +1,4 @@
-"""What most tests of faults are about: several processes on one file, and the history of what they did."""
+"""What most tests of faults are about: several processes on one store, and the history of what they did."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import msgspec
 from tests.faults.programs.worker import Plan
 from tests.support import history as h
 from tests.support.checker import Limits, Report
-from tests.support.judging import judge, url_of
+from tests.support.judging import judge, judge_store, url_of
 from tests.support.processes import Crew, Worker
+from tests.support.servers import RedisServer
 from tests.support.story import Story
 
-__all__ = ["LEASE_MS", "TAKEOVER_MS", "Scene"]
+__all__ = ["LEASE_MS", "TAKEOVER_MS", "RedisScene", "Scene"]
 
 LEASE_MS = 1_000
 TAKEOVER_MS = LEASE_MS + 1_000 + 10_000
@@ -31,11 +32,12 @@ class Scene:
 
     def __init__(self, crew: Crew, folder: Path) -> None:
         self.crew, self.path = crew, folder / "delay.db"
+        self.url = url_of(self.path)
 
     def plan(self, name: str, **settings: Any) -> Plan:  # noqa: ANN401 - the fields of a plan
         """Return a plan for this file and this history."""
         settings = {"lease_ms": LEASE_MS} | settings
-        return Plan(name=name, store=url_of(self.path), history=str(self.crew.history_path), **settings)
+        return Plan(name=name, store=self.url, history=str(self.crew.history_path), **settings)
 
     def start(self, name: str, **settings: Any) -> Worker:  # noqa: ANN401 - the fields of a plan
         """Start a worker; `settings` are those of its `Plan`."""
@@ -55,3 +57,20 @@ class Scene:
     def story(self) -> Story:
         """Return what the history tells."""
         return Story(h.read(self.crew.history_path))
+
+
+class RedisScene(Scene):
+    """A server, its clients, their history; `url` is how the clients started from now on reach it."""
+
+    def __init__(self, crew: Crew, folder: Path, server: RedisServer) -> None:
+        super().__init__(crew, folder)
+        self.server, self.url = server, server.url
+
+    def judge(self, limits: Limits | None = None) -> Report:
+        """Check the history; nobody may be using the store any more."""
+        return judge_store(self.crew, self.server.url, self._leases, limits)
+
+    def _leases(self) -> int:
+        lanes = self.server.command("HVALS", "{default:00}:lanes").split(b"\r\n")[2::2]
+        keys = ["{default:00}:leased:" + lane.decode() for lane in lanes if lane]
+        return sum(int(self.server.command("ZCARD", key)[1:]) for key in keys)

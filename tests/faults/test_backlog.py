@@ -6,7 +6,6 @@ import msgspec
 
 from tests.faults.programs.backlog import SPAN_MS, Plan, Result
 from tests.faults.scene import Scene
-from tests.support.judging import url_of
 
 MESSAGES = 100_000
 MOST_BYTES = 110 << 20
@@ -15,11 +14,11 @@ MOST_BLOCKS = 60_000
 """All messages at once would take a million and more."""
 
 
-def test_f36_a_big_backlog_is_delivered_oldest_first_in_bounded_memory(scene: Scene) -> None:
-    fill = Plan(what="fill", store=url_of(scene.path), messages=MESSAGES)
-    scene.crew.start("backlog", fill, name="fill").ended_well()
-    drain = Plan(what="drain", store=url_of(scene.path), messages=MESSAGES)
-    process = scene.crew.start("backlog", drain, name="drain")
+def test_f36_a_big_backlog_is_delivered_oldest_first_in_bounded_memory(any_scene: Scene) -> None:
+    fill = Plan(what="fill", store=any_scene.url, messages=MESSAGES)
+    any_scene.crew.start("backlog", fill, name="fill").ended_well()
+    drain = Plan(what="drain", store=any_scene.url, messages=MESSAGES)
+    process = any_scene.crew.start("backlog", drain, name="drain")
     result = msgspec.json.decode(process.line("result"), type=Result)
     process.ended_well()
     print(result)

@@ -9,20 +9,20 @@ from tests.support.checker import Limits
 BLOCKED_MS = 4_000
 
 
-def test_f4_what_a_blocked_process_holds_is_taken_over_and_afterwards_both_work(scene: Scene) -> None:
+def test_f4_what_a_blocked_process_holds_is_taken_over_and_afterwards_both_work(any_scene: Scene) -> None:
     burst = Burst(messages=240, spread_ms=6_000, special={25: f"block:{BLOCKED_MS}".encode()})
-    blocked = scene.start("blocked", serve=("work",), burst=burst, run_ms=100, blocks=True, waits=True)
-    other = scene.start("other", serve=("work",), run_ms=100, waits=True)
+    blocked = any_scene.start("blocked", serve=("work",), burst=burst, run_ms=100, blocks=True, waits=True)
+    other = any_scene.start("other", serve=("work",), run_ms=100, waits=True)
     other.line("waiting")
     blocked.tell("go")
     blocked.line("blocking")
     other.tell("go")
     blocked.ended_well()
     other.ended_well()
-    report = scene.judge(Limits(takeover_ms=TAKEOVER_MS))
+    report = any_scene.judge(Limits(takeover_ms=TAKEOVER_MS))
     assert report.duplicates >= 1, "nothing was in flight, so nothing was tested"
     assert "the event loop was blocked for" in blocked.errors
-    story = scene.story()
+    story = any_scene.story()
     freed_ns = story.faults[0].at_ns + BLOCKED_MS * 1_000_000
     at_work_since = {attempt.start.process for attempt in story.attempts if attempt.start.at_ns > freed_ns}
     assert at_work_since == {"blocked", "other"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
 from itertools import count
@@ -34,17 +34,10 @@ from aiodelay.model import (
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
 from tests.support.proxy import proxied
-from tests.support.servers import RedisServer, redis_programs, start
+from tests.support.servers import RedisServer
 
 LANE = "orders"
 requests = count(1)
-
-
-@pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    server = start(request.param.program)
-    yield server
-    server.stop()
 
 
 def in_loop(test: Callable[[RedisServer], Awaitable[None]]) -> Callable[[RedisServer], None]:
@@ -204,6 +197,34 @@ async def test_f9_a_server_that_forgot_the_scripts_is_sent_them(server: RedisSer
             (one,) = (await claim(work)).claims
             server.command("SCRIPT", "FLUSH")
             assert await work.settle([Done("m", one.record.revision, one.token)]) == [SettleOutcome.SETTLED]
+
+
+@in_loop
+async def test_f9_a_server_that_lost_everything_gives_lanes_other_numbers_and_none_is_mistaken(
+    server: RedisServer,
+) -> None:
+    async with opened(server.port, journal=10) as store, store.work("w", ["a", "b", "c"]) as work:
+        for names in ("abc", "cba"):
+            for name in names:
+                await do(store, Put(new_op(), Envelope(f"m{name}", f"lane {name}"), After(0)))
+            wanted = {f"lane {name}": Demand(5) for name in "abc"}
+            claims = (await work.claim(wanted, request=names, lease_ms=15_000)).claims
+            assert {each.record.id: each.record.envelope.lane for each in claims} == {
+                "ma": "lane a",
+                "mb": "lane b",
+                "mc": "lane c",
+            }
+            await store.hold("lane b")
+            assert await store.holds() == [("lane b", None)]
+            assert {(each.record.id, each.record.envelope.lane) for each in await store.search(Query())} == {
+                ("ma", "lane a"),
+                ("mb", "lane b"),
+                ("mc", "lane c"),
+            }
+            assert {each.lane[5:] for each in await store.journal()} == set("abc")
+            settled = await work.settle([Done(each.record.id, each.record.revision, each.token) for each in claims])
+            assert list(settled) == [SettleOutcome.SETTLED] * 3
+            server.command("FLUSHALL")
 
 
 @in_loop

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from tests.faults.programs.worker import Burst, Plan, Stream
-from tests.faults.scene import TAKEOVER_MS, Scene
+from tests.faults.programs.worker import Burst, Stream
+from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_kill import storm
-from tests.support.checker import Limits, Report
-from tests.support.judging import judge_store
+from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
-from tests.support.processes import Crew
-from tests.support.servers import Found, RedisServer, redis_programs, start
 
 BUSY = Burst(messages=60, spread_ms=600, special=dict.fromkeys(range(1, 60, 12), b"fail:1"), changes=True)
 POINTS = [
@@ -33,32 +26,9 @@ POINTS = [
 ]
 
 
-class RedisScene(Scene):
-    """A server, its clients, their history."""
-
-    def __init__(self, crew: Crew, folder: Path, server: RedisServer) -> None:
-        super().__init__(crew, folder)
-        self.server = server
-
-    def plan(self, name: str, **settings: Any) -> Plan:  # noqa: ANN401 - the fields of a plan
-        return replace(super().plan(name, **settings), store=self.server.url)
-
-    def judge(self, limits: Limits | None = None) -> Report:
-        return judge_store(self.crew, self.server.url, self._leases, limits)
-
-    def _leases(self) -> int:
-        lanes = self.server.command("HVALS", "{default:00}:lanes").split(b"\r\n")[2::2]
-        keys = ["{default:00}:leased:" + lane.decode() for lane in lanes if lane]
-        return sum(int(self.server.command("ZCARD", key)[1:]) for key in keys)
-
-
-@pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
-def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RedisScene]:
-    found: Found = request.param
-    server = start(found.program, "--appendfsync", "always")
-    with Crew(tmp_path) as crew:
-        yield RedisScene(crew, tmp_path, server)
-    server.stop()
+@pytest.fixture
+def scene(redis_scene: RedisScene) -> RedisScene:
+    return redis_scene
 
 
 @pytest.mark.parametrize("point", POINTS, ids=str)
@@ -76,7 +46,9 @@ def test_f9_a_server_killed_under_load_comes_back_and_nothing_is_lost(scene: Red
         scene.start(f"w{i}", serve=("work",), run_ms=5, stream=Stream(seconds=4, rate=60, ids=200, seed=i))
         for i in range(2)
     ]
-    time.sleep(1.5)
+    for worker in workers:
+        worker.line("running")
+    time.sleep(1)
     scene.server.kill()
     restart = threading.Timer(0.5, scene.server.start)
     restart.start()

@@ -14,50 +14,49 @@ UNHARMED = Limits(lapses=False)
 
 
 @pytest.mark.parametrize("how", ["program", "aiodelay run"])
-def test_f41_sigterm_under_load_loses_nothing_and_repeats_nothing(scene: Scene, how: str) -> None:
+def test_f41_sigterm_under_load_loses_nothing_and_repeats_nothing(any_scene: Scene, how: str) -> None:
     burst = Burst(messages=600, spread_ms=4_000)
-    scene.start("producer", burst=burst, until="produced").ended_well()
-    start = scene.start if how == "program" else scene.start_command
+    any_scene.start("producer", burst=burst, until="produced").ended_well()
+    start = any_scene.start if how == "program" else any_scene.start_command
     worker = start("worker", serve=("work",), run_ms=100, concurrency=16, until="sigterm", lease_ms=LONG_LEASE_MS)
     worker.line("running")
     worker.line("run 20")
     worker.terminate()
     worker.ended_well()
-    scene.start("heir", serve=("work",), lease_ms=LONG_LEASE_MS, concurrency=50).ended_well()
-    report = scene.judge(UNHARMED)
+    any_scene.start("heir", serve=("work",), lease_ms=LONG_LEASE_MS, concurrency=50).ended_well()
+    report = any_scene.judge(UNHARMED)
     assert (report.delivered, report.duplicates) == (600, 0)
-    at_work = {attempt.start.process for attempt in scene.story().attempts}
+    at_work = {attempt.start.process for attempt in any_scene.story().attempts}
     assert at_work == {"worker", "heir"}, "it ended in the middle of its work"
 
 
-def test_f41_what_does_not_end_within_the_drain_time_is_given_back_at_once(scene: Scene) -> None:
+def test_f41_what_does_not_end_within_the_drain_time_is_given_back_at_once(any_scene: Scene) -> None:
     burst = Burst(messages=40, spread_ms=0)
     settings = {"serve": ("work",), "lease_ms": LONG_LEASE_MS}
-    worker = scene.start("worker", burst=burst, run_ms=120_000, drain_ms=300, until="sigterm", **settings)
-    worker.line("produced")
+    worker = any_scene.start("worker", burst=burst, run_ms=120_000, drain_ms=300, until="sigterm", **settings)
     worker.line("running")
     worker.terminate()
     worker.ended_well()
-    scene.start("heir", **settings).ended_well()
-    report = scene.judge(UNHARMED)
+    any_scene.start("heir", **settings).ended_well()
+    report = any_scene.judge(UNHARMED)
     assert report.delivered == 40
-    story = scene.story()
+    story = any_scene.story()
     cut_off = [attempt for attempt in story.attempts if attempt.result == "cancelled"]
     assert len(cut_off) == 8
     assert {attempt.start.attempt for attempt in story.attempts} == {1}, "to be cut off costs no attempt"
 
 
-def test_f41_sigterm_while_others_schedule_and_deliver(scene: Scene) -> None:
+def test_f41_sigterm_while_others_schedule_and_deliver(any_scene: Scene) -> None:
     """Workers come and go in good order all the time: that costs nothing, not even one duplicate."""
     flow = Stream(seconds=6, rate=80, ids=100, seed=1)
-    producer = scene.start("producer", stream=flow, until="produced")
+    producer = any_scene.start("producer", stream=flow, until="produced")
     producer.line("ready")
     for number in range(3):
-        worker = scene.start(f"w{number}", serve=("work",), run_ms=30, until="sigterm", lease_ms=LONG_LEASE_MS)
+        worker = any_scene.start(f"w{number}", serve=("work",), run_ms=30, until="sigterm", lease_ms=LONG_LEASE_MS)
         worker.line("run 20")
         worker.terminate()
         worker.ended_well()
     producer.ended_well()
-    scene.start("heir", serve=("work",), lease_ms=LONG_LEASE_MS).ended_well()
-    report = scene.judge(UNHARMED)
+    any_scene.start("heir", serve=("work",), lease_ms=LONG_LEASE_MS).ended_well()
+    report = any_scene.judge(UNHARMED)
     assert report.duplicates == 0

@@ -127,6 +127,9 @@ async def test_commands_and_plain_sql_see_each_other(tmp_path: Path) -> None:
     [
         ("id, lane, due_ms, payload", "NULL, 'lane', 1, ''", "id must be text"),
         ("id, lane, due_ms, payload", "'', 'lane', 1, ''", "id must be text"),
+        ("id, lane, due_ms, payload", "'m~1234567890', 'lane', 1, ''", "id must not end in ~ and ten or more digits"),
+        ("id, lane, due_ms, payload, version", "'m', 'lane', 1, '', -1", "version must be an integer, 0 or more"),
+        ("id, lane, due_ms, payload, version", "'m', 'lane', 1, '', 'x'", "version must be an integer, 0 or more"),
         ("id, lane, due_ms, payload", "'m', '', 1, ''", "lane must be text"),
         ("id, lane, due_ms, payload", "'m', 'lane', 'soon', ''", "due_ms must be an integer"),
         ("id, lane, due_ms, payload", "'m', 'lane', 1.5, ''", "due_ms must be an integer"),

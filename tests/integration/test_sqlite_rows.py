@@ -38,8 +38,10 @@ LANE = {"lane": Demand(500)}
 SCAN = re.compile(r"SCAN (TABLE )?(m|messages|q|queue)\b")
 
 
-def put(number: int, payload: bytes = b"payload", message_id: str = "", lane: str = "lane") -> Put:
-    return Put(number.to_bytes(8, "big"), Envelope(message_id or f"m{number}", lane, payload=payload), After(0))
+def put(
+    number: int, payload: bytes = b"payload", message_id: str = "", lane: str = "lane", *, after_ms: int = 0
+) -> Put:
+    return Put(number.to_bytes(8, "big"), Envelope(message_id or f"m{number}", lane, payload=payload), After(after_ms))
 
 
 def done(claim: Claim) -> Done:
@@ -100,6 +102,29 @@ async def test_settling_purges_what_ended_before(tmp_path: Path) -> None:
             await file.work.settle([done(claim) for claim in await file.claim()])
             file.clock.move(RETRY_WINDOW_MS // 4)
         assert file.rows("SELECT count(*) <= 5 FROM messages") == [(1,)]
+
+
+@pytest.mark.asyncio
+async def test_settling_purges_what_ended_before_also_behind_a_message_that_was_scheduled_early(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([put(i, after_ms=(101 - i) * RETRY_WINDOW_MS // 10) for i in range(1, 101)])
+        for i in range(101, 200):  # each time, one ends that was scheduled before all others
+            file.clock.move(RETRY_WINDOW_MS // 10)
+            await file.store.apply([put(i)])
+            assert len(await file.work.settle([done(claim) for claim in await file.claim()])) in (1, 2)
+        assert file.rows("SELECT count(*) <= 30 FROM ended") == [(1,)], (
+            "the 20 of one window, and some not looked at yet"
+        )
+
+
+@pytest.mark.asyncio
+async def test_commands_purge_what_was_remembered_of_those_before(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        for i in range(1, 100):
+            await file.store.apply([put(i, after_ms=1_000_000), Cancel(f"cancel{i:02}".encode(), f"m{i}")])
+            file.clock.move(RETRY_WINDOW_MS // 10)
+        for table in ("messages", "ended", "ops"):
+            assert file.rows(f"SELECT count(*) <= 15 FROM {table}") == [(1,)], table
 
 
 @pytest.mark.asyncio

@@ -422,7 +422,11 @@ class PlainStore:
 
     def redrive(self, key: DeadKey, outcome: Outcome, now: int) -> None:
         """Check and do a redrive."""
-        if key not in self.dead or key.id in self.messages:
+        series_id, tilde, due = key.id.rpartition("~")
+        series = self.messages.get(series_id) if tilde else None
+        series = series if series is not None and series.recurs else None
+        stands = series is not None and series.due_ms == int(due)
+        if key not in self.dead or key.id in self.messages or stands:
             assert outcome == Refused("exists" if key in self.dead else "not_found")
             return
         _, _, old = self.dead.pop(key)
@@ -430,6 +434,8 @@ class PlainStore:
         last = max(key.revision, self._ended.get(key.id, (0, 0))[1])
         assert outcome.revision >= max(now, last + 1)
         assert (outcome.answer, outcome.due_ms) == ("stored", now)
+        if series is not None:
+            series.live.append(int(due))
         self.messages[key.id] = Message(old.envelope, outcome.revision, now, now, old.late, old.limit_ms)
 
     # --- looking ------------------------------------------------------------------------------------------

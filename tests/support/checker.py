@@ -94,7 +94,7 @@ def check(events: Iterable[Event], limits: Limits | None = None) -> Report:
     limits = limits or Limits()
     found = [Violation(rule, text) for rule, holds in RULES.items() for text in holds(story, limits)]
     causes = [_cause(story, earlier, again, limits) for again, earlier in _duplicates(story)]
-    in_flight = sum(story.in_flight(fault) for fault in story.faults)
+    in_flight = sum(story.in_flight(fault) for fault in story.faults) + sum(each.is_in_doubt for each in story.leases)
     return Report(
         found,
         Counter(operation.outcome for operation in story.operations),
@@ -216,7 +216,7 @@ def s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[str]:
     """After a settlement for good was acknowledged, no claim gives the message out again."""
     over: dict[tuple[str, int, int], float] = {}
     for lease in story.leases:
-        for settlement in lease.settlements:
+        for settlement in [] if lease.is_in_doubt else lease.settlements:
             if settlement.outcome == "settled" and settlement.note.kind != "again":
                 key = (lease.note.id, lease.note.revision, lease.note.due_ms)
                 over[key] = min(settlement.answered_ns, over.get(key, NEVER))
@@ -232,7 +232,8 @@ def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
         leases[lease.note.id, lease.note.revision].append(lease)
     for (message_id, _), owners in leases.items():
         for older, newer in pairwise(owners):
-            yield from (f"{message_id}: {text}" for text in _overlap(older, newer))
+            if not older.is_in_doubt:
+                yield from (f"{message_id}: {text}" for text in _overlap(older, newer))
 
 
 def _overlap(older: Lease, newer: Lease) -> Iterator[str]:
@@ -251,13 +252,18 @@ def s8_bytes_identical(story: Story, limits: Limits) -> Iterator[str]:
     """Payload, key and headers arrive as they were scheduled under this id and revision."""
     known = {(put.id, put.revision): put for put in story.puts()}
     doubtful: dict[str, list[Operation]] = defaultdict(list)
+    schedules: dict[str, list[Operation]] = defaultdict(list)
     for operation in story.operations:
         if operation.may_be_put:
             doubtful[operation.id].append(operation)
+        if operation.call.op == "schedule":
+            schedules[operation.id].append(operation)
     for attempt in story.attempts:
         start = attempt.start
         put = known.get((start.id, attempt.revision))
         candidates = doubtful[start.id] if put is None else [put]
+        if put is None and attempt.lease is not None and attempt.lease.is_in_doubt:
+            candidates = schedules[start.id]  # it went with its server, and was stored anew when it was repeated
         if not candidates:
             yield f"{attempt} delivered what nobody scheduled"
         elif all((each.call.digest, each.call.lane) != (start.digest, start.lane) for each in candidates):
@@ -299,6 +305,8 @@ def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Li
     if earlier.lease is None or again.lease is None or earlier.lease is again.lease:
         return ""
     first, second = sorted((earlier.lease, again.lease), key=lambda lease: lease.answered_ns)
+    if first.is_in_doubt:
+        return "fault"
     for fault in story.faults:
         if fault.process == first.process and first.asked_ns <= fault.at_ns <= second.answered_ns < first.settled_ns:
             return "fault"

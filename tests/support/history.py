@@ -26,6 +26,7 @@ __all__ = [
     "Final",
     "History",
     "Invoked",
+    "Loss",
     "Outcome",
     "PendingNote",
     "Process",
@@ -162,6 +163,16 @@ class Blocked(_Event, tag="blocked"):
     ms: int
 
 
+class Loss(_Event, tag="loss"):
+    """A server took the place of another, and lacks what that one did from `since_ns` on.
+
+    `commands`: also commands that it had acknowledged; claims, renewals and settlements in any case.
+    """
+
+    since_ns: int
+    commands: bool
+
+
 class PendingNote(Struct, array_like=True):
     id: str
     revision: int
@@ -200,6 +211,7 @@ Event: TypeAlias = (
     | RunEnded
     | Process
     | Blocked
+    | Loss
     | Final
     | Resources
 )

@@ -29,6 +29,7 @@ from aiodelay.model import (
     LaneCounts,
     LoadBucket,
     Outcome,
+    PutBack,
     Query,
     Renewal,
     RenewOutcome,
@@ -36,6 +37,7 @@ from aiodelay.model import (
     SettleOutcome,
     Snapshot,
     SourcePosition,
+    Stored,
     Tidied,
     WorkStatus,
 )
@@ -187,6 +189,10 @@ class ObservedStore:
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         outcomes: Sequence[Outcome] = await self._store.redrive(keys)
         return outcomes
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        stored: Sequence[Stored] = await self._store.put_back(messages)
+        return stored
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         return int(await self._store.purge(keys))

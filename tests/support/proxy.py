@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import random
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, TypeAlias
 
-__all__ = ["Proxy", "proxied"]
+import anyio.from_thread
 
-Mode: TypeAlias = Literal["pass", "lose answers", "lose requests", "black hole", "refuse"]
+__all__ = ["Proxy", "proxied", "proxied_by_thread"]
+
+Mode: TypeAlias = Literal["pass", "lose answers", "lose requests", "black hole", "refuse", "lossy"]
+LOSSES = 0.05
 
 
 class Proxy:
@@ -17,14 +22,18 @@ class Proxy:
 
     `lose answers`: requests reach the server, and the connection is cut at its answer. `lose requests`: it is cut at
     the request. `black hole`: nothing passes, and connections stay open. `refuse`: new connections are cut at once.
+    `lossy`: in both directions, one piece in twenty is cut short, and its connection with it. `freeze` does with the
+    connections that there are what a black hole does, for ever.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
+        self._loop = asyncio.get_running_loop()
         self.mode: Mode = "pass"
         self.port = 0
         self.connections: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.made = self._frozen = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -34,7 +43,7 @@ class Proxy:
         try:
             if self.mode != "refuse":
                 await self._connect(reader, writer)
-        except (OSError, ExceptionGroup):
+        except (OSError, ExceptionGroup, asyncio.CancelledError):  # it ends with the proxy
             pass
         finally:
             self.connections.discard(writer)
@@ -42,28 +51,47 @@ class Proxy:
             writer.close()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.made += 1
+        number = self.made
         server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._copy(reader, server_writer, "lose requests"))
-                tasks.create_task(self._copy(server_reader, writer, "lose answers"))
+                tasks.create_task(self._copy(number, reader, server_writer, "lose requests"))
+                tasks.create_task(self._copy(number, server_reader, writer, "lose answers"))
         finally:
             server_writer.close()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut_by: Mode) -> None:
+    async def _copy(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut_by: Mode
+    ) -> None:
         while data := await reader.read(65536):
             if self.mode == cut_by:
                 break
-            while self.mode == "black hole":  # noqa: ASYNC110 - as a test sets it
+            while self.mode == "black hole" or number <= self._frozen:  # noqa: ASYNC110 - as a test sets it
                 await asyncio.sleep(0.01)
+            if self.mode == "lossy" and random.random() < LOSSES:
+                writer.write(data[: random.randrange(len(data))])
+                break
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError
 
+    def freeze(self) -> None:
+        """Pass nothing more on the connections that there are, and leave them open; new ones are well."""
+        self._frozen = self.made
+
     def cut(self) -> None:
-        """Cut all connections."""
+        """Cut all connections; any thread may say so."""
+        self._loop.call_soon_threadsafe(self._cut)
+
+    def _cut(self) -> None:
         for writer in self.connections:
             writer.close()
+
+    def point_to(self, port: int) -> None:
+        """Pass new connections on to another server, and cut those that there are; any thread may say so."""
+        self._port = port
+        self.cut()
 
     async def stop(self) -> None:
         tasks = list(self._tasks)
@@ -74,13 +102,20 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxied(port: int, host: str = "127.0.0.1") -> AsyncIterator[Proxy]:
-    """Serve a proxy in front of a server."""
+async def proxied(port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
+    """Serve a proxy in front of a server; with `tls`, it speaks TLS and the server does not."""
     proxy = Proxy(host, port)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, ssl=tls)
     proxy.port = server.sockets[0].getsockname()[1]
     try:
         yield proxy
     finally:
         server.close()
         await proxy.stop()
+
+
+@contextmanager
+def proxied_by_thread(port: int) -> Iterator[Proxy]:
+    """Do as `proxied` does, for tests without a loop of their own."""
+    with anyio.from_thread.start_blocking_portal() as portal, portal.wrap_async_context_manager(proxied(port)) as proxy:
+        yield proxy

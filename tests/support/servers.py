@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 from aiodelay.testing.servers import Found, RedisServer, redis_programs, redis_servers, serving
 
-__all__ = ["Found", "RedisServer", "redis_programs", "redis_servers", "serving", "start"]
+__all__ = ["Found", "RedisServer", "redis_products", "redis_programs", "redis_servers", "replicate", "serving", "start"]
+
+REPLICATES_S = 20.0
+
+
+def redis_products() -> list[Found]:
+    """Return one program of each product, the first found: enough for tests that take long."""
+    return list({found.name.partition("-")[0]: found for found in reversed(redis_programs())}.values())
 
 
 def start(program: str, *options: str) -> RedisServer:
@@ -12,3 +21,12 @@ def start(program: str, *options: str) -> RedisServer:
     server = RedisServer(program, *options)
     server.start()
     return server
+
+
+def replicate(replica: RedisServer, port: int) -> None:
+    """Make a server the replica of the one at a port; return when it has what that one holds."""
+    replica.command("REPLICAOF", "127.0.0.1", str(port))
+    deadline = time.monotonic() + REPLICATES_S
+    while b"master_link_status:up" not in replica.command("INFO", "replication"):
+        assert time.monotonic() < deadline, replica.log[-2000:]
+        time.sleep(0.02)

@@ -17,6 +17,7 @@ from .history import (
     Event,
     Final,
     Invoked,
+    Loss,
     Outcome,
     Process,
     Renewed,
@@ -83,6 +84,8 @@ class Lease:
     now_ms: int
     renewals: list[tuple[int, int]] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
+    is_in_doubt: bool = False
+    """Whether the store may have lost some of this with the server that it lost."""
 
     @property
     def settled_ns(self) -> float:
@@ -152,12 +155,15 @@ class Story:
         self.ready: dict[str, int] = {}
         self.ended: dict[str, int] = {}
         self.final: Final | None = None
+        self.losses: list[Loss] = []
         self._calls: dict[tuple[str, int], Operation | Claiming | list[Settlement] | Renewing] = {}
         self._by_token: dict[tuple[str, str, int], Lease] = {}
         self._latest: dict[tuple[str, str, int], Lease] = {}
         self._running: dict[tuple[str, str, int], Attempt] = {}
         for event in events:
             self._tell(event)
+        for loss in self.losses:
+            self._lose(loss)
         for operation in self.operations:  # what a dead process asked for happened before its end, or never
             if operation.outcome == "info" and operation.answered_ns == NEVER:
                 operation.answered_ns = self.ended.get(operation.call.process, NEVER)
@@ -189,6 +195,8 @@ class Story:
                 self.faults.append(Fault(event.process, event.at_ns, "blocked"))
             case Process():
                 self._process(event)
+            case Loss():
+                self.losses.append(event)
             case Resources():
                 self.resources[event.process][event.phase] = event
             case Final():
@@ -252,6 +260,17 @@ class Story:
             known = any(fault.process == event.process and fault.what == "killed" for fault in self.faults)
             if not known and (event.what == "killed" or event.code):
                 self.faults.append(Fault(event.process, event.at_ns, "killed"))
+
+    def _lose(self, loss: Loss) -> None:
+        """Doubt what was acknowledged, or may have been done, in the time that the store lost."""
+        for lease in self.leases:
+            times: list[tuple[int, float]] = [(lease.asked_ns, lease.answered_ns)]
+            times += [(at_ns, at_ns) for at_ns, _ in lease.renewals]
+            times += [(each.asked_ns, each.answered_ns) for each in lease.settlements]
+            lease.is_in_doubt |= any(asked <= loss.at_ns and answered >= loss.since_ns for asked, answered in times)
+        for operation in self.operations if loss.commands else ():
+            if operation.asked_ns <= loss.at_ns and operation.answered_ns >= loss.since_ns:
+                operation.outcome, operation.answered_ns = "info", NEVER
 
     def puts(self) -> Iterator[Operation]:
         """Yield the commands that surely wrote a new revision."""

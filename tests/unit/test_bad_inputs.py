@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
@@ -448,6 +449,8 @@ async def test_many_wants_an_iterable(given: object, clock: VirtualClock) -> Non
             await scheduler.schedule_many(given)  # type: ignore[arg-type]
         with pytest.raises(InputError) as caught_progress:
             await scheduler.schedule_many([Message(Pay(), delay="1s")], progress="yes")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="progress is a coroutine function, which nobody would await"):
+            await scheduler.schedule_many([Message(Pay(), delay="1s")], progress=asyncio.sleep)
     assert_clear(caught.value, Bad(InputError, "messages", "", "an iterable or asynchronous iterable of Message"))
-    assert_clear(caught_progress.value, Bad(InputError, "progress", "a str", "a function that takes a number"))
+    assert_clear(caught_progress.value, Bad(InputError, "progress", "a str", "a plain function that takes a number"))
     assert store.applied == []

@@ -53,6 +53,9 @@ def scheduler(store: object = None, **settings: object) -> Scheduler:
     return Scheduler(MemoryStore() if store is None else store, **options)  # type: ignore[arg-type]
 
 
+async def tell(alarm: object) -> None: ...
+
+
 def given(bad: Bad, **settings: object) -> tuple[Call, Bad]:
     return lambda: scheduler(**settings), bad
 
@@ -127,7 +130,8 @@ SETTINGS: Rows = {
     "timeout in words": given(setting("store_timeout", "'soon'", "a timedelta or text"), store_timeout="soon"),
     "drain": given(setting("drain", "'-1s'", "a timedelta or text"), drain="-1s"),
     "alarm": given(setting("overdue_alarm", "'0s'", "at least 1ms"), overdue_alarm="0s"),
-    "on_alarm": given(setting("on_alarm", "a str", "a function that takes an Alarm"), on_alarm="log"),
+    "on_alarm": given(setting("on_alarm", "a str", "a plain function that takes an Alarm"), on_alarm="log"),
+    "async on_alarm": given(setting("on_alarm", "a coroutine function", "a plain function"), on_alarm=tell),
     "clock": given(setting("clock", "a datetime", "a Clock"), clock=datetime(2031, 1, 1)),  # noqa: DTZ001
 }
 
@@ -198,6 +202,11 @@ async def async_generator(event: Pay) -> AsyncIterator[None]:
     yield
 
 
+class Generates:
+    async def __call__(self, event: Pay) -> AsyncIterator[None]:
+        yield
+
+
 def bad_syntax(event: Pay) -> None: ...
 
 
@@ -220,7 +229,10 @@ HANDLERS: Rows = {
     "variadic": handler(variadic, signature("variadic", "without an event parameter")),
     "not annotated": handler(bare, signature("bare", "with event parameter 'event' without annotation")),
     "lambda": handler(lambda event: None, signature("<lambda>", "'event' without annotation")),
-    "partial": handler(functools.partial(good), signature("partial", "'event' without annotation")),
+    "partial": handler(functools.partial(extra), signature("extra", "'database', which nothing can fill", FILLED)),
+    "partial of the event": handler(
+        functools.partial(good, event=Pay()), signature("good", "without an event parameter")
+    ),
     "str": handler(of_text, signature("of_text", "'event' annotated <class 'str'>")),
     "dict": handler(of_dict, signature("of_dict", "'event' annotated dict[str, typing.Any]")),
     "union": handler(of_two, signature("of_two", "annotated ")),
@@ -234,6 +246,10 @@ HANDLERS: Rows = {
     "extra keyword": handler(extra_keyword, signature("extra_keyword", "'database', which nothing can fill", FILLED)),
     "generator": handler(generator, signature("generator", "a generator", "a coroutine function")),
     "async generator": handler(async_generator, signature("async_generator", "a generator", "a coroutine function")),
+    "partial of a generator": handler(
+        functools.partial(async_generator), signature("async_generator", "a generator", "a coroutine function")
+    ),
+    "object that generates": handler(Generates(), signature("Generates", "a generator", "a coroutine function")),
     "built-in": handler(print, signature("print", "without an event parameter")),
     "bytes without name": handler(of_bytes, signature("of_bytes", "a handler of bytes without a name", "name='...'")),
     "bytes, bad name": handler(of_bytes, setting("handler name", "'a b'", "1 to 128 characters"), name="a b"),

@@ -68,6 +68,18 @@ def application_of_another(path: Path) -> None:
     connection.close()
 
 
+def empty_file_of_another(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA application_id = 7")
+    connection.close()
+
+
+def empty_file_with_a_version_of_another(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+
+
 def of_a_newer_version(path: Path) -> None:
     async def make() -> None:
         async with SqliteStore(path):
@@ -98,6 +110,8 @@ async def open_and_schedule(path: Path) -> None:
         (text_file, "file is not a database"),
         (database_of_another, "another program's database"),
         (application_of_another, "another program's database"),
+        (empty_file_of_another, "another program's database"),
+        (empty_file_with_a_version_of_another, "another program's database"),
         (of_a_newer_version, "schema version is 99 in "),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from aiodelay.codecs import JSON
 from benchmarks.__main__ import BENCHMARKS, main
@@ -26,6 +28,7 @@ from benchmarks.harness import (
     ratios,
     raw_payload,
 )
+from benchmarks.redis_server import running_server
 from benchmarks.report import BEGIN, END, as_json, as_line, as_markdown, put_between_markers, surroundings
 
 AT_LEAST_HALF = Goal("at least", 0.5)
@@ -188,9 +191,15 @@ def test_performance_page_has_the_markers() -> None:
 # --- all of it --------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_server(None) as url:
+        yield url
+
+
 @pytest.fixture(params=BENCHMARKS, ids=lambda benchmark: benchmark.id)
-def benchmark_at_one_percent(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Benchmark, Plan]:
-    return request.param, Plan(tmp_path, runs=1, scale=0.01)
+def benchmark_at_one_percent(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> tuple[Benchmark, Plan]:
+    return request.param, Plan(tmp_path, runs=1, scale=0.01, redis=redis_url)
 
 
 def test_each_benchmark_works_and_finds_its_results_right(benchmark_at_one_percent: tuple[Benchmark, Plan]) -> None:
@@ -210,6 +219,22 @@ def test_the_command_writes_both_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert "| BF1 |" in page.read_text(encoding="utf-8")
     assert json.loads(data.read_bytes())["results"]
     assert {path.name for path in tmp_path.iterdir()} == {"page.md", "data.json"}
+
+
+def test_the_report_names_the_servers_build(redis_url: str, tmp_path: Path) -> None:
+    around = surroundings(Plan(tmp_path, redis=redis_url))
+    assert re.fullmatch(r"(Redis|Valkey) \d+\.\d+\.\d+ \(\S+, appendonly on\)", around["server"])
+
+
+def test_a_server_that_holds_something_is_left_alone(redis_url: str) -> None:
+    with Redis.from_url(redis_url) as client:
+        client.set("theirs", "x")
+        try:
+            with pytest.raises(WrongResultError, match="must be empty"), running_server(redis_url):
+                pass
+            assert client.get("theirs") == b"x"
+        finally:
+            client.delete("theirs")
 
 
 def test_the_command_names_the_benchmarks_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:

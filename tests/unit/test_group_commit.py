@@ -12,7 +12,9 @@ from aiodelay import (
     CancelOutcome,
     Conflict,
     DuplicateIdError,
+    Message,
     OutcomeUnknownError,
+    PartlyScheduledError,
     Scheduled,
     Scheduler,
     StoreBusyError,
@@ -22,7 +24,16 @@ from aiodelay._runtime.group_commit import COMMAND_BYTES, MAX_WAITING_BYTES, Gro
 from aiodelay.errors import ClosedError
 from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
-from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Cancel, Command, Outcome, Refused, SourcePosition
+from aiodelay.model import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    Cancel,
+    Command,
+    Outcome,
+    Refused,
+    SourcePosition,
+    Unknown,
+)
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import FaultyStore
 
@@ -182,6 +193,7 @@ async def test_a_caller_waits_for_so_long_then_learns_that_nothing_was_sent(stag
         await tasks[1]
     stage.store.heal()
     await first
+    await asyncio.sleep(0.001)
     assert stage.batches == [["first"]]
 
 
@@ -195,6 +207,30 @@ async def test_each_caller_waits_for_its_own_time(stage: Stage) -> None:
     stage.store.heal()
     await asyncio.gather(first, late)
     assert stage.batches == [["first"], ["late"]]
+
+
+async def test_a_caller_whose_batch_left_waits_as_long_for_the_answer(stage: Stage) -> None:
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    outcomes = await (await stage.block())
+    assert loop.time() - begun == pytest.approx(TIMEOUT_S)
+    assert outcomes == [Unknown("no answer within 10s")]
+    later = stage.send("later")
+    await asyncio.sleep(1)
+    stage.store.heal()
+    await later
+    assert stage.batches == [["first"], ["later"]], "one batch at a time: what is under way is not overtaken"
+
+
+async def test_what_must_not_be_sent_any_more_is_not(stage: Stage, clock: VirtualClock) -> None:
+    first = await stage.block()
+    repeated = stage.commit.submit([Cancel(new_op(), "repeated")], 0, latest_ms=clock.monotonic_ms() + 1_000)
+    await asyncio.sleep(2)
+    stage.store.heal()
+    with pytest.raises(StoreBusyError):
+        await repeated
+    await first
+    assert stage.batches == [["first"]]
 
 
 async def test_past_the_bound_callers_wait_in_order_and_are_served(stage: Stage) -> None:
@@ -226,6 +262,7 @@ async def test_past_the_bound_a_caller_learns_after_the_same_time(stage: Stage) 
     assert (caught.value.message_id, caught.value.waited_ms) == ("more", TIMEOUT_S * 1000)
     stage.store.heal()
     await first
+    await asyncio.sleep(0.001)
     assert stage.batches == [["first"]]
 
 
@@ -362,6 +399,67 @@ async def test_in_doubt_then_surely_not_is_still_in_doubt(scheduler: Scheduler, 
         faulty_store.inject("unavailable", "apply", times=None)
         with pytest.raises(OutcomeUnknownError):
             await schedule(scheduler, "m")
+
+
+async def test_in_doubt_and_then_too_busy_is_still_in_doubt(scheduler: Scheduler, faulty_store: FaultyStore) -> None:
+    async with scheduler:
+        faulty_store.inject("reply_lost", "apply")
+        messages = [Message(b"", delay="1h", to="handler:work", id=each) for each in "ab"]
+        many = asyncio.create_task(scheduler.schedule_many(messages))
+        await asyncio.sleep(0.01)
+        faulty_store.inject("hang", "apply")
+        hanging = asyncio.create_task(schedule(scheduler, "c"))  # before the two are sent again: they wait behind it
+        with pytest.raises(PartlyScheduledError) as partly:
+            await many
+        assert [type(each.error) for each in partly.value.rejected] == [OutcomeUnknownError] * 2
+        assert [str(each.error)[:18] for each in partly.value.rejected] == ["whether message 'a", "whether message 'b"]
+        with pytest.raises(OutcomeUnknownError):
+            await hanging
+        faulty_store.heal()
+        assert await scheduler.get("a") is not None
+
+
+async def test_in_doubt_and_then_closed_is_still_in_doubt(scheduler: Scheduler, faulty_store: FaultyStore) -> None:
+    async with scheduler:
+        faulty_store.inject("reply_lost", "apply")
+        in_doubt = asyncio.create_task(schedule(scheduler, "m"))
+        await asyncio.sleep(0.01)
+    with pytest.raises(OutcomeUnknownError):
+        await in_doubt
+
+
+async def test_a_retry_that_is_refused_leaves_the_first_in_doubt(
+    scheduler: Scheduler, faulty_store: FaultyStore
+) -> None:
+    async with scheduler:
+        faulty_store.inject("reply_lost", "apply", times=None)
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await schedule(scheduler, "m")
+        faulty_store.heal()
+        unavailable = faulty_store.inject("unavailable", "apply", times=None)
+        with pytest.raises(OutcomeUnknownError):
+            await caught.value.retry()
+        assert unavailable.hits > 1
+        faulty_store.heal()
+        assert isinstance(await caught.value.retry(), Scheduled)
+
+
+async def test_a_retry_that_finds_the_store_too_busy_leaves_the_first_in_doubt(
+    scheduler: Scheduler, faulty_store: FaultyStore
+) -> None:
+    async with scheduler:
+        faulty_store.inject("reply_lost", "apply", times=None)
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await schedule(scheduler, "m")
+        faulty_store.heal()
+        faulty_store.inject("hang", "apply")
+        hanging = asyncio.create_task(schedule(scheduler, "another"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(OutcomeUnknownError):
+            await caught.value.retry()
+        with pytest.raises(OutcomeUnknownError):
+            await hanging
+        faulty_store.heal()
 
 
 async def test_too_late_to_find_out_it_says_so_and_sends_nothing(

@@ -127,6 +127,10 @@ class Tale:
         self.tell(h.Resources(phase=phase, tasks=tasks, threads=3, files=9), by="p")
         return self
 
+    def loss(self, since: int, *, commands: bool) -> Tale:
+        self.tell(h.Loss(since_ns=since * 1_000_000, commands=commands), by="supervisor")
+        return self
+
     def final(self, *pending: h.PendingNote, dead: tuple[str, ...] = (), leases: int = 0) -> Tale:
         letters = [(each, REVISION, "killed_worker") for each in dead]
         final = h.Final(now_ms=EPOCH_MS + self.now, pending=list(pending), dead=letters, leases=leases)
@@ -159,7 +163,15 @@ def zombie_settles() -> Tale:
     return story.wait(1_100).claim(by="q").settle(token=token).final(pending())
 
 
+def settled_twice(*, since: int) -> Tale:
+    """Its first settlement was lost with a server that was behind since then, or was not."""
+    story = delivered().loss(since, commands=False).wait(500)
+    return story.claim(by="q").run(by="q").settle(by="q").final()
+
+
 CLEAN: dict[str, Callable[[], Tale]] = {
+    "settled, and the settlement lost with its server": lambda: settled_twice(since=13),
+    "stored, and lost with its server": lambda: Tale().put(due=90_000).loss(0, commands=True).final(),
     "delivered": lambda: delivered().final(),
     "still pending": lambda: Tale().put(due=90_000).final(pending()),
     "refused, never stored": lambda: Tale().put(outcome="fail").final(),
@@ -354,6 +366,11 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         ),
         Limits(lapses=False),
     ),
+    "S2 lost with a server although replicated": (
+        "S2",
+        lambda: Tale().put(due=90_000).loss(0, commands=False).final(),
+        Limits(),
+    ),
     "L1 leased in the end": ("L1", lambda: Tale().put().final(pending(state="in_flight")), Limits()),
     "L1 a lease without a message": ("L1", lambda: delivered().final(leases=1), Limits()),
     "L1 taken over much too late": ("L1", lambda: taken_over(at=9_000), Limits(takeover_ms=2_000)),
@@ -398,6 +415,10 @@ def test_a_history_that_breaks_a_rule_fails_for_it(name: str) -> None:
     assert {violation.rule for violation in report.violations} == {rule}, report.violations
     with pytest.raises(AssertionError, match=f"{rule}: "):
         report.verify()
+
+
+def test_a_lost_server_excuses_nothing_that_was_done_before_it_fell_behind() -> None:
+    assert {violation.rule for violation in settled_twice(since=20).report().violations} == {"S6", "B1"}
 
 
 def test_every_rule_has_a_history_that_breaks_it() -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, Self
 
 import msgspec
@@ -75,6 +76,17 @@ async def test_use_outside_of_the_block(clock: VirtualClock) -> None:
     assert {repr(type(error)) + str(error) for error in before} == {f"{ClosedError!r}scheduler is not open yet; {use}"}
     assert {repr(type(error)) + str(error) for error in after} == {f"{ClosedError!r}scheduler is closed; {use}"}
     assert store.applied == []
+
+
+@pytest.mark.asyncio
+async def test_opened_twice_at_once(tmp_path: Path) -> None:
+    threads, tasks = threading.active_count(), len(asyncio.all_tasks())
+    scheduler = Scheduler(f"sqlite:///{tmp_path}/delay.db")
+    first, second = await asyncio.gather(scheduler.__aenter__(), scheduler.__aenter__(), return_exceptions=True)
+    assert first is scheduler
+    assert str(second) == "scheduler is open already; use it inside its 'async with' block"
+    await scheduler.__aexit__(None, None, None)
+    assert (threading.active_count(), len(asyncio.all_tasks())) == (threads, tasks)
 
 
 @pytest.mark.asyncio
@@ -241,8 +253,9 @@ async def test_a_store_that_hangs_is_busy_for_the_next(clock: VirtualClock) -> N
         await clock.advance("1s")
         with pytest.raises(StoreBusyError) as caught:
             await scheduler.schedule(Pay(), delay="1h", id="order-7")
+        with pytest.raises(OutcomeUnknownError, match="whether message 'first' was stored is unknown"):
+            await first
         store.heal()
-        await first
         assert await scheduler.get("order-7") is None
     assert caught.value.waited_ms == 3_000
     assert "message 'order-7' was not sent: the store did not take it within 3000 ms (" in str(caught.value)

@@ -262,3 +262,18 @@ async def test_a_series_is_listed_once_and_in_flight_while_it_runs(scheduler: Sc
         await clock.advance(seconds=11)
         assert [snapshot.record.id async for snapshot in scheduler.pending()] == ["tick"]
     assert states == [State.IN_FLIGHT]
+
+
+async def test_what_is_listed_can_be_looked_at_also_the_retry_of_an_occurrence(
+    scheduler: Scheduler, clock: VirtualClock
+) -> None:
+    @scheduler.handler(retry=Retry(attempts=5, first="1h"))
+    async def handle(event: Tick) -> None:
+        raise OSError("not yet")
+
+    async with scheduler:
+        await scheduler.schedule(Tick(), every=Every("10m"), id="tick")
+        await clock.advance(minutes=11)
+        listed = [snapshot async for snapshot in scheduler.pending()]
+        assert [await scheduler.get(snapshot.record.id) for snapshot in listed] == listed
+    assert len(listed) == 2

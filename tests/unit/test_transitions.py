@@ -87,6 +87,11 @@ def test_an_occurrence_has_its_series_delivery_id() -> None:
     assert t.delivery_id(t.as_occurrence(series)) == t.delivery_id(series)
 
 
+def test_a_redriven_occurrence_is_told_apart_by_the_time_at_which_it_was_due_first() -> None:
+    occurrence = t.as_occurrence(record(rule=RULE))
+    assert t.delivery_id(t.redriven(occurrence, t.NO_OP, NOW + 100, NOW + 90)) == f"m/{NOW + 100}/{NOW}"
+
+
 # --- puts -------------------------------------------------------------------------------------------------
 
 

@@ -104,6 +104,22 @@ class TestTime:
             loop._now_us = elapsed_us
             runner.run(sleep(loop))
 
+    @given(begins=st.floats(0, 1e6), lasts=st.floats(1e-6, 1e3))
+    def test_waiting_for_what_is_left_of_a_time_ends(self, begins: float, lasts: float) -> None:
+        async def wait() -> None:
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(begins)
+            started = loop.time()
+            waits = 0
+            while (left := started + lasts - loop.time()) > 0 or (left := lasts - (loop.time() - started)) > 0:
+                await asyncio.sleep(left)
+                waits += 1
+                assert waits <= 3
+            assert loop.time() - started == pytest.approx(lasts, abs=3e-6)
+
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(wait())
+
     def test_a_timer_of_the_past_fires_now(self, run: Run[None]) -> None:
         async def wait() -> None:
             loop = asyncio.get_running_loop()

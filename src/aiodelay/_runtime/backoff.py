@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 
-__all__ = ["Backoff"]
+__all__ = ["Backoff", "is_stray"]
 
 FIRST_S, CAP_S = 0.05, 2.0
 
@@ -19,8 +19,14 @@ class Backoff:
     def __init__(self) -> None:
         self._failures = 0
 
-    async def failed(self, log: logging.Logger, what: str, error: Exception, *, is_bug: bool = False) -> None:
-        """Log the first failure of a row, and wait: 50 ms at first, doubling up to 2 s, half of it random."""
+    async def failed(self, log: logging.Logger, what: str, error: BaseException, *, is_bug: bool = False) -> None:
+        """Log the first failure of a row, and wait: 50 ms at first, doubling up to 2 s, half of it random.
+
+        Raises:
+            CancelledError: The error is that this task was cancelled.
+        """
+        if isinstance(error, asyncio.CancelledError) and not is_stray(error):
+            raise error
         if is_bug:
             log.error("%s failed unexpectedly; going on", what, exc_info=error)
         elif not self._failures:
@@ -34,3 +40,9 @@ class Backoff:
         if self._failures:
             log.warning("%s works again after %d failures", what, self._failures)
             self._failures = 0
+
+
+def is_stray(error: BaseException) -> bool:
+    """Say whether a cancellation was not meant for this task: it leaked out of a store or sink that lost a task."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and (task is None or not task.cancelling())

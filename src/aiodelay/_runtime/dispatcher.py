@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Protocol
 
 from aiodelay.errors import StoreError
@@ -15,13 +17,15 @@ from aiodelay.ports import Work
 from .backoff import Backoff
 from .leases import LeaseBook, Taker
 
-__all__ = ["Dispatcher", "Subscription"]
+__all__ = ["Dispatcher", "Subscriber", "Subscription"]
 
 log = logging.getLogger("aiodelay.dispatcher")
 
+LANE_OF = attrgetter("record.envelope.lane")
 
-class Subscription(Taker, Protocol):
-    """A subscriber with demand, as the dispatcher sees it."""
+
+class Subscriber(Protocol):
+    """Whoever takes a lane's messages in this process."""
 
     @property
     def lane(self) -> Lane:
@@ -30,15 +34,7 @@ class Subscription(Taker, Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Delivered, not yet settled."""
-        ...
-
-    def demand(self) -> Demand:
-        """How much it requests now."""
-        ...
-
-    def deliver(self, claims: Sequence[Claim]) -> None:
-        """Take claims, no more than were requested; give them back if it is draining."""
+        """What is under way and not yet settled."""
         ...
 
     def drain(self) -> None:
@@ -47,6 +43,18 @@ class Subscription(Taker, Protocol):
 
     def stop(self) -> None:
         """Cancel what is under way, and give it back."""
+        ...
+
+
+class Subscription(Subscriber, Taker, Protocol):
+    """A subscriber with demand, as the dispatcher sees it."""
+
+    def demand(self) -> Demand:
+        """How much it requests now."""
+        ...
+
+    def deliver(self, claims: Sequence[Claim]) -> None:
+        """Take claims, no more than were requested; give them back if it is draining."""
         ...
 
 
@@ -75,8 +83,10 @@ class Dispatcher:
         self._lanes: dict[Lane, Subscription] = {}
 
     def drain(self) -> None:
-        """Claim nothing more; `run` returns once a claim in flight was given back."""
+        """Claim nothing more, and have nothing more begun; `run` returns once a claim in flight was given back."""
         self._is_draining = True
+        for subscription in self._subscriptions.values():
+            subscription.drain()
         self._work.wake()
 
     async def run(self) -> None:
@@ -88,7 +98,7 @@ class Dispatcher:
                 await self._look_and_sleep()
             except StoreError as error:
                 await backoff.failed(log, "claiming", error)
-            except Exception as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
                 await backoff.failed(log, "claiming", error, is_bug=True)
             else:
                 backoff.succeeded(log, "claiming")
@@ -137,9 +147,5 @@ class Dispatcher:
                 return claimed
 
     def _deliver(self, claimed: Claimed) -> None:
-        by_subscription: dict[int, tuple[Subscription, list[Claim]]] = {}
-        for claim in claimed.claims:
-            subscription = self._lanes[claim.record.envelope.lane]
-            by_subscription.setdefault(id(subscription), (subscription, []))[1].append(claim)
-        for subscription, claims in by_subscription.values():
-            subscription.deliver(claims)
+        for lane, claims in groupby(claimed.claims, LANE_OF):
+            self._lanes[lane].deliver(list(claims))

@@ -11,7 +11,10 @@ from aiodelay.clock import Clock
 from aiodelay.errors import ClosedError, OutcomeUnknownError, StoreBusyError
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Command, Outcome, Unknown
 from aiodelay.ports import Store
+from aiodelay.timeunits import format_duration
 from aiodelay.wakeup import WakeUp
+
+from .backoff import is_stray
 
 __all__ = ["GroupCommit"]
 
@@ -25,12 +28,18 @@ COMMAND_BYTES = 100
 class _Waiting:
     """Commands of one caller, with where their outcomes go."""
 
-    __slots__ = ("commands", "future", "since_ms", "size")
+    __slots__ = ("commands", "future", "latest_ms", "since_ms", "size")
 
     def __init__(
-        self, commands: Sequence[Command], size: int, since_ms: int, future: asyncio.Future[Sequence[Outcome]]
+        self,
+        commands: Sequence[Command],
+        size: int,
+        since_ms: int,
+        latest_ms: int | None,
+        future: asyncio.Future[Sequence[Outcome]],
     ) -> None:
-        self.commands, self.size, self.since_ms, self.future = commands, size, since_ms, future
+        self.commands, self.size, self.since_ms, self.latest_ms = commands, size, since_ms, latest_ms
+        self.future = future
 
 
 class GroupCommit:
@@ -39,7 +48,7 @@ class GroupCommit:
     Args:
         store: Where they go.
         clock: For intervals.
-        timeout_ms: Longest wait before a command is sent.
+        timeout_ms: Longest wait before a command is sent, and then for its outcome.
     """
 
     def __init__(self, store: Store, clock: Clock, timeout_ms: int) -> None:
@@ -51,7 +60,9 @@ class GroupCommit:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = self._is_closed = False
 
-    def submit(self, commands: Sequence[Command], size: int) -> Awaitable[Sequence[Outcome]]:
+    def submit(
+        self, commands: Sequence[Command], size: int, *, latest_ms: int | None = None
+    ) -> Awaitable[Sequence[Outcome]]:
         """Send commands; await it for an outcome each, in order.
 
         Cancelled before its batch left, the caller withdraws them; later, the batch goes on without the caller. A plain
@@ -60,16 +71,17 @@ class GroupCommit:
         Args:
             commands: At most `MAX_CLAIM_MESSAGES`.
             size: Their payload bytes.
+            latest_ms: Monotonic time after which they must not be sent any more.
 
         Raises:
-            StoreBusyError: They waited longer than the time limit; nothing was sent.
+            StoreBusyError: They waited longer than the time limit, or `latest_ms` has passed; nothing was sent.
             ClosedError: Nothing is sent any more.
         """
         if self._is_closed:
             raise ClosedError("scheduler", "closed")
         size += COMMAND_BYTES * len(commands)
         future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(commands, size, self._clock.monotonic_ms(), future)
+        waiting = _Waiting(commands, size, self._clock.monotonic_ms(), latest_ms, future)
         if self._room or (self._queue and self._bytes + size > MAX_WAITING_BYTES):
             self._room.append(waiting)
         else:
@@ -87,14 +99,15 @@ class GroupCommit:
         """Refuse what has waited too long; a batch under way has left and is not touched."""
         self._timer = None
         now = self._clock.monotonic_ms()
-        waiting_bytes = self._bytes + sum(waiting.size for waiting in self._room)
         while (oldest := self._oldest()) is not None and oldest.since_ms + self._timeout_ms <= now:
-            self._take()
-            if not oldest.future.done():
-                waited_ms = now - oldest.since_ms
-                oldest.future.set_exception(StoreBusyError(oldest.commands[0].id, waited_ms, waiting_bytes))
+            self._refuse(self._take(), now)
         if oldest is not None:
             self._set_timer(oldest)
+
+    def _refuse(self, waiting: _Waiting, now: int) -> None:
+        if not waiting.future.done():
+            waiting_bytes = waiting.size + self._bytes + sum(each.size for each in self._room)
+            waiting.future.set_exception(StoreBusyError(waiting.commands[0].id, now - waiting.since_ms, waiting_bytes))
 
     def _set_timer(self, oldest: _Waiting) -> None:
         if self._timer is None:
@@ -145,11 +158,14 @@ class GroupCommit:
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         messages = size = 0
+        now = self._clock.monotonic_ms()
         while (first := self._oldest()) is not None:
             if batch and (messages + len(first.commands) > MAX_CLAIM_MESSAGES or size + first.size > MAX_CLAIM_BYTES):
                 break
             waiting = self._take()
-            if not waiting.future.done():  # else its caller has withdrawn it
+            if waiting.latest_ms is not None and waiting.latest_ms < now:
+                self._refuse(waiting, now)
+            elif not waiting.future.done():  # else its caller has withdrawn it
                 batch.append(waiting)
                 messages += len(waiting.commands)
                 size += waiting.size
@@ -164,19 +180,29 @@ class GroupCommit:
 
     async def _send(self, batch: list[_Waiting]) -> None:
         commands = [command for waiting in batch for command in waiting.commands]
+        silence = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, self._give_up, batch)
         try:
             outcomes = await self._store.apply(commands)
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_stray(error):
+                for waiting in batch:
+                    if not waiting.future.done():
+                        reason = "closed before the store answered"
+                        waiting.future.set_exception(OutcomeUnknownError(waiting.commands[0].id, reason))
+                raise
             log.exception("the store raised instead of answering; the outcome of %d commands is unknown", len(commands))
             outcomes = [Unknown(type(error).__name__)] * len(commands)
-        except BaseException:
-            for waiting in batch:
-                if not waiting.future.done():
-                    reason = "closed before the store answered"
-                    waiting.future.set_exception(OutcomeUnknownError(waiting.commands[0].id, reason))
-            raise
+        finally:
+            silence.cancel()
         at = 0
         for waiting in batch:
             if not waiting.future.done():
                 waiting.future.set_result(outcomes[at : at + len(waiting.commands)])
             at += len(waiting.commands)
+
+    def _give_up(self, batch: list[_Waiting]) -> None:
+        """Tell callers that the store is silent. The batch stays under way: none leaves beside it and overtakes it."""
+        for waiting in batch:
+            if not waiting.future.done():
+                silent = Unknown(f"no answer within {format_duration(self._timeout_ms)}")
+                waiting.future.set_result([silent] * len(waiting.commands))

@@ -17,6 +17,8 @@ from aiodelay.ports import Work
 from aiodelay.timeunits import format_duration
 from aiodelay.wakeup import WakeUp
 
+from .backoff import is_stray
+
 __all__ = ["Alarm", "Housekeeping", "LoopLag"]
 
 log = logging.getLogger("aiodelay.housekeeping")
@@ -86,19 +88,25 @@ class Housekeeping:
     async def run(self) -> None:
         """Take a step at once, then every 10 s, jittered, until stopped."""
         while not await self._stop.wait(0):
-            try:
-                tidied = await self._work.tidy(self._lanes(), limit=STEP_LIMIT)
-            except StoreError as error:
-                log.debug("housekeeping step failed: %s", error)
-                self._judge_silence()
-            except Exception:
-                log.exception("housekeeping step failed unexpectedly; going on")
-                self._judge_silence()
-            else:
-                self._reached_ms = self._clock.monotonic_ms()
-                self._end("store", "")
-                self._judge(tidied)
+            await self._step()
             await self._stop.wait(STEP_S * random.uniform(0.9, 1.1))
+
+    async def _step(self) -> None:
+        try:
+            async with asyncio.timeout(max(self._alarm_ms / 1000, STEP_S)):  # a store that hangs must raise it too
+                tidied = await self._work.tidy(self._lanes(), limit=STEP_LIMIT)
+        except (StoreError, TimeoutError) as error:
+            log.debug("housekeeping step failed: %r", error)
+            self._judge_silence()
+        except (Exception, asyncio.CancelledError) as error:
+            if not isinstance(error, Exception) and not is_stray(error):
+                raise
+            log.exception("housekeeping step failed unexpectedly; going on")
+            self._judge_silence()
+        else:
+            self._reached_ms = self._clock.monotonic_ms()
+            self._end("store", "")
+            self._judge(tidied)
 
     def _judge_silence(self) -> None:
         silence = self._clock.monotonic_ms() - self._reached_ms

@@ -7,10 +7,13 @@ here and is sent again; both are safe to repeat.
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
@@ -39,18 +42,17 @@ class Taker(Protocol):
         ...
 
 
-class Held:
+class Held(Struct, eq=False):
     """A claim in this process.
 
     `claim` is replaced as its lease is renewed; `settlement` is set once the run is over.
     """
 
-    __slots__ = ("claim", "is_lost", "renew_at_ms", "settlement", "taker")
-
-    def __init__(self, claim: Claim, taker: Taker, renew_at_ms: int) -> None:
-        self.claim, self.taker, self.renew_at_ms = claim, taker, renew_at_ms
-        self.settlement: Settlement | None = None
-        self.is_lost = False
+    claim: Claim
+    taker: Taker
+    renew_at_ms: int
+    settlement: Settlement | None = None
+    is_lost: bool = False
 
 
 class LeaseBook:
@@ -104,15 +106,19 @@ class LeaseBook:
         """Hold claims that have just been read; their leases have run since they were asked for."""
         renew_at = self._asked_at_ms + self._lease_ms // 3
         added = [Held(claim, taker, renew_at) for claim in claims]
-        is_first = not self._held or next(reversed(self._held.values())).renew_at_ms > renew_at
         for held in added:
-            self._held[id(held)] = held
             if held.claim.record.alone:
                 self.alone = held
-        if is_first:
+        self._keep(added)
+        return added
+
+    def _keep(self, together: Sequence[Held]) -> None:
+        """Hold claims whose renewals come due together, in their place among the others."""
+        last = next(reversed(self._held.values()), None)
+        self._held.update((id(held), held) for held in together)
+        if last is None or (together and together[0].renew_at_ms < last.renew_at_ms):
             self._held = dict(sorted(self._held.items(), key=lambda item: item[1].renew_at_ms))
             self._wakeup.set()
-        return added
 
     def settle(self, held: Held, settlement: Settlement) -> None:
         """End a claim; it is sent as soon as the call before has been answered."""
@@ -121,8 +127,9 @@ class LeaseBook:
             self._on_change()
             return
         held.settlement = settlement
+        if not self._ended:
+            self._wakeup.set()
         self._ended.append(held)
-        self._wakeup.set()
 
     def close(self) -> None:
         """Let `run` return once every settlement was answered."""
@@ -137,10 +144,10 @@ class LeaseBook:
             try:
                 if self._unanswered:
                     await self._renew(self._unanswered)
-                elif self._ended:
-                    await self._settle()
                 elif due := self._renewals_due():
                     await self._renew(due)
+                elif self._ended:
+                    await self._settle()
                 elif self._is_closing:
                     return
                 else:
@@ -148,17 +155,16 @@ class LeaseBook:
                     continue
             except StoreError as error:
                 await backoff.failed(log, "settling", error)
-            except Exception as error:  # noqa: BLE001 - one bad answer must not stop settling for good
+            except (Exception, CancelledError) as error:  # noqa: BLE001 - one bad answer must not stop settling for good
                 await backoff.failed(log, "settling", error, is_bug=True)
             else:
                 backoff.succeeded(log, "settling")
 
     async def _settle(self) -> None:
-        batch = [self._ended[i] for i in range(min(len(self._ended), MAX_CLAIM_MESSAGES))]
+        batch = list(islice(self._ended, MAX_CLAIM_MESSAGES))
         outcomes = await self._work.settle([_current(held) for held in batch])
-        for _ in batch:
+        for held, outcome in list(zip(batch, outcomes, strict=True)):
             self._ended.popleft()
-        for held, outcome in zip(batch, outcomes, strict=True):
             self._drop(held, outcome)
         self._on_change()
 
@@ -174,7 +180,8 @@ class LeaseBook:
         for held in self._held.values():
             if held.renew_at_ms > now or len(due) == MAX_CLAIM_MESSAGES:
                 break
-            if held.settlement is None and not held.is_lost:
+            if held.settlement is None:
+                held.renew_at_ms = now + self._lease_ms // 3  # from the asking on: the answer may be late
                 claim = held.claim
                 to = token_for(store_now + self._lease_ms, token_counter(claim.token))
                 due.append((held, Renewal(claim.record.id, claim.record.revision, claim.token, to)))
@@ -183,18 +190,19 @@ class LeaseBook:
     async def _renew(self, due: list[tuple[Held, Renewal]]) -> None:
         self._unanswered = due
         outcomes = await self._work.renew([renewal for _, renewal in due])
+        answered = list(zip(due, outcomes, strict=True))
         self._unanswered = []
-        renew_at = self._clock.monotonic_ms() + self._lease_ms // 3
-        for (held, renewal), outcome in zip(due, outcomes, strict=True):
-            held.renew_at_ms = renew_at
+        kept: list[Held] = []
+        for (held, renewal), outcome in answered:
             if outcome is RenewOutcome.LOST:
                 self._lose(held)
                 continue
-            self._held[id(held)] = self._held.pop(id(held))
+            kept.append(self._held.pop(id(held)))
             if self.alone is held:
                 self.alone = None
             if outcome is not RenewOutcome.SUPERSEDED:
                 held.claim = Claim(held.claim.record, renewal.to)
+        self._keep(kept)
         self._on_change()
 
     def _lose(self, held: Held) -> None:

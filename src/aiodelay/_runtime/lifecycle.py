@@ -16,17 +16,18 @@ from msgspec import Struct
 from aiodelay.clock import Clock
 from aiodelay.context import Context
 from aiodelay.errors import WrongLoopError
-from aiodelay.model import LEASE_MS, Lane, Query, Record
-from aiodelay.ports import Inspectable, Sink, Store, Work
+from aiodelay.model import LEASE_MS, Lane, Promise, Query, Record
+from aiodelay.ports import Inspectable, Sink, Store, Transfer, Work
 from aiodelay.retry import Retry
 from aiodelay.wakeup import WakeUp
 
-from .dispatcher import Dispatcher, Subscription
+from .dispatcher import Dispatcher, Subscriber, Subscription
 from .group_commit import GroupCommit
 from .housekeeping import Alarm, Housekeeping, LoopLag
 from .leases import LeaseBook
 from .sink_subscription import SinkSubscription
 from .subscription import HandlerSpec, HandlerSubscription
+from .transfer import TransferSubscription
 
 __all__ = ["Running", "RuntimeOptions"]
 
@@ -70,7 +71,8 @@ class Running:
         self._tasks = asyncio.TaskGroup()
         self.commit = GroupCommit(store, options.clock, options.store_timeout_ms)
         self.subscriptions: dict[Lane, Subscription] = {}
-        self._leaving: list[Subscription] = []
+        self._transfers: list[TransferSubscription] = []
+        self._leaving: list[Subscriber] = []
         self._watchers: set[WakeUp] = set()
         self._dispatching: _Dispatching | None = None
         self.is_closing = False
@@ -128,16 +130,24 @@ class Running:
             self._dispatching.freed()
 
     def add_sink(self, sink: Sink) -> None:
-        """Start serving a sink that was opened."""
-        if self._dispatching is not None:
-            self.subscriptions[sink.name] = SinkSubscription(
-                sink=sink,
-                retry=self._options.retry,
-                book=self._dispatching.book,
-                tasks=self._tasks,
-                now_ms=self._store.now_ms,
-                on_free=self._dispatching.freed,
-            )
+        """Start serving a sink that was opened: the store moves its messages there by itself, if it can."""
+        if self._dispatching is None:
+            return
+        store = self._store
+        if isinstance(store, Transfer) and store.reaches(sink).promise is Promise.EXACTLY_ONCE:
+            moves = self._stack.enter_context(store.transferring(sink))
+            transfer = TransferSubscription(sink=sink, moves=moves, now_ms=store.now_ms, on_change=self.changed)
+            self._transfers.append(transfer)
+            self.spawn(transfer.run(), f"aiodelay transfer {sink.name}")
+            return
+        self.subscriptions[sink.name] = SinkSubscription(
+            sink=sink,
+            retry=self._options.retry,
+            book=self._dispatching.book,
+            tasks=self._tasks,
+            now_ms=store.now_ms,
+            on_free=self._dispatching.freed,
+        )
 
     def spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
         """Run something beside the loops, owned by this opening."""
@@ -156,7 +166,7 @@ class Running:
             self._leaving = [each for each in self._leaving if each.in_flight] + [subscription]
             await self._end([subscription])
 
-    async def _end(self, subscriptions: Sequence[Subscription]) -> None:
+    async def _end(self, subscriptions: Sequence[Subscriber]) -> None:
         for subscription in subscriptions:
             subscription.drain()
         if not await self._wait_until_settled(subscriptions, self._options.drain_ms / 1000):
@@ -164,7 +174,7 @@ class Running:
                 subscription.stop()
             await self._wait_until_settled(subscriptions, CLOSE_S)
 
-    async def _wait_until_settled(self, subscriptions: Sequence[Subscription], timeout_s: float) -> bool:
+    async def _wait_until_settled(self, subscriptions: Sequence[Subscriber], timeout_s: float) -> bool:
         ends = self._loop.time() + timeout_s
         with self.watch() as changed:
             while any(subscription.in_flight for subscription in subscriptions):
@@ -177,20 +187,21 @@ class Running:
 
     def lanes(self) -> list[Lane]:
         """Return the lanes served now, former names included."""
-        return [
+        claimed = [
             lane
             for subscription in self.subscriptions.values()
             for lane in (subscription.lane, *subscription.demand().aliases)
         ]
+        return claimed + [transfer.lane for transfer in self._transfers]
 
     @property
     def in_flight(self) -> int:
         """Delivered to this process's subscribers, not yet settled."""
         return sum(subscription.in_flight for subscription in self._all())
 
-    def _all(self) -> list[Subscription]:
+    def _all(self) -> list[Subscriber]:
         """Return what is served, and what is not served any more but may have something in flight."""
-        return [*self.subscriptions.values(), *self._leaving]
+        return [*self.subscriptions.values(), *self._transfers, *self._leaving]
 
     @contextmanager
     def watch(self) -> Iterator[WakeUp]:

@@ -21,7 +21,11 @@ _INVALID_VALUE = re.compile(r"^(Invalid (?:enum )?value) .*?(?=$| - at `\$[^`]*`
 
 def error_text(error: BaseException) -> str:
     """Return what is kept of a handler's or sink's exception: its type and message, shortened."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - whatever a user's exception raises when it is shown
+        message = "its text cannot be read"
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
 
 
@@ -68,14 +72,17 @@ def without_running(record: Record, token: int, now_ms: int) -> Settlement | Non
     """
     if token_deadline_ms(token) <= now_ms:
         return release(record, token)
-    encoded = record.envelope.rule
-    if encoded is None:
-        return None
+    return None if record.envelope.rule is None else by_policy(record, token, now_ms)
+
+
+def by_policy(record: Record, token: int, now_ms: int) -> Settlement | None:
+    """Return how an occurrence of a recurring message ends without a run, if its policies say so."""
+    assert record.envelope.rule is not None
     reason: DeadReason | None = "killed_worker" if is_killer(record) else None
     error = None
     is_skipped = False
     try:
-        rule = recurrence.decode_rule(encoded)
+        rule = recurrence.decode_rule(record.envelope.rule)
         is_skipped = recurrence.is_missed(rule, record.due_ms, now_ms) or recurrence.is_overlapped(rule, record.live)
     except RecordFormatError as unreadable:
         reason, error = "undecodable", error_text(unreadable)

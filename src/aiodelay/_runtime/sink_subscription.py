@@ -8,8 +8,19 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aiodelay.errors import SinkUnavailableError
-from aiodelay.model import Claim, Delivery, Demand, Failed, Lane, SendOutcome, Sent, Settlement, SettleOutcome
+from aiodelay.errors import SinkUnavailableError, cut
+from aiodelay.model import (
+    Claim,
+    Delivery,
+    Demand,
+    Failed,
+    Lane,
+    NotTaken,
+    SendOutcome,
+    Sent,
+    Settlement,
+    SettleOutcome,
+)
 from aiodelay.ports import Sink
 from aiodelay.retry import GiveUp, Retry
 from aiodelay.transitions import delivery_id
@@ -49,6 +60,8 @@ class SinkSubscription:
     _failures: int = 0
     _is_paused: bool = False
     _sends: set[asyncio.Task[None]] = field(default_factory=set)
+    _refusing: dict[str, int] = field(default_factory=dict)
+    """Addresses that take nothing, with how many batches they have refused in a row."""
 
     @property
     def lane(self) -> Lane:
@@ -114,6 +127,7 @@ class SinkSubscription:
             await self._send_apart(ready, deliveries, error)
             return
         self._failures = 0
+        self._note_addresses(ready, outcomes)
         for held, outcome in zip(ready, outcomes, strict=True):
             self.book.settle(held, self._settlement(held, outcome))
 
@@ -126,6 +140,22 @@ class SinkSubscription:
         while ready:
             await self._send_and_settle(ready[:1], deliveries[:1])
             del ready[:1], deliveries[:1]
+
+    def _note_addresses(self, sent: list[Held], outcomes: Sequence[SendOutcome]) -> None:
+        """Count refusals, and tell once that an address takes nothing, and once that it does again."""
+        reasons: dict[str, str] = {}
+        for held, outcome in zip(sent, outcomes, strict=True):
+            address = held.claim.record.envelope.address
+            if isinstance(outcome, NotTaken):
+                reasons[address] = outcome.reason
+            elif address in self._refusing and isinstance(outcome, Sent):
+                del self._refusing[address]
+                log.warning("%s:%s takes messages again", self.lane, address)
+        for address, reason in reasons.items():
+            before = self._refusing.get(address, 0)
+            self._refusing[address] = before + 1
+            if not before:
+                log.warning("%s:%s takes nothing (%s); its messages wait in the store", self.lane, address, reason)
 
     def _settled_unsent(self, held: Held) -> bool:
         record = held.claim.record
@@ -143,10 +173,10 @@ class SinkSubscription:
         """Ask for nothing for a while, longer each time."""
         if not self._failures:
             log.warning("%s; its messages wait in the store", error)
-        pause = min(FIRST_PAUSE_S * 2 ** min(self._failures, 10), LONGEST_PAUSE_S) * random.uniform(0.5, 1)
+        pause_s = _pause_s(self._failures)
         self._failures += 1
         self._is_paused = True
-        asyncio.get_running_loop().call_later(pause, self._resume)
+        asyncio.get_running_loop().call_later(pause_s, self._resume)
 
     def _resume(self) -> None:
         self._is_paused = False
@@ -156,6 +186,16 @@ class SinkSubscription:
         record, token, now = held.claim.record, held.claim.token, self.now_ms()
         if isinstance(outcome, Sent):
             return settling.done(record, token, now)
+        if isinstance(outcome, NotTaken):
+            due_ms = now + int(1000 * _pause_s(self._refusing.get(record.envelope.address, 1) - 1))
+            return settling.again(
+                record,
+                token,
+                now,
+                due_ms=due_ms,
+                attempt=record.attempt,
+                error=cut(outcome.reason, settling.ERROR_LIMIT),
+            )
         attempt = record.attempt + 1
         decision = (
             self.retry.decide(attempt, SinkRefusal(outcome.error), random.random()) if outcome.retryable else None
@@ -168,6 +208,12 @@ class SinkSubscription:
 
 class SinkRefusal(Exception):  # noqa: N818 - stands for a sink's refusal in a retry decision, never raised
     """What a sink refused."""
+
+
+def _pause_s(failures: int) -> float:
+    """Return how long to ask for nothing after so many failures before this one: longer each time."""
+    longest: float = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
+    return longest * random.uniform(0.5, 1)
 
 
 def _delivery(claim: Claim, now_ms: int) -> Delivery:

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiodelay.context import Context, Later, Reject
 from aiodelay.errors import HandlerResultError, HandlerTimeoutError
-from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
+from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Done, Lane, Settlement, SettleOutcome
 from aiodelay.retry import GiveUp, Retry
 from aiodelay.transitions import token_deadline_ms
 
@@ -119,18 +119,19 @@ class HandlerSubscription:
         """Take claims, no more than were requested; give them back if it is draining."""
         self.in_flight += len(claims)
         self._waiting.extend(self.book.add(claims, self))
-        if self.is_draining:
-            self.drain()
+        self._give_back()
         self._start_runner()
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change how many may run at once; runs that are under way end as they are."""
         self.concurrency = concurrency
+        self._give_back()
         self._start_runner()
         self.on_free()
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         self.in_flight -= 1
+        self._start_runner()
 
     def lost(self, held: Held) -> None:
         run = self._running.get(id(held))
@@ -140,8 +141,14 @@ class HandlerSubscription:
     def drain(self) -> None:
         """Take nothing more, and give back what has not started."""
         self.is_draining = True
-        while self._waiting:
-            self._release(self._waiting.popleft())
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Give back what there is no room for any more: demand may have shrunk while its claim was on its way."""
+        room = 0 if self.is_draining else max(self.concurrency - len(self._running), 0)
+        without_room = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
+        for held in reversed(without_room):
+            self._release(held)
 
     def stop(self) -> None:
         """Cancel what still runs; its messages go back to the store."""
@@ -159,35 +166,45 @@ class HandlerSubscription:
     # --- runners ------------------------------------------------------------------------------------------
 
     def _start_runner(self) -> None:
-        """Start one runner; it starts more as soon as a handler waits."""
-        if self._waiting and self._runners < self.concurrency:
+        """Start one runner, unless one is at work; it starts more as soon as its handler waits."""
+        if self._runners == len(self._running):
+            self._start_runners(most=1)
+
+    def _start_runners(self, most: int) -> None:
+        for _ in range(min(most, len(self._waiting), self.concurrency - self._runners)):
             self._runners += 1
             self.tasks.create_task(self._run(), name=f"aiodelay {self.lane}")
 
-    def _start_runners(self) -> None:
-        for _ in range(min(len(self._waiting), self.concurrency - self._runners)):
-            self._start_runner()
-
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        slice_ends = loop.time() + SLICE_S
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        now_s = loop.time()
+        slice_ends = now_s + SLICE_S
         try:
-            while self._waiting and self._runners <= self.concurrency:
+            while self._waiting and self._runners <= self.concurrency and not task.cancelling():
                 held = self._waiting.popleft()
                 if held.is_lost:
                     self.settled(held, SettleOutcome.GONE)
                     self.on_free()
                     continue
                 try:
-                    begun = self._begin(held, loop)
+                    begun = self._begin(held, loop, now_s)
                     settlement = await self._go_on(begun, loop) if isinstance(begun, _Run) else begun
+                except asyncio.CancelledError as error:  # of this task, by the scheduler's end or somebody's mistake
+                    if self.is_draining:
+                        self._release(held)
+                    else:
+                        self.book.settle(held, self._failed(held, error))
+                    raise
                 except Exception:
                     log.exception("%s: delivering %s failed in aiodelay itself", self.lane, held.claim.record.id)
                     settlement = self._own_fault(held)
                 self.book.settle(held, settlement)
-                if loop.time() >= slice_ends:
+                now_s = loop.time()
+                if now_s >= slice_ends:
                     await asyncio.sleep(0)
-                    slice_ends = loop.time() + SLICE_S
+                    now_s = loop.time()
+                    slice_ends = now_s + SLICE_S
         finally:
             self._runners -= 1
 
@@ -195,7 +212,7 @@ class HandlerSubscription:
         record, now = held.claim.record, self.now_ms()
         return settling.again(record, held.claim.token, now, due_ms=now + OWN_FAULT_MS, attempt=record.attempt)
 
-    def _begin(self, held: Held, loop: asyncio.AbstractEventLoop) -> Settlement | _Run:
+    def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | _Run:
         """Run a message's handler up to its end, or to where it first waits. No `await`: most end right here."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
@@ -210,19 +227,21 @@ class HandlerSubscription:
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows it
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
         context = self.context(record, max(now - record.due_ms, 0))
-        variables, started_s = contextvars.copy_context(), loop.time()
+        variables = contextvars.copy_context()
         if not self.spec.is_coroutine:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self.spec.concurrency, f"aiodelay {self.lane}")
             return _Run(
-                held, started_s, loop.run_in_executor(self._threads, variables.run, self.spec.call, event, context)
+                held,
+                started_s,
+                loop.run_in_executor(self._threads, variables.run, _in_thread, self.spec.call, event, context),
             )
         try:
             coroutine: Coroutine[Any, Any, Any] = self.spec.call(event, context)
             awaited = variables.run(coroutine.send, None)
         except StopIteration as end:
             return self._returned(held, end.value)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - data for the handler's retry policy
+        except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
             return self._failed(held, error)
         return _Run(held, started_s, rest_of(coroutine, variables, awaited))
 
@@ -235,7 +254,7 @@ class HandlerSubscription:
         if self.spec.timeout_ms is not None and self._timer is None:
             self._timer = loop.call_at(run.started_s + self.spec.timeout_ms / 1000, self._time_out)
         if self._waiting:
-            self._start_runners()
+            self._start_runners(most=len(self._waiting))
         try:
             result = await run.rest
         except asyncio.CancelledError as error:
@@ -244,9 +263,6 @@ class HandlerSubscription:
             return self._failed(held, error)
         finally:
             del self._running[id(held)]
-            for _ in range(run.cancels):  # a handler may have outlived its cancellation; the runner goes on
-                if run.task is not None:
-                    run.task.uncancel()
         return self._returned(held, result)
 
     def _time_out(self) -> None:
@@ -298,7 +314,10 @@ class HandlerSubscription:
         return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=text)
 
     def _returned(self, held: Held, result: object) -> Settlement:
-        record, token, now = held.claim.record, held.claim.token, self.now_ms()
+        record, token = held.claim.record, held.claim.token
+        if result is None and record.envelope.rule is None:
+            return Done(record.envelope.id, record.revision, token)
+        now = self.now_ms()
         if result is None:
             return settling.done(record, token, now)
         if isinstance(result, Later):
@@ -308,3 +327,11 @@ class HandlerSubscription:
         if inspect.iscoroutine(result):
             result.close()
         return self._failed(held, HandlerResultError(self.lane, type(result).__name__))
+
+
+def _in_thread(call: Callable[[Any, Context], Any], event: object, context: Context) -> object:
+    """Call a plain function. No future can hold a `StopIteration`: it becomes what a coroutine makes of it."""
+    try:
+        return call(event, context)
+    except StopIteration as error:
+        raise RuntimeError("handler raised StopIteration") from error

@@ -39,7 +39,7 @@ def demo(
     *,
     seconds: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
     store: str | None = None,
-    keep: Path | None = None,
+    keep: Annotated[Path | None, Parameter(validator=validators.Path(dir_okay=False))] = None,
 ) -> None:
     """Show messages being scheduled, delivered, retried, cancelled, replaced and given up, for real.
 

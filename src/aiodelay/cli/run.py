@@ -16,6 +16,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from aiodelay import AiodelayError, Scheduler
+from aiodelay.errors import kind_of
 
 from .errors import NOT_UNDERSTOOD, CommandError
 from .signals import stop_signals
@@ -83,7 +84,7 @@ def find_scheduler(target: str) -> Scheduler:
         CommandError: It is not of that form, is not there, or is no scheduler; says what is there instead.
     """
     module_name, _, path = target.partition(":")
-    if not module_name or not path:
+    if not module_name or not path or module_name.startswith("."):
         raise CommandError(
             f"{target!r} names no scheduler: write MODULE:OBJECT, such as shop:scheduler", exit_code=NOT_UNDERSTOOD
         )
@@ -94,7 +95,7 @@ def find_scheduler(target: str) -> Scheduler:
     for name in path.split("."):
         found = _attribute(found, name, target, module)
     if not isinstance(found, Scheduler):
-        raise CommandError(f"{target} is a {type(found).__qualname__}, not a Scheduler{_schedulers_in(module)}")
+        raise CommandError(f"{target} is {kind_of(found)}, not a Scheduler{_schedulers_in(module)}")
     return found
 
 

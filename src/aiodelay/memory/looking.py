@@ -17,6 +17,7 @@ from aiodelay.model import (
     LaneCounts,
     LoadBucket,
     Outcome,
+    PutBack,
     Query,
     Refused,
     Snapshot,
@@ -31,7 +32,7 @@ __all__ = ["Looking"]
 
 
 class Looking(Tables):
-    """`Inspectable`, `Holds`, `DeadLetters` and `Journal`."""
+    """`Inspectable`, `Holds`, `DeadLetters`, `PutsBack` and `Journal`."""
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -145,8 +146,11 @@ class Looking(Tables):
         letter = self._dead.get(key)
         if letter is None:
             return Refused("not_found")
-        if key.id in self._entries:
+        series, due_ms = self._series_of(key.id)
+        if key.id in self._entries or (series is not None and series.record.due_ms == due_ms):
             return Refused("exists")
+        if series is not None:
+            series.record = t.joined(series.record, due_ms)
         last = max(key.revision, self._revisions.get(key.id, now) or 0)
         record = t.redriven(letter.record, t.NO_OP, t.next_revision(now, last), now)
         del self._dead[key]
@@ -157,6 +161,27 @@ class Looking(Tables):
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         """Delete dead letters."""
         return sum(self._dead.pop(key, None) is not None for key in keys)
+
+    # --- what comes back ----------------------------------------------------------------------------------
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        """Store messages that had left."""
+        now = self.now_ms()
+        return [self._put_back(message, now) for message in messages]
+
+    def _put_back(self, message: PutBack, now: int) -> Stored:
+        record = message.record
+        if message.reason is not None:
+            is_new = DeadKey(record.id, record.revision) not in self._dead
+            if is_new:
+                self._bury(record, message.reason, now)
+            return Stored("stored" if is_new else "kept", record.revision, record.due_ms)
+        entry = self._entries.get(record.id)
+        if entry is not None:
+            return Stored("kept", entry.record.revision, entry.record.due_ms)
+        self._insert(record, t.retry_place(record, message.due_ms))
+        self._note("again", record, now, record.last_error or "")
+        return Stored("stored", record.revision, record.due_ms)
 
     # --- journal ------------------------------------------------------------------------------------------
 

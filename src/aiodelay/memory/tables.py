@@ -99,9 +99,8 @@ class Tables:
     def _forget(self, record: Record, now: int) -> None:
         """Remember for a while what is needed of a message that is gone."""
         message_id, version = record.id, record.envelope.version
-        occurrence = t.occurrence_of(message_id)
-        if occurrence is not None:
-            self._leave_series(*occurrence)
+        if t.occurrence_of(message_id) is not None:
+            self._leave_series(message_id)
             return
         self._remember_answer(record, now)
         self._revisions.add(message_id, record.revision, until_ms=now + RETRY_WINDOW_MS)
@@ -115,9 +114,15 @@ class Tables:
         if until > now and record.op != t.NO_OP and self._answers.get(record.op, now) is None:
             self._answers.add(record.op, t.first_answer(record), until_ms=until)
 
-    def _leave_series(self, series_id: str, due_ms: int) -> None:
-        """Strike an occurrence that has ended from its series' list."""
+    def _series_of(self, message_id: str) -> tuple[Entry | None, int]:
+        """Return an occurrence's series, None if there is none any more, and the occurrence's due time."""
+        series_id, due_ms = t.occurrence_of(message_id) or ("", 0)
         series = self._entries.get(series_id)
+        return (None if series is None or series.record.envelope.rule is None else series), due_ms
+
+    def _leave_series(self, message_id: str) -> None:
+        """Strike an occurrence that has ended from its series' list."""
+        series, due_ms = self._series_of(message_id)
         if series is not None and due_ms in series.record.live:
             live = tuple(due for due in series.record.live if due != due_ms)
             series.record = replace(series.record, live=live)

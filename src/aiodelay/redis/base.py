@@ -29,16 +29,17 @@ class _ServerTime:
     """The server's clock as far as answers tell: the largest distance from ours heard lately is the truest."""
 
     def __init__(self, server_ms: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._ahead_ms = server_ms - self._loop.time() * 1000
+        loop = asyncio.get_running_loop()
+        self._local_s = loop.time
+        self._ahead_ms = server_ms - self._local_s() * 1000
 
     def heard(self, now_ms: int) -> None:
-        ahead_ms = now_ms - self._loop.time() * 1000
+        ahead_ms = now_ms - self._local_s() * 1000
         if ahead_ms > self._ahead_ms or ahead_ms < self._ahead_ms - STEP_MS:
             self._ahead_ms = ahead_ms
 
     def now_ms(self) -> float:
-        return self._loop.time() * 1000 + self._ahead_ms
+        return self._local_s() * 1000 + self._ahead_ms
 
 
 class _Opened:
@@ -48,7 +49,6 @@ class _Opened:
         self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
         self.writer = uuid4().hex[:16]
         self.client = Client(options, keys, self.writer)
-        self.lanes = Lanes(self.client, keys)
         self.time: _ServerTime | None = None
 
 
@@ -143,18 +143,17 @@ class Base:
         except Fault as fault:
             raise StoreUnavailableError(self.name, fault.reason) from fault
 
-    async def lanes_of(self, values: Sequence[bytes]) -> Lanes:
-        """Return the names of lanes; all that these values of `msg` name are among them.
+    async def lanes_of(self, values: Sequence[object]) -> Lanes:
+        """Read the names of lanes, if there are values to be read by them.
 
         Raises:
             StoreUnavailableError: They could not be read.
         """
-        lanes = self._checked().lanes
-        try:
-            await lanes.learn(values)
-        except Fault as fault:
-            raise StoreUnavailableError(self.name, fault.reason) from fault
-        return lanes
+        if not values:
+            return Lanes({})
+        reply = await self.command("HGETALL", self._keys.key("lanes"))
+        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+        return Lanes({name.decode("utf-8", "backslashreplace"): int(number) for name, number in pairs})
 
     # --- time ---------------------------------------------------------------------------------------------
 
@@ -170,7 +169,7 @@ class Base:
         """Return the store's time as far as known, epoch ms."""
         if self._clock is not None:
             return self._clock.now_ms()
-        opened = self._checked()
+        opened = self._opened or self._checked()
         assert opened.time is not None
         return int(opened.time.now_ms())
 

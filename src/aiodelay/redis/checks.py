@@ -41,7 +41,8 @@ async def check_server(client: Client, keys: Keys, options: Options) -> None:
         await _check_layout(client, keys, options.name)
         await client.load_scripts()
     except Fault as fault:
-        raise StoreUnavailableError(options.name, fault.reason) from fault
+        advice = "; it does not speak RESP3: use protocol=2" if "command 'HELLO'" in fault.reason else ""
+        raise StoreUnavailableError(options.name, fault.reason + advice) from fault
 
 
 def _info(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply

@@ -37,25 +37,21 @@ class Client:
 
     Args:
         options: Where and how.
-        keys: What every script is given.
+        keys: What every script of a store is given; None where there is none.
         writer: Names this process in the stream of wake-ups.
     """
 
-    def __init__(self, options: Options, keys: Keys, writer: str) -> None:
-        self._options, self._keys = options, keys
+    def __init__(self, options: Options, keys: Keys | None = None, writer: str = "") -> None:
+        self._options = options
         self._failures = 0
         self._timeout_s = options.timeout_ms / 1000
-        self._head: dict[str, tuple[list[Arg], list[Arg]]] = {}
-        fixed: list[Arg] = [len(keys.fixed), *keys.fixed]
-        for name in NAMES:
-            source = script(name)
-            self._head[name] = (["EVALSHA", source.sha, *fixed], ["EVAL", source.text, *fixed])
+        self._fixed: list[Arg] = [] if keys is None else [len(keys.fixed), *keys.fixed]
         self._common: list[Arg] = ["", options.journal, writer]
         self._pool = self._new_pool()
 
-    def _new_pool(self) -> BlockingConnectionPool:
+    def _new_pool(self) -> _Pool:
         kind, kwargs = self._connection()
-        return BlockingConnectionPool(
+        return _Pool(
             max_connections=self._options.connections, timeout=self._timeout_s, connection_class=kind, **kwargs
         )
 
@@ -83,7 +79,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Close all connections; idempotent."""
-        await _close(self._pool)
+        await self._pool.close_all()
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -100,15 +96,25 @@ class Client:
             Fault: It did not succeed.
         """
         common: list[Arg] = ["" if now_ms is None else now_ms, *self._common[1:]]
-        tail = [*common, *arguments]
         wait = self._wait_command() if durable else b""
-        by_sha, whole = self._head[name]
+        return await self._evaluate(name, [*self._fixed, *common, *arguments], wait)
+
+    async def run_on(self, name: str, keys: Sequence[str], arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
+        """Run a script that stands by itself, on keys of its own.
+
+        Raises:
+            Fault: It did not succeed.
+        """
+        return await self._evaluate(name, [len(keys), *keys, *arguments], b"")
+
+    async def _evaluate(self, name: str, tail: Sequence[Arg], wait: bytes) -> Any:  # noqa: ANN401 - what the script returns
+        source = script(name)
         try:
-            return await self._call(packed([*by_sha, *tail]), wait)
+            return await self._call(packed(["EVALSHA", source.sha, *tail]), wait)
         except NoScriptError:
             pass
         try:
-            return await self._call(packed([*whole, *tail]), wait)
+            return await self._call(packed(["EVAL", source.text, *tail]), wait)
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
@@ -196,7 +202,7 @@ class Client:
                 f"done, but only {confirmed or 0} of {replicas} replicas have it after {self._options.timeout_ms} ms",
             )
 
-    async def _failed(self, fault: Fault, pool: BlockingConnectionPool) -> None:
+    async def _failed(self, fault: Fault, pool: _Pool) -> None:
         """Count failures of connections; after some in a row, start afresh."""
         if not fault.is_connection:
             self._failures = 0
@@ -208,7 +214,31 @@ class Client:
             )
             self._failures = 0
             self._pool = self._new_pool()
-            await _close(pool)
+            await pool.close_all()
+
+
+class _Pool(BlockingConnectionPool):
+    """A pool that can be given up while calls are under way: what they bring back later is closed as well."""
+
+    _is_closed = False
+
+    async def close_all(self) -> None:
+        self._is_closed = True
+        try:
+            await self._close_all()
+        except asyncio.CancelledError:  # which leaves some of them open
+            await self._close_all()
+            raise
+
+    async def _close_all(self) -> None:
+        with suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.disconnect(inuse_connections=True)
+
+    async def release(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+        if self._is_closed:
+            await connection.disconnect(nowait=True)
+        await super().release(connection)
 
 
 async def _read_wait(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
@@ -216,9 +246,3 @@ async def _read_wait(connection: Any) -> Any:  # noqa: ANN401 - redis-py's conne
         return await connection.read_response()
     except ResponseError:  # it waits for nothing, as WAITAOF without an append-only file
         return None
-
-
-async def _close(pool: BlockingConnectionPool) -> None:
-    with suppress(RedisError, OSError, TimeoutError):
-        async with asyncio.timeout(CLOSE_S):
-            await pool.disconnect(inuse_connections=True)

@@ -25,7 +25,7 @@ FIXED = (
     "meta",
 )
 """The keys that every script is given, in this order."""
-DERIVED = ("due:", "leased:", "parked:", "done:", "ended:", "req:")
+DERIVED = ("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:")
 """How the keys begin that scripts derive from the tag: by lane, held address, window of time, worker."""
 
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
@@ -72,7 +72,7 @@ def member_of(message_id: str) -> bytes:
 def text_of(member: bytes) -> str:
     """Return the id that stands as `member`."""
     tag, rest = member[:1], member[1:]
-    if tag == _OWN and len(rest) == 16:
+    if len(rest) == 16 and tag == _OWN:
         return rest.hex()
     if tag == _SERIES and len(rest) >= 7:
         return occurrence_id(text_of(rest[:-6]), int.from_bytes(rest[-6:], "big"))

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
+from msgspec import structs
+
 from aiodelay.errors import RecordFormatError, UnsupportedByStoreError
 from aiodelay.model import (
     DeadKey,
@@ -49,10 +51,10 @@ class Looking(Base):
         except UnicodeEncodeError:  # nothing can stand under it
             return None
         found = await self._look([member])
-        return found[0] if found else None
+        return found.get(member)
 
-    async def _look(self, members: Sequence[bytes]) -> list[Snapshot]:
-        snapshots: list[Snapshot] = []
+    async def _look(self, members: Sequence[bytes]) -> dict[bytes, Snapshot]:
+        snapshots: dict[bytes, Snapshot] = {}
         for start in range(0, len(members), AT_ONCE):
             chunk = members[start : start + AT_ONCE]
             reply = await self.run("look", chunk)
@@ -64,11 +66,31 @@ class Looking(Base):
                     _snapshot(member, value, int(token or 0), lanes=lanes, held=held, now_ms=now_ms) if value else None
                 )
                 if snapshot is not None:
-                    snapshots.append(snapshot)
+                    snapshots[member] = snapshot
         return snapshots
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
-        """List messages by (next attempt, id)."""
+        """List messages by (next attempt, id).
+
+        Places are read before messages: what ends in between is left out and followed by the next, and what moves is
+        shown at the place where it was found, so that a page's last message is always where the next page begins.
+        """
+        found: list[Snapshot] = []
+        while len(found) < query.limit:
+            places = await self._places(query)
+            snapshots = await self._look(list(places.values()))
+            found += [
+                structs.replace(snapshots[member], next_attempt_ms=place[0])
+                for place, member in places.items()
+                if member in snapshots
+            ]
+            if len(places) < query.limit:
+                break
+            query = structs.replace(query, after=max(places))
+        return found[: query.limit]
+
+    async def _places(self, query: Query) -> dict[tuple[int, str], bytes]:
+        """Return the ids of the first messages by place, in order."""
         to: Arg = "+inf" if query.to_ms is None else f"({query.to_ms}"
         from_: Arg = "-inf" if query.from_ms is None else query.from_ms
         tie: Arg = ""
@@ -77,9 +99,7 @@ class Looking(Base):
         reply = await self.run("range", ["lanes", tie, from_, to, query.limit, *query.lanes])
         places = ((int(place), text_of(member), member) for member, place in _pairs(reply[1:]))
         found = {(place, name): member for place, name, member in places if _is_after((place, name), query)}
-        first = nsmallest(query.limit, found)
-        snapshots = await self._look([found[each] for each in first])
-        return sorted(snapshots, key=lambda each: (each.next_attempt_ms, each.record.id))
+        return {place: found[place] for place in nsmallest(query.limit, found)}
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state.
@@ -122,12 +142,10 @@ class Looking(Base):
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
         """List what is held."""
-        lanes = self._checked().lanes
         found: list[tuple[Lane, str | None]] = []
         members = await self.command("SMEMBERS", self._keys.key("holds"))
+        lanes = await self.lanes_of(list(members))
         for number, colon, address in (member.decode().partition(":") for member in members):
-            if int(number) not in lanes.numbers.values():
-                await self.lanes_of([b"\0" * 8 + int(number).to_bytes(2, "big")])
             found.append((lanes.name(int(number)), address if colon else None))
         return sorted(found, key=lambda each: (each[0], each[1] is not None, each[1] or ""))
 
@@ -139,25 +157,31 @@ class Looking(Base):
         """List dead letters, oldest first."""
         found: list[DeadLetter] = []
         while len(found) < limit:
-            page = await self._dead_page(after, limit)
-            if not page:
+            places = await self._dead_places(after, limit)
+            if not places:
                 break
-            found += [letter for letter in page if lane in (None, letter.record.envelope.lane)]
-            after = _by_death(page[-1])
+            letters = await self._letters(places)
+            found += [letter for letter in letters if lane in (None, letter.record.envelope.lane)]
+            after = max(places)
         return found[:limit]
 
-    async def _dead_page(self, after: tuple[int, str, int] | None, limit: int) -> list[DeadLetter]:
+    async def _dead_places(self, after: tuple[int, str, int] | None, limit: int) -> dict[tuple[int, str, int], bytes]:
+        """Return the keys in `dead` of the first letters by time, in order."""
         tie, from_ = ("", "-inf") if after is None else (str(after[0]), f"({after[0]}")
         reply = await self.run("range", ["graves", tie, from_, "+inf", limit])
         order = {
             (int(at_ms), text_of(key[:-6]), int.from_bytes(key[-6:], "big")): key for key, at_ms in _pairs(reply[1:])
         }
         first = nsmallest(limit, (each for each in order if after is None or each > after))
+        return {each: order[each] for each in first}
+
+    async def _letters(self, order: Mapping[tuple[int, str, int], bytes]) -> list[DeadLetter]:
         letters: list[DeadLetter] = []
+        first = list(order)
         for start in range(0, len(first), AT_ONCE):
             chunk = first[start : start + AT_ONCE]
             values = await self.command("HMGET", self._keys.key("dead"), *(order[each] for each in chunk))
-            lanes = await self.lanes_of([b"\0" * 6 + value[value[0] + 1 :][:34] for value in values if value])
+            lanes = await self.lanes_of(values)
             letters += [
                 read_letter(order[each], value, each[0], lanes)
                 for each, value in zip(chunk, values, strict=True)
@@ -196,26 +220,13 @@ class Looking(Base):
             entries = await self.command("XRANGE", self._keys.key("journal"), f"{after + 1}-0", "+", "COUNT", AT_ONCE)
             if not entries:
                 break
-            await self._checked().lanes.read()
+            lanes = await self.lanes_of(entries)
             for number, fields in entries:
                 after = int(number.partition(b"-")[0])
                 entry = dict(_pairs(fields))
                 if wanted in (None, entry[b"id"]):
-                    found.append(self._entry(after, entry))
+                    found.append(_entry(after, entry, lanes))
         return found[:limit]
-
-    def _entry(self, number: int, entry: Mapping[bytes, bytes]) -> JournalEntry:
-        return JournalEntry(
-            number,
-            int(entry[b"at"]),
-            entry[b"event"].decode(),
-            text_of(entry[b"id"]),
-            int(entry[b"revision"]),
-            self._checked().lanes.name(int(entry[b"lane"])),
-            int(entry[b"due"]),
-            int(entry[b"attempt"]),
-            entry[b"detail"].decode("utf-8", "backslashreplace"),
-        )
 
 
 def _snapshot(
@@ -227,7 +238,7 @@ def _snapshot(
         log.warning("message %r cannot be read: %s", text_of(member), error.problem)
         return None
     place_ms, _ = place_and_record(value)
-    number = b"%d" % (lane_number(value) or 0)
+    number = b"%d" % lane_number(value)
     if token:
         state = State.IN_FLIGHT
     elif number in held or number + b":" + record.envelope.address.encode() in held:
@@ -235,6 +246,20 @@ def _snapshot(
     else:
         state = State.OVERDUE if place_ms <= now_ms else State.SCHEDULED
     return Snapshot(record, state, place_ms)
+
+
+def _entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> JournalEntry:
+    return JournalEntry(
+        number,
+        int(entry[b"at"]),
+        entry[b"event"].decode(),
+        text_of(entry[b"id"]),
+        int(entry[b"revision"]),
+        lanes.name(int(entry[b"lane"])),
+        int(entry[b"due"]),
+        int(entry[b"attempt"]),
+        entry[b"detail"].decode("utf-8", "backslashreplace"),
+    )
 
 
 def _is_after(place: tuple[int, str], query: Query) -> bool:
@@ -253,7 +278,3 @@ def _place(address: str | None) -> str:
 
 def _dead_arguments(keys: Sequence[DeadKey]) -> list[Arg]:
     return [part for key in keys for part in (member_of(key.id), key.revision)]
-
-
-def _by_death(letter: DeadLetter) -> tuple[int, str, int]:
-    return letter.at_ms, letter.record.id, letter.record.revision

@@ -11,7 +11,7 @@ from msgspec import Struct
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.urls import UrlOptions
 
-__all__ = ["Durability", "Options", "read_url"]
+__all__ = ["Durability", "Options", "read_options", "read_url"]
 
 Durability: TypeAlias = tuple[Literal["memory", "replicated", "fsynced"], int]
 """A level, and for `replicated` how many replicas must have it."""
@@ -20,7 +20,7 @@ MAX_JOURNAL = 10_000_000
 MAX_TIMEOUT_MS = 600_000
 FORMS = "redis://host:6379/0, rediss://user:password@host/0, unix:///path/redis.sock?db=0, valkey://, valkeys://"
 _LEVELS = "memory, replicated:<1 to 99>, fsynced"
-_SECURE = frozenset({"rediss", "valkeys"})
+_SECURE = frozenset({"rediss", "valkeys", "rediss-list"})
 
 
 class Options(Struct, frozen=True):
@@ -46,6 +46,14 @@ class Options(Struct, frozen=True):
     durability: Durability
     journal: int
 
+    def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
+        return f"Options({self.name!r})"
+
+    @property
+    def server(self) -> tuple[object, ...]:
+        """What is the same for two URLs that reach the same data as the same user."""
+        return self.socket, *(self.connection.get(name) for name in ("host", "port", "db", "username"))
+
 
 def read_url(url: str) -> Options:
     """Read a store's URL.
@@ -54,6 +62,17 @@ def read_url(url: str) -> Options:
         ConfigurationError: It is not of one of the known forms, or an option is unknown or out of range.
     """
     given = UrlOptions(url)
+    options = read_options(given)
+    given.finish()
+    return options
+
+
+def read_options(given: UrlOptions) -> Options:
+    """Read a URL's host, credentials and options; others may be left.
+
+    Raises:
+        ConfigurationError: It is not of one of the known forms, or an option is out of range.
+    """
     parts, masked = given.parts, given.masked
     timeout_ms = given.integer("timeout_ms", 5_000, 50, MAX_TIMEOUT_MS)
     connection: dict[str, Any] = {
@@ -69,7 +88,6 @@ def read_url(url: str) -> Options:
         connection |= _server(parts, masked)
     if parts.scheme in _SECURE:
         connection |= _tls(given)
-    given.finish()
     connection |= _credentials(parts, masked)
     socket = unquote(parts.path) if parts.scheme == "unix" else ""
     if parts.fragment or (parts.scheme == "unix" and not socket.strip("/")):

@@ -2,72 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from aiodelay.codecs import decode_record
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import DeadLetter, DeadReason, Envelope, Lane, Record
 from aiodelay.transitions import NO_OP
 
-from .client import Client
-from .keys import Keys, text_of
+from .keys import text_of
 
-__all__ = ["Lanes", "lane_number", "place_and_record", "read_letter", "read_record"]
+__all__ = [
+    "Lanes",
+    "due_and_revision",
+    "lane_number",
+    "place_and_record",
+    "read_letter",
+    "read_record",
+    "record_at",
+]
 
 _RAW = 255
 
 
 class Lanes:
-    """Names of lanes by number; lanes are never taken away, so that what was read once stays right."""
+    """Names of lanes by number, as of one answer: a server that lost what it held gives its lanes other numbers."""
 
-    def __init__(self, client: Client, keys: Keys) -> None:
-        self._client, self._key = client, keys.key("lanes")
-        self._names: dict[int, Lane] = {}
-        self.numbers: dict[Lane, int] = {}
-
-    async def read(self) -> Mapping[int, Lane]:
-        """Read them afresh.
-
-        Raises:
-            Fault: The server did not answer.
-        """
-        reply: Any = await self._client.command("HGETALL", self._key)
-        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-        self.numbers = {name.decode("utf-8", "backslashreplace"): int(number) for name, number in pairs}
-        self._names = {number: name for name, number in self.numbers.items()}
-        return self._names
+    def __init__(self, numbers: Mapping[Lane, int]) -> None:
+        self._names = {number: name for name, number in numbers.items()}
 
     def name(self, number: int) -> Lane:
         """Return a lane's name.
 
         Raises:
-            LookupError: It has not been read yet.
+            LookupError: It is not among them.
         """
         return self._names[number]
 
-    async def learn(self, values: Sequence[bytes]) -> None:
-        """Read the names again if one of these values is of a lane that is not known yet."""
-        numbers = {number for value in values if (number := lane_number(value)) is not None}
-        if not numbers <= self._names.keys():
-            await self.read()
 
-
-def _record_at(value: bytes) -> int:
+def record_at(value: bytes) -> int:
+    """Return where the record begins in a value of `msg`."""
     return 12 if value[:1] >= b"\x80" else 6
 
 
-def lane_number(value: bytes) -> int | None:
-    """Return the number of the lane that a value of `msg` names."""
-    at = _record_at(value) + 2
-    return int.from_bytes(value[at : at + 2], "big") if len(value) >= at + 2 else None
+def lane_number(value: bytes) -> int:
+    """Return the number of the lane that a value of `msg` names; what is cut short names none."""
+    at = record_at(value) + 2
+    return int.from_bytes(value[at : at + 2], "big")
 
 
 def place_and_record(value: bytes) -> tuple[int, bytes]:
     """Split a value of `msg` into the message's place in its lane and its record."""
-    at = _record_at(value)
+    at = record_at(value)
     place_ms = int.from_bytes(value[6:12], "big") if at == 12 else int.from_bytes(value[at + 10 : at + 16], "big")
     return place_ms, value[at:]
+
+
+def due_and_revision(value: bytes) -> tuple[int, int]:
+    """Return what the prefix of a value of `msg` says, whatever the rest is."""
+    at = record_at(value) + 4
+    return int.from_bytes(value[at + 6 : at + 12], "big"), int.from_bytes(value[at : at + 6], "big")
 
 
 def read_record(member: bytes, value: bytes, lanes: Lanes) -> Record:
@@ -76,7 +69,7 @@ def read_record(member: bytes, value: bytes, lanes: Lanes) -> Record:
     Raises:
         RecordFormatError: It cannot be read.
     """
-    return decode_record(value[_record_at(value) :], message_id=text_of(member), lane=lanes.name)
+    return decode_record(value[record_at(value) :], message_id=text_of(member), lane=lanes.name)
 
 
 def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLetter:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
+import hiredis
 from msgspec import Struct
 
 __all__ = ["NAMES", "Arg", "Script", "packed", "script", "source_of"]
@@ -16,6 +17,8 @@ Arg = bytes | str | int
 
 NAMES = (
     "apply",
+    "back",
+    "blocked",
     "claim",
     "counts",
     "hold",
@@ -26,8 +29,9 @@ NAMES = (
     "renew",
     "settle",
     "tidy",
+    "transfer",
 )
-"""All scripts."""
+"""All scripts of a store."""
 
 _PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
 
@@ -57,11 +61,5 @@ def script(name: str) -> Script:
 
 def packed(arguments: Sequence[Arg]) -> bytes:
     """Write a command as Redis reads it."""
-    parts = [b"*%d\r\n" % len(arguments)]
-    for argument in arguments:
-        if isinstance(argument, bytes):
-            written = argument
-        else:
-            written = argument.encode() if isinstance(argument, str) else b"%d" % argument
-        parts.append(b"$%d\r\n%b\r\n" % (len(written), written))
-    return b"".join(parts)
+    command: bytes = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type] # its stub knows tuples of one alone
+    return command

@@ -17,9 +17,9 @@ from aiodelay.ports import StoreTraits, Work
 from .commands import BAD_VALUE, answer_of, arguments_of, chunks_of, outcome_of
 from .faults import Fault
 from .keys import Keys
-from .looking import Looking
 from .options import read_url
 from .scripts import Arg
+from .transfer import Transfers
 from .waking import Listener
 from .work import RedisWork
 
@@ -39,7 +39,7 @@ _TRAITS = StoreTraits(
 )
 
 
-class RedisStore(Looking):
+class RedisStore(Transfers):
     """Keeps messages in one Redis or Valkey server; any number of processes may open the same.
 
     Args:
@@ -105,7 +105,7 @@ class RedisStore(Looking):
         opened, workers = self._checked(), self._keys.key("workers")
         work = RedisWork(self, worker)
         await self.command("HSET", workers, worker, msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)]))
-        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, work.wake)
+        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.wake_all)
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(listener.run(), name="aiodelay redis wake-ups")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,9 +31,9 @@ from aiodelay.model import (
 )
 from aiodelay.wakeup import WakeUp
 
-from .held import HeldClaims
+from .held import Held, HeldClaims, plain_arguments
 from .keys import member_of, text_of
-from .reading import read_record
+from .reading import Lanes, read_record
 from .scripts import Arg
 from .workers import SERVED_WINDOW_MS, served_lanes
 
@@ -43,9 +44,10 @@ __all__ = ["RedisWork"]
 
 log = logging.getLogger("aiodelay.redis")
 
-RETRY_COST = MAX_CLAIM_BYTES // 125
-"""What a retry or a dead letter counts beside its bytes: at most 125 a script, which rewrites each record."""
+_COST = MAX_CLAIM_BYTES // 125
+"""What an end that is not plain counts beside its bytes: at most 125 a script, which reads and rewrites each record."""
 _SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
+_NOT_HELD = ord("n")
 _RENEWED = {
     ord("r"): RenewOutcome.RENEWED,
     ord("c"): RenewOutcome.CANCELLED,
@@ -77,25 +79,26 @@ class RedisWork:
         if request != self._last:
             self._last, self._is_answered = request, False
             self._turn += 1
-        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered), *self._demands(demand)]
+        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered)]
+        names: list[Lane] = []
+        for lane, each in self._in_turn(demand):
+            arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
+            names += [lane, *each.aliases]
         reply = await self._store.run("claim", arguments)
         self._is_answered = True
         now_ms = self._store.heard(reply[0])
-        claims = await self._read(reply[3:], int(reply[2] or 0))
+        lanes = Lanes(dict(zip(names, map(int, reply[3].split()), strict=True)))
+        claims = await self._read(reply[4:], int(reply[2] or 0), lanes)
         return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None)
 
-    def _demands(self, demand: Mapping[Lane, Demand]) -> list[Arg]:
+    def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
         wanted = [(lane, each) for lane, each in demand.items() if each.messages > 0]
         first = self._turn % len(wanted) if wanted else 0
-        found: list[Arg] = []
-        for lane, each in wanted[first:] + wanted[:first]:
-            found += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
-        return found
+        return wanted[first:] + wanted[:first]
 
-    async def _read(self, pairs: Sequence[bytes], token: int) -> list[Claim]:
+    async def _read(self, pairs: Sequence[bytes], token: int, lanes: Lanes) -> list[Claim]:
         """Read what was claimed; what cannot be read is given up at once, and its neighbours are delivered."""
         members, values = pairs[::2], pairs[1::2]
-        lanes = await self._store.lanes_of(values)
         claims: list[Claim] = []
         unreadable: list[Settlement] = []
         for member, value in zip(members, values, strict=True):
@@ -109,7 +112,7 @@ class RedisWork:
             else:
                 claim = Claim(record, token)
                 claims.append(claim)
-                self._held.add(claim, lanes.numbers[record.envelope.lane])
+                self._held.add(record.envelope.id, member, value, token)
         if unreadable:
             await self.settle(unreadable)
         return claims
@@ -118,47 +121,33 @@ class RedisWork:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims."""
-        outcomes: list[SettleOutcome] = []
-        for chunk in self._chunks(settlements):
-            outcomes += await self._settle(chunk)
-            self._held.drop(chunk)
-        self._store.wake_all()
-        return outcomes
-
-    def _chunks(self, settlements: Sequence[Settlement]) -> list[Sequence[Settlement]]:
-        """Cut settlements into parts that one script may take; it reads the records of those that are not plain."""
-        chunks: list[Sequence[Settlement]] = []
-        start = size = 0
+        has_journal = self._store.keeps_journal
+        plain: list[tuple[int, Held]] = []
+        others: list[tuple[int, Settlement, int]] = []
         for i, settlement in enumerate(settlements):
-            bytes_ = self._held.size_of(settlement.id)
-            if type(settlement) is not Done:
-                bytes_ += RETRY_COST
-            if i > start and (i - start == MAX_CLAIM_MESSAGES or size + bytes_ > MAX_CLAIM_BYTES):
-                chunks.append(settlements[start:i])
-                start, size = i, 0
-            size += bytes_
-        if settlements:
-            chunks.append(settlements[start:])
-        return chunks
-
-    async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
-        plain: dict[str, tuple[int, list[Arg]]] = {}
-        others: list[tuple[int, Settlement]] = []
-        for i, settlement in enumerate(settlements):
-            known = None if self._store.keeps_journal or settlement.id in plain else self._held.plain(settlement)
-            if known is None:
-                others.append((i, settlement))
+            held, is_plain = self._held.take(settlement)
+            if held is not None and is_plain and not has_journal:
+                plain.append((i, held))
             else:
-                plain[settlement.id] = (i, known)
-        arguments: list[Arg] = [len(plain)]
-        for _, known in plain.values():
-            arguments += known
-        for _, settlement in others:
+                others.append((i, settlement, _COST + (held.size if held else 0)))
+        letters: dict[int, int] = {}
+        for of_plain, of_others in zip_longest(_cut(plain), _cut_by_cost(others), fillvalue=()):
+            letters |= await self._settle(of_plain, of_others)
+        not_held = [(i, settlements[i], _COST) for i, letter in letters.items() if letter == _NOT_HELD]
+        for chunk in _cut_by_cost(not_held):
+            letters |= await self._settle((), chunk)
+        self._store.wake_all()
+        return [_SETTLED[letters[i]] for i in range(len(settlements))]
+
+    async def _settle(
+        self, plain: Sequence[tuple[int, Held]], others: Sequence[tuple[int, Settlement, int]]
+    ) -> dict[int, int]:
+        arguments, order = plain_arguments([held for _, held in plain], self._store.now_ms())
+        for _, settlement, _ in others:
             arguments += _settlement_arguments(settlement)
         letters = await self._store.run("settle", arguments)
-        order = [i for i, _ in plain.values()] + [i for i, _ in others]
-        outcomes = dict(zip(order, letters, strict=True))
-        return [_SETTLED[outcomes[i]] for i in range(len(settlements))]
+        indexes = [plain[i][0] for i in order] + [i for i, _, _ in others]
+        return dict(zip(indexes, letters, strict=True))
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Prolong leases."""
@@ -208,6 +197,22 @@ class RedisWork:
     def status(self) -> WorkStatus:
         """Say whether claims are served."""
         return WorkStatus("ready")
+
+
+def _cut(plain: Sequence[tuple[int, Held]]) -> Iterator[Sequence[tuple[int, Held]]]:
+    for start in range(0, len(plain), MAX_CLAIM_MESSAGES):
+        yield plain[start : start + MAX_CLAIM_MESSAGES]
+
+
+def _cut_by_cost(others: Sequence[tuple[int, Settlement, int]]) -> Iterator[Sequence[tuple[int, Settlement, int]]]:
+    start = cost = 0
+    for i, (_, _, own) in enumerate(others):
+        if i > start and cost + own > MAX_CLAIM_BYTES:
+            yield others[start:i]
+            start, cost = i, 0
+        cost += own
+    if others:
+        yield others[start:]
 
 
 def _settlement_arguments(settlement: Settlement) -> list[Arg]:

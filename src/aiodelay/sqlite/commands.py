@@ -22,6 +22,7 @@ from aiodelay.model import (
 )
 
 from .connection import BAD_VALUE, bad_value
+from .forgetting import PURGED_PER_ENDED, purge_answers, purge_ended
 from .rows import INSERT_NEW, INSERT_SEVERAL_NEW, NEW_AT_ONCE, Row, headers_text, object_text
 from .tables import Entry, Tables
 
@@ -38,6 +39,15 @@ def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | 
     """
     if source is not None and not _move_position(tables, source):
         return [Refused("passed")] * len(commands)
+    outcomes = _apply_all(tables, commands, source)
+    if tables.answers:
+        purge_ended(tables, tables.answers * PURGED_PER_ENDED)
+        purge_answers(tables, tables.answers * PURGED_PER_ENDED)
+        tables.answers = 0
+    return outcomes
+
+
+def _apply_all(tables: Tables, commands: Sequence[Command], source: SourcePosition | None) -> list[Outcome]:
     if tables.careful and source is None:
         return [_apply_safely(tables, command) for command in commands]
     outcomes: list[Outcome] = []

@@ -33,6 +33,11 @@ LEAST_SQLITE = (3, 35, 0)  # RETURNING
 BUSY_S = 5.0
 """How long to try for the write lock that another process holds."""
 CACHE_KIB = 32_768
+# One statement, so that all is of one moment: another process may be creating the tables.
+OWNER = """
+    SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),
+           (SELECT count(*) FROM sqlite_master)
+"""
 TABLES = ("namespaces", "lanes", "messages", "queue", "parked", "leases", "ended", "ops", "tombstones", "dead", "holds")
 
 
@@ -169,10 +174,8 @@ class Database:
         Raises:
             StoreMismatchError: It is another program's, or of a newer schema.
         """
-        owner = self.connection.execute("PRAGMA application_id").fetchone()[0]
-        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        is_empty = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-        if owner != APPLICATION_ID and not is_empty:
+        owner, version, objects = self.connection.execute(OWNER).fetchone()
+        if owner != APPLICATION_ID and (owner or version or objects):
             raise StoreMismatchError("sqlite file", f"{self.path!r}, another program's database", "a file of its own")
         if version > SCHEMA_VERSION:
             raise StoreMismatchError(

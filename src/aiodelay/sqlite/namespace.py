@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aiodelay.model import Lane, Record
 
 from .connection import decoded_anyhow
 
-__all__ = ["Namespace"]
+__all__ = ["Namespace", "Sweep"]
+
+
+@dataclass(slots=True)
+class Sweep:
+    """How far this process has looked through what has ended, for what is over.
+
+    Attributes:
+        number: On from here.
+        first_ms: When the first of those looked at so far, and of those that came meanwhile, will be over.
+        rest_until_ms: Nothing is over before; set at the end of a sweep.
+    """
+
+    number: int = 0
+    first_ms: int = 0
+    rest_until_ms: int = 0
 
 
 class Namespace:
@@ -37,6 +53,9 @@ class Namespace:
         self.careful = False
         self.has_new = False
         """Whether this transaction gave a lane anything."""
+        self.answers = 0
+        """Answers written in this transaction."""
+        self.sweep: Sweep = Sweep()
         self.series_changed: set[int] = set()
         """Series of which an occurrence has ended in this transaction: what was read of them before is old."""
         self._next_n: int | None = None
@@ -57,6 +76,7 @@ class Namespace:
             careful: Expect rows that cannot be read: look at every column of each.
         """
         self.now, self.careful, self.has_new, self._next_n = now, careful, False, None
+        self.answers = 0
         self._notes.clear()
         self.series_changed.clear()
         self._connection.text_factory = decoded_anyhow if careful else str

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from aiodelay.codecs import storable_text
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
 
@@ -153,16 +154,9 @@ def _state(record: Record) -> Row:
         int(record.alone),
         int(record.no_retry),
         object_text(record.live) if record.live else None,
-        _storable(record.first_error),
-        _storable(record.last_error),
+        storable_text(record.first_error),
+        storable_text(record.last_error),
     )
-
-
-def _storable(text: str | None) -> str | None:
-    """Replace what UTF-8 cannot hold: a message must not be stuck because of its error's text."""
-    if text is None or text.isascii():
-        return text
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def record_of(row: Row, lane: Lane) -> Record:
@@ -183,6 +177,7 @@ def record_of(row: Row, lane: Lane) -> Record:
         type(payload) is type(op) is bytes
         and type(id_) is type(address) is type(type_) is str
         and type(due_ms) is type(revision) is type(expires_ms) is type(attempt) is type(lapses) is type(kills) is int
+        and (version is None or (type(version) is int and version >= 0))
         and encoding in _ENCODINGS
     ):
         raise RecordFormatError(_problem(row))
@@ -242,7 +237,7 @@ def _unreadable(row: Sequence[Any]) -> set[str]:
     found = {name for name in numbers if type(value[name]) is not int}
     found |= {name for name in texts if value[name] is not None and not _is_text(value[name])}
     found |= {name for name in ("payload", "key", "op") if value[name] is not None and type(value[name]) is not bytes}
-    if value["version"] is not None and type(value["version"]) is not int:
+    if value["version"] is not None and (type(value["version"]) is not int or value["version"] < 0):
         found.add("version")
     if value["encoding"] not in _ENCODINGS:
         found.add("encoding")

@@ -120,6 +120,8 @@ CREATE TRIGGER schedule_insert INSTEAD OF INSERT ON schedule
 BEGIN
     SELECT RAISE(ABORT, 'schedule: id must be text of 1 to 255 characters')
     WHERE typeof(NEW.id) <> 'text' OR length(NEW.id) NOT BETWEEN 1 AND 255;
+    SELECT RAISE(ABORT, 'schedule: id must not end in ~ and ten or more digits, which names an occurrence of a series')
+    WHERE rtrim(NEW.id, '0123456789') LIKE '%~' AND length(NEW.id) - length(rtrim(NEW.id, '0123456789')) >= 10;
     SELECT RAISE(ABORT, 'schedule: lane must be text')
     WHERE typeof(NEW.lane) <> 'text' OR NEW.lane = '';
     SELECT RAISE(ABORT, 'schedule: due_ms must be an integer, epoch milliseconds')
@@ -130,6 +132,8 @@ BEGIN
     WHERE coalesce(NEW.encoding, '') NOT IN ('', 'json', 'msgpack');
     SELECT RAISE(ABORT, 'schedule: headers must be a JSON object of base64 text')
     WHERE NEW.headers IS NOT NULL AND NOT json_valid(NEW.headers);
+    SELECT RAISE(ABORT, 'schedule: version must be an integer, 0 or more')
+    WHERE NEW.version IS NOT NULL AND (typeof(NEW.version) <> 'integer' OR NEW.version < 0);
     SELECT RAISE(ABORT, 'schedule: late must be 0, 1 or 2; unless it is 0, expires_ms must be an integer')
     WHERE coalesce(NEW.late, 0) NOT IN (0, 1, 2)
         OR typeof(NEW.expires_ms) NOT IN ('integer', iif(coalesce(NEW.late, 0) = 0, 'null', 'integer'));

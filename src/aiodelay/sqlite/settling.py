@@ -19,14 +19,13 @@ from aiodelay.model import (
     SettleOutcome,
 )
 
+from .forgetting import PURGED_PER_ENDED, purge_ended
 from .rows import object_text
 from .tables import LARGE_BYTES, Entry, Tables
 
-__all__ = ["Held", "HeldClaims", "purge_ended", "renew", "settle"]
+__all__ = ["Held", "HeldClaims", "renew", "settle"]
 
 MOST_HELD = 20_000
-PURGED_PER_SETTLEMENT = 2
-FAR_MS = 86_400_000
 
 
 class Held(NamedTuple):
@@ -95,7 +94,8 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
                 outcomes[i] = _settle(tables, settlement)
             elif isinstance(settlement, Done):
                 tables.note(settlement.outcome, plain[by_index[i]].record)
-    purge_ended(tables, len(settlements) * PURGED_PER_SETTLEMENT, at_head=True)
+    if settlements:
+        purge_ended(tables, len(settlements) * PURGED_PER_ENDED)
     return outcomes
 
 
@@ -123,29 +123,6 @@ def _end(tables: Tables, numbers: Sequence[int], held: Mapping[int, Held]) -> No
     if large:
         query = "UPDATE messages SET payload = x'' WHERE n IN (SELECT value FROM json_each(?))"
         tables.execute(query, (object_text(large),))
-
-
-def purge_ended(tables: Tables, limit: int, *, at_head: bool) -> None:
-    """Delete messages that need not be remembered any more, lowest numbers first.
-
-    Args:
-        tables: In a transaction.
-        limit: Most messages to delete.
-        at_head: Let the lowest number stand for all: nothing is read further if its time has not come. The others
-            wait for it, a window at most.
-    """
-    over = "(until_ms <= :now OR until_ms > :far)"  # the latter: written before the clock was set back by a day or more
-    values = {"now": tables.now, "far": tables.now + FAR_MS, "ns": tables.ns, "limit": limit}
-    if at_head:
-        query = f"SELECT {over} FROM ended WHERE ns = :ns ORDER BY n LIMIT 1"
-        head = tables.execute(query, values).fetchone()
-        if not head or not head[0]:
-            return
-    query = f"SELECT n FROM ended WHERE ns = :ns AND {over} ORDER BY n LIMIT :limit"
-    numbers = object_text([n for (n,) in tables.execute(query, values)])
-    tables.execute("DELETE FROM messages WHERE n IN (SELECT value FROM json_each(?))", (numbers,))
-    query = "DELETE FROM ended WHERE ns = ? AND n IN (SELECT value FROM json_each(?))"
-    tables.execute(query, (tables.ns, numbers))
 
 
 def _settle(tables: Tables, settlement: Settlement) -> SettleOutcome:

@@ -25,10 +25,12 @@ from aiodelay.model import (
     LaneCounts,
     LoadBucket,
     Outcome,
+    PutBack,
     Query,
     Refused,
     Snapshot,
     SourcePosition,
+    Stored,
     Unknown,
 )
 from aiodelay.ports import StoreTraits, Work
@@ -249,6 +251,9 @@ class SqliteStore:
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         return await self.write(lambda tables: upkeep.purge(tables, keys), size=len(keys))
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        return await self.write(lambda tables: upkeep.put_back(tables, messages), size=len(messages))
 
 
 def _outcome_of(failure: Failure) -> Outcome:

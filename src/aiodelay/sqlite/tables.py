@@ -207,17 +207,28 @@ class Tables(Namespace):
         found = self.execute(query, (self.ns, message_id, self.now)).fetchone()
         return None if found is None else int(found[0])
 
+    # --- series -------------------------------------------------------------------------------------------
+
+    def series_of(self, message_id: str) -> tuple[Entry | None, int]:
+        """Return an occurrence's series, None if there is none any more, and the occurrence's due time."""
+        occurrence = t.occurrence_of(message_id)
+        if occurrence is None:
+            return None, 0
+        series = self.find(occurrence[0])
+        recurs = series is not None and not series.is_over and series.record.envelope.rule is not None
+        return (series if recurs else None), occurrence[1]
+
+    def set_live(self, series: Entry, live: Sequence[int]) -> None:
+        """Write which occurrences go on beside a series."""
+        self.execute("UPDATE messages SET live = ? WHERE n = ?", (object_text(live) if live else None, series.n))
+        self.series_changed.add(series.n)
+
     def _leave_series(self, record: Record) -> bool:
         """Strike an occurrence that has ended from its series' list; return False for a message of its own."""
-        occurrence = t.occurrence_of(record.id)
-        if occurrence is None:
-            return False
-        series = self.find(occurrence[0])
-        if series is not None and not series.is_over and occurrence[1] in series.record.live:
-            live = [due for due in series.record.live if due != occurrence[1]]
-            self.execute("UPDATE messages SET live = ? WHERE n = ?", (object_text(live) if live else None, series.n))
-            self.series_changed.add(series.n)
-        return True
+        series, due_ms = self.series_of(record.id)
+        if series is not None and due_ms in series.record.live:
+            self.set_live(series, [due for due in series.record.live if due != due_ms])
+        return t.occurrence_of(record.id) is not None
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -236,6 +247,7 @@ class Tables(Namespace):
         else:
             return
         until_ms = self.now + RETRY_WINDOW_MS if until_ms is None else until_ms
+        self.answers += 1
         self.execute(
             "INSERT INTO ops (ns, op, answer, detail, revision, due_ms, until_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (self.ns, op, *answer, until_ms),

@@ -9,11 +9,11 @@ import msgspec
 from aiodelay import transitions as t
 from aiodelay.codecs import decode_record
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import DeadKey, Lane, LaneState, Outcome, Refused, Stored, Tidied
+from aiodelay.model import DeadKey, Lane, LaneState, Outcome, PutBack, Refused, Stored, Tidied
 
 from .claims import return_lapsed
+from .forgetting import purge_answers, purge_ended
 from .rows import object_text
-from .settling import purge_ended
 from .tables import Tables
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "hold",
     "leave",
     "purge",
+    "put_back",
     "redrive",
     "release",
     "serve",
@@ -89,11 +90,8 @@ def _expire_late(tables: Tables, limit: int) -> int:
 
 def _purge_memory(tables: Tables, limit: int) -> None:
     """Forget what is past its window."""
-    purge_ended(tables, limit, at_head=False)
-    tables.execute(
-        "DELETE FROM ops WHERE n IN (SELECT n FROM ops WHERE ns = ? ORDER BY n LIMIT ?) AND until_ms <= ?",
-        (tables.ns, limit, tables.now),
-    )
+    purge_ended(tables, limit)
+    purge_answers(tables, limit)
     tables.execute(
         "DELETE FROM tombstones WHERE ns = ? AND id IN"
         " (SELECT id FROM tombstones WHERE ns = ? AND until_ms <= ? ORDER BY until_ms LIMIT ?)",
@@ -185,7 +183,8 @@ def _redrive(tables: Tables, key: DeadKey) -> Outcome:
     if found is None:
         return Refused("not_found")
     entry = tables.find(key.id)
-    if entry is not None and not entry.is_over:
+    series, due_ms = tables.series_of(key.id)
+    if (entry is not None and not entry.is_over) or (series is not None and series.record.due_ms == due_ms):
         return Refused("exists")
     lane = tables.lane_name(found[0])
     try:
@@ -198,6 +197,8 @@ def _redrive(tables: Tables, key: DeadKey) -> Outcome:
     tables.displace(entry)
     purge(tables, [key])
     tables.insert(record, tables.now, n)
+    if series is not None:
+        tables.set_live(series, t.joined(series.record, due_ms).live)
     tables.note("redriven", record)
     return Stored("stored", record.revision, record.due_ms)
 
@@ -206,3 +207,26 @@ def purge(tables: Tables, keys: Sequence[DeadKey]) -> int:
     """Delete dead letters; return how many there were."""
     query = "DELETE FROM dead WHERE ns = ? AND id = ? AND revision = ?"
     return sum(tables.execute(query, (tables.ns, *key)).rowcount for key in keys)
+
+
+def put_back(tables: Tables, messages: Sequence[PutBack]) -> list[Stored]:
+    """Store messages that had left; one answer each, in order."""
+    return [_put_back(tables, message) for message in messages]
+
+
+def _put_back(tables: Tables, message: PutBack) -> Stored:
+    record = message.record
+    if message.reason is not None:
+        query = "SELECT 1 FROM dead WHERE ns = ? AND id = ? AND revision = ?"
+        is_new = tables.execute(query, (tables.ns, record.id, record.revision)).fetchone() is None
+        if is_new:
+            tables.bury(record, message.reason)
+        return Stored("stored" if is_new else "kept", record.revision, record.due_ms)
+    entry = tables.find(record.id)
+    if entry is not None and not entry.is_over:
+        return Stored("kept", entry.record.revision, entry.record.due_ms)
+    n = tables.next_n()
+    tables.displace(entry)
+    tables.insert(record, t.retry_place(record, message.due_ms), n)
+    tables.note("again", record, record.last_error or "")
+    return Stored("stored", record.revision, record.due_ms)

@@ -26,7 +26,7 @@ from aiodelay.model import (
     Unknown,
     WorkStatus,
 )
-from aiodelay.ports import DeadLetters, Holds, Inspectable, Journal, Store, StoreTraits, Work
+from aiodelay.ports import DeadLetters, Holds, Inspectable, Journal, PutsBack, Store, StoreTraits, Work
 from aiodelay.timeunits import Duration, parse_duration
 
 __all__ = ["Fault", "FaultyStore", "InjectedBugError", "Injection", "Step"]
@@ -50,12 +50,13 @@ Fault: TypeAlias = Literal[
 """
 
 T = TypeVar("T")
-_ABILITIES: tuple[type, ...] = (Inspectable, DeadLetters, Holds, Journal)
+_ABILITIES: tuple[type, ...] = (Inspectable, DeadLetters, Holds, Journal, PutsBack)
 _ABILITY_METHODS = (
     *("get", "search", "counts", "load", "position"),
     *("dead_letters", "redrive", "purge"),
     *("hold", "release", "holds"),
     "journal",
+    "put_back",
 )
 
 

@@ -123,6 +123,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         seconds = self._now_us / _SECOND_US
         return seconds if seconds < _COARSE_S else math.nextafter(seconds, math.inf)
 
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call back after `delay` seconds; see `call_at`."""
+        now = self.time()
+        when = now + delay if delay <= 0 else max(now + delay, math.nextafter(now, math.inf))
+        return self.call_at(when, callback, *args, context=context)
+
     def call_at(
         self,
         when: float,
@@ -130,10 +142,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Call back at `when` on the scale of `time()`, rounded up to a microsecond; at `math.inf` never."""
+        """Call back at `when` on the scale of `time()`, rounded up to a microsecond; at `math.inf` never.
+
+        What is to happen later than now never happens at this instant: a loop that waits for what rounding leaves of
+        its time would spin for ever.
+        """
         if when == math.inf:
             return asyncio.TimerHandle(when, callback, args, self, context)
-        return super().call_at(_to_us(max(when, 0.0)) / _SECOND_US, callback, *args, context=context)
+        at_us = _to_us(max(when, 0.0))
+        if when > self.time():
+            at_us = max(at_us, self._now_us + 1)
+        return super().call_at(at_us / _SECOND_US, callback, *args, context=context)
 
     def run_until_complete(self, future: Generator[Any, None, _T] | Awaitable[_T]) -> _T:
         """Run until `future` is done, as asyncio does.

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from aiodelay.errors import AiodelayError, masked_url
 
-__all__ = ["Found", "NoServerError", "RedisServer", "redis_programs", "redis_servers", "serving"]
+__all__ = ["Found", "NoServerError", "RedisServer", "free_port", "redis_programs", "redis_servers", "serving"]
 
 START_S = 10.0
 GIVEN = "AIODELAY_TEST_REDIS_URL"
@@ -185,9 +185,10 @@ class RedisServer:
     """
 
     def __init__(self, program: str, *options: str, environment: Mapping[str, str] | None = None) -> None:
-        self._program, self._options, self._environment = program, options, environment or {}
+        self.program = program
+        self._options, self._environment = options, environment or {}
         self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-redis-", ignore_cleanup_errors=True)
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -224,7 +225,7 @@ class RedisServer:
             AiodelayError: It ended, or did not answer in time; the text holds its log.
         """
         command = [
-            self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
+            self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
             "--appendonly", "yes", "--save", "", "--unixsocket", str(self.socket), *self._options,
         ]  # fmt: skip
         with (self.folder / "log").open("ab") as log:  # a session of its own: Ctrl-C is meant for us, not for it
@@ -270,7 +271,8 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

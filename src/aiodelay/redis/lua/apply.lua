@@ -187,17 +187,32 @@ local function prefetch()
   end
 end
 
-check()
-if ARGV[4] ~= '' then
-  local passed = tonumber(call('HGET', SRC, ARGV[4]))
-  if passed and tonumber(ARGV[5]) <= passed then
-    for i = 1, count do answers[i + 1] = 'P' end
-    return answers
-  end
-  call('HSET', SRC, ARGV[4], ARGV[5])
+local function has_passed()
+  local passed = ARGV[4] ~= '' and tonumber(call('HGET', SRC, ARGV[4]))
+  return passed and tonumber(ARGV[5]) <= passed
 end
-if count > 0 then prefetch() end
-for i = 0, count - 1 do answers[i + 2] = carry_out(FIRST + i * STRIDE) end
-flush()
+
+local function carry_all_out()
+  if ARGV[4] ~= '' then call('HSET', SRC, ARGV[4], ARGV[5]) end
+  if count > 0 then prefetch() end
+  for i = 0, count - 1 do answers[i + 2] = carry_out(FIRST + i * STRIDE) end
+  flush()
+end
+
+-- WAIT and WAITAOF look at what their own connection wrote last: an answer that rests on what another one wrote, such as
+-- that to a repeated command, must write as well, or it would not be waited for.
+local function write_something()
+  if sequence then return end
+  open_gate()
+  sequence = tonumber(call('HGET', META, 'seq') or 0)
+end
+
+check()
+if has_passed() then
+  for i = 1, count do answers[i + 1] = 'P' end
+else
+  carry_all_out()
+end
+write_something()
 finish()
 return answers

@@ -1,11 +1,19 @@
 -- look: reads messages as they stand; writes nothing.
 --@ base record memory moves
 -- From ARGV[4] on: ids.
--- Returns now, what is held (as in `holds`), then the value ('' = there is none) and the token ('' = it is not leased)
+-- Returns now, what is held (as in `holds`) or takes nothing, then the value ('' = there is none) and the token ('' = it is not leased)
 -- of each.
-local answer = { text(now), call('SMEMBERS', HOLDS) }
+local held, seen = call('SMEMBERS', HOLDS), {}
+local answer = { text(now), held }
+
+local function add_blocked(n)
+  seen[n] = true
+  for _, address in ipairs(call('ZRANGE', blocked_key(n), 0, -1)) do held[#held + 1] = n .. ':' .. address end
+end
+
 for a = 4, #ARGV do
   local e = load(ARGV[a])
+  if e and not seen[e.lane] then add_blocked(e.lane) end
   local token = e and token_of(e)
   answer[#answer + 1] = e and e.value or ''
   answer[#answer + 1] = token and text(token) or ''

@@ -28,15 +28,20 @@ local function forget_past(limit)
   end
 end
 
+local window_keys = { o = {}, v = {} }
 local function window_for(kind, ends)
   local k = math.ceil(ends / STEP[kind])
+  local key = window_keys[kind][k]
+  if key then return key end
   local name = kind .. k
   if not known_windows().known[name] then
     forget_past(4)
     call('ZADD', DONE, k * STEP[kind], name)
     windows = nil
   end
-  return TAG .. NAME[kind] .. k
+  key = TAG .. NAME[kind] .. k
+  window_keys[kind][k] = key
+  return key
 end
 
 local recalled = {} -- by 'o' + op: false where nothing is remembered
@@ -113,4 +118,28 @@ local function remember_end(e)
     local ends = now + TOMBSTONE_WINDOW
     call('HSET', window_for('v', ends), e.id, u48(ends) .. version)
   end
+end
+
+-- As remember_end() does, of many without a version, in a few calls. `memories` holds pairs: 'o' + op, until u48 and answer;
+-- or 'r' + id, revision u48.
+local function remember_all(memories)
+  local ops, lists, of_ids = {}, {}, u48(now + WINDOW)
+  for i = 1, #memories, 2 do if byte(memories[i]) == 111 then ops[#ops + 1] = memories[i] end end
+  if #ops > 0 then prefetch_ops(ops) end
+  for i = 1, #memories, 2 do
+    local what, value, ends = memories[i], memories[i + 1], now + WINDOW
+    if byte(what) == 111 then
+      ends = recalled[what] and now or unpack_bytes('>I6', value)
+    else
+      value = of_ids .. value
+    end
+    if ends > now then
+      local key = window_for('o', ends)
+      local list = lists[key] or {}
+      lists[key] = list
+      list[#list + 1] = what
+      list[#list + 1] = value
+    end
+  end
+  for key, list in pairs(lists) do call('HSET', key, unpack(list)) end
 end

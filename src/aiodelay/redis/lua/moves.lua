@@ -35,6 +35,15 @@ local function park(e)
   call('ZADD', parked_key(e), e.place, member(e))
 end
 
+-- An address that its sink finds full or broken, by the lane's number: when it is tried next, and why it takes nothing.
+local function blocked_key(n) return TAG .. 'blocked:' .. n end
+local function why_key(n) return TAG .. 'why:' .. n end
+
+local function unblock(n, address)
+  call('ZREM', blocked_key(n), address)
+  call('HDEL', why_key(n), address)
+end
+
 local function insert(e, place)
   e.sequence, e.place, e.token = next_sequence(), place, false
   loaded[e.id] = e
@@ -65,25 +74,30 @@ local function take_out(e)
   e.token = false
 end
 
-local function strike(series_id, due) -- an occurrence has ended: its series lists it no more
-  local series = load(series_id)
+-- Returns an occurrence's series, nil if there is none any more, and the occurrence's due time.
+local function series_of(id)
+  if byte(id) ~= OCCURRENCE then return nil end
+  local series = load(sub(id, 2, -7))
+  return series and has(series, RECURRING) and series or nil, (unpack_bytes('>I6', id, #id - 5))
+end
+
+local function list_live(series, live)
+  rewrite(series, { l = written_list(live) })
+  store(series)
+end
+
+local function strike(id) -- an occurrence has ended: its series lists it no more
+  local series, due = series_of(id)
   if not series then return end
   local live, left = live_of(series), {}
   for _, each in ipairs(live) do if each ~= due then left[#left + 1] = each end end
-  if #left < #live then
-    rewrite(series, { l = written_list(left) })
-    store(series)
-  end
+  if #left < #live then list_live(series, left) end
 end
 
 local function forget(e) -- it was taken out, and nothing takes its place
   call('HDEL', MSG, e.id)
   loaded[e.id] = false
-  if byte(e.id) == OCCURRENCE then
-    strike(sub(e.id, 2, -7), (unpack_bytes('>I6', e.id, #e.id - 5)))
-  else
-    remember_end(e)
-  end
+  if byte(e.id) == OCCURRENCE then strike(e.id) else remember_end(e) end
 end
 
 local function finish_off(e)
@@ -141,6 +155,33 @@ local function move(e, due) -- its due time, and the time from which it is late 
   while contains(live, due) do due = due + 1 end
   if e.expires ~= 0 then e.expires = e.expires - e.due + due end
   e.due = due
+end
+
+local function written_error(e, error_text)
+  if error_text == '' then return {} end
+  local written = cmsgpack.pack(sub(error_text, 2))
+  local changes = { g = written }
+  if not field(e, 'f') then changes.f = written end
+  return changes
+end
+
+local function count_attempt(e, attempt, error_text)
+  e.attempt = math.min(tonumber(attempt), MOST_ATTEMPTS)
+  e.lapses, e.kills = 0, 0
+  unset(e, ALONE)
+  local is_readable, changes = pcall(written_error, e, error_text)
+  if is_readable then rewrite(e, changes) end -- else it is given up because its body cannot be read
+end
+
+local function rearm(e, due, retrying)
+  remember_answer(e)
+  local live = live_of(e)
+  if retrying then live[#live + 1] = e.due end
+  rewrite(e, { l = written_list(live), f = false, g = false })
+  move(e, due)
+  e.attempt, e.lapses, e.kills = 0, 0, 0
+  unset(e, ALONE)
+  insert(e, e.due)
 end
 
 local function lapse(e)

@@ -113,11 +113,23 @@ local function fields(e)
   return found
 end
 
-local function field(e, key) -- the field's value as it is written, or nil
-  for _, f in ipairs(fields(e)) do
-    if f[1] == key then return sub(e.body, f[3], f[4] - 1) end
+-- Returns where the value of a one-letter key begins in the map at `at`, nil if it has none.
+local function value_at(s, at, key)
+  local count
+  count, at = items(s, at)
+  for _ = 1, count / 2 do
+    local from, length = blob(s, at)
+    at = from + length
+    if length == 1 and byte(s, from) == key then return at end
+    at = skip(s, at)
   end
   return nil
+end
+
+local function field(e, key) -- the field's value as it is written, or nil
+  local body = body_of(e)
+  local at = value_at(body, 1, byte(key))
+  return at and sub(body, at, skip(body, at) - 1)
 end
 
 -- Replaces fields: `changes` maps keys to written values, or to false to leave them out.
@@ -156,11 +168,12 @@ end
 
 local function address_of(e)
   if not e.address then
-    local written = field(e, 'a')
+    local s, at = e.body or e.value, e.body and 1 or e.body_at
+    at = value_at(s, at, 97)
     e.address = ''
-    if written then
-      local from, length = blob(written, 1)
-      e.address = sub(written, from, from + length - 1)
+    if at then
+      local from, length = blob(s, at)
+      e.address = sub(s, from, from + length - 1)
     end
   end
   return e.address
@@ -190,10 +203,15 @@ local function measured(s, at)
   return size
 end
 
+local ENCODINGS = { ['\161e\164json'] = true, ['\161e\167msgpack'] = true }
 local function size_of(e) -- nil if the body cannot be read
   local s, at = e.value, e.body_at
   local map, a1, p, c4, length = byte(s, at, at + 4)
-  if map == 0x81 and a1 == 0xa1 and p == 0x70 and c4 == 0xc4 and at + 4 + length == #s then return length end
+  if a1 == 0xa1 and p == 0x70 and c4 == 0xc4 then -- a short payload, alone or with an encoding
+    local ends = at + 4 + length
+    if map == 0x81 and ends == #s then return length end
+    if map == 0x82 and ENCODINGS[sub(s, ends + 1)] then return length end
+  end
   local is_readable, size = pcall(measured, s, at)
   return is_readable and size or nil
 end

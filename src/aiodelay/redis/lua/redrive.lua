@@ -25,7 +25,8 @@ local function redrive(id, revision)
     unearth(key, lane_of(value))
     return 's'
   end
-  if load(id) then return 'E' end
+  local series, due = series_of(id)
+  if load(id) or (series and series.due == due) then return 'E' end
   local e = byte(value) ~= 255 and parse(id, u48(0) .. sub(value, byte(value) + 2)) or nil
   if not e then return 'F' end
   local known = recall_revision(id)
@@ -36,6 +37,11 @@ local function redrive(id, revision)
   unset(e, ALONE)
   unset(e, NO_RETRY)
   rewrite(e, { f = false, g = false, l = false })
+  if series then
+    local live = live_of(series)
+    live[#live + 1] = due
+    list_live(series, live)
+  end
   insert(e, now)
   unearth(key, e.lane)
   note('redriven', e)

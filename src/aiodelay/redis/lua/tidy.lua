@@ -7,7 +7,7 @@
 -- Returns now, how many lapsed, how many expired, {worker, what it serves, ...}, {lane, place of its first overdue
 -- message or '', ...} of every lane that holds messages.
 local LIMIT = tonumber(ARGV[4])
-local MOST_MOVED = 500
+local MOST_MOVED, MOST_UNTRIED, MOST_BLOCKED = 500, 60000, 100
 
 local function forget_workers()
   local serves = cmsgpack.unpack(ARGV[6])
@@ -27,10 +27,15 @@ local function forget_workers()
   return alive
 end
 
-local function unpark_released() -- what a release that was cut short has left
+local function is_tried(n, address) -- a transfer looks after what waits for it
+  local next_try = call('ZSCORE', blocked_key(n), address)
+  return next_try and tonumber(next_try) > now - MOST_UNTRIED
+end
+
+local function unpark_released() -- what a release that was cut short has left, or a process that transferred
   for _, name in ipairs(call('SMEMBERS', PARKED)) do
-    local n = string.match(name, '^(%d+):')
-    if call('SISMEMBER', HOLDS, name) == 0 then
+    local n, address = string.match(name, '^(%d+):(.*)$')
+    if call('SISMEMBER', HOLDS, name) == 0 and not is_tried(n, address) then
       local key = TAG .. 'parked:' .. name
       local parked = call('ZRANGE', key, 0, MOST_MOVED - 1, 'WITHSCORES')
       for i = 1, #parked, 2 do
@@ -38,7 +43,10 @@ local function unpark_released() -- what a release that was cut short has left
         call('ZADD', due_key(tonumber(n)), parked[i + 1], parked[i])
         call('ZREM', key, parked[i])
       end
-      if #parked < 2 * MOST_MOVED then call('SREM', PARKED, name) end
+      if #parked < 2 * MOST_MOVED then
+        call('SREM', PARKED, name)
+        unblock(n, address)
+      end
     end
   end
 end
@@ -62,15 +70,31 @@ local function expire_late()
   return expired
 end
 
+-- Returns the first place among the messages of a lane that wait for their addresses to take them.
+local function first_blocked(n)
+  local found = nil
+  for _, address in ipairs(call('ZRANGE', blocked_key(n), 0, MOST_BLOCKED - 1)) do
+    local place = call('ZRANGE', TAG .. 'parked:' .. n .. ':' .. address, 0, 0, 'WITHSCORES')[2]
+    if place and not is_held(n, address) and (not found or tonumber(place) < found) then found = tonumber(place) end
+  end
+  return found
+end
+
+local function oldest_of(n)
+  local first = head_of(n, MOST_MOVED) -- which may park
+  local blocked = not is_held(n) and first_blocked(n) or nil
+  return blocked and (not first or blocked < first) and blocked or first
+end
+
 local function lane_states(lanes)
-  local parked, states, heads_of = {}, {}, {}
-  for i = 2, #lanes, 2 do heads_of[i] = head_of(tonumber(lanes[i]), MOST_MOVED) end -- which may park
+  local parked, states, oldest = {}, {}, {}
+  for i = 2, #lanes, 2 do oldest[i] = oldest_of(tonumber(lanes[i])) end
   for _, name in ipairs(call('SMEMBERS', PARKED)) do
     if call('EXISTS', TAG .. 'parked:' .. name) == 1 then parked[tonumber(string.match(name, '^(%d+):'))] = true end
   end
   for i = 1, #lanes, 2 do
     local n = tonumber(lanes[i + 1])
-    local first = heads_of[i + 1]
+    local first = oldest[i + 1]
     if first or parked[n] or call('EXISTS', due_key(n), leased_key(n)) > 0 then
       states[#states + 1] = lanes[i]
       states[#states + 1] = first and first <= now and text(first) or ''

@@ -1,14 +1,21 @@
-"""The conformance suite for stores: see `StoreConformance`."""
+"""The conformance suites for stores: see `StoreConformance`, and `TransferConformance` beside it."""
 
 import pytest
 
 # Before they are imported, so that their assertions explain themselves also where pytest does not know this package.
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{name}" for name in ("commands", "dispatching", "leases", "looking", "recurring", "safety", "stage"))
+    *(
+        f"{__name__}.{name}"
+        for name in (
+            *("commands", "dispatching", "leases", "looking", "recurring"),
+            *("returning", "safety", "stage", "transferring"),
+        )
+    )
 )
 
 from .stage import Stage, staged  # noqa: E402
 from .suite import StoreConformance  # noqa: E402
 from .table import SAME_ID_TABLE, Cell, SameId  # noqa: E402
+from .transferring import TransferConformance  # noqa: E402
 
-__all__ = ["SAME_ID_TABLE", "Cell", "SameId", "Stage", "StoreConformance", "staged"]
+__all__ = ["SAME_ID_TABLE", "Cell", "SameId", "Stage", "StoreConformance", "TransferConformance", "staged"]

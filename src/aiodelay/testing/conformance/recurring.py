@@ -17,6 +17,7 @@ from aiodelay.model import (
     Conflict,
     Fire,
     Late,
+    Refused,
     RenewOutcome,
     Reschedule,
     SettleOutcome,
@@ -109,17 +110,54 @@ class RecurringRules(Bench):
         await stage.claim_one()
 
     @staged
-    async def test_recurring_dead_occurrence_can_be_redriven_beside_its_series(self, stage: Stage) -> None:
+    async def test_recurring_dead_occurrences_redriven_together_have_delivery_ids_of_their_own(
+        self, stage: Stage
+    ) -> None:
         due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
-        first = await stage.claim_one()
-        await stage.end(dead(first, then=due_ms + MINUTE_MS))
+        for number in range(1, 4):
+            await stage.end(dead(await stage.claim_one(), then=due_ms + number * HOUR_MS))
+            stage.move(HOUR_MS if number < 3 else 0)
+        await stage.graves.redrive([letter.key for letter in await stage.dead()])
+        claims = await stage.claim()
+        assert len({delivery_id(claim.record) for claim in claims}) == len(claims) == 3
+
+    @staged
+    async def test_recurring_dead_occurrence_can_be_redriven_beside_its_series(self, stage: Stage) -> None:
+        due_ms = await self._with_dead_occurrence(stage)
         (letter,) = await stage.dead()
         await stage.graves.redrive([letter.key])
         claim = await stage.claim_one()
         assert claim.record.id == occurrence_id("s", due_ms)
-        assert delivery_id(claim.record) != delivery_id(first.record)
+        assert delivery_id(claim.record) != delivery_id(letter.record)
         await stage.end(done(claim))
-        assert await stage.get("s") is not None
+        assert (await stage.record("s")).live == ()
+
+    @staged
+    async def test_s5_recurring_redriven_occurrence_is_live_and_ends_with_its_series(self, stage: Stage) -> None:
+        stage.needs_verdict()
+        due_ms = await self._with_dead_occurrence(stage)
+        (letter,) = await stage.dead()
+        await stage.graves.redrive([letter.key])
+        assert (await stage.record("s")).live == (due_ms,)
+        await stage.do(Cancel(stage.op(), "s"))
+        assert await stage.picture() == ([], [])
+
+    @staged
+    async def test_s2_recurring_occurrence_that_stands_again_is_not_redriven(self, stage: Stage) -> None:
+        due_ms = await self._with_dead_occurrence(stage)
+        (letter,) = await stage.dead()
+        await stage.do(Reschedule(stage.op(), "s", At(due_ms)))
+        assert await stage.graves.redrive([letter.key]) == [Refused("exists")]
+        await stage.end(again(await stage.claim_one(), stage.now + HOUR_MS, then=due_ms + MINUTE_MS))
+        assert await stage.graves.redrive([letter.key]) == [Refused("exists")]
+        assert len(await stage.dead()) == 1
+
+    @staticmethod
+    async def _with_dead_occurrence(stage: Stage) -> int:
+        """Make a series `s` whose first occurrence is a dead letter; return that one's due time."""
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        await stage.end(dead(await stage.claim_one(), then=due_ms + MINUTE_MS))
+        return due_ms
 
     @staged
     async def test_recurring_lateness_limit_moves_along(self, stage: Stage) -> None:

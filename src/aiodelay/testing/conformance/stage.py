@@ -209,6 +209,11 @@ class Stage:
             self._skip("keeps no journal")
         return self.store
 
+    def versioned(self, version: int) -> Conflict:
+        """Return `Conflict.newer`; skips the test if the store has it not."""
+        self.needs_conflict("newer")
+        return Conflict.newer(version)
+
     # --- time ---------------------------------------------------------------------------------------------
 
     @property

@@ -7,12 +7,15 @@ from .dispatching import DispatchRules
 from .leases import LeaseRules
 from .looking import LookingRules
 from .recurring import RecurringRules
+from .returning import ReturningRules
 from .safety import SafetyRules
 
 __all__ = ["StoreConformance"]
 
 
-class StoreConformance(SafetyRules, CommandRules, LeaseRules, RecurringRules, DispatchRules, LookingRules):
+class StoreConformance(
+    SafetyRules, CommandRules, LeaseRules, RecurringRules, DispatchRules, LookingRules, ReturningRules
+):
     """What every store must do, as tests named after the rules of docs/guarantees.md.
 
     Subclass it in a test module, say how a store is made, and let pytest collect the class:
@@ -27,7 +30,7 @@ class StoreConformance(SafetyRules, CommandRules, LeaseRules, RecurringRules, Di
     plugin for async tests is needed, and any may be there. `new_loop` may be overridden for another event loop.
 
     A store that says `durable` in its traits also overrides `reopen`. What the traits or a missing ability
-    (`Inspectable`, `DeadLetters`, `Holds`, `Journal`) declare away is skipped, with the reason; most rules look at
+    (`Inspectable`, `DeadLetters`, `Holds`, `Journal`, `PutsBack`) declare away is skipped, with the reason; most rules look at
     what they have done through `Inspectable`.
 
     To see that a test can fail, call it: `MySuite().test_s6_nothing_ended_comes_back()` raises `AssertionError` on a

@@ -1,0 +1,210 @@
+"""BP1: how fast due messages of a Redis store reach a handler."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+
+from aiodelay import Context, Message, Scheduler
+from aiodelay.redis import RedisStore
+
+from .harness import (
+    Benchmark,
+    Goal,
+    Order,
+    Plan,
+    Row,
+    Stopwatch,
+    check,
+    check_once_each,
+    in_turn,
+    number_of,
+    order,
+    per_message_us,
+    ratios,
+    raw_payload,
+)
+from .redis_server import Client, emptied
+
+__all__ = ["BENCHMARK"]
+
+MESSAGES = 20_000
+CONCURRENCY = 1_000
+"""Two claims: one is under way while the other runs, as in the bare loop."""
+DEFAULT_CONCURRENCY = 16
+BARE_BATCH = 500
+GOAL = Goal("at least", 0.8)
+
+DUE, LEASED, MESSAGES_KEY = "due", "leased", "messages"
+LEASE_MS = 15_000
+CLAIM = """
+local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
+if #ids == 0 then return {{}, {}} end
+redis.call('ZREM', KEYS[1], unpack(ids))
+local leased = {}
+for i, id in ipairs(ids) do
+  leased[2 * i - 1] = ARGV[3]
+  leased[2 * i] = id
+end
+redis.call('ZADD', KEYS[2], unpack(leased))
+return {ids, redis.call('HMGET', KEYS[3], unpack(ids))}
+"""
+ACKNOWLEDGE = """
+redis.call('ZREM', KEYS[1], unpack(ARGV))
+return redis.call('HDEL', KEYS[2], unpack(ARGV))
+"""
+
+
+def run(plan: Plan) -> list[Row]:
+    n = plan.size(MESSAGES)
+    measured: dict[str, Callable[[], Coroutine[None, None, float]]] = {
+        "bare": partial(bare, plan.redis, n),
+        "typed": partial(typed, plan.redis, n, CONCURRENCY),
+        "bytes": partial(untyped, plan.redis, n, CONCURRENCY),
+        f"typed {DEFAULT_CONCURRENCY}": partial(typed, plan.redis, n, DEFAULT_CONCURRENCY),
+    }
+    loops = {"asyncio": replace(plan, uvloop=False), "uvloop": replace(plan, uvloop=True)}
+    sides = {
+        f"{name}, {loop}": partial(_measured, on_loop, main)
+        for loop, on_loop in loops.items()
+        for name, main in measured.items()
+    }
+    times = in_turn(plan, sides)
+
+    def row(loop: str, what: str, ours: str, goal: Goal | None) -> Row:
+        seconds, limit = times[f"{ours}, {loop}"], times[f"bare, {loop}"]
+        beside = f"{per_message_us(seconds, n)} a message, bare {per_message_us(limit, n)}"
+        return Row("BP1", f"Redis, {loop}: {what}", "x bare", ratios(limit, seconds), goal, beside)
+
+    of = f"{n:,} due at once to an empty typed handler"
+    rows = []
+    for loop in loops:
+        rows += [
+            row(loop, f"{of}, concurrency {CONCURRENCY:,}", "typed", GOAL),
+            row(loop, f"the same in bytes, concurrency {CONCURRENCY:,}", "bytes", GOAL),
+            row(loop, f"{of}, concurrency {DEFAULT_CONCURRENCY} (default)", f"typed {DEFAULT_CONCURRENCY}", None),
+        ]
+    return rows
+
+
+def _measured(plan: Plan, main: Callable[[], Coroutine[None, None, float]]) -> float:
+    return plan.run(main())
+
+
+# --- the bare limit ---------------------------------------------------------------------------------------
+
+
+async def bare(url: str, n: int) -> float:
+    """The bare limit: claim 500 with a lease, a task per message, acknowledge what has ended together."""
+    async with emptied(url) as client:
+        await _fill(client, n)
+        acknowledge = client.register_script(ACKNOWLEDGE)
+        delivered: list[int] = []
+        ended: list[bytes] = []
+        has_ended = asyncio.Event()
+        tasks = set[asyncio.Task[None]]()
+
+        async def handle(message_id: bytes, payload: bytes) -> None:
+            delivered.append(number_of(payload))
+            ended.append(message_id)
+            has_ended.set()
+
+        async def claim_all() -> None:
+            claim = client.register_script(CLAIM)
+            while True:
+                now_ms = time.time_ns() // 1_000_000
+                ids, payloads = await claim(
+                    keys=[DUE, LEASED, MESSAGES_KEY], args=[now_ms, BARE_BATCH, now_ms + LEASE_MS]
+                )
+                if not ids:
+                    return
+                for message_id, payload in zip(ids, payloads, strict=True):
+                    task = asyncio.create_task(handle(message_id, payload))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+
+        with Stopwatch() as watch:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(claim_all())
+                left = n
+                while left:
+                    await has_ended.wait()
+                    has_ended.clear()
+                    while ended:
+                        batch, ended[:BARE_BATCH] = ended[:BARE_BATCH], []
+                        left -= await acknowledge(keys=[LEASED, MESSAGES_KEY], args=batch)
+        check_once_each(delivered, n)
+        check(await client.dbsize() == 0, "the bare side left something")
+    return watch.seconds
+
+
+async def _fill(client: Client, n: int) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    for first in range(0, n, BARE_BATCH):
+        numbers = range(first, min(first + BARE_BATCH, n))
+        ids = {number: number.to_bytes(16, "big") for number in numbers}
+        await client.zadd(DUE, dict.fromkeys(ids.values(), now_ms))
+        await client.hset(MESSAGES_KEY, mapping={ids[number]: raw_payload(number) for number in numbers})
+
+
+# --- ours -------------------------------------------------------------------------------------------------
+
+
+async def typed(url: str, n: int, concurrency: int) -> float:
+    """Ours: from the opening of the scheduler to its close, all messages settled."""
+    at = datetime.now(UTC)
+    scheduler, delivered = Scheduler(RedisStore(url)), list[int]()
+    all_delivered = asyncio.get_running_loop().create_future()
+
+    @scheduler.handler(concurrency=concurrency, timeout="30s")
+    async def handle(event: Order, context: Context) -> None:
+        _ = context.attempt, context.lateness
+        delivered.append(event.number)
+        if len(delivered) == n:
+            all_delivered.set_result(None)
+
+    return await _drained(url, scheduler, (Message(order(i), at=at) for i in range(n)), delivered, all_delivered)
+
+
+async def untyped(url: str, n: int, concurrency: int) -> float:
+    """Ours, with a handler of bytes."""
+    at = datetime.now(UTC)
+    scheduler, delivered = Scheduler(RedisStore(url)), list[int]()
+    all_delivered = asyncio.get_running_loop().create_future()
+
+    @scheduler.handler(concurrency=concurrency, timeout="30s", name="raw")
+    async def handle(payload: bytes, context: Context) -> None:
+        _ = context.attempt, context.lateness
+        delivered.append(number_of(payload))
+        if len(delivered) == n:
+            all_delivered.set_result(None)
+
+    messages = (Message(raw_payload(i), at=at, to="handler:raw") for i in range(n))
+    return await _drained(url, scheduler, messages, delivered, all_delivered)
+
+
+async def _drained(
+    url: str,
+    scheduler: Scheduler,
+    messages: Iterable[Message],
+    delivered: list[int],
+    all_delivered: asyncio.Future[None],
+) -> float:
+    async with emptied(url):
+        store = RedisStore(url)
+        async with Scheduler(store, dispatch=False) as producer:
+            n = await producer.schedule_many(messages)
+        with Stopwatch() as watch:
+            async with scheduler:
+                await all_delivered
+        check_once_each(delivered, n)
+        async with store:
+            check(not await store.counts(), "something is left in the store")
+    return watch.seconds
+
+
+BENCHMARK = Benchmark("BP1", "dispatch from Redis", run, needs_redis=True)

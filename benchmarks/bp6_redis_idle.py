@@ -1,0 +1,73 @@
+"""BP6: what an idle process costs itself and its server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import NamedTuple
+
+from aiodelay import Scheduler
+from aiodelay.redis import RedisStore
+
+from .bf5_idle import OPENING_S, PENDING, SPAN_S, fill
+from .harness import Benchmark, Goal, Order, Plan, Row, check, quantile
+from .redis_server import Client, emptied
+
+__all__ = ["BENCHMARK"]
+
+TRIPS_GOAL, LOAD_GOAL = Goal("at most", 1.0), Goal("at most", 0.2)
+
+
+class Idle(NamedTuple):
+    """Round trips in a second; processor time in % of one core, of the process and of the server."""
+
+    trips_per_s: float
+    load: float
+    server_load: float
+
+
+def run(plan: Plan) -> list[Row]:
+    n, span_s = plan.size(PENDING), SPAN_S * plan.scale
+    rounds = [plan.run(idle(plan.redis, n, span_s)) for _ in range(plan.runs)]
+    trips, loads, server_loads = zip(*rounds, strict=True)
+    what = f"Redis: idle with {n:,} pending far ahead"
+    beside = f"all threads, over {span_s:g} s; the server {quantile(server_loads, 0.5):.2f} %"
+    return [
+        Row("BP6", f"{what}: round trips", "a second", trips, TRIPS_GOAL, f"of one process, over {span_s:g} s"),
+        Row("BP6", what, "% of a core", loads, LOAD_GOAL, beside),
+    ]
+
+
+async def idle(url: str, n: int, span_s: float) -> Idle:
+    """Dispatch for a while, with nothing to do."""
+    delivered: list[int] = []
+    store = RedisStore(url)
+    scheduler = Scheduler(store)
+
+    @scheduler.handler(timeout="30s")
+    async def handle(event: Order) -> None:
+        delivered.append(event.number)
+
+    async with emptied(url) as client:
+        await fill(store, n)
+        async with scheduler:
+            await asyncio.sleep(min(OPENING_S, span_s))
+            trips, server_s = await _of_server(client)
+            since, used = time.perf_counter(), time.process_time()
+            await asyncio.sleep(span_s)
+            seconds, used = time.perf_counter() - since, time.process_time() - used
+            trips_after, server_s_after = await _of_server(client)
+    check(not delivered, "a message was delivered early")
+    asked_by_us = 1
+    return Idle(
+        (trips_after - trips - asked_by_us) / seconds, used / seconds * 100, (server_s_after - server_s) / seconds * 100
+    )
+
+
+async def _of_server(client: Client) -> tuple[int, float]:
+    """Return how many requests the server has read, and the processor time that it has used, in seconds."""
+    info = await client.info()
+    return info["total_reads_processed"], info["used_cpu_user"] + info["used_cpu_sys"]
+
+
+BENCHMARK = Benchmark("BP6", "idle on Redis", run, needs_redis=True)

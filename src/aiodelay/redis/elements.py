@@ -1,0 +1,86 @@
+"""The elements of a list: what another process, in any language, reads of a message.
+
+Three MessagePack values in a row: the id as binary, the record's prefix as binary, its body as a map; docs/formats.md
+has them byte by byte. The body has one key more than the record's: `q`, when the element was pushed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from aiodelay.codecs import decode_record, encode_record
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import Delivery, Record
+from aiodelay.transitions import NO_OP, as_occurrence
+
+from .keys import member_of, text_of
+
+__all__ = ["Element", "decode_element", "encode_element"]
+
+_PREFIX, _VERSION_FLAG = 34, 32
+_PUSHED = b"\xa1q\xcf"
+_BIN = {0xC4: 1, 0xC5: 2}
+
+
+class Element(msgspec.Struct, frozen=True, gc=False):
+    """A list's element, read: the record, and when it was pushed, epoch ms (None: it does not say)."""
+
+    record: Record
+    pushed_ms: int | None
+
+
+class _Pushed(msgspec.Struct, gc=False):
+    q: int | None = None
+
+
+_pushed_decoder = msgspec.msgpack.Decoder(_Pushed)
+
+
+def encode_element(delivery: Delivery) -> bytes:
+    """Write what a list holds of a message, save for the 8 bytes of the time at which it is pushed, at its end."""
+    envelope = delivery.envelope
+    record = Record(envelope, delivery.scheduled_at_ms, delivery.due_ms, NO_OP, attempt=delivery.attempt - 1)
+    if envelope.rule is not None:
+        record = as_occurrence(record)
+    written = encode_record(record, 0)
+    size = _PREFIX + (8 if envelope.version is not None else 0)
+    body = bytes([written[size] + 1]) + written[size + 1 :]  # a map of at most 12 keys: one byte says how many
+    return _bin(member_of(record.id)) + _bin(written[:size]) + body + _PUSHED
+
+
+def _bin(data: bytes) -> bytes:
+    size = len(data)
+    return (b"\xc4" + size.to_bytes(1, "big") if size < 256 else b"\xc5" + size.to_bytes(2, "big")) + data
+
+
+def decode_element(element: bytes, *, lane: str) -> Element:
+    """Read a list's element.
+
+    Args:
+        element: As it stands in the list.
+        lane: Of whom it is to be handled by: the number in the prefix is of a store that may not be ours.
+
+    Raises:
+        RecordFormatError: It is not three MessagePack values as described, or of a newer format.
+    """
+    member, at = _read_bin(element, 0)
+    prefix, at = _read_bin(element, at)
+    if not member or len(prefix) != _PREFIX + (8 if prefix[1:2] and prefix[1] & _VERSION_FLAG else 0):
+        raise RecordFormatError("it does not begin with an id and a record's prefix")
+    body = element[at:]
+    record = decode_record(prefix + body, message_id=text_of(member), lane=lambda number: lane)
+    if record.envelope.rule is not None:
+        raise RecordFormatError("it recurs: a list holds single occurrences")
+    return Element(replace(record, envelope=replace(record.envelope, address="")), _pushed_decoder.decode(body).q)
+
+
+def _read_bin(element: bytes, at: int) -> tuple[bytes, int]:
+    width = _BIN.get(element[at]) if at < len(element) else None
+    if width is None:
+        raise RecordFormatError("it is not three MessagePack values")
+    start = at + 1 + width
+    ends = start + int.from_bytes(element[at + 1 : start], "big")
+    if ends > len(element):
+        raise RecordFormatError("it is cut short")
+    return element[start:ends], ends

@@ -1,0 +1,33 @@
+-- back: stores messages that had left, under the revision that they have.
+--@ base record memory moves
+-- From ARGV[4] on, 5 arguments each: id, lane, place, reason ('' = it is tried again, else a dead letter), record.
+-- Returns an answer each, as apply does: 's' stored or 'k' kept, revision u48, due u48; 'L' no lane is left.
+local answers = {}
+
+local function answer(letter, e) return letter .. u48(e.revision) .. u48(e.due) end
+
+local function put_back(a)
+  local lane = known_lane(ARGV[a + 1]) or new_lane(ARGV[a + 1])
+  if not lane then return 'L' end
+  local e = parse(ARGV[a], u48(0) .. ARGV[a + 4])
+  e.lane = lane
+  body_of(e)
+  if ARGV[a + 3] ~= '' then
+    if call('HEXISTS', DEAD, e.id .. u48(e.revision)) == 1 then return answer('k', e) end
+    bury(e, ARGV[a + 3])
+    return answer('s', e)
+  end
+  local there = load(e.id)
+  if there then return answer('k', there) end
+  insert(e, math.max(tonumber(ARGV[a + 2]), e.due))
+  local error_text = field(e, 'g')
+  note('again', e, error_text and cmsgpack.unpack(error_text))
+  return answer('s', e)
+end
+
+for a = 4, #ARGV, 5 do -- all that is given, before anything is written
+  if not parse(ARGV[a], u48(0) .. ARGV[a + 4]) then error('back: a record cannot be read') end
+end
+for a = 4, #ARGV, 5 do answers[#answers + 1] = put_back(a) end
+finish()
+return answers

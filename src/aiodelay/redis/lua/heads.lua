@@ -1,0 +1,35 @@
+-- heads: what stands at a lane's head and must be neither claimed nor moved is taken out of its way.
+
+-- Says whether a lane's member is that of the value; one that is not was left by another program.
+local function names(name, value, e)
+  return byte(value) < 128 and sub(name, 1, 6) == sub(value, 1, 6) or member(e) == name
+end
+
+-- Says whether it took a message out of `key`; of one that it left, `e.name` is its member.
+local function pass(n, key, name, id, value, e)
+  local held = e and any_holds() and is_held(n, address_of(e))
+  if e and not held and (e.flags == 0 or not ends_by_itself(e)) and names(name, value, e) then
+    e.name = name
+    return false
+  end
+  open_gate()
+  if not e or not names(name, value, e) then
+    call('ZREM', key, name)
+    if value and not e then set_aside(n, id, value) end
+  elseif held then
+    call('ZREM', key, name)
+    park(e)
+  else
+    expire(e)
+  end
+  return true
+end
+
+-- Returns the message of a value, with its size; nil if it cannot be read.
+local function readable(id, value)
+  local e = value and parse(id, value) or nil
+  if e then e.size = size_of(e) end
+  if e and not e.size then e = nil end
+  loaded[id] = e or false
+  return e
+end

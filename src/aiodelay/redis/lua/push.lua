@@ -1,0 +1,19 @@
+-- push: appends elements to a list, as many as it may hold.
+-- KEYS[1] the list
+-- ARGV[1] most elements that it may hold, 0 = any number
+-- ARGV[2] 'raw': elements as they are; '': the time of the push, u64, is added at the end of each
+-- From ARGV[3] on: elements.
+-- Returns how many were pushed, the first of those given.
+local length, most = redis.call('LLEN', KEYS[1]), tonumber(ARGV[1])
+local count = #ARGV - 2
+if most > 0 then count = math.min(count, most - length) end
+if count <= 0 then return 0 end
+local pushed = ''
+if ARGV[2] ~= 'raw' then
+  local time = redis.call('TIME')
+  pushed = struct.pack('>I8', time[1] * 1000 + math.floor(time[2] / 1000))
+end
+local elements = {}
+for i = 1, count do elements[i] = ARGV[2 + i] .. pushed end
+redis.call('RPUSH', KEYS[1], unpack(elements))
+return count

@@ -1,0 +1,344 @@
+-- transfer: moves due messages of one lane into lists on this server: first pushed, then what was pushed is removed.
+--@ base record memory moves heads
+-- ARGV[4] lane
+-- ARGV[5], ARGV[6] most messages and bytes to move
+-- ARGV[7] most elements that a list may hold, 0 = any number
+-- From ARGV[8] on, 6 arguments for each due occurrence of a series that an earlier call returned: id, revision, due,
+--   what, error, then; as of `settle`, and pushed only if what is 'ddelivered'.
+-- Returns now, how many were moved, when to look again ('' = the lane is empty), {address, why it takes nothing ('' = it
+-- takes again), ...} of those that were tried or found, then id and value of each series with a due occurrence: what
+-- becomes of that, and when the next one is due, is for the caller to say.
+--
+-- The lists' keys stand in the messages: they are not among KEYS, and each is reached by `pcall` alone, so that a wrong
+-- type or a missing right concerns no other address.
+local MOST, MOST_BYTES, MOST_READ, MOST_TRIED, MOST_SERIES = 500, 1048576, 1000, 20, 100
+local FIRST_READ, FIRST_WAIT, LAST_WAIT = 20, 50, 2000
+local N, MAX_LENGTH, NOW = known_lane(ARGV[4]), tonumber(ARGV[7]), text(now)
+local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
+local moved, messages, bytes, read, read_bytes = 0, 0, 0, 0, 0
+local targets, in_order, series = {}, {}, {}
+local has_blocked = N and call('EXISTS', blocked_key(N)) == 1
+
+local function target_of(address)
+  local t = targets[address]
+  if t then return t end
+  local key, options = string.match(address, '^([^?]*)(.*)$')
+  t = { address = address, key = key, is_raw = options == '?format=raw', room = math.huge, is_held = is_held(N, address),
+    is_blocked = has_blocked and call('ZSCORE', blocked_key(N), address) and true, elements = {}, ids = {}, from = {},
+    memories = {}, others = {}, parked = {}, places = {} }
+  targets[address], in_order[#in_order + 1] = t, t
+  local length = { err = 'its key is one of this namespace' }
+  if sub(key, 1, #TAG) ~= TAG then length = redis.pcall('LLEN', key) end
+  if type(length) == 'table' then
+    t.broken = length.err
+  elseif MAX_LENGTH > 0 then
+    t.room = MAX_LENGTH - length
+  end
+  return t
+end
+
+local function why_not(t)
+  return t.broken or t.room <= 0 and 'full: ' .. MAX_LENGTH .. ' elements' or nil
+end
+
+-- --- what a list holds of a message: id, prefix, body with the time of its push; or the payload alone --------------
+
+local written, written_plain
+do
+  local function bin(s)
+    if #s < 256 then return '\196' .. string.char(#s) .. s end
+    return pack('>BH', 0xc5, #s) .. s
+  end
+
+  local PUSHED = '\161q' .. pack('>BI8', 0xcf, now)
+
+  local function element_of(e)
+    local size = PREFIX_SIZE + (e.version and 8 or 0)
+    local record = e.body and record_bytes(e) or sub(e.value, e.body_at - size)
+    local map = byte(record, size + 1)
+    local head = bin(e.id) .. '\196' .. string.char(size) .. sub(record, 1, size)
+    if map >= 0x8f then return head .. sub(record, size + 1) end -- no room for one more key
+    return head .. string.char(map + 1) .. sub(record, size + 2) .. PUSHED
+  end
+
+  local function payload_of(e)
+    local s, at = e.body or e.value, e.body and 1 or e.body_at
+    at = value_at(s, at, 112)
+    if not at then return '' end
+    local from, length = blob(s, at)
+    return sub(s, from, from + length - 1)
+  end
+
+  function written(t, e)
+    return t.is_raw and payload_of(e) or element_of(e)
+  end
+
+  function written_plain(id, value) -- of a value without flags that stands at its due time
+    return bin(id) .. '\196\34' .. sub(value, 7, 40) .. string.char(byte(value, 41) + 1) .. sub(value, 42) .. PUSHED
+  end
+end
+
+-- --- moving ------------------------------------------------------------------------------------------------------
+
+local push
+do
+  local function after_end(e)
+    if is_due_to_expire(e) then call('ZREM', LATE, e.id) end
+    if byte(e.id) == OCCURRENCE then
+      strike(sub(e.id, 2, -7), (unpack_bytes('>I6', e.id, #e.id - 5)))
+    else
+      remember_end(e)
+    end
+  end
+
+  local function remove(t) -- the messages first: whatever fails after that doubles none
+    for key, members in pairs(t.from) do call('ZREM', key, unpack(members)) end
+    call('HDEL', MSG, unpack(t.ids))
+    for _, e in ipairs(t.others) do
+      loaded[e.id] = false
+      note('delivered', e)
+      pcall(after_end, e)
+    end
+    if #t.memories > 0 then remember_all(t.memories) end
+  end
+
+  function push(t)
+    local length = redis.pcall('RPUSH', t.key, unpack(t.elements))
+    if type(length) == 'table' then
+      t.broken, t.elements = length.err, {}
+      return
+    end
+    remove(t)
+    t.has_moved, moved = true, moved + #t.ids
+  end
+end
+
+-- --- looking -----------------------------------------------------------------------------------------------------
+
+local walk, try_blocked, park_for
+do
+  -- Reads the address and the size of the usual value: no flags, at its due time, a body of a few texts and bytes, no key
+  -- and no headers. Returns nil for any other, which goes the long way.
+  local function plain(s)
+    if byte(s) > 127 or byte(s, 7) ~= FORMAT or byte(s, 8) ~= 0 then return nil end
+    local map = byte(s, 41)
+    if not map or map < 0x81 or map > 0x8e then return nil end
+    local at, address, size = 42, '', 0
+    for _ = 1, map - 0x80 do
+      local one, key, kind, length = byte(s, at, at + 3)
+      if one ~= 0xa1 or not length or key == 107 then return nil end
+      if kind >= 0xa0 and kind < 0xc0 then
+        if key == 97 then address = sub(s, at + 3, at + kind - 0x9e) end
+        at = at + 3 + kind - 0xa0
+      elseif kind == 0xd9 then
+        if key == 97 then address = sub(s, at + 4, at + 3 + length) end
+        at = at + 4 + length
+      elseif kind == 0xc4 then
+        at, size = at + 4 + length, size + length
+      elseif kind == 0xc5 then
+        length = 256 * length + (byte(s, at + 4) or 0)
+        at, size = at + 5 + length, size + length
+      else
+        return nil
+      end
+    end
+    if at ~= #s + 1 then return nil end
+    return address, size
+  end
+
+  local function has_room(size)
+    return messages < most and (messages == 0 or bytes + size <= most_bytes)
+  end
+
+  local function take(t, key, name, id, size, element)
+    local members = t.from[key] or {}
+    t.from[key] = members
+    members[#members + 1] = name
+    t.elements[#t.elements + 1], t.ids[#t.ids + 1] = element, id
+    t.room, messages, bytes = t.room - 1, messages + 1, bytes + size
+  end
+
+  local function look_at_plain(t, key, name, id, value, size)
+    if not has_room(size) then return 'stop' end
+    take(t, key, name, id, size, t.is_raw and written(t, parse(id, value)) or written_plain(id, value))
+    local memories, until_ms, op = t.memories, unpack_bytes('>I6', value, 11) + WINDOW, sub(value, 33, 40)
+    if until_ms > now and op ~= NO_OP then
+      memories[#memories + 1], memories[#memories + 2] = 'o' .. op, u48(until_ms) .. 's' .. sub(value, 11, 22)
+    end
+    if byte(id) ~= 1 then memories[#memories + 1], memories[#memories + 2] = 'r' .. id, sub(value, 11, 16) end
+    return nil
+  end
+
+  function park_for(t, name, place)
+    t.parked[#t.parked + 1], t.places[#t.places + 1], t.places[#t.places + 2] = name, place, name
+  end
+
+  -- Returns 'gone' if the message left `key`, 'stop' if no more shall be read, else nil: it stands there for now.
+  local function look(key, name, id, value, trying)
+    if read >= MOST_READ or read_bytes > MOST_BYTES then return 'stop' end
+    read, read_bytes = read + 1, read_bytes + (value and #value or 0)
+    local address, size = nil, nil
+    if value and ARGV[2] == '0' and byte(id) ~= OCCURRENCE and sub(name, 1, 6) == sub(value, 1, 6) then
+      address, size = plain(value)
+    end
+    local e = nil
+    if not address then
+      e = readable(id, value)
+      if pass(N, key, name, id, value, e) then return 'gone' end
+      address = address_of(e)
+    end
+    local t = trying or target_of(address)
+    if t.is_held or why_not(t) or (t.is_blocked and not trying) then
+      if trying then return 'stop' end
+      park_for(t, name, e and e.place or unpack_bytes('>I6', value, 17))
+    elseif not e then
+      return look_at_plain(t, key, name, id, value, size)
+    elseif has(e, RECURRING) then
+      if #series < 2 * MOST_SERIES then series[#series + 1], series[#series + 2] = id, value end
+    elseif has_room(e.size) then
+      take(t, key, name, id, e.size, written(t, e))
+      t.others[#t.others + 1] = e
+    else
+      return 'stop'
+    end
+    return nil
+  end
+
+  local function next_limit() -- so many as may be read, were they as large as those before
+    local fits = read > 0 and floor((MOST_BYTES - read_bytes) / (read_bytes / read + 1)) or FIRST_READ
+    return math.max(1, math.min(MOST, fits))
+  end
+
+  function walk(key, trying)
+    local stays = 0
+    while true do
+      local limit = next_limit()
+      local found = call('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', stays, limit)
+      if #found == 0 then return end
+      local ids = {}
+      for i, name in ipairs(found) do ids[i] = sub(name, 7) end
+      local values = call('HMGET', MSG, unpack(ids))
+      for i, name in ipairs(found) do
+        local verdict = look(key, name, ids[i], values[i], trying)
+        if verdict == 'stop' then return end
+        if not verdict then stays = stays + 1 end
+      end
+      if #found < limit then return end
+    end
+  end
+
+  function try_blocked() -- with half of what may be moved: the other half is for what nothing holds up
+    local most_before = most
+    most = math.max(1, floor(most / 2))
+    for _, address in ipairs(call('ZRANGEBYSCORE', blocked_key(N), '-inf', NOW, 'LIMIT', 0, MOST_TRIED)) do
+      local t = target_of(address)
+      if t.is_held then
+        unblock(N, address)
+      else
+        t.is_tried = true
+        if not why_not(t) then walk(TAG .. 'parked:' .. N .. ':' .. address, t) end
+      end
+    end
+    most = most_before
+  end
+end
+
+-- --- series ------------------------------------------------------------------------------------------------------
+
+local end_occurrence
+do
+  local function push_occurrence(e) -- says whether it may end as delivered
+    local t = target_of(address_of(e))
+    if not why_not(t) then
+      local length = redis.pcall('RPUSH', t.key, written(t, as_occurrence(e)))
+      if type(length) ~= 'table' then
+        t.room, t.has_moved, moved = t.room - 1, true, moved + 1
+        return true
+      end
+      t.broken = length.err
+    end
+    if not t.is_blocked then park_for(t, member(e), e.place) end
+    return false
+  end
+
+  function end_occurrence(a)
+    local e, what = load(ARGV[a]), ARGV[a + 3]
+    if not e or e.lane ~= N or e.revision ~= tonumber(ARGV[a + 1]) or e.due ~= tonumber(ARGV[a + 2]) then return end
+    if not has(e, RECURRING) or e.place > now or token_of(e) or is_held(N, address_of(e)) then return end
+    if what == 'ddelivered' and not push_occurrence(e) then return end
+    local due = tonumber(ARGV[a + 5])
+    take_out(e)
+    if byte(what) == 120 then
+      local failed = copy(e)
+      body_of(failed)
+      count_attempt(failed, e.attempt, ARGV[a + 4])
+      bury(failed, sub(what, 2))
+    else
+      note(sub(what, 2), e)
+    end
+    if due then rearm(e, due, false) else forget(e) end
+  end
+end
+
+-- --- the end -----------------------------------------------------------------------------------------------------
+
+local changed, leave = {}, nil
+do
+  local function park_all(t)
+    call('ZREM', due_key(N), unpack(t.parked))
+    call('ZADD', TAG .. 'parked:' .. N .. ':' .. t.address, unpack(t.places))
+    call('SADD', PARKED, N .. ':' .. t.address)
+  end
+
+  -- Says when an address is tried again: soon if it took something, else later each time.
+  local function block(t)
+    local why, wait = why_not(t), 0
+    if why then
+      local before = not t.has_moved and call('HGET', why_key(N), t.address)
+      wait = before and 2 * tonumber(string.match(before, '^%d+')) or FIRST_WAIT
+      wait = math.min(math.max(wait, FIRST_WAIT), LAST_WAIT)
+    end
+    call('ZADD', blocked_key(N), now + wait, t.address)
+    call('HSET', why_key(N), t.address, wait .. ' ' .. (why or ''))
+    return why or ''
+  end
+
+  function leave(t)
+    if #t.parked > 0 then park_all(t) end
+    if t.is_held or not t.is_tried and (t.is_blocked or #t.parked == 0) then return end
+    local why = ''
+    if call('EXISTS', TAG .. 'parked:' .. N .. ':' .. t.address) == 1 then
+      why = block(t)
+    else
+      unblock(N, t.address)
+      call('SREM', PARKED, N .. ':' .. t.address)
+    end
+    changed[#changed + 1], changed[#changed + 2] = t.address, why
+  end
+end
+
+local function next_look()
+  local found = head_of(N, MOST)
+  local first = call('ZRANGE', blocked_key(N), 0, 0, 'WITHSCORES')[2]
+  local token = call('ZRANGE', leased_key(N), 0, 0, 'WITHSCORES')[2]
+  first = tonumber(first)
+  if first and (not found or first < found) then found = first end
+  local ends = token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH
+  if ends and (not found or ends < found) then found = ends end
+  return found and text(found) or ''
+end
+
+if not N or is_held(N) then return { NOW, '0', '', {} } end
+open_gate()
+return_lapsed(N, MOST)
+for a = 8, #ARGV, 6 do end_occurrence(a) end
+if has_blocked then try_blocked() end
+walk(due_key(N))
+for _, t in ipairs(in_order) do
+  if #t.elements > 0 then push(t) end
+  leave(t)
+end
+local answer = { NOW, text(moved), next_look(), changed }
+for i = 1, #series do answer[4 + i] = series[i] end
+finish()
+return answer

@@ -1,0 +1,159 @@
+"""Moving due messages into lists on the store's own server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from aiodelay.codecs import encode_record
+from aiodelay.errors import RecordFormatError, StoreFullError, StoreUnavailableError
+from aiodelay.model import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    Blocked,
+    Dead,
+    Demand,
+    Done,
+    Promise,
+    PutBack,
+    Reach,
+    Record,
+    Settlement,
+    Stored,
+    Transferred,
+)
+from aiodelay.ports import Sink, Transferring
+from aiodelay.wakeup import WakeUp
+
+from .commands import answer_of
+from .faults import Fault
+from .keys import member_of, text_of
+from .lists import RedisListSink
+from .looking import Looking
+from .reading import due_and_revision, read_record
+from .scripts import Arg
+
+__all__ = ["Transfers"]
+
+SAFETY_POLL_S = 2.0
+BACK_AT_ONCE = 100
+
+
+class Transfers(Looking):
+    """`Transfer` and `PutsBack`: what goes from the store to lists, and what comes back."""
+
+    @property
+    def sinks(self) -> Sequence[Sink]:
+        """The sinks that this store brings along."""
+        return [RedisListSink(self._options)]
+
+    def reaches(self, sink: Sink) -> Reach:
+        """Say how often a message reaches a sink from here, and why."""
+        if not isinstance(sink, RedisListSink):
+            return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Redis server: claimed, sent, settled")
+        if sink.options.server != self._options.server:
+            reason = f"the lists are at {sink.options.name}, the messages at {self.name}: claimed, pushed, settled"
+            return Reach(Promise.AT_LEAST_ONCE, reason)
+        return Reach(Promise.EXACTLY_ONCE, f"one script on {self.name} pushes a message and removes it")
+
+    @contextmanager
+    def transferring(self, sink: Sink) -> Iterator[Transferring]:
+        """Open the moving of one sink's messages."""
+        assert isinstance(sink, RedisListSink)
+        transfer = _ListTransfer(self, sink)
+        self._wakeups.add(transfer.wakeup)
+        try:
+            yield transfer
+        finally:
+            self._wakeups.discard(transfer.wakeup)
+
+    async def blocked(self) -> Sequence[Blocked]:
+        """List destinations that take nothing now."""
+        found: list[Blocked] = []
+        for lane, address, why, messages in await self.run("blocked", []):
+            found.append(Blocked(lane.decode(), address.decode(), why.decode("utf-8", "backslashreplace"), messages))
+        return sorted(found, key=lambda each: (each.lane, each.address))
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        """Store messages that had left."""
+        found: list[Stored] = []
+        for start in range(0, len(messages), BACK_AT_ONCE):
+            arguments: list[Arg] = []
+            for each in messages[start : start + BACK_AT_ONCE]:
+                head: list[Arg] = [member_of(each.record.id), each.record.envelope.lane, each.due_ms, each.reason or ""]
+                arguments += [*head, encode_record(each.record, 0)]
+            try:
+                answers = await self._run("back", arguments, durable=True)
+            except Fault as fault:
+                raise StoreUnavailableError(self.name, fault.reason) from fault
+            for outcome in (answer_of(answer, None) for answer in answers):
+                if not isinstance(outcome, Stored):
+                    raise StoreFullError(self.name, outcome.detail)
+                found.append(outcome)
+        self.wake_all()
+        return found
+
+
+class _ListTransfer:
+    """`Transferring` into lists."""
+
+    def __init__(self, store: Transfers, sink: RedisListSink) -> None:
+        self._store, self._sink = store, sink
+        self.wakeup = WakeUp()
+        self._unreadable: list[Settlement] = []
+
+    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
+        messages, max_bytes = min(demand.messages, MAX_CLAIM_MESSAGES), min(demand.max_bytes, MAX_CLAIM_BYTES)
+        arguments: list[Arg] = [self._sink.name, messages, max_bytes, self._sink.max_length]
+        for settlement in (*settlements, *self._unreadable):
+            arguments += _arguments(settlement)
+        now, moved, next_due, changed, *series = await self._store.run("transfer", arguments)
+        self._unreadable = []
+        records = await self._read(series)
+        return Transferred(
+            int(moved),
+            records,
+            {address.decode(): why.decode("utf-8", "backslashreplace") for address, why in _pairs(changed)},
+            self._store.heard(now),
+            int(next_due) if next_due else None,
+        )
+
+    async def _read(self, series: Sequence[bytes]) -> list[Record]:
+        """Read recurring messages; one that cannot be read is given up with the next call."""
+        lanes = await self._store.lanes_of(series[1::2])
+        records: list[Record] = []
+        for member, value in _pairs(series):
+            try:
+                records.append(read_record(member, value, lanes))
+            except RecordFormatError as error:
+                due_ms, revision = due_and_revision(value)
+                self._unreadable.append(Dead(text_of(member), revision, due_ms, "undecodable", 0, error.problem))
+        return records
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        seconds = SAFETY_POLL_S * random.uniform(0.75, 1)
+        if until_ms is not None:
+            seconds = min(seconds, self._store.seconds_until(until_ms))
+        await self.wakeup.wait(seconds)
+
+    def wake(self) -> None:
+        self.wakeup.set()
+
+    def clear(self) -> None:
+        self.wakeup.clear()
+
+
+def _arguments(settlement: Settlement) -> list[Arg]:
+    then: Arg = "" if settlement.then_due_ms is None else max(settlement.then_due_ms, 0)
+    head: list[Arg] = [member_of(settlement.id), settlement.revision, settlement.token]
+    if isinstance(settlement, Done):
+        return [*head, f"d{settlement.outcome}", "", then]
+    assert isinstance(settlement, Dead), "an occurrence that is moved is not tried again"
+    error = b"" if settlement.error is None else b"e" + settlement.error.encode("utf-8", "backslashreplace")
+    return [*head, f"x{settlement.reason}", error, then]
+
+
+def _pairs(flat: Sequence[Any]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)

@@ -1,0 +1,48 @@
+"""Deleting what need not be remembered any more: a little with every step that adds to it, so that it stays bounded."""
+
+from __future__ import annotations
+
+from aiodelay.model import RETRY_WINDOW_MS
+
+from .rows import object_text
+from .tables import Tables
+
+__all__ = ["PURGED_PER_ENDED", "purge_answers", "purge_ended"]
+
+PURGED_PER_ENDED = 4
+"""For each message or answer to be remembered, so many older ones are looked at: what is over cannot pile up."""
+FAR_MS = 86_400_000
+
+
+def purge_ended(tables: Tables, limit: int) -> None:
+    """Look at so many messages that have ended, and delete those whose time is up.
+
+    In the order of their numbers, on from where the last look stopped: the lowest number need not have ended first.
+    """
+    now, sweep = tables.now, tables.sweep
+    if now < sweep.rest_until_ms <= now + RETRY_WINDOW_MS:
+        return
+    if not sweep.number:
+        sweep.first_ms = now + RETRY_WINDOW_MS
+    query = "SELECT n, until_ms FROM ended WHERE ns = ? AND n > ? ORDER BY n LIMIT ?"
+    rows = tables.execute(query, (tables.ns, sweep.number, limit)).fetchall()
+    far = now + FAR_MS  # beyond: written before the clock was set back by a day or more
+    over = [n for n, until_ms in rows if until_ms <= now or until_ms > far]
+    sweep.first_ms = min([sweep.first_ms, *(until_ms for _, until_ms in rows if until_ms > now)])
+    is_last = len(rows) < limit
+    sweep.number = 0 if is_last else rows[-1][0]
+    sweep.rest_until_ms = sweep.first_ms if is_last else 0
+    if over:
+        numbers = object_text(over)
+        tables.execute("DELETE FROM messages WHERE n IN (SELECT value FROM json_each(?))", (numbers,))
+        query = "DELETE FROM ended WHERE ns = ? AND n IN (SELECT value FROM json_each(?))"
+        tables.execute(query, (tables.ns, numbers))
+
+
+def purge_answers(tables: Tables, limit: int) -> None:
+    """Look at so many of the oldest answers, of all namespaces, and delete those whose time is up."""
+    query = (
+        "DELETE FROM ops WHERE n IN (SELECT n FROM ops ORDER BY n LIMIT :limit)"
+        " AND (until_ms <= :now OR until_ms > :far)"
+    )
+    tables.execute(query, {"limit": limit, "now": tables.now, "far": tables.now + FAR_MS})

@@ -1,0 +1,134 @@
+"""What had left a store for a sink, and comes back from its source: to be tried again, or as a dead letter."""
+
+# ruff: noqa: D102 - the name of a rule's test says what it promises
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from aiodelay.model import Late, PutBack, Record, State, Stored
+from aiodelay.ports import PutsBack
+from aiodelay.transitions import delivery_id, occurrence_id
+
+from .stage import HOUR_MS, LANE, Bench, Stage, done, staged
+
+__all__ = ["ReturningRules"]
+
+
+class ReturningRules(Bench):
+    """What `PutsBack` promises."""
+
+    @staged
+    async def test_s8_what_is_put_back_is_tried_again_as_it_was(self, stage: Stage) -> None:
+        record = await self._left(stage)
+        failed = replace(record, attempt=2, first_error="first", last_error="last")
+        assert await _put_back(stage, PutBack(failed, stage.now + 1000)) == ["stored"]
+        assert (await stage.record()).revision == record.revision
+        stage.move(999)
+        assert await stage.claim() == []
+        stage.move(1)
+        claim = await stage.claim_one()
+        assert claim.record == failed
+        assert delivery_id(claim.record) == delivery_id(record)
+        await stage.end(done(claim))
+        assert await stage.messages() == []
+
+    @staged
+    async def test_s1_what_is_put_back_is_not_early(self, stage: Stage) -> None:
+        record = replace(await self._left(stage), due_ms=stage.now + HOUR_MS)
+        await _put_back(stage, PutBack(record, stage.now))
+        stage.move(HOUR_MS - 1)
+        assert await stage.claim() == []
+        stage.move(1)
+        await stage.claim_one()
+
+    @pytest.mark.parametrize("there", ["pending", "in flight", "put back"])
+    @staged
+    async def test_s4_what_is_put_back_takes_nobodys_place(self, stage: Stage, there: str) -> None:
+        record = await self._left(stage)
+        if there == "put back":
+            assert await _put_back(stage, PutBack(record, stage.now)) == ["stored"]
+        else:
+            await stage.stored(stage.put("m", payload=b"newer"))
+        claim = await stage.claim_one() if there == "in flight" else None
+        before = await stage.picture()
+        assert await _put_back(stage, PutBack(record, stage.now)) == ["kept"]
+        assert await stage.picture() == before
+        if claim is not None:
+            await stage.end(done(claim))
+
+    @staged
+    async def test_s6_a_dead_letter_is_put_back_once(self, stage: Stage) -> None:
+        record = replace(await self._left(stage), attempt=3, last_error="no answer")
+        message = PutBack(record, stage.now, "attempts_exhausted")
+        assert await _put_back(stage, message, message) == ["stored", "kept"]
+        (letter,) = await stage.dead()
+        assert (letter.record, letter.reason, letter.at_ms) == (record, "attempts_exhausted", stage.now)
+        assert await stage.claim() == []
+        (outcome,) = await stage.graves.redrive([letter.key])
+        assert isinstance(outcome, Stored)
+        assert (await stage.claim_one()).record.envelope == record.envelope
+
+    @staged
+    async def test_l2_what_is_put_back_ends_a_wait(self, stage: Stage) -> None:
+        record = await self._left(stage)
+        await stage.wakes(lambda: _put_back(stage, PutBack(record, stage.now)))
+
+    @staged
+    async def test_what_is_put_back_keeps_its_policy(self, stage: Stage) -> None:
+        record = await self._left(stage, Late.dead_letter("1m"))
+        await _put_back(stage, PutBack(record, stage.now + HOUR_MS))
+        stage.move(HOUR_MS)
+        assert (await stage.tidy()).expired == 1
+        assert [letter.reason for letter in await stage.dead()] == ["late"]
+
+    @staged
+    async def test_an_occurrence_is_put_back_beside_its_series(self, stage: Stage) -> None:
+        await stage.stored(stage.put("s", rule={"e": 60_000}))
+        claim = await stage.claim_one()
+        await stage.end(done(claim, then=stage.now + 60_000))
+        name = occurrence_id("s", claim.record.due_ms)
+        envelope = replace(claim.record.envelope, id=name, rule=None)
+        await _put_back(stage, PutBack(replace(claim.record, envelope=envelope), stage.now))
+        await stage.end(done(await stage.claim_one()))
+        assert [each.record.id for each in await stage.messages()] == ["s"]
+
+    @staged
+    async def test_what_is_put_back_is_held_like_any_other(self, stage: Stage) -> None:
+        record = await self._left(stage)
+        await stage.holds.hold(LANE)
+        await _put_back(stage, PutBack(record, stage.now))
+        assert await stage.claim() == []
+        assert [each.state for each in await stage.messages()] == [State.HELD]
+
+    @staged
+    async def test_s2_what_was_put_back_survives_reopening(self, stage: Stage) -> None:
+        record = await self._left(stage)
+        other = replace(record, envelope=replace(record.envelope, id="other"))
+        await _put_back(stage, PutBack(record, stage.now), PutBack(other, stage.now, "rejected"))
+        before = await stage.picture()
+        await stage.reopen()
+        assert await stage.picture() == before
+
+    @staged
+    async def test_journal_says_what_was_put_back(self, stage: Stage) -> None:
+        with_journal = await stage.with_journal(10)
+        record = await self._left(with_journal)
+        failed = replace(record, attempt=1, first_error="e", last_error="e")
+        await _put_back(with_journal, PutBack(failed, with_journal.now), PutBack(failed, 0, "rejected"))
+        events = [(entry.event, entry.detail) for entry in await with_journal.diary.journal()]
+        assert events[-2:] == [("again", "e"), ("dead", "rejected")]
+
+    async def _left(self, stage: Stage, late: Late = Late.deliver()) -> Record:  # noqa: B008 - frozen
+        """Return the record of a message that is settled here and lives on elsewhere."""
+        await stage.stored(stage.put("m", late=late, headers={"a": b"\xff"}, encoding="json", payload=b"{}"))
+        claim = await stage.claim_one()
+        await stage.end(done(claim))
+        return claim.record
+
+
+async def _put_back(stage: Stage, *messages: PutBack) -> list[str]:
+    if not isinstance(stage.store, PutsBack):
+        pytest.skip(f"{stage.store.name} takes nothing back")
+    return [stored.answer for stored in await stage.store.put_back(messages)]

@@ -1,0 +1,184 @@
+"""F10: the primary dies and a replica takes its place: what each durability level may lose, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aiodelay.identifiers import new_op
+from aiodelay.model import (
+    After,
+    Cancel,
+    Command,
+    Envelope,
+    Outcome,
+    Put,
+    Query,
+    Refused,
+    SourcePosition,
+    Stored,
+    Unknown,
+)
+from aiodelay.redis import RedisStore
+from tests.faults.programs.worker import Stream
+from tests.faults.scene import TAKEOVER_MS, RedisScene
+from tests.support import history as h
+from tests.support.checker import Limits, check
+from tests.support.proxy import Proxy, proxied, proxied_by_thread
+from tests.support.servers import RedisServer, redis_programs, replicate, start
+
+LANE = "work"
+REPLICATION = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
+
+
+class Pair:
+    """A primary and its replica, with a proxy between them."""
+
+    def __init__(self, primary: RedisServer, replica: RedisServer, link: Proxy) -> None:
+        self.primary, self.replica, self.link = primary, replica, link
+
+    def store(self, durability: str) -> RedisStore:
+        """A client of its own, as another process has it."""
+        return RedisStore(f"{self.primary.url}?durability={durability}&timeout_ms=300", namespace="faults")
+
+
+@pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
+def servers(request: pytest.FixtureRequest) -> Iterator[tuple[RedisServer, RedisServer]]:
+    primary, replica = (start(request.param.program, *REPLICATION) for _ in range(2))
+    yield primary, replica
+    primary.stop()
+    replica.stop()
+
+
+@asynccontextmanager
+async def paired(servers: tuple[RedisServer, RedisServer]) -> AsyncIterator[Pair]:
+    primary, replica = servers
+    async with proxied(primary.port) as link:
+        await asyncio.to_thread(replicate, replica, link.port)
+        yield Pair(primary, replica, link)
+
+
+def put(message_id: str) -> Put:
+    return Put(new_op(), Envelope(message_id, LANE, payload=b"p"), After(60_000))
+
+
+async def do(store: RedisStore, command: Command, *, source: SourcePosition | None = None) -> Outcome:
+    (outcome,) = await store.apply([command], source=source)
+    return outcome
+
+
+async def ids(store: RedisStore) -> set[str]:
+    return {each.record.id for each in await store.search(Query(limit=1000))}
+
+
+async def fail_over(pair: Pair) -> None:
+    pair.primary.kill()
+    pair.replica.command("REPLICAOF", "NO", "ONE")
+
+
+def test_f10_what_was_called_replicated_outlives_the_primary(servers: tuple[RedisServer, RedisServer]) -> None:
+    async def play() -> None:
+        async with paired(servers) as pair:
+            async with pair.store("replicated:1") as store, pair.store("memory") as careless:
+                assert isinstance(await do(store, put("kept")), Stored)
+                assert isinstance(await do(store, put("cancelled")), Stored)
+                assert isinstance(await do(store, Cancel(new_op(), "cancelled")), Stored)
+                pair.link.mode = "black hole"
+                assert isinstance(await do(store, put("in doubt")), Unknown)
+                assert isinstance(await do(careless, put("lost")), Stored), "as docs/guarantees.md says of `memory`"
+            await fail_over(pair)
+            async with RedisStore(pair.replica.url, namespace="faults") as store:
+                assert await ids(store) == {"kept"}
+
+    asyncio.run(play())
+
+
+def test_f10_a_repeated_command_is_no_more_done_than_the_first(servers: tuple[RedisServer, RedisServer]) -> None:
+    """It writes nothing of its own, on another connection: its answer must wait for the replica all the same."""
+
+    async def play() -> None:
+        async with paired(servers) as pair, pair.store("replicated:1") as one, pair.store("replicated:1") as two:
+            position = SourcePosition("intake", 1)
+            earlier, kept = put("earlier"), put("kept")
+            assert isinstance(await do(two, earlier), Stored)
+            pair.link.mode = "black hole"
+            commands: list[Command] = [put("m"), Cancel(new_op(), "earlier"), Cancel(new_op(), "nothing")]
+            for command in commands:
+                assert isinstance(await do(one, command), Unknown)
+                assert isinstance(await do(two, command), Unknown), "the replica does not have it"
+            assert isinstance(await do(one, kept, source=position), Unknown)
+            assert isinstance(await do(two, kept, source=position), Unknown)
+            pair.link.mode = "pass"
+            assert [isinstance(await do(two, command), Stored | Refused) for command in commands] == [True] * 3
+            assert await do(two, kept, source=position) == Refused("passed")
+            await fail_over(pair)
+            async with RedisStore(pair.replica.url, namespace="faults") as store:
+                assert await ids(store) == {"m", "kept"}
+
+    asyncio.run(play())
+
+
+def test_a_full_server_answers_repeated_commands_all_the_same(servers: tuple[RedisServer, RedisServer]) -> None:
+    """`full` means surely not written: it must not be said of what was."""
+
+    async def play() -> None:
+        async with RedisStore(servers[0].url, namespace="faults") as store:
+            command = put("m")
+            first = await do(store, command)
+            servers[0].command("CONFIG", "SET", "maxmemory", "100kb")
+            assert isinstance(await do(store, put("more")), Refused)
+            assert await do(store, command) == first
+
+    asyncio.run(play())
+
+
+# --- several processes, their history ---------------------------------------------------------------------
+
+
+def strike(scene: RedisScene, replica: RedisServer, heir: RedisServer, link: Proxy, front: Proxy) -> int:
+    """Let the replica fall behind, kill the primary, put the replica in its place; return since when it lacked."""
+    since_ns = time.monotonic_ns()
+    link.mode = "black hole"
+    time.sleep(0.5)
+    scene.server.kill()
+    replica.command("REPLICAOF", "NO", "ONE")
+    replicate(heir, replica.port)
+    front.point_to(replica.port)
+    scene.server = replica
+    return since_ns
+
+
+def broken_rules(scene: RedisScene) -> set[str]:
+    """Return what the history would break if acknowledged commands were not to be lost."""
+    events = h.read(scene.crew.history_path)
+    for event in events:
+        if isinstance(event, h.Loss):
+            event.commands = False
+    return {each.rule for each in check(events).violations}
+
+
+@pytest.mark.parametrize("durability", ["replicated:1", "memory"])
+def test_f10_a_failover_under_load_loses_what_its_level_says(redis_scene: RedisScene, durability: str) -> None:
+    replica, heir = (start(redis_scene.server.program, *REPLICATION) for _ in range(2))
+    try:
+        with proxied_by_thread(redis_scene.server.port) as link, proxied_by_thread(redis_scene.server.port) as front:
+            replicate(replica, link.port)
+            redis_scene.url = f"redis://127.0.0.1:{front.port}?durability={durability}&timeout_ms=500"
+            flow = Stream(seconds=5, rate=60, ids=100, seed=1)
+            workers = [redis_scene.start(name, serve=("work",), run_ms=20, stream=flow) for name in ("a", "b")]
+            for worker in workers:
+                worker.line("run 40")
+            since_ns = strike(redis_scene, replica, heir, link, front)
+            redis_scene.crew.history.write(h.Loss(since_ns=since_ns, commands=durability == "memory"))
+            for worker in workers:
+                worker.ended_well()
+            assert redis_scene.judge(Limits(takeover_ms=TAKEOVER_MS)).delivered > 100
+            if durability == "memory":  # not less either: had it been called replicated, it would have been found out
+                assert "S2" in broken_rules(redis_scene)
+    finally:
+        replica.stop()
+        heir.stop()

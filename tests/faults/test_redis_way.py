@@ -1,0 +1,169 @@
+"""The way to a Redis server: connections that lose, hang or are refused, a server that stands still for long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.identifiers import new_op
+from aiodelay.model import After, Demand, Done, Envelope, Put, Query, Refused, SettleOutcome, Stored, Unknown
+from aiodelay.redis import RedisStore
+from tests.faults.programs.worker import Stream
+from tests.faults.scene import TAKEOVER_MS, RedisScene
+from tests.support.checker import Limits
+from tests.support.proxy import proxied, proxied_by_thread
+from tests.support.servers import RedisServer, redis_products, start
+
+LANE = "work"
+LONG_LEASE_MS = 15_000
+
+
+def put(message_id: str, due_ms: int = 0) -> Put:
+    return Put(new_op(), Envelope(message_id, LANE, payload=b"p"), After(due_ms))
+
+
+def store_at(port: int, **options: int) -> RedisStore:
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    return RedisStore(f"redis://127.0.0.1:{port}?{query}", namespace="faults")
+
+
+# --- several processes ------------------------------------------------------------------------------------
+
+
+def test_f6_f7_connections_that_break_all_the_time_cost_neither_a_message_nor_a_duplicate(
+    redis_scene: RedisScene,
+) -> None:
+    with proxied_by_thread(redis_scene.server.port) as way:
+        redis_scene.url = f"redis://127.0.0.1:{way.port}?timeout_ms=1000"
+        flow = Stream(seconds=5, rate=60, ids=100, seed=3)
+        settings = {"serve": ("work",), "run_ms": 20, "lease_ms": LONG_LEASE_MS, "stream": flow}
+        workers = [redis_scene.start(name, **settings) for name in ("a", "b")]
+        for worker in workers:
+            worker.line("running")
+        way.mode = "lossy"
+        time.sleep(3)
+        way.mode = "pass"
+        for worker in workers:
+            worker.ended_well()
+        assert way.made > 15, "few connections broke"
+    report = redis_scene.judge(Limits(lapses=False))
+    assert (report.delivered > 100, report.duplicates) == (True, 0)
+
+
+def test_f8_a_server_that_stands_still_for_12_seconds_does_everything_once(redis_scene: RedisScene) -> None:
+    redis_scene.url += "?timeout_ms=1000"
+    flow = Stream(seconds=4, rate=40, ids=100, seed=4)
+    settings = {"serve": ("work",), "run_ms": 20, "lease_ms": LONG_LEASE_MS, "stream": flow}
+    workers = [redis_scene.start(name, **settings) for name in ("a", "b")]
+    for worker in workers:
+        worker.line("run 20")
+    os.kill(redis_scene.server.pid, signal.SIGSTOP)
+    time.sleep(12)
+    os.kill(redis_scene.server.pid, signal.SIGCONT)
+    for worker in workers:
+        worker.ended_well()
+    report = redis_scene.judge(Limits(takeover_ms=TAKEOVER_MS + LONG_LEASE_MS))
+    assert report.delivered > 60
+    assert report.duplicates == 0, "12 s is less than a lease"
+
+
+# --- one process ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=redis_products(), ids=lambda found: found.name)
+def product(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """One server of each product: these tests wait for time-outs."""
+    server = start(request.param.program)
+    yield server
+    server.stop()
+
+
+def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(product: RedisServer) -> None:
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            proxied(product.port) as way,
+            store_at(way.port, timeout_ms=300, connections=1) as store,
+            store_at(product.port) as other,
+            store.work("w", [LANE]) as work,
+        ):
+            assert isinstance((await store.apply([put("before")]))[0], Stored)
+            way.freeze()
+            command = put("m")
+            before = loop.time()
+            assert isinstance((await store.apply([command]))[0], Unknown)
+            assert loop.time() - before < 1
+            assert isinstance((await store.apply([command]))[0], Stored), "on a connection of its own, at once"
+            heard = False
+            async with asyncio.timeout(20):
+                while not heard:
+                    work.clear()
+                    await asyncio.sleep(0.2)
+                    await other.apply([put("hint")])
+                    before = loop.time()
+                    await work.wait(until_ms=None)
+                    waited = loop.time() - before
+                    assert waited < 2.5, "the safety poll holds meanwhile"
+                    heard = waited < 1
+                    await work.claim({LANE: Demand(9)}, request=f"{before}", lease_ms=1000)
+
+    asyncio.run(play())
+
+
+def test_f12_a_server_that_takes_no_more_connections_is_waited_for(product: RedisServer) -> None:
+    async def play() -> None:
+        operator = socket.create_connection(("127.0.0.1", product.port))
+        async with store_at(product.port, connections=20) as store, store.work("w", [LANE]) as work:
+            operator.sendall(b"CONFIG SET maxclients 5\r\n")
+            assert operator.recv(16) == b"+OK\r\n"
+            outcomes = await asyncio.gather(*(store.apply([put(f"m{i}")]) for i in range(200)))
+            stored = {f"m{i}" for i, (outcome,) in enumerate(outcomes) if isinstance(outcome, Stored)}
+            refused = {f"m{i}" for i, (outcome,) in enumerate(outcomes) if isinstance(outcome, Refused)}
+            assert stored
+            assert len(refused) > 100
+            operator.sendall(b"CONFIG SET maxclients 100\r\n")
+            assert operator.recv(16) == b"+OK\r\n"
+            claims = (await work.claim({LANE: Demand(500)}, request="r", lease_ms=1000)).claims
+            assert stored <= {each.record.id for each in claims}
+            assert not refused & {each.record.id for each in claims}
+            done = [Done(each.record.id, each.record.revision, each.token) for each in claims]
+            assert set(await work.settle(done)) == {SettleOutcome.SETTLED}
+        operator.close()
+        assert await asyncio.to_thread(clients_left, product) == 1, "the one that asks"
+
+    asyncio.run(play())
+
+
+def clients_left(server: RedisServer) -> int:
+    deadline = time.monotonic() + 5
+    while True:
+        clients = server.command("CLIENT", "LIST", "TYPE", "normal").count(b" addr=")
+        if clients == 1 or time.monotonic() > deadline:
+            return clients
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_f20_a_server_without_resp3_is_used_with_resp2_or_refused_clearly(protocol: int) -> None:
+    server = start(redis_products()[0].program, "--rename-command", "HELLO", "")
+    try:
+        if protocol == 2:
+            asyncio.run(schedule_one(server))
+            return
+        with pytest.raises(StoreUnavailableError, match=r"HELLO.*protocol=2"):
+            asyncio.run(schedule_one(server, protocol=3))
+    finally:
+        server.stop()
+
+
+async def schedule_one(server: RedisServer, **options: int) -> None:
+    async with store_at(server.port, **options) as store:
+        assert isinstance((await store.apply([put("m", 1000)]))[0], Stored)
+        assert len(await store.search(Query())) == 1

@@ -1,0 +1,91 @@
+"""Looking in page by page while others work: a page that has emptied meanwhile is not the last one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from aiodelay.identifiers import new_op
+from aiodelay.model import After, Cancel, Dead, DeadKey, Demand, Envelope, Put, Query, Reschedule, Snapshot
+from aiodelay.redis import RedisStore
+from aiodelay.redis.scripts import Arg
+from tests.support.servers import redis_servers, serving
+
+LANE = "work"
+
+
+@pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with serving(request.param) as url:
+        yield url
+
+
+class Interrupted(RedisStore):
+    """Something happens, once, when a page's places have been read and its messages have not."""
+
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def run(self, script: str, arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - as in the store
+        reply = await super().run(script, arguments)
+        if script == "range" and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return reply
+
+
+async def put(store: RedisStore, names: Sequence[str]) -> None:
+    await store.apply([Put(new_op(), Envelope(name, LANE), After(i)) for i, name in enumerate(names)])
+
+
+async def pages(store: RedisStore, limit: int) -> list[str]:
+    found: list[Snapshot] = []
+    query = Query(limit=limit)
+    while page := await store.search(query):
+        found += page
+        query = Query(limit=limit, after=(page[-1].next_attempt_ms, page[-1].record.id))
+    return [each.record.id for each in found]
+
+
+def test_what_ended_between_places_and_messages_is_followed_by_the_next(url: str) -> None:
+    async def play() -> None:
+        async with Interrupted(url, namespace="ended") as store:
+            names = [f"m{i}" for i in range(9)]
+            await put(store, names)
+            store.meanwhile = lambda: store.apply([Cancel(new_op(), name) for name in names[:4]])
+            assert [each.record.id for each in await store.search(Query(limit=4))] == names[4:8]
+            store.meanwhile = lambda: store.apply([Cancel(new_op(), name) for name in names[4:]])
+            assert await store.search(Query(limit=40)) == []
+
+    asyncio.run(play())
+
+
+def test_what_moved_between_places_and_messages_hides_nothing(url: str) -> None:
+    async def play() -> None:
+        async with Interrupted(url, namespace="moved") as store:
+            names = [f"m{i}" for i in range(9)]
+            await put(store, names)
+            store.meanwhile = lambda: store.apply([Reschedule(new_op(), "m1", After(60_000))])
+            found = await pages(store, limit=3)
+            assert found[:9] == names
+            assert found[9:] == ["m1"], "and once more, at its new place"
+
+    asyncio.run(play())
+
+
+def test_dead_letters_that_were_purged_meanwhile_are_followed_by_the_next(url: str) -> None:
+    async def play() -> None:
+        async with Interrupted(url, namespace="purged") as store, store.work("w", [LANE]) as work:
+            await put(store, [f"m{i}" for i in range(6)])
+            await asyncio.sleep(0.05)
+            claims = (await work.claim({LANE: Demand(9)}, request="r", lease_ms=15_000)).claims
+            dead = [Dead(each.record.id, each.record.revision, each.token, "rejected", 1) for each in claims]
+            await work.settle(dead)
+            letters = await store.dead_letters()
+            keys = [DeadKey(each.record.id, each.record.revision) for each in letters]
+            store.meanwhile = lambda: store.purge(keys[:3])
+            assert [each.key for each in await store.dead_letters(limit=3)] == keys[3:]
+
+    asyncio.run(play())

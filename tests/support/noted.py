@@ -1,0 +1,135 @@
+"""A memory store with fault switches that notes every call of its dispatching role: when, what, and the answer."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from aiodelay.memory import MemoryStore
+from aiodelay.model import (
+    Claimed,
+    Command,
+    Demand,
+    Lane,
+    Outcome,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+    SourcePosition,
+    Tidied,
+    WorkStatus,
+)
+from aiodelay.ports import Work
+from aiodelay.testing.clock import VirtualClock
+from aiodelay.testing.faults import FaultyStore
+
+__all__ = ["Call", "NotedStore"]
+
+T = TypeVar("T")
+Name: TypeAlias = Literal["claim", "settle", "renew", "tidy", "apply"]
+
+
+@dataclass(slots=True)
+class Call:
+    """One call; `asked` is the demand, the settlements, and so on. Times are ms since the clock began.
+
+    `answered_ms` is None while it has no answer, and `answer` is None where it was an exception.
+    """
+
+    name: Name
+    asked_ms: int
+    asked: Any
+    request: str = ""
+    answered_ms: int | None = None
+    answer: Any = None
+
+
+class NotedStore(FaultyStore):
+    """See the module.
+
+    Attributes:
+        memory: The store behind, without faults, and unseen.
+        calls_made: In the order of asking.
+        errors: What the next calls of a name raise, in turn; the store is not asked.
+        cuts: How many answers to calls of a name lack their last outcome.
+    """
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.memory = MemoryStore(clock=clock, journal=100_000)
+        super().__init__(self.memory)
+        self.clock = clock
+        self.calls_made: list[Call] = []
+        self.errors: defaultdict[Name, list[BaseException]] = defaultdict(list)
+        self.cuts: Counter[Name] = Counter()
+
+    def made(self, name: Name, since_ms: int = 0) -> list[Call]:
+        """Return the calls of one name, from a time on."""
+        return [call for call in self.calls_made if call.name == name and call.asked_ms >= since_ms]
+
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
+        """Open the dispatching role, with faults, noted."""
+        async with super().work(worker, lanes) as work:
+            yield _NotedWork(self, work)
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        """Carry out commands, noted."""
+        return await self.note("apply", list(commands), lambda: super(NotedStore, self).apply(commands, source=source))
+
+    async def note(self, name: Name, asked: object, ask: Callable[[], Awaitable[T]], request: str = "") -> T:
+        """Ask, and note question and answer."""
+        call = Call(name, self.clock.monotonic_ms(), asked, request)
+        self.calls_made.append(call)
+        try:
+            if self.errors[name]:
+                raise self.errors[name].pop(0)
+            answer = await ask()
+        finally:
+            call.answered_ms = self.clock.monotonic_ms()
+        call.answer = answer
+        return answer
+
+    def cut(self, name: Name, outcomes: Sequence[T]) -> Sequence[T]:
+        """Return outcomes, without the last one if so told."""
+        if not self.cuts[name]:
+            return outcomes
+        self.cuts[name] -= 1
+        return outcomes[:-1]
+
+
+class _NotedWork:
+    def __init__(self, store: NotedStore, work: Work) -> None:
+        self._store, self._work = store, work
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        work = self._work
+        return await self._store.note(
+            "claim", dict(demand), lambda: work.claim(demand, request=request, lease_ms=lease_ms), request
+        )
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        outcomes = await self._store.note("settle", list(settlements), lambda: self._work.settle(settlements))
+        return self._store.cut("settle", outcomes)
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        outcomes = await self._store.note("renew", list(renewals), lambda: self._work.renew(renewals))
+        return self._store.cut("renew", outcomes)
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        await self._work.wait(until_ms=until_ms)
+
+    def wake(self) -> None:
+        self._work.wake()
+
+    def clear(self) -> None:
+        self._work.clear()
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        return await self._store.note("tidy", list(lanes), lambda: self._work.tidy(lanes, limit=limit))
+
+    def status(self) -> WorkStatus:
+        return self._work.status()

@@ -1,0 +1,135 @@
+"""A server's clock that steps: by a library that is loaded before the server's own, where there is a C compiler.
+
+Where there is none, the store is given a clock instead, which its scripts then judge by: the same code but for TIME.
+"""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aiodelay.testing.servers import RedisServer
+
+__all__ = ["ServerClock", "SteppedClock", "serving_with_clock"]
+
+NOTICES_S = 5.0
+SHIM = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static volatile long long *offset_ns;
+__attribute__((constructor)) static void start(void) {
+  const char *path = getenv("CLOCK_SHIM");
+  int file = path ? open(path, O_RDONLY) : -1;
+  if (file < 0) return;
+  void *seen = mmap(0, 8, PROT_READ, MAP_SHARED, file, 0);
+  close(file);
+  if (seen != MAP_FAILED) offset_ns = seen;
+}
+static void add(struct timespec *t) {
+  if (!offset_ns) return;
+  long long ns = (long long)t->tv_sec * 1000000000LL + t->tv_nsec + *offset_ns;
+  t->tv_sec = ns / 1000000000LL;
+  t->tv_nsec = ns % 1000000000LL;
+}
+int clock_gettime(clockid_t id, struct timespec *t) {
+  int failed = syscall(SYS_clock_gettime, id, t);
+  if (!failed && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) add(t);
+  return failed;
+}
+int gettimeofday(struct timeval *tv, void *zone) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  tv->tv_sec = t.tv_sec;
+  tv->tv_usec = t.tv_nsec / 1000;
+  return 0;
+}
+time_t time(time_t *out) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  if (out) *out = t.tv_sec;
+  return t.tv_sec;
+}
+"""
+
+
+class SteppedClock:
+    """The machine's clock, and by how far it is off."""
+
+    def __init__(self, offset_s: float = 0) -> None:
+        self.offset_ns = int(offset_s * 1e9)
+
+    def now_ms(self) -> int:
+        return (time.time_ns() + self.offset_ns) // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def seconds_until(self, at_ms: int) -> float:
+        return (at_ms * 1_000_000 - time.time_ns() - self.offset_ns) / 1e9
+
+
+class ServerClock:
+    """What time a server has.
+
+    Attributes:
+        clock: To be given to stores; None where the server's own clock is stepped.
+    """
+
+    def __init__(self, server: RedisServer, offset: mmap.mmap | None) -> None:
+        self.server, self._offset = server, offset
+        self._stepped = SteppedClock()
+        self.clock = self._stepped if offset is None else None
+
+    def step(self, seconds: float) -> None:
+        """Set it forwards or backwards; return when the server has noticed, which looks at its clock now and then."""
+        self._stepped.offset_ns += int(seconds * 1e9)
+        if self._offset is None:
+            return
+        self._offset[:8] = struct.pack("=q", self._stepped.offset_ns)
+        deadline = time.monotonic() + NOTICES_S
+        while abs(self._told_ms() - self.now_ms()) > 1_000:
+            assert time.monotonic() < deadline, "the server did not notice that its clock was set"
+            time.sleep(0.01)
+
+    def _told_ms(self) -> int:
+        return int(self.server.command("EVAL", "return tonumber(redis.call('TIME')[1])", "0")[1:]) * 1_000
+
+    def now_ms(self) -> int:
+        """Return what it tells."""
+        return self._stepped.now_ms()
+
+
+@contextmanager
+def serving_with_clock(program: str, folder: Path) -> Iterator[ServerClock]:
+    """Start a server whose clock can be stepped."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    environment: dict[str, str] = {}
+    offset = None
+    if compiler is not None:
+        library, state, source = (folder / name for name in ("shim.so", "offset", "shim.c"))
+        source.write_text(SHIM)
+        state.write_bytes(bytes(8))
+        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+        environment = {"LD_PRELOAD": str(library), "CLOCK_SHIM": str(state)}
+        with state.open("r+b") as file:
+            offset = mmap.mmap(file.fileno(), 8)
+    server = RedisServer(program, environment=environment)
+    try:
+        server.start()
+        yield ServerClock(server, offset)
+    finally:
+        server.stop()
+        if offset is not None:
+            offset.close()

@@ -1,0 +1,80 @@
+"""A certificate authority of our own, and a server that speaks TLS: by itself, or behind a proxy that does."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+
+import trustme
+
+from aiodelay.errors import AiodelayError
+from aiodelay.testing.servers import RedisServer, free_port
+
+from .proxy import proxied
+
+__all__ = ["Certificates", "tls_port_of"]
+
+
+class Certificates:
+    """What servers and clients show each other.
+
+    Attributes:
+        ca: File with the certificate to trust.
+        client, client_key: Files of a client whom the server trusts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._ca = folder, trustme.CA()
+        self.ca = folder / "ca.pem"
+        self._ca.cert_pem.write_to_path(str(self.ca))
+        self.client, self.client_key = self.issue("client")
+
+    def issue(self, name: str, *, until: datetime | None = None) -> tuple[Path, Path]:
+        """Issue a certificate for a host; return the files of chain and key."""
+        issued = self._ca.issue_cert(name, not_after=until)
+        chain, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(str(key))
+        return chain, key
+
+
+@asynccontextmanager
+async def tls_port_of(
+    program: str, certificates: Certificates, *, host: str = "127.0.0.1", until: datetime | None = None, clients: bool
+) -> AsyncIterator[int]:
+    """Serve TLS on a port.
+
+    Args:
+        program: The server's.
+        certificates: Its authority.
+        host: For whom its certificate is.
+        until: When that ends.
+        clients: Clients must show a certificate as well.
+    """
+    chain, key = certificates.issue(host, until=until)
+    port = free_port()
+    options = ["--tls-port", port, "--tls-cert-file", chain, "--tls-key-file", key, "--tls-ca-cert-file"]
+    options += [certificates.ca, "--tls-auth-clients", "yes" if clients else "no"]
+    server = RedisServer(program, *map(str, options))
+    try:
+        try:
+            server.start()
+        except AiodelayError:
+            if "TLS support" not in server.log and "tls-port" not in server.log:  # it was built without TLS
+                raise
+        else:
+            yield port
+            return
+        server.stop()
+        server = RedisServer(program)
+        server.start()
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificates.ca))
+        context.load_cert_chain(chain, key)
+        context.verify_mode = ssl.CERT_REQUIRED if clients else ssl.CERT_NONE
+        async with proxied(server.port, tls=context) as proxy:
+            yield proxy.port
+    finally:
+        server.stop()
