@@ -7,8 +7,9 @@ are in tests/unit/test_record_format.py. Readers skip body keys they do not know
 from __future__ import annotations
 
 import math
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -193,7 +194,7 @@ class _Body(msgspec.Struct, omit_defaults=True, gc=False):
     p: bytes = b""
     k: bytes | None = None
     h: dict[str, bytes] = {}
-    c: dict[str, str] = {}
+    c: bytes | dict[str, str] = {}
     t: str = ""
     e: Literal["", "json", "msgpack", "null"] = ""
     a: str = ""
@@ -237,8 +238,8 @@ def encode_body(
     body = _Body(
         p=envelope.payload,
         k=envelope.key,
-        h=dict(envelope.headers),
-        c=dict(envelope.trace),
+        h=dict(envelope.headers) if envelope.headers else {},
+        c=_written_trace(envelope.trace) if envelope.trace else {},
         t=envelope.type,
         e=envelope.encoding,
         a=envelope.address,
@@ -255,6 +256,25 @@ def storable_text(text: str | None) -> str | None:
     if text is None or text.isascii():
         return text
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_TRACEPARENT_BYTES = 25
+
+
+def _written_trace(trace: Mapping[str, str]) -> bytes | dict[str, str]:
+    """Write a trace context: a W3C `traceparent` alone, as most are, in a third of the bytes."""
+    found = _TRACEPARENT.fullmatch(trace.get("traceparent", "")) if len(trace) == 1 else None
+    return bytes.fromhex("".join(found.groups())) if found else dict(trace)
+
+
+def _read_trace(written: bytes | dict[str, str]) -> Mapping[str, str]:
+    if isinstance(written, dict):
+        return written or NO_TRACE
+    if len(written) != _TRACEPARENT_BYTES:
+        raise ValueError(f"a trace context of {len(written)} bytes")
+    text = written.hex()
+    return {"traceparent": f"00-{text[:32]}-{text[32:48]}-{text[48:]}"}
 
 
 def _flags(record: Record) -> int:
@@ -286,6 +306,7 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
     try:
         body = _body_decoder.decode(data[version_end:])
         late = LateAction(flags >> _LATE_SHIFT & _LATE_MASK) if flags else LateAction.DELIVER
+        trace = _read_trace(body.c) if body.c else NO_TRACE
         lane_name = lane(number)
     except (msgspec.MsgspecError, ValueError) as error:
         raise RecordFormatError(f"it is damaged ({_first_line(error)})") from None
@@ -301,7 +322,7 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         body.p,
         body.k,
         body.h or NO_HEADERS,
-        body.c or NO_TRACE,
+        trace,
         version,
         body.r,
     )

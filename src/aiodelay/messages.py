@@ -67,8 +67,8 @@ class Scheduled(Struct, frozen=True):
 
     Attributes:
         id: The message id: yours, or one made for it.
-        due_ms: When it is due, epoch ms on the store's clock.
-        revision: Grows with each replacement.
+        due_ms: When it is due, epoch ms on the store's clock; 0 where it was outdated, and nothing was stored.
+        revision: Grows with each replacement; 0 likewise.
         outcome: Whether it was stored, replaced another, or left another as it is.
     """
 

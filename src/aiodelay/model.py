@@ -228,8 +228,8 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
         size = len(self.payload)
         if self.key is not None:
             size += len(self.key)
-        for name, value in self.headers.items():
-            size += len(name) + len(value)
+        if self.headers:
+            size += sum(len(name) + len(value) for name, value in self.headers.items())
         return size
 
 
@@ -318,7 +318,7 @@ FIELDS: tuple[Field, ...] = (
     Field("payload", None, "p", "payload", "the bytes to deliver", None),
     Field("key", None, "k", "key", "the sink's message key", "scheduler-target-key"),
     Field("headers", None, "h", "headers", "the caller's headers", None),
-    Field("trace", None, "c", "trace", "trace context of the span that scheduled it", "aiodelay-trace"),
+    Field("trace", None, "c", "trace", "trace context of the span that scheduled it, see below", "aiodelay-trace"),
     Field("type", None, "t", "type", "the event's stable type name, where it is not the lane", "aiodelay-type"),
     Field(
         "encoding",

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 
 from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, shortened
-from .handlers import is_event_class, type_name
+from .handlers import is_event_class, type_names
 from .inputs import check_count, check_id, check_type_name, split_target
 from .messages import HANDLER_TARGET
 from .model import (
@@ -87,26 +87,26 @@ class Operations:
         Read page by page: what is scheduled meanwhile may or may not appear.
 
         Args:
-            of: Only of this event class, handler name, or sink name.
+            of: Only of this event class, under its former names too; or of this handler's or sink's name.
             since: Only those whose next attempt is not before this; aware.
             before: Only those whose next attempt is before this; aware.
             limit: Most messages; None = all.
         """
         store = self._inspectable
-        lanes = () if of is None else (self._lane_and_address(of)[0],)
+        lanes = () if of is None else self._lanes_and_address(of)[0]
         from_ms = None if since is None else to_epoch_ms(since, field="since")
         to_ms = None if before is None else to_epoch_ms(before, field="before")
         after: tuple[int, str] | None = None
-        left = None if limit is None else check_count(limit, "limit", 0, MOST)
-        while left is None or left > 0:
-            size = PAGE if left is None else min(PAGE, left)
+        left = MOST if limit is None else check_count(limit, "limit", 0, MOST)
+        while left > 0:
+            size = min(PAGE, left)
             page = await store.search(Query(lanes, from_ms, to_ms, after, size))
             for snapshot in page:
                 yield snapshot
             if len(page) < size:
                 return
             after = (page[-1].next_attempt_ms, page[-1].record.id)
-            left = None if left is None else left - len(page)
+            left -= size
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages by lane and state; a lane that no live instance reads says so."""
@@ -131,15 +131,16 @@ class Operations:
         is in flight goes on.
 
         Args:
-            what: An event class, or `"payment.check"`, `"stdout"`, `"stdout:audit"`.
+            what: An event class, under its former names too; or one name: `"payment.check"`, `"stdout"`,
+                `"stdout:audit"`.
         """
-        lane, address = self._lane_and_address(what)
-        return await self._holds.hold(lane, address)
+        lanes, address = self._lanes_and_address(what)
+        return any([await self._holds.hold(lane, address) for lane in lanes])
 
     async def resume(self, what: type | str) -> bool:
         """Release what `pause` holds back; return whether it was held."""
-        lane, address = self._lane_and_address(what)
-        return await self._holds.release(lane, address)
+        lanes, address = self._lanes_and_address(what)
+        return any([await self._holds.release(lane, address) for lane in lanes])
 
     async def paused(self) -> Sequence[str]:
         """List what is held: `"payment.check"`, `"stdout:audit"`."""
@@ -154,15 +155,15 @@ class Operations:
         store = self._open_store()
         return await store.blocked() if isinstance(store, Transfer) else ()
 
-    def _lane_and_address(self, what: type | str) -> tuple[Lane, str | None]:
+    def _lanes_and_address(self, what: type | str) -> tuple[tuple[Lane, ...], str | None]:
         if isinstance(what, type):
             if not is_event_class(what):
                 raise ConfigurationError("what", shortened(what), "an event class, or a name")
-            return type_name(what), None
+            return type_names(what), None
         if isinstance(what, str) and ":" in what:
             lane, address = split_target(what, field="what")
-            return (address, None) if lane == HANDLER_TARGET else (lane, address)
-        return check_type_name(what, "what"), None
+            return ((address,), None) if lane == HANDLER_TARGET else ((lane,), address)
+        return (check_type_name(what, "what"),), None
 
     # --- dead letters and history -------------------------------------------------------------------------
 
@@ -172,22 +173,24 @@ class Operations:
         """Yield dead letters, oldest first: each with its reason, attempts, first and last error.
 
         Args:
-            of: Only of this event class, handler name, or sink name.
+            of: Only of this event class, under its former names too; or of this handler's or sink's name.
             limit: Most letters; None = all.
         """
         store = self._dead_letters
-        lane = None if of is None else self._lane_and_address(of)[0]
+        lanes = () if of is None else self._lanes_and_address(of)[0]
+        lane = lanes[0] if len(lanes) == 1 else None
         after: tuple[int, str, int] | None = None
-        left = None if limit is None else check_count(limit, "limit", 0, MOST)
-        while left is None or left > 0:
-            size = PAGE if left is None else min(PAGE, left)
+        left = MOST if limit is None else check_count(limit, "limit", 0, MOST)
+        while left > 0:
+            size = min(PAGE, left)
             page = await store.dead_letters(lane=lane, after=after, limit=size)
             for letter in page:
-                yield letter
+                if not lanes or letter.record.envelope.lane in lanes:
+                    yield letter
+                    left -= 1
             if len(page) < size:
                 return
             after = (page[-1].at_ms, *page[-1].key)
-            left = None if left is None else left - len(page)
 
     async def redrive(self, *letters: DeadLetter | DeadKey) -> Sequence[Outcome]:
         """Give dead letters a new life, due now, with attempts from 1 and a new delivery id.

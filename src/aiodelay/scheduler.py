@@ -16,7 +16,8 @@ from msgspec import structs
 
 from . import registry
 from ._runtime.housekeeping import Alarm
-from ._runtime.lifecycle import Running, RuntimeOptions
+from ._runtime.lifecycle import Running
+from ._runtime.loops import RuntimeOptions
 from ._runtime.subscription import HandlerSpec
 from .bulk import schedule_in_chunks
 from .clock import Clock, SystemClock
@@ -380,7 +381,9 @@ class Scheduler(Operations):
         return Message(event, every=every, id=f"handler:{spec.name}", conflict=Conflict.keep())
 
     async def remove_handler(self, what: type | str) -> None:
-        """Stop serving a handler; return when what it had in flight has settled, at the latest after `drain`.
+        """Stop serving a handler; return when what it had in flight has settled.
+
+        What still runs after `drain` is stopped, or left behind, as in closing (docs/guarantees.md).
 
         Args:
             what: The event class, or the handler's name.
@@ -505,6 +508,9 @@ class Scheduler(Operations):
         """Return when what this scheduler serves holds no message but recurring ones, and nothing is in flight.
 
         For scripts and examples: it waits for due times however far ahead they are.
+
+        Raises:
+            ClosedError: The scheduler is being closed.
         """
         await self._ready().wait_until_idle()
 

@@ -39,6 +39,19 @@ class Work:
 WAIT_FOR_GO = "while not Path('go').exists(): await asyncio.sleep(0.01)"
 NEVER_END = "await asyncio.Event().wait()"
 BLOCK = "time.sleep(3600)"
+GO_ON = """
+from aiodelay._runtime import lifecycle
+
+lifecycle.CLOSE_S = 0.4
+
+
+async def go_on() -> None:
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+"""
 
 
 @dataclass
@@ -104,8 +117,21 @@ def test_a_plain_handler_that_never_ends_is_left_behind_in_its_thread(folder: Pa
     with started(folder) as program:
         program.send(signal.SIGTERM)
         assert program.exit_code() == 0
-        assert program.err.seen[-1].endswith("leaving threads that still run: aiodelay Work_0")
+        assert program.err.seen[-1].endswith("leaving handlers that still run: aiodelay Work_0")
     assert asyncio.run(stored(folder)) is not None
+
+
+def test_a_handler_that_cannot_be_cancelled_is_left_behind(folder: Path) -> None:
+    write_app(folder, "await asyncio.create_task(go_on())", drain="100ms")
+    with (folder / "app.py").open("a") as app:
+        app.write(GO_ON)
+    with started(folder) as program:
+        program.send(signal.SIGTERM)
+        assert program.exit_code() == 0
+        assert program.err.seen[-1].endswith("leaving handlers that still run: aiodelay Work")
+    left = asyncio.run(stored(folder))
+    assert left is not None
+    assert left.state == "in_flight"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])

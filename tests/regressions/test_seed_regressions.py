@@ -1,7 +1,7 @@
 """The regressions of SEED-SYSTEMS.md, section 12, that need neither Redis nor Kafka: bugs that such systems had.
 
 End to end through a scheduler, on every store that needs no server. The numbers are those of the list; what is missing
-here is about Kafka (15-18, 20-22, 24, 25) or Redis (26-28, 30, 31).
+here is about Kafka (15-18, 20-22, 24, 25) or stands in test_redis_regressions.py, with the rest again on Redis.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from aiodelay.testing.faults import FaultyStore
 __all__ = ["Call", "NotedStore"]
 
 T = TypeVar("T")
-Name: TypeAlias = Literal["claim", "settle", "renew", "tidy", "apply"]
+Name: TypeAlias = Literal["claim", "settle", "renew", "tidy", "apply", "wait"]
 
 
 @dataclass(slots=True)
@@ -56,6 +56,7 @@ class NotedStore(FaultyStore):
         calls_made: In the order of asking.
         errors: What the next calls of a name raise, in turn; the store is not asked.
         cuts: How many answers to calls of a name lack their last outcome.
+        breaks_at: The id of a message at whose settlement it raises.
     """
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -65,6 +66,7 @@ class NotedStore(FaultyStore):
         self.calls_made: list[Call] = []
         self.errors: defaultdict[Name, list[BaseException]] = defaultdict(list)
         self.cuts: Counter[Name] = Counter()
+        self.breaks_at = ""
 
     def made(self, name: Name, since_ms: int = 0) -> list[Call]:
         """Return the calls of one name, from a time on."""
@@ -112,6 +114,8 @@ class _NotedWork:
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        if any(settlement.id == self._store.breaks_at for settlement in settlements):
+            self._store.errors["settle"].append(KeyError(self._store.breaks_at))
         outcomes = await self._store.note("settle", list(settlements), lambda: self._work.settle(settlements))
         return self._store.cut("settle", outcomes)
 
@@ -120,7 +124,7 @@ class _NotedWork:
         return self._store.cut("renew", outcomes)
 
     async def wait(self, *, until_ms: int | None) -> None:
-        await self._work.wait(until_ms=until_ms)
+        await self._store.note("wait", until_ms, lambda: self._work.wait(until_ms=until_ms))
 
     def wake(self) -> None:
         self._work.wake()

@@ -508,6 +508,7 @@ async def is_cancelled(scheduler: Scheduler) -> None:
 async def use(scheduler: Scheduler) -> None:
     for given in range(5):
         await scheduler.schedule(Order(given), delay=timedelta(milliseconds=given))
+        await scheduler.schedule(b"", to="handler:plain", delay=timedelta(milliseconds=given))
     await scheduler.counts()
     await asyncio.sleep(0.003)
 
@@ -522,6 +523,9 @@ async def test_r1_tasks_threads_and_files_return_to_what_they_were(
     @scheduler.handler
     async def coroutine(order: Order) -> None:
         await asyncio.sleep(order.number)
+
+    @scheduler.handler(name="plain")
+    def plain(payload: bytes) -> None: ...
 
     before = open_files(), threads(), our_tasks()
     for _ in range(3):

@@ -55,6 +55,8 @@ RECURRING = Record(
     late=LateAction.DROP,
     live=(DUE - 2, DUE - 1),
 )
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+TRACED = Record(Envelope("m", "lane", trace={"traceparent": TRACEPARENT}), 1, 2, OP)
 NOTHING = Record(Envelope("", "lane", version=0), 0, 0, bytes(8))
 
 # What version 1 wrote once must be read for ever: add versions, never change a line.
@@ -82,6 +84,14 @@ GOLDEN_1 = {
             "01 09 0000 0123456789ab 0123456789ab 012345678d93 0000 00 00 0102030405060708 "
             "84a170c4027b7da165a76d73677061636ba17282a163ab302039202a202a204d4f4ea17aac4575726f70652f50617269 "
             "73a16c92cf00000123456789a9cf00000123456789aa"
+        ),
+    ),
+    "traced": (
+        TRACED,
+        7,
+        (
+            "01 00 0007 000000000001 000000000002 000000000000 0000 00 00 0102030405060708 "
+            "81a163c4194bf92f3577b34da6a3ce929d0e0e473600f067aa0ba902b701"
         ),
     ),
     "nothing": (
@@ -192,7 +202,10 @@ envelopes = st.builds(
     payload=st.binary(max_size=100),
     key=st.none() | st.binary(max_size=10),
     headers=st.dictionaries(texts, st.binary(max_size=20), max_size=3),
-    trace=st.dictionaries(texts, texts, max_size=2),
+    trace=st.dictionaries(texts, texts, max_size=2)
+    | st.from_regex(r"0[01]-[0-9a-fA]{32}-[0-9a-f]{16}-[0-9a-f]{2}\n?", fullmatch=True).map(
+        lambda text: {"traceparent": text}
+    ),
     version=st.none() | st.integers(0, 2**63 - 1),
     rule=st.none() | st.dictionaries(texts, texts | st.integers(-(2**63), 2**64 - 1), min_size=1, max_size=3),
 )
@@ -236,6 +249,14 @@ def test_a_record_costs_about_40_bytes() -> None:
     assert len(encode_record(replace(MINIMAL, envelope=Envelope("m", "lane", payload=payload)), 0)) - 200 <= 40
 
 
+def test_a_trace_context_costs_29_bytes_and_other_parts_of_it_are_kept_as_they_are() -> None:
+    assert len(encode_record(TRACED, 0)) - len(encode_record(MINIMAL, 0)) == 29
+    with_state = replace(
+        TRACED, envelope=replace(TRACED.envelope, trace={"traceparent": TRACEPARENT, "tracestate": "a=1"})
+    )
+    assert read(encode_record(with_state, 0)) == with_state
+
+
 # --- readers ----------------------------------------------------------------------------------------------
 
 
@@ -274,6 +295,9 @@ def test_a_record_cut_anywhere_is_refused(record: Record) -> None:
         pytest.param(lambda data: data[:PREFIX] + msgspec.msgpack.encode({"h": {"a": "text"}}), id="text as header"),
         pytest.param(lambda data: data[:PREFIX] + b"\x81\xa1a\xa1\xff", id="text that is not UTF-8"),
         pytest.param(lambda data: data[:PREFIX] + b"\xc1", id="an unused MessagePack byte"),
+        pytest.param(
+            lambda data: data[:PREFIX] + msgspec.msgpack.encode({"c": bytes(24)}), id="a trace context cut short"
+        ),
     ],
 )
 def test_a_damaged_record_is_refused_without_telling_its_content(damage: Callable[[bytes], bytes]) -> None:

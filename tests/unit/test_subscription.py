@@ -111,14 +111,39 @@ async def test_later_delivers_it_again_after_that_time_and_costs_no_attempt(stag
 
 
 @forms
-async def test_reject_is_a_dead_letter_with_its_reason_at_once(stage: Stage, serve: Any) -> None:  # noqa: ANN401
-    serve(stage, lambda context: Reject("no such customer"))
+async def test_reject_is_a_dead_letter_with_its_reason_at_once(
+    stage: Stage,
+    serve: Any,  # noqa: ANN401
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    serve(stage, lambda context: Reject("no such customer" if context.id == "m" else "x" * 10_000))
     async with stage.scheduler:
-        await stage.schedule("m")
+        await stage.schedule("m", "long")
         await asyncio.sleep(200)
-        (letter,) = await stage.letters()
-    assert stage.began == [(0, "m", 1)]
+        long, letter = await stage.letters()
+    assert stage.began == [(0, "m", 1), (0, "long", 1)]
+    assert long.record.last_error == "x" * 499 + "…"
     assert (letter.reason, letter.record.attempt, letter.record.last_error) == ("rejected", 1, "no such customer")
+    assert "work: message m is rejected: no such customer" in caplog.messages
+
+
+@forms
+async def test_what_is_no_exception_ends_the_block_and_its_message_comes_back(stage: Stage, serve: Any) -> None:  # noqa: ANN401
+    class Stop(BaseException): ...
+
+    def stop_once(context: Context) -> None:
+        if len(stage.began) == 1:
+            raise Stop
+
+    serve(stage, stop_once)
+    async with Scheduler(stage.store, clock=stage.clock, dispatch=False) as producer:
+        await producer.schedule(b"", to=TO, delay="0s", id="m")
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await stage.scheduler.run()
+    assert caught.group_contains(Stop, depth=1)
+    async with stage.scheduler:
+        await asyncio.sleep(20)
+    assert [each[1:] for each in stage.began] == [("m", 1), ("m", 1)]
 
 
 async def forgotten() -> None: ...

@@ -273,7 +273,7 @@ class TestWaitingForever:
                 virtual_loop().call_later(1, tick)
 
             tick()
-            await virtual_loop().pass_time(5_000_000)
+            await virtual_loop().pass_time(2_000_000)
             await forever()
 
         with limits(monkeypatch, jump_limit=1000), pytest.raises(WaitingForeverError, match="time has jumped 1000"):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 
-__all__ = ["Backoff", "is_stray"]
+__all__ = ["Backoff", "is_cancelled", "is_stray"]
 
 FIRST_S, CAP_S = 0.05, 2.0
 
@@ -42,7 +42,12 @@ class Backoff:
             self._failures = 0
 
 
+def is_cancelled() -> bool:
+    """Say whether this task was asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def is_stray(error: BaseException) -> bool:
     """Say whether a cancellation was not meant for this task: it leaked out of a store or sink that lost a task."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and (task is None or not task.cancelling())
+    return isinstance(error, asyncio.CancelledError) and not is_cancelled()

@@ -16,6 +16,7 @@ from aiodelay.ports import Work
 
 from .backoff import Backoff
 from .leases import LeaseBook, Taker
+from .runners import Runners
 
 __all__ = ["Dispatcher", "Subscriber", "Subscription"]
 
@@ -41,8 +42,17 @@ class Subscriber(Protocol):
         """Request nothing more, and give back what has not started."""
         ...
 
+    @property
+    def runners(self) -> Runners:
+        """What its messages run in."""
+        ...
+
     def stop(self) -> None:
         """Cancel what is under way, and give it back."""
+        ...
+
+    def close(self) -> None:
+        """Leave behind what did not stop: its leases lapse."""
         ...
 
 

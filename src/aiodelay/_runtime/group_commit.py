@@ -182,7 +182,7 @@ class GroupCommit:
         commands = [command for waiting in batch for command in waiting.commands]
         silence = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, self._give_up, batch)
         try:
-            outcomes = await self._store.apply(commands)
+            outcomes = _one_each(await self._store.apply(commands), len(commands))
         except BaseException as error:
             if not isinstance(error, Exception) and not is_stray(error):
                 for waiting in batch:
@@ -190,7 +190,7 @@ class GroupCommit:
                         reason = "closed before the store answered"
                         waiting.future.set_exception(OutcomeUnknownError(waiting.commands[0].id, reason))
                 raise
-            log.exception("the store raised instead of answering; the outcome of %d commands is unknown", len(commands))
+            log.exception("the store did not answer as it must; the outcome of %d commands is unknown", len(commands))
             outcomes = [Unknown(type(error).__name__)] * len(commands)
         finally:
             silence.cancel()
@@ -206,3 +206,9 @@ class GroupCommit:
             if not waiting.future.done():
                 silent = Unknown(f"no answer within {format_duration(self._timeout_ms)}")
                 waiting.future.set_result([silent] * len(waiting.commands))
+
+
+def _one_each(outcomes: Sequence[Outcome], commands: int) -> Sequence[Outcome]:
+    if len(outcomes) != commands:
+        raise ValueError(f"{len(outcomes)} outcomes for {commands} commands")
+    return outcomes

@@ -95,6 +95,9 @@ class Housekeeping:
         try:
             async with asyncio.timeout(max(self._alarm_ms / 1000, STEP_S)):  # a store that hangs must raise it too
                 tidied = await self._work.tidy(self._lanes(), limit=STEP_LIMIT)
+            self._judge(tidied)
+            self._reached_ms = self._clock.monotonic_ms()
+            self._end("store", "")
         except (StoreError, TimeoutError) as error:
             log.debug("housekeeping step failed: %r", error)
             self._judge_silence()
@@ -103,10 +106,6 @@ class Housekeeping:
                 raise
             log.exception("housekeeping step failed unexpectedly; going on")
             self._judge_silence()
-        else:
-            self._reached_ms = self._clock.monotonic_ms()
-            self._end("store", "")
-            self._judge(tidied)
 
     def _judge_silence(self) -> None:
         silence = self._clock.monotonic_ms() - self._reached_ms

@@ -45,7 +45,8 @@ class Taker(Protocol):
 class Held(Struct, eq=False):
     """A claim in this process.
 
-    `claim` is replaced as its lease is renewed; `settlement` is set once the run is over.
+    `claim` is replaced as its lease is renewed; `settlement` is set once the run is over; `is_over` once it is held no
+    more.
     """
 
     claim: Claim
@@ -53,6 +54,7 @@ class Held(Struct, eq=False):
     renew_at_ms: int
     settlement: Settlement | None = None
     is_lost: bool = False
+    is_over: bool = False
 
 
 class LeaseBook:
@@ -69,6 +71,7 @@ class LeaseBook:
         self._work, self._clock, self._lease_ms, self._on_change = work, clock, lease_ms, on_change
         self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
         self._ended: deque[Held] = deque()
+        self._most_settled = MAX_CLAIM_MESSAGES  # in one call
         self._unanswered: list[tuple[Held, Renewal]] = []
         self._wakeup = WakeUp()
         self._store_ms, self._read_at_ms = 0, clock.monotonic_ms()
@@ -123,13 +126,19 @@ class LeaseBook:
     def settle(self, held: Held, settlement: Settlement) -> None:
         """End a claim; it is sent as soon as the call before has been answered."""
         if held.is_lost:
-            self._drop(held, SettleOutcome.GONE)
-            self._on_change()
+            self.forget(held)
             return
         held.settlement = settlement
         if not self._ended:
             self._wakeup.set()
         self._ended.append(held)
+
+    def forget(self, held: Held) -> None:
+        """Hold a claim no longer, and leave it to its lease; what becomes of its run does not matter any more."""
+        held.is_lost = True
+        if not held.is_over:
+            self._drop(held, SettleOutcome.GONE)
+            self._on_change()
 
     def close(self) -> None:
         """Let `run` return once every settlement was answered."""
@@ -161,9 +170,17 @@ class LeaseBook:
                 backoff.succeeded(log, "settling")
 
     async def _settle(self) -> None:
-        batch = list(islice(self._ended, MAX_CLAIM_MESSAGES))
-        outcomes = await self._work.settle([_current(held) for held in batch])
-        for held, outcome in list(zip(batch, outcomes, strict=True)):
+        batch = list(islice(self._ended, self._most_settled))
+        try:
+            outcomes = await self._work.settle([_current(held) for held in batch])
+            answered = list(zip(batch, outcomes, strict=True))
+        except Exception:
+            self._most_settled = 1  # it may break at one of them: the others can be settled without it
+            if len(batch) == 1:
+                self._ended.rotate(-1)
+            raise
+        self._most_settled = min(2 * self._most_settled, MAX_CLAIM_MESSAGES)
+        for held, outcome in answered:
             self._ended.popleft()
             self._drop(held, outcome)
         self._on_change()
@@ -172,6 +189,7 @@ class LeaseBook:
         self._held.pop(id(held), None)
         if self.alone is held:
             self.alone = None
+        held.is_over = True
         held.taker.settled(held, outcome)
 
     def _renewals_due(self) -> list[tuple[Held, Renewal]]:
@@ -194,6 +212,8 @@ class LeaseBook:
         self._unanswered = []
         kept: list[Held] = []
         for (held, renewal), outcome in answered:
+            if held.is_over:  # forgotten meanwhile
+                continue
             if outcome is RenewOutcome.LOST:
                 self._lose(held)
                 continue

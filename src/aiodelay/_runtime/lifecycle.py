@@ -11,45 +11,29 @@ from contextlib import AsyncExitStack, contextmanager
 from uuid import uuid4
 
 import anyio
-from msgspec import Struct
 
-from aiodelay.clock import Clock
 from aiodelay.context import Context
-from aiodelay.errors import WrongLoopError
-from aiodelay.model import LEASE_MS, Lane, Promise, Query, Record
-from aiodelay.ports import Inspectable, Sink, Store, Transfer, Work
-from aiodelay.retry import Retry
+from aiodelay.errors import ClosedError, WrongLoopError
+from aiodelay.model import Lane, Promise, Query, Record
+from aiodelay.ports import Inspectable, Sink, Store, Transfer
 from aiodelay.wakeup import WakeUp
 
-from .dispatcher import Dispatcher, Subscriber, Subscription
+from .dispatcher import Subscriber, Subscription
 from .group_commit import GroupCommit
-from .housekeeping import Alarm, Housekeeping, LoopLag
-from .leases import LeaseBook
+from .loops import CLOSE_S, Loops, RuntimeOptions, ended_within
+from .runners import Runners
 from .sink_subscription import SinkSubscription
 from .subscription import HandlerSpec, HandlerSubscription
 from .transfer import TransferSubscription
 
-__all__ = ["Running", "RuntimeOptions"]
+__all__ = ["Running"]
 
 log = logging.getLogger("aiodelay")
 
-LAG_LIMIT_S = 1.0
-CLOSE_S = 10.0
-"""Longest wait, each, for the last settlements, the last commands, and for connections to close."""
+CANCELLATIONS = 4
+"""How often a run is cancelled that does not end in time, all together within `CLOSE_S`."""
 PENDING_POLL_S = 0.5
 """How often to look whether messages are pending that other processes may deliver."""
-
-
-class RuntimeOptions(Struct, frozen=True):
-    """What a scheduler passes on to what runs inside it."""
-
-    clock: Clock
-    store_timeout_ms: int
-    drain_ms: int
-    alarm_ms: int
-    retry: Retry
-    on_alarm: Callable[[Alarm], object] | None
-    lease_ms: int = LEASE_MS
 
 
 class Running:
@@ -74,7 +58,7 @@ class Running:
         self._transfers: list[TransferSubscription] = []
         self._leaving: list[Subscriber] = []
         self._watchers: set[WakeUp] = set()
-        self._dispatching: _Dispatching | None = None
+        self._loops: Loops | None = None
         self.is_closing = False
 
     async def open(self, *, dispatch: bool, lanes: Sequence[Lane]) -> None:
@@ -97,7 +81,14 @@ class Running:
             raise
         self._commit_task = self._tasks.create_task(self.commit.run(), name="aiodelay group commit")
         if dispatch:
-            self._dispatching = _Dispatching(self, work, self._options, self._tasks)
+            self._loops = Loops(
+                work=work,
+                subscriptions=self.subscriptions,
+                lanes=self.lanes,
+                options=self._options,
+                tasks=self._tasks,
+                on_change=self.changed,
+            )
 
     def check_usable(self) -> None:
         """Refuse use from another loop, thread or process.
@@ -118,35 +109,37 @@ class Running:
 
     def add_handler(self, spec: HandlerSpec) -> None:
         """Start serving a handler."""
-        if self._dispatching is not None:
+        if self._loops is not None:
             self.subscriptions[spec.name] = HandlerSubscription(
                 spec=spec,
-                book=self._dispatching.book,
-                tasks=self._tasks,
+                book=self._loops.book,
+                runners=Runners(self._tasks),
                 context=self._context,
                 now_ms=self._store.now_ms,
-                on_free=self._dispatching.freed,
+                on_free=self._loops.freed,
             )
-            self._dispatching.freed()
+            self._loops.freed()
 
     def add_sink(self, sink: Sink) -> None:
         """Start serving a sink that was opened: the store moves its messages there by itself, if it can."""
-        if self._dispatching is None:
+        if self._loops is None:
             return
-        store = self._store
+        store, runners = self._store, Runners(self._tasks)
         if isinstance(store, Transfer) and store.reaches(sink).promise is Promise.EXACTLY_ONCE:
             moves = self._stack.enter_context(store.transferring(sink))
-            transfer = TransferSubscription(sink=sink, moves=moves, now_ms=store.now_ms, on_change=self.changed)
+            transfer = TransferSubscription(
+                sink=sink, moves=moves, runners=runners, now_ms=store.now_ms, on_change=self.changed
+            )
             self._transfers.append(transfer)
-            self.spawn(transfer.run(), f"aiodelay transfer {sink.name}")
+            transfer.start()
             return
         self.subscriptions[sink.name] = SinkSubscription(
             sink=sink,
             retry=self._options.retry,
-            book=self._dispatching.book,
-            tasks=self._tasks,
+            book=self._loops.book,
+            runners=runners,
             now_ms=store.now_ms,
-            on_free=self._dispatching.freed,
+            on_free=self._loops.freed,
         )
 
     def spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
@@ -160,27 +153,38 @@ class Running:
             subscription.set_concurrency(concurrency)
 
     async def remove(self, lane: Lane) -> None:
-        """Stop serving a lane; return when what was in flight has settled, at the latest after the drain time."""
+        """Stop serving a lane; return when what was in flight has settled, was stopped, or was left behind."""
         subscription = self.subscriptions.pop(lane, None)
         if subscription is not None:
-            self._leaving = [each for each in self._leaving if each.in_flight] + [subscription]
+            self._leaving.append(subscription)
             await self._end([subscription])
+            self._leaving.remove(subscription)
 
     async def _end(self, subscriptions: Sequence[Subscriber]) -> None:
         for subscription in subscriptions:
             subscription.drain()
-        if not await self._wait_until_settled(subscriptions, self._options.drain_ms / 1000):
+        if not await self._settled_within(subscriptions, self._options.drain_ms / 1000):
+            await self._stop(subscriptions)
+        for subscription in subscriptions:
+            subscription.close()
+        await self._settled_within(subscriptions, CLOSE_S)
+
+    async def _stop(self, subscriptions: Sequence[Subscriber]) -> None:
+        """Cancel what runs, more than once: code that swallows one cancellation may not swallow the next."""
+        for _ in range(CANCELLATIONS):
             for subscription in subscriptions:
                 subscription.stop()
-            await self._wait_until_settled(subscriptions, CLOSE_S)
+            tasks = [task for subscription in subscriptions for task in subscription.runners.tasks]
+            if not tasks or not (await asyncio.wait(tasks, timeout=CLOSE_S / CANCELLATIONS))[1]:
+                return
 
-    async def _wait_until_settled(self, subscriptions: Sequence[Subscriber], timeout_s: float) -> bool:
+    async def _settled_within(self, subscriptions: Sequence[Subscriber], timeout_s: float) -> bool:
         ends = self._loop.time() + timeout_s
         with self.watch() as changed:
             while any(subscription.in_flight for subscription in subscriptions):
                 changed.clear()
                 left = ends - self._loop.time()
-                if left <= 0:
+                if left <= 0 or self._loops is None or not self._loops.settles:
                     return False
                 await changed.wait(left)
         return True
@@ -221,15 +225,21 @@ class Running:
     @property
     def overdue_age_ms(self) -> int:
         """Age of the oldest overdue message at the last step of housekeeping."""
-        return 0 if self._dispatching is None else self._dispatching.housekeeping.overdue_age_ms
+        return 0 if self._loops is None else self._loops.housekeeping.overdue_age_ms
 
     # --- idle ---------------------------------------------------------------------------------------------
 
     async def wait_until_idle(self) -> None:
-        """Return when the served lanes hold nothing but recurring messages, and nothing is in flight."""
+        """Return when the served lanes hold nothing but recurring messages, and nothing is in flight.
+
+        Raises:
+            ClosedError: The scheduler is being closed.
+        """
         with self.watch() as changed:
             while True:
                 changed.clear()
+                if self.is_closing:
+                    raise ClosedError("scheduler", "closed")
                 if not self.in_flight and not await self._has_pending():
                     return
                 await changed.wait(PENDING_POLL_S)
@@ -281,12 +291,12 @@ class Running:
             raise cancelled
 
     async def _stop_in_order(self) -> None:
-        if self._dispatching is not None:
-            await self._dispatching.stop_claiming()
+        if self._loops is not None:
+            await self._loops.stop_claiming()
             await self._end(self._all())
-            await self._dispatching.stop()
+            await self._loops.stop()
         self.commit.close()
-        await _ended_within(self._commit_task, CLOSE_S)
+        await ended_within(self._commit_task, CLOSE_S)
 
     async def _end_tasks(self) -> None:
         """Cancel what is left of our tasks. What ended the scheduler's block goes its own way, not into a group."""
@@ -298,44 +308,3 @@ class Running:
 
 class _TheEnd(Exception):  # noqa: N818 - a signal to our task group alone
     """Ends a task group that has nothing left to wait for."""
-
-
-class _Dispatching:
-    """The loops of a process that claims."""
-
-    def __init__(self, running: Running, work: Work, options: RuntimeOptions, tasks: asyncio.TaskGroup) -> None:
-        self._running, self._work = running, work
-        self._lag = LoopLag(LAG_LIMIT_S, lambda: len(self.book) > 0, work.wake)
-        self.book = LeaseBook(work, options.clock, options.lease_ms, self.freed)
-        self._dispatcher = Dispatcher(work, self.book, running.subscriptions, options.lease_ms, self._lag.may_claim)
-        self.housekeeping = Housekeeping(work, options.clock, running.lanes, options.alarm_ms, options.on_alarm)
-        self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
-        self._dispatch_task = tasks.create_task(self._dispatcher.run(), name="aiodelay dispatcher")
-        self._housekeeping_task = tasks.create_task(self.housekeeping.run(), name="aiodelay housekeeping")
-
-    def freed(self) -> None:
-        """Demand may have grown, or something was settled: look again."""
-        self._work.wake()
-        self._running.changed()
-
-    async def stop_claiming(self) -> None:
-        """Let the claim in flight come back, and make no other."""
-        self._dispatcher.drain()
-        await _ended_within(self._dispatch_task, CLOSE_S)
-
-    async def stop(self) -> None:
-        """Send the last settlements, then end renewals and housekeeping."""
-        self.book.close()
-        await _ended_within(self._book_task, CLOSE_S)
-        self.housekeeping.stop()
-        self._lag.stop()
-        await _ended_within(self._housekeeping_task, CLOSE_S)
-
-
-async def _ended_within(task: asyncio.Task[None], timeout_s: float) -> None:
-    """Wait for a task of ours to end; cancel it when it takes too long."""
-    await asyncio.wait([task], timeout=timeout_s)
-    if not task.done():
-        log.error("%s did not end within %.0f s and was cancelled", task.get_name(), timeout_s)
-        task.cancel()
-        await asyncio.wait([task])

@@ -25,7 +25,11 @@ def error_text(error: BaseException) -> str:
         message = str(error)
     except Exception:  # noqa: BLE001 - whatever a user's exception raises when it is shown
         message = "its text cannot be read"
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return kept(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def kept(text: str) -> str:
+    """Return what is kept of an error's text."""
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
 
 

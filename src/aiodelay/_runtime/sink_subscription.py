@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aiodelay.errors import SinkUnavailableError, cut
+from aiodelay.errors import SinkUnavailableError
 from aiodelay.model import (
     Claim,
     Delivery,
@@ -26,7 +26,9 @@ from aiodelay.retry import GiveUp, Retry
 from aiodelay.transitions import delivery_id
 
 from . import settling
+from .backoff import is_cancelled
 from .leases import Held, LeaseBook
+from .runners import Runners
 
 __all__ = ["SinkSubscription"]
 
@@ -35,7 +37,7 @@ log = logging.getLogger("aiodelay.sinks")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class SinkSubscription:
     """Sends one sink's messages.
 
@@ -43,7 +45,7 @@ class SinkSubscription:
         sink: An open sink.
         retry: When a message that the sink refused is sent again.
         book: Where claims are settled.
-        tasks: Owns the sends.
+        runners: The tasks that it sends in.
         now_ms: The store's time.
         on_free: Called when demand has grown.
     """
@@ -51,15 +53,15 @@ class SinkSubscription:
     sink: Sink
     retry: Retry
     book: LeaseBook
-    tasks: asyncio.TaskGroup
+    runners: Runners
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
     in_flight: int = 0
     is_draining: bool = False
     _bytes: int = 0
     _failures: int = 0
-    _is_paused: bool = False
-    _sends: set[asyncio.Task[None]] = field(default_factory=set)
+    _resuming: asyncio.TimerHandle | None = None
+    _sends: dict[asyncio.Task[None], list[Held]] = field(default_factory=dict)
     _refusing: dict[str, int] = field(default_factory=dict)
     """Addresses that take nothing, with how many batches they have refused in a row."""
 
@@ -69,10 +71,11 @@ class SinkSubscription:
 
     def demand(self) -> Demand:
         """Return how many more messages, and bytes, the sink can take now."""
-        if self.is_draining or self._is_paused:
-            return Demand(0)
         limits = self.sink.limits
-        return Demand(max(0, limits.messages - self.in_flight), max(0, limits.max_bytes - self._bytes))
+        bytes_left = limits.max_bytes - self._bytes
+        if self.is_draining or self._resuming is not None or (self.in_flight and bytes_left <= 0):
+            return Demand(0)
+        return Demand(max(0, limits.messages - self.in_flight), bytes_left)
 
     def deliver(self, claims: Sequence[Claim]) -> None:
         """Take claims, no more than were requested, and send them as one batch; give them back if it is draining."""
@@ -82,9 +85,9 @@ class SinkSubscription:
         if self.is_draining:
             self._release(batch)
             return
-        task = self.tasks.create_task(self._send(batch), name=f"aiodelay sink {self.lane}")
-        self._sends.add(task)
-        task.add_done_callback(self._sends.discard)
+        task = self.runners.start(self._send(batch), f"aiodelay sink {self.lane}")
+        self._sends[task] = batch
+        task.add_done_callback(self._sends.pop)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         self.in_flight -= 1
@@ -96,12 +99,21 @@ class SinkSubscription:
     def drain(self) -> None:
         """Take nothing more."""
         self.is_draining = True
+        if self._resuming is not None:
+            self._resuming.cancel()
 
     def stop(self) -> None:
         """Cancel sends that are under way; their messages go back to the store."""
         self.drain()
         for task in self._sends:
             task.cancel()
+
+    def close(self) -> None:
+        """Leave behind what did not stop."""
+        for held in (held for batch in self._sends.values() for held in batch if held.settlement is None):
+            text = "sink %s: message %s is left to its lease: the sink goes on sending although it was cancelled"
+            log.error(text, self.lane, held.claim.record.id)
+            self.book.forget(held)
 
     async def _send(self, batch: list[Held]) -> None:
         ready = [held for held in batch if not self._settled_unsent(held)]
@@ -112,8 +124,7 @@ class SinkSubscription:
                 await self._send_and_settle(ready, deliveries)
         except asyncio.CancelledError:
             self._release(ready)
-            if not self.is_draining:
-                raise
+            raise
         except SinkUnavailableError as error:
             self._release(ready)
             self._pause(error)
@@ -121,17 +132,20 @@ class SinkSubscription:
     async def _send_and_settle(self, ready: list[Held], deliveries: list[Delivery]) -> None:
         try:
             outcomes = await self.sink.send(deliveries)
+            settlements = [self._settlement(*each) for each in zip(ready, outcomes, strict=True)]
         except SinkUnavailableError:
             raise
-        except Exception as error:  # noqa: BLE001 - the offender alone shall pay for what a sink raises
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled() and (self.is_draining or isinstance(error, asyncio.CancelledError)):
+                raise asyncio.CancelledError from error
             await self._send_apart(ready, deliveries, error)
             return
         self._failures = 0
         self._note_addresses(ready, outcomes)
-        for held, outcome in zip(ready, outcomes, strict=True):
-            self.book.settle(held, self._settlement(held, outcome))
+        for held, settlement in zip(ready, settlements, strict=True):
+            self.book.settle(held, settlement)
 
-    async def _send_apart(self, ready: list[Held], deliveries: list[Delivery], error: Exception) -> None:
+    async def _send_apart(self, ready: list[Held], deliveries: list[Delivery], error: BaseException) -> None:
         """Send a batch's messages one by one, so that the one that breaks it breaks itself alone."""
         if len(ready) == 1:
             log.error("sink %s raised for %s: %s", self.lane, ready[0].claim.record.id, settling.error_text(error))
@@ -166,20 +180,20 @@ class SinkSubscription:
 
     def _release(self, batch: list[Held]) -> None:
         for held in batch:
-            if held.settlement is None:
-                self.book.settle(held, settling.release(held.claim.record, held.claim.token))
+            self.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     def _pause(self, error: SinkUnavailableError) -> None:
-        """Ask for nothing for a while, longer each time."""
+        """Ask for nothing for a while, longer each time; batches that were on their way together fail together."""
+        if self._resuming is not None or self.is_draining:
+            return
         if not self._failures:
             log.warning("%s; its messages wait in the store", error)
         pause_s = _pause_s(self._failures)
         self._failures += 1
-        self._is_paused = True
-        asyncio.get_running_loop().call_later(pause_s, self._resume)
+        self._resuming = asyncio.get_running_loop().call_later(pause_s, self._resume)
 
     def _resume(self) -> None:
-        self._is_paused = False
+        self._resuming = None
         self.on_free()
 
     def _settlement(self, held: Held, outcome: SendOutcome) -> Settlement:
@@ -188,22 +202,15 @@ class SinkSubscription:
             return settling.done(record, token, now)
         if isinstance(outcome, NotTaken):
             due_ms = now + int(1000 * _pause_s(self._refusing.get(record.envelope.address, 1) - 1))
-            return settling.again(
-                record,
-                token,
-                now,
-                due_ms=due_ms,
-                attempt=record.attempt,
-                error=cut(outcome.reason, settling.ERROR_LIMIT),
-            )
-        attempt = record.attempt + 1
-        decision = (
-            self.retry.decide(attempt, SinkRefusal(outcome.error), random.random()) if outcome.retryable else None
-        )
+            reason = settling.kept(outcome.reason)
+            return settling.again(record, token, now, due_ms=due_ms, attempt=record.attempt, error=reason)
+        attempt, error = record.attempt + 1, settling.kept(str(outcome.error))
+        decision = self.retry.decide(attempt, SinkRefusal(error), random.random()) if outcome.retryable else None
         if decision is None or isinstance(decision, GiveUp):
             reason = "not_retryable" if decision is None else decision.reason
-            return settling.dead(record, token, now, reason=reason, attempt=attempt, error=outcome.error)
-        return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=outcome.error)
+            log.error("sink %s: message %s is given up after attempt %d: %s", self.lane, record.id, attempt, error)
+            return settling.dead(record, token, now, reason=reason, attempt=attempt, error=error)
+        return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=error)
 
 
 class SinkRefusal(Exception):  # noqa: N818 - stands for a sink's refusal in a retry decision, never raised

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from aiodelay.context import Context, Later, Reject
 from aiodelay.errors import HandlerResultError, HandlerTimeoutError
@@ -22,6 +22,8 @@ from aiodelay.transitions import token_deadline_ms
 from . import settling
 from .drive import rest_of
 from .leases import Held, LeaseBook
+from .runners import Runners
+from .threads import Threads
 
 __all__ = ["HandlerSpec", "HandlerSubscription"]
 
@@ -69,20 +71,26 @@ class _Run:
     cancels: int = 0
 
     def cancel(self) -> None:
-        """Cancel the coroutine where it waits."""
-        if self.task is not None:
-            self.cancels += 1
-            self.task.cancel()
+        """Cancel the coroutine where it waits; of a thread, cancel the waiting for it."""
+        assert self.task is not None
+        self.cancels += 1
+        self.task.cancel()
+
+    def leave(self) -> None:
+        """End the coroutine although it goes on when it is cancelled; only what it waits for may do so still."""
+        with contextlib.suppress(Exception):
+            cast("Generator[Any, Any, Any]", self.rest).close()
+        self.cancel()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class HandlerSubscription:
     """Runs one handler's messages.
 
     Args:
         spec: The handler.
         book: Where claims are settled.
-        tasks: Owns the runners.
+        runners: The tasks that it runs in.
         context: Makes the context of one attempt, given its claim's record and lateness in ms.
         now_ms: The store's time, for due times and lateness.
         on_free: Called when demand has grown.
@@ -90,7 +98,7 @@ class HandlerSubscription:
 
     spec: HandlerSpec
     book: LeaseBook
-    tasks: asyncio.TaskGroup
+    runners: Runners
     context: Callable[[Any, int], Context]
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
@@ -98,13 +106,14 @@ class HandlerSubscription:
     in_flight: int = 0
     is_draining: bool = False
     _waiting: deque[Held] = field(default_factory=deque)
-    _runners: int = 0
+    _runner_count: int = 0
     _running: dict[int, _Run] = field(default_factory=dict)
     _timer: asyncio.TimerHandle | None = None
-    _threads: ThreadPoolExecutor | None = None
+    _threads: Threads = field(init=False)
 
     def __post_init__(self) -> None:
         self.concurrency = self.spec.concurrency
+        self._threads = Threads(f"aiodelay {self.lane}")
 
     @property
     def lane(self) -> Lane:
@@ -135,7 +144,7 @@ class HandlerSubscription:
 
     def lost(self, held: Held) -> None:
         run = self._running.get(id(held))
-        if run is not None:
+        if run is not None and self.spec.is_coroutine:
             run.cancel()
 
     def drain(self) -> None:
@@ -153,12 +162,20 @@ class HandlerSubscription:
     def stop(self) -> None:
         """Cancel what still runs; its messages go back to the store."""
         self.drain()
-        for run in list(self._running.values()):
+        for run in self._running.values():
+            if not self.spec.is_coroutine and not run.cancels:
+                text = "%s: message %s runs in a thread, which cannot be stopped; it may be delivered again meanwhile"
+                log.warning(text, self.lane, run.held.claim.record.id)
             run.cancel()
-            if not self.spec.is_coroutine:
-                log.warning("%s runs in a thread and cannot be stopped; its message may be delivered again", self.lane)
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Leave behind what did not stop, and end the threads."""
+        for run in list(self._running.values()):
+            text = "%s: message %s is left to its lease: its handler goes on although it was cancelled"
+            log.error(text, self.lane, run.held.claim.record.id)
+            self.book.forget(run.held)
+            run.leave()
+        self._threads.close()
 
     def _release(self, held: Held) -> None:
         self.book.settle(held, settling.release(held.claim.record, held.claim.token))
@@ -167,13 +184,13 @@ class HandlerSubscription:
 
     def _start_runner(self) -> None:
         """Start one runner, unless one is at work; it starts more as soon as its handler waits."""
-        if self._runners == len(self._running):
+        if self._runner_count == len(self._running):
             self._start_runners(most=1)
 
     def _start_runners(self, most: int) -> None:
-        for _ in range(min(most, len(self._waiting), self.concurrency - self._runners)):
-            self._runners += 1
-            self.tasks.create_task(self._run(), name=f"aiodelay {self.lane}")
+        for _ in range(min(most, len(self._waiting), self.concurrency - self._runner_count)):
+            self._runner_count += 1
+            self.runners.start(self._run(), f"aiodelay {self.lane}")
 
     async def _run(self) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -181,7 +198,7 @@ class HandlerSubscription:
         now_s = loop.time()
         slice_ends = now_s + SLICE_S
         try:
-            while self._waiting and self._runners <= self.concurrency and not task.cancelling():
+            while self._waiting and self._runner_count <= self.concurrency and not task.cancelling():
                 held = self._waiting.popleft()
                 if held.is_lost:
                     self.settled(held, SettleOutcome.GONE)
@@ -206,7 +223,7 @@ class HandlerSubscription:
                     now_s = loop.time()
                     slice_ends = now_s + SLICE_S
         finally:
-            self._runners -= 1
+            self._runner_count -= 1
 
     def _own_fault(self, held: Held) -> Settlement:
         record, now = held.claim.record, self.now_ms()
@@ -229,13 +246,8 @@ class HandlerSubscription:
         context = self.context(record, max(now - record.due_ms, 0))
         variables = contextvars.copy_context()
         if not self.spec.is_coroutine:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.spec.concurrency, f"aiodelay {self.lane}")
-            return _Run(
-                held,
-                started_s,
-                loop.run_in_executor(self._threads, variables.run, _in_thread, self.spec.call, event, context),
-            )
+            call = self._threads.call(variables.run, _in_thread, self.spec.call, event, context, most=self.concurrency)
+            return _Run(held, started_s, call)
         try:
             coroutine: Coroutine[Any, Any, Any] = self.spec.call(event, context)
             awaited = variables.run(coroutine.send, None)
@@ -247,9 +259,7 @@ class HandlerSubscription:
 
     async def _go_on(self, run: _Run, loop: asyncio.AbstractEventLoop) -> Settlement:
         """Wait for the rest of a run: from here on others may run beside it, and it can be cancelled."""
-        held = run.held
-        if self.spec.is_coroutine:
-            run.task = asyncio.current_task()
+        held, run.task = run.held, asyncio.current_task()
         self._running[id(held)] = run
         if self.spec.timeout_ms is not None and self._timer is None:
             self._timer = loop.call_at(run.started_s + self.spec.timeout_ms / 1000, self._time_out)
@@ -280,8 +290,9 @@ class HandlerSubscription:
 
     def _end_late_run(self, run: _Run) -> None:
         run.timed_out = True
-        run.cancel()
-        if not self.spec.is_coroutine:
+        if self.spec.is_coroutine:
+            run.cancel()
+        else:
             log.warning(
                 "%s exceeded its timeout of %d ms in a thread, which cannot be stopped: "
                 "message %s keeps its slot and lease until it returns",
@@ -323,7 +334,9 @@ class HandlerSubscription:
         if isinstance(result, Later):
             return settling.again(record, token, now, due_ms=now + result.delay_ms, attempt=record.attempt)
         if isinstance(result, Reject):
-            return settling.dead(record, token, now, reason="rejected", attempt=record.attempt + 1, error=result.reason)
+            text = settling.kept(result.reason)
+            log.error("%s: message %s is rejected: %s", self.lane, record.id, text)
+            return settling.dead(record, token, now, reason="rejected", attempt=record.attempt + 1, error=text)
         if inspect.iscoroutine(result):
             result.close()
         return self._failed(held, HandlerResultError(self.lane, type(result).__name__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from aiodelay.ports import Sink, Transferring
 
 from . import settling
 from .backoff import Backoff
+from .runners import Runners
 
 __all__ = ["TransferSubscription"]
 
@@ -25,12 +27,14 @@ class TransferSubscription:
     Args:
         sink: Where to.
         moves: The store's moving of its messages.
+        runners: Where the moving goes on.
         now_ms: The store's time, for series.
         on_change: Called after each move.
     """
 
     sink: Sink
     moves: Transferring
+    runners: Runners
     now_ms: Callable[[], int]
     on_change: Callable[[], None]
     in_flight: int = 0
@@ -47,11 +51,19 @@ class TransferSubscription:
         self.moves.wake()
 
     def stop(self) -> None:
-        """Nothing runs here that could be given back: a move is done, or is not."""
+        """Wait for the call under way no longer: a move is done, or is not."""
         self.drain()
+        for task in self.runners.tasks:
+            task.cancel()
 
-    async def run(self) -> None:
+    def close(self) -> None:
+        """Nothing is left behind: what was not moved is in the store."""
+
+    def start(self) -> None:
         """Move messages until drained; no error of the store ends this."""
+        self.runners.start(self._run(), f"aiodelay transfer {self.lane}")
+
+    async def _run(self) -> None:
         backoff, what = Backoff(), f"moving messages of {self.lane}"
         series: list[Settlement] = []
         while not self.is_draining:
@@ -60,7 +72,7 @@ class TransferSubscription:
                 transferred = await self._transfer(series)
             except StoreError as error:
                 await backoff.failed(log, what, error)
-            except Exception as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
+            except (Exception, CancelledError) as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
                 await backoff.failed(log, what, error, is_bug=True)
             else:
                 backoff.succeeded(log, what)

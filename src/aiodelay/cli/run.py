@@ -54,9 +54,6 @@ def run(
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
     asyncio.run(_dispatch(scheduler, target))
-    timer = threading.Timer(LEAVE_S, _leave_threads)
-    timer.daemon = True
-    timer.start()
 
 
 async def _dispatch(scheduler: Scheduler, target: str) -> None:
@@ -66,13 +63,17 @@ async def _dispatch(scheduler: Scheduler, target: str) -> None:
             await stop.wait()
             log.info("draining; a second signal stops at once")
         log.info("%s has stopped", target)
+    timer = threading.Timer(LEAVE_S, _leave_handlers, [asyncio.get_running_loop()])
+    timer.daemon = True
+    timer.start()
 
 
-def _leave_threads() -> None:
-    """End although threads run: Python would wait for ever for a plain handler that outlived the drain time."""
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("aiodelay ")]
+def _leave_handlers(loop: asyncio.AbstractEventLoop) -> None:
+    """End although handlers that could not be stopped go on: Python would wait for ever for their threads and tasks."""
+    running = [thread.name for thread in threading.enumerate()] + [task.get_name() for task in asyncio.all_tasks(loop)]
+    left = [name for name in running if name.startswith("aiodelay ")]
     if left:
-        log.warning("leaving threads that still run: %s", ", ".join(left))
+        log.warning("leaving handlers that still run: %s", ", ".join(left))
         sys.stdout.flush()
         os._exit(0)
 

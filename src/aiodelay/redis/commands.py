@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from aiodelay.codecs import encode_body
@@ -25,7 +25,7 @@ from .faults import Fault
 from .keys import member_of
 from .scripts import Arg
 
-__all__ = ["BAD_VALUE", "Answer", "answer_of", "arguments_of", "chunks_of", "outcome_of"]
+__all__ = ["BAD_VALUE", "CHANGE_COST", "Answer", "answer_of", "arguments_of", "chunk_size", "outcome_of"]
 
 
 class _TooFarError(Exception):
@@ -37,8 +37,8 @@ BAD_VALUE = (_TooFarError, OverflowError, UnicodeError, TypeError)
 
 _MOST_MS = (1 << 47) - 1
 _COMMAND_BYTES = 100
-_CHANGE_BYTES = MAX_CLAIM_BYTES // 125
-"""What a command counts that changes a record: at most 125 of them a script, so that none takes the server long."""
+CHANGE_COST = 6
+"""What a command that changes a record costs the server, in puts of new ids, so that no script takes it long."""
 _MODES = {"replace": "r", "keep": "k", "error": "e", "newer": "n"}
 
 Answer: TypeAlias = Literal["stored", "replaced", "kept", "in_flight", "cancelled", "rescheduled", "fired"]
@@ -120,16 +120,13 @@ def outcome_of(fault: Fault) -> Outcome:
     return Unknown(fault.reason) if fault.kind == "unknown" else Refused(fault.kind, fault.reason)
 
 
-def chunks_of(commands: Sequence[tuple[int, Command]]) -> list[list[tuple[int, Command]]]:
-    """Cut commands into parts that one script may take."""
-    chunks: list[list[tuple[int, Command]]] = []
-    size = MAX_CLAIM_BYTES
-    for item in commands:
-        command = item[1]
-        bytes_ = _COMMAND_BYTES + command.envelope.size if isinstance(command, Put) else _CHANGE_BYTES
-        if not chunks or len(chunks[-1]) == MAX_CLAIM_MESSAGES or size + bytes_ > MAX_CLAIM_BYTES:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(item)
-        size += bytes_
-    return chunks
+def chunk_size(commands: Iterable[Command]) -> int:
+    """Return how many of these one script may take."""
+    size = cost = n = 0
+    for command in commands:
+        size += _COMMAND_BYTES + (command.envelope.size if isinstance(command, Put) else 0)
+        cost += 1 if isinstance(command, Put) else CHANGE_COST
+        if cost > MAX_CLAIM_MESSAGES or (n and size > MAX_CLAIM_BYTES):
+            break
+        n += 1
+    return n

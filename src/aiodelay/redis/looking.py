@@ -36,6 +36,7 @@ log = logging.getLogger("aiodelay.redis")
 
 AT_ONCE = 200
 """Most records or dead letters to fetch in one call."""
+REDRIVEN_AT_ONCE = 80
 SPANS_AT_ONCE = 500
 
 
@@ -192,8 +193,8 @@ class Looking(Base):
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         """Give dead letters a new life."""
         outcomes: list[Outcome] = []
-        for start in range(0, len(keys), AT_ONCE):
-            answers = await self.run("redrive", ["redrive", *_dead_arguments(keys[start : start + AT_ONCE])])
+        for start in range(0, len(keys), REDRIVEN_AT_ONCE):
+            answers = await self.run("redrive", ["redrive", *_dead_arguments(keys[start : start + REDRIVEN_AT_ONCE])])
             outcomes += [answer_of(answer, None) for answer in answers]
         self.wake_all()
         return outcomes

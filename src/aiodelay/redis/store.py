@@ -14,7 +14,7 @@ from aiodelay.errors import ConfigurationError, StoreUnavailableError, shortened
 from aiodelay.model import Command, Lane, Outcome, Refused, SourcePosition
 from aiodelay.ports import StoreTraits, Work
 
-from .commands import BAD_VALUE, answer_of, arguments_of, chunks_of, outcome_of
+from .commands import BAD_VALUE, answer_of, arguments_of, chunk_size, outcome_of
 from .faults import Fault
 from .keys import Keys
 from .options import read_url
@@ -79,21 +79,24 @@ class RedisStore(Transfers):
             except BAD_VALUE as error:
                 reason = f"it holds a value that cannot be stored ({type(error).__name__})"
                 outcomes[i] = Refused("unavailable", reason)
-        sendable = [(i, commands[i]) for i in written]
-        chunks = [sendable] if source is not None else chunks_of(sendable)
-        for chunk in chunks:
+        left = list(written)
+        while left or source is not None:
+            chunk = left if source is not None else left[: chunk_size(commands[i] for i in left)]
             arguments: list[Arg] = ["", ""] if source is None else [source.source, source.position]
-            for i, _ in chunk:
+            for i in chunk:
                 arguments += written[i]
             try:
-                answers = await self._run("apply", arguments, durable=True)
+                now, *answers = await self._run("apply", arguments, durable=True)
             except Fault as fault:
-                for i, _ in chunk:
+                for i in chunk:
                     outcomes[i] = outcome_of(fault)
                 break
-            self.heard(answers[0])
-            for (i, command), answer in zip(chunk, answers[1:], strict=True):
-                outcomes[i] = answer_of(answer, command)
+            self.heard(now)
+            for i, answer in zip(chunk, answers, strict=False):  # fewer, where it would have taken the server long
+                outcomes[i] = answer_of(answer, commands[i])
+            left = left[len(answers) :]
+            if source is not None:  # one step
+                break
         self.wake_all()
         return outcomes
 

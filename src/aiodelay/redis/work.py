@@ -44,8 +44,9 @@ __all__ = ["RedisWork"]
 
 log = logging.getLogger("aiodelay.redis")
 
-_COST = MAX_CLAIM_BYTES // 125
-"""What an end that is not plain counts beside its bytes: at most 125 a script, which reads and rewrites each record."""
+_COST = MAX_CLAIM_BYTES // 80
+"""What an end that is not plain counts beside its bytes: at most 80 a script, which reads and rewrites each record."""
+RENEWED_AT_ONCE, TIDIED_AT_ONCE = 200, 60
 _SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
 _NOT_HELD = ord("n")
 _RENEWED = {
@@ -152,8 +153,8 @@ class RedisWork:
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Prolong leases."""
         outcomes: list[RenewOutcome] = []
-        for start in range(0, len(renewals), MAX_CLAIM_MESSAGES):
-            chunk = renewals[start : start + MAX_CLAIM_MESSAGES]
+        for start in range(0, len(renewals), RENEWED_AT_ONCE):
+            chunk = renewals[start : start + RENEWED_AT_ONCE]
             arguments: list[Arg] = []
             for each in chunk:
                 arguments += [member_of(each.id), each.revision, each.token, each.to]
@@ -185,14 +186,20 @@ class RedisWork:
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         """Do a bounded step of housekeeping over all lanes."""
         serves = msgspec.msgpack.encode([0, *sorted(lanes)])
-        reply = await self._store.run("tidy", [limit, self._worker, serves, SERVED_WINDOW_MS])
+        lapsed = expired = 0
+        while True:
+            step = min(TIDIED_AT_ONCE, limit - max(lapsed, expired))
+            reply = await self._store.run("tidy", [step, self._worker, serves, SERVED_WINDOW_MS])
+            lapsed, expired = lapsed + int(reply[1]), expired + int(reply[2])
+            if max(int(reply[1]), int(reply[2])) < step or max(lapsed, expired) >= limit:
+                break
         now_ms = self._store.heard(reply[0])
         served = served_lanes(reply[3], now_ms)
         states = [
             LaneState(name, int(oldest) if oldest else None, name in served)
             for name, oldest in zip(map(bytes.decode, reply[4][::2]), reply[4][1::2], strict=True)
         ]
-        return Tidied(now_ms, int(reply[1]), int(reply[2]), states)
+        return Tidied(now_ms, lapsed, expired, states)
 
     def status(self) -> WorkStatus:
         """Say whether claims are served."""

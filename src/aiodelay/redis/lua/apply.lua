@@ -9,62 +9,77 @@
 --   late    '' deliver, '1:<ms>' drop, '2:<ms>' dead letter: so many ms past its due time
 --   version u64, or ''
 --   body    the MessagePack map of docs/formats.md
--- Returns now, then the answers. Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'k' kept,
+-- Returns now, then the answers; fewer than there are commands if those took long, and no source is given: the others were
+-- not carried out, and are to be sent again. Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'k' kept,
 -- 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D' duplicate, 'O' + u64 outdated by that version,
 -- 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' no lane is left.
 local FIRST, STRIDE = 6, 8
+local BLOCK = 32 -- so many records are read at once; those of a whole batch might be far too much
+local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096 -- a new id costs 1; what changes a record more, and by its size
 local count = (#ARGV - FIRST + 1) / STRIDE
-local answers = { text(now) }
+local answers, cost = { text(now) }, 0
 
+local dues = {} -- by what is written; most of a batch are often the same
 local function due_of(written)
-  if byte(written) == 43 then return now + tonumber(sub(written, 2)) end
-  return math.max(tonumber(written), 0)
-end
-
-local function expiry(late, due)
-  if late == '' then return 0, 0 end
-  return tonumber(sub(late, 1, 1)), due + tonumber(sub(late, 3))
-end
-
--- New ids that nothing is known of are gathered, and written in a few calls.
-local fresh, records, places, expiring = {}, {}, {}, {}
-local function flush()
-  if #records == 0 then return end
-  call('HSET', MSG, unpack(records))
-  for n, members in pairs(places) do call('ZADD', due_key(n), unpack(members)) end
-  if #expiring > 0 then call('ZADD', LATE, unpack(expiring)) end
-  for id in pairs(fresh) do loaded[id] = nil end
-  fresh, records, places, expiring = {}, {}, {}, {}
+  local due = dues[written]
+  if not due then
+    if byte(written) == 43 then
+      due = now + (tonumber(sub(written, 2)) or PLACED)
+    else
+      due = math.max(tonumber(written) or PLACED, 0)
+    end
+    dues[written] = due
+  end
+  return due
 end
 
 local LATE_STEP = 2 ^ LATE_SHIFT
-local function new_entry(a, lane, revision)
-  local due = due_of(ARGV[a + 4])
-  local action, expires = expiry(ARGV[a + 5], due)
-  local version = ARGV[a + 6]
-  local flags = action * LATE_STEP
+local function flags_of(a)
+  if ARGV[a] == 'r-' and ARGV[a + 5] == '' and ARGV[a + 6] == '' then return 0 end
+  local flags = 0
+  if ARGV[a + 5] ~= '' then flags = tonumber(sub(ARGV[a + 5], 1, 1)) * LATE_STEP end
   if sub(ARGV[a], 2, 2) == '*' then flags = flags + RECURRING end
-  if version ~= '' then flags = flags + VERSIONED else version = nil end
-  return { id = ARGV[a + 1], flags = flags, lane = lane, revision = revision, due = due, place = due, expires = expires,
-    attempt = 0, lapses = 0, kills = 0, op = ARGV[a + 2], version = version, body = ARGV[a + 7] }
+  if ARGV[a + 6] ~= '' then flags = flags + VERSIONED end
+  return flags
 end
 
-local function put_fresh(e)
-  e.sequence = next_sequence()
-  earlier(e.lane, e.place)
-  local value = pack(HEADED, e.sequence, FORMAT, e.flags, e.lane, e.revision, e.due, e.expires, 0, 0, 0, e.op)
-  local members = places[e.lane] or {}
-  places[e.lane] = members
-  members[#members + 1] = e.place
-  members[#members + 1] = sub(value, 1, 6) .. e.id
-  records[#records + 1] = e.id
-  records[#records + 1] = value .. (e.version or '') .. e.body
-  if is_due_to_expire(e) then
-    expiring[#expiring + 1] = math.max(e.place, e.expires + 1)
-    expiring[#expiring + 1] = e.id
+local function expiry(a, due)
+  return ARGV[a + 5] == '' and 0 or due + tonumber(sub(ARGV[a + 5], 3))
+end
+
+local function new_entry(a, lane, revision, due)
+  local version = ARGV[a + 6] ~= '' and ARGV[a + 6] or nil
+  return { id = ARGV[a + 1], flags = flags_of(a), lane = lane, revision = revision, due = due, place = due,
+    expires = expiry(a, due), attempt = 0, lapses = 0, kills = 0, op = ARGV[a + 2], version = version, body = ARGV[a + 7] }
+end
+
+-- New ids that nothing is known of are gathered, and written in a few calls.
+local fresh, records, places, expiring, n_records = {}, {}, {}, {}, 0
+local function flush()
+  if n_records == 0 then return end
+  call('HSET', MSG, unpack(records, 1, n_records))
+  for n, members in pairs(places) do call('ZADD', due_key(n), unpack(members)) end
+  if #expiring > 0 then call('ZADD', LATE, unpack(expiring)) end
+  for id in pairs(fresh) do loaded[id] = nil end
+  fresh, records, places, expiring, n_records = {}, {}, {}, {}, 0
+end
+
+local function put_fresh(a, lane, revision, due)
+  local id, flags, expires = ARGV[a + 1], flags_of(a), expiry(a, due)
+  earlier(lane, due)
+  local head = pack(HEADED, next_sequence(), FORMAT, flags, lane, revision, due, expires, 0, 0, 0, ARGV[a + 2])
+  local members = places[lane] or {}
+  places[lane] = members
+  members[#members + 1] = due
+  members[#members + 1] = sub(head, 1, 6) .. id
+  records[n_records + 1], records[n_records + 2] = id, head .. ARGV[a + 6] .. ARGV[a + 7]
+  n_records = n_records + 2
+  if expires > 0 and band(flags, RECURRING) == 0 then
+    expiring[#expiring + 1] = math.max(due, expires + 1)
+    expiring[#expiring + 1] = id
   end
-  fresh[e.id] = true
-  if #records >= 1000 then flush() end
+  fresh[id] = true
+  if n_records >= 1000 then flush() end
 end
 
 -- Returns what a put comes to: a letter, and the version that outdates it.
@@ -88,26 +103,30 @@ end
 local EVENTS = { s = 'stored', r = 'replaced', m = 'rescheduled', f = 'fired' }
 
 local function put(a, e)
-  local verdict = verdict_on(a, e)
-  local letter = sub(verdict, 1, 1)
-  if letter == 'k' or letter == 'i' then return letter .. u48(e.revision) .. u48(e.due) end
-  if letter ~= 's' and letter ~= 'r' then return verdict end
+  local letter = 's'
+  if e or byte(ARGV[a]) == 110 then
+    local verdict = verdict_on(a, e)
+    letter = sub(verdict, 1, 1)
+    if letter == 'k' or letter == 'i' then return letter .. u48(e.revision) .. u48(e.due) end
+    if letter ~= 's' and letter ~= 'r' then return verdict end
+  end
   local lane = known_lane(ARGV[a + 3]) or new_lane(ARGV[a + 3])
   if not lane then return 'L' end
   if e then
     end_retries(e)
     finish_off(e)
   end
-  local id = ARGV[a + 1]
+  local id, due = ARGV[a + 1], due_of(ARGV[a + 4])
   local revision = next_revision(byte(id) ~= 1 and recall_revision(id) or e and byte(id) == 1 and e.revision or nil)
-  local n = new_entry(a, lane, revision)
   if letter == 's' and not any_holds() then
-    put_fresh(n)
+    put_fresh(a, lane, revision, due)
   else
-    insert(n, n.due)
+    insert(new_entry(a, lane, revision, due), due)
   end
-  note(EVENTS[letter], n)
-  return letter .. u48(revision) .. u48(n.due)
+  if ARGV[2] ~= '0' then
+    note(EVENTS[letter], { id = id, revision = revision, lane = lane, due = due, attempt = 0 })
+  end
+  return pack('>c1I6I6', letter, revision, due)
 end
 
 local function cancel(e)
@@ -142,12 +161,13 @@ local function change(a, e, letter)
   return letter .. u48(e.revision) .. u48(e.due)
 end
 
-local function carry_out(a)
+local function carry_out(a, what_of_op)
   local what, id, op = sub(ARGV[a], 1, 1), ARGV[a + 1], ARGV[a + 2]
-  if fresh[id] or (what == 'c' or what == 'm' or what == 'f') then flush() end
-  local answer = recall_op(op)
+  if fresh[id] or what == 'c' or what == 'm' or what == 'f' then flush() end
+  local answer = recall(what_of_op)
   if answer then return answer end
   local e = load(id)
+  cost = cost + (e and CHANGE_COST + floor(#e.value / CHANGE_BYTES) or 1)
   if e and e.op == op then return first_answer(e) end
   if e then flush() end
   if what == 'c' then
@@ -157,34 +177,34 @@ local function carry_out(a)
   else
     answer = put(a, e)
   end
-  if sub(answer, 1, 1) ~= 's' then remember('o' .. op, now + WINDOW, answer) end
+  if byte(answer) ~= 115 then remember(what_of_op, now + WINDOW, answer) end
   return answer
 end
 
 local function check() -- all that is given, before anything is written
   if count ~= floor(count) then error('apply: the number of arguments is wrong') end
-  for i = 0, count - 1 do
-    local a = FIRST + i * STRIDE
-    local what = sub(ARGV[a], 1, 1)
+  for a = FIRST, #ARGV, STRIDE do
+    local what = byte(ARGV[a])
     if #ARGV[a + 2] ~= 8 then error('apply: an op is not 8 bytes long') end
-    if what ~= 'c' and what ~= 'f' and not tonumber(ARGV[a + 4]) then error('apply: a due time is not a number') end
-    if what ~= 'c' and what ~= 'f' and due_of(ARGV[a + 4]) >= PLACED then error('apply: a due time is too far') end
+    if what ~= 99 and what ~= 102 and not (due_of(ARGV[a + 4]) < PLACED) then
+      error('apply: a due time is not a number, or too far')
+    end
     if #ARGV[a + 6] ~= 0 and #ARGV[a + 6] ~= 8 then error('apply: a version is not 8 bytes long') end
   end
 end
 
-local function prefetch()
-  for from = 0, count - 1, 500 do
-    local ids, ops = {}, {}
-    for i = from, math.min(from + 499, count - 1) do
-      ids[#ids + 1] = ARGV[FIRST + i * STRIDE + 1]
-      ops[#ops + 1] = 'o' .. ARGV[FIRST + i * STRIDE + 2]
-    end
-    prefetch_ops(ops)
-    for i, value in ipairs(call('HMGET', MSG, unpack(ids))) do
-      loaded[ids[i]] = value and parse(ids[i], value) or false
-    end
+local function read_block(from, to)
+  local ids, ops, whats = {}, {}, {}
+  for i = from, to do
+    local id, op = ARGV[FIRST + i * STRIDE + 1], 'o' .. ARGV[FIRST + i * STRIDE + 2]
+    ids[#ids + 1], ops[#ops + 1], whats[#whats + 1] = id, op, op
+    if byte(id) ~= 1 then whats[#whats + 1] = 'r' .. id end
   end
+  prefetch(whats)
+  for i, value in ipairs(call('HMGET', MSG, unpack(ids))) do
+    loaded[ids[i]] = value and parse(ids[i], value) or false
+  end
+  return ops
 end
 
 local function has_passed()
@@ -194,8 +214,12 @@ end
 
 local function carry_all_out()
   if ARGV[4] ~= '' then call('HSET', SRC, ARGV[4], ARGV[5]) end
-  if count > 0 then prefetch() end
-  for i = 0, count - 1 do answers[i + 2] = carry_out(FIRST + i * STRIDE) end
+  for from = 0, count - 1, BLOCK do
+    if cost >= MOST_COST and ARGV[4] == '' then break end
+    local to = math.min(from + BLOCK, count) - 1
+    local ops = read_block(from, to)
+    for i = from, to do answers[i + 2] = carry_out(FIRST + i * STRIDE, ops[i - from + 1]) end
+  end
   flush()
 end
 

@@ -7,7 +7,7 @@
 -- From ARGV[8] on, the demands, whose turn it is first: messages, bytes, how many lanes, their names.
 -- Returns now, when to look again ('' = these lanes are empty), the token, the numbers of the lanes in the order of
 -- their names (0 = there is none), then id and value of each message.
-local MOST, MOST_BYTES, MOST_PASSED = 500, 1048576, 500
+local MOST, MOST_BYTES, MOST_PASSED = 500, 1048576, 100
 local BLOCK = 32 -- so many values are read at once; more of them might be far more than may be claimed
 local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0
@@ -208,7 +208,8 @@ local taken = {}
 if request == ARGV[6] then
   taken = taken_before(token)
 elseif ARGV[7] ~= '1' then
-  for _, lane in ipairs(lanes) do return_lapsed(lane.n, MOST) end
+  local left = LAPSED_AT_ONCE
+  for _, lane in ipairs(lanes) do left = left - return_lapsed(lane.n, left) end
   taken = take()
   if #taken > 0 then
     token = lease(taken)

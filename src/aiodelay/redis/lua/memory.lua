@@ -44,38 +44,35 @@ local function window_for(kind, ends)
   return key
 end
 
-local recalled = {} -- by 'o' + op: false where nothing is remembered
+local recalled = {} -- by 'o' + op and 'r' + id: false where nothing is remembered
 local function remember(what, ends, value)
   call('HSET', window_for('o', ends), what, u48(ends) .. value)
   recalled[what] = nil
 end
 
--- Reads what is remembered of many ops, in one call per window.
-local function prefetch_ops(ops)
-  for _, op in ipairs(ops) do recalled[op] = false end
+-- Reads what is remembered of many ops and ids, in one call per window.
+local function prefetch(whats)
+  for _, what in ipairs(whats) do recalled[what] = false end
   for _, key in ipairs(known_windows().o) do
-    for i, value in ipairs(call('HMGET', key, unpack(ops))) do
-      if value and unpack_bytes('>I6', value) > now then recalled[ops[i]] = sub(value, 7) end
+    for i, value in ipairs(call('HMGET', key, unpack(whats))) do
+      if value and unpack_bytes('>I6', value) > now then
+        local known, found = recalled[whats[i]], sub(value, 7)
+        if not known or #found > 6 or unpack_bytes('>I6', found) > unpack_bytes('>I6', known) then
+          recalled[whats[i]] = found
+        end
+      end
     end
   end
 end
 
-local function recall_op(op)
-  local what = 'o' .. op
-  if recalled[what] == nil then prefetch_ops({ what }) end
+local function recall(what)
+  if recalled[what] == nil then prefetch({ what }) end
   return recalled[what] or nil
 end
 
 local function recall_revision(id)
-  local last = nil
-  for _, key in ipairs(known_windows().o) do
-    local value = call('HGET', key, 'r' .. id)
-    if value then
-      local ends, revision = unpack_bytes('>I6I6', value)
-      if ends > now and (not last or revision > last) then last = revision end
-    end
-  end
-  return last
+  local known = recall('r' .. id)
+  return known and unpack_bytes('>I6', known) or nil
 end
 
 local function is_newer(a, b) -- versions of 8 bytes; a double does not hold them
@@ -106,7 +103,7 @@ end
 
 local function remember_answer(e)
   local ends = e.revision + WINDOW
-  if ends > now and e.op ~= NO_OP and not recall_op(e.op) then remember('o' .. e.op, ends, first_answer(e)) end
+  if ends > now and e.op ~= NO_OP and not recall('o' .. e.op) then remember('o' .. e.op, ends, first_answer(e)) end
 end
 
 local function remember_end(e)
@@ -125,7 +122,7 @@ end
 local function remember_all(memories)
   local ops, lists, of_ids = {}, {}, u48(now + WINDOW)
   for i = 1, #memories, 2 do if byte(memories[i]) == 111 then ops[#ops + 1] = memories[i] end end
-  if #ops > 0 then prefetch_ops(ops) end
+  if #ops > 0 then prefetch(ops) end
   for i = 1, #memories, 2 do
     local what, value, ends = memories[i], memories[i + 1], now + WINDOW
     if byte(what) == 111 then

@@ -207,6 +207,8 @@ end
 
 local function token_for(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS + counter % COUNTERS end
 
+local LAPSED_AT_ONCE = 60 -- so many cost a claim as much as all else that it does
+
 -- Puts back what was claimed and not settled in time; a lease that ends too far ahead was made by another clock.
 local function return_lapsed(n, limit)
   local key = leased_key(n)

@@ -330,7 +330,7 @@ end
 
 if not N or is_held(N) then return { NOW, '0', '', {} } end
 open_gate()
-return_lapsed(N, MOST)
+return_lapsed(N, LAPSED_AT_ONCE)
 for a = 8, #ARGV, 6 do end_occurrence(a) end
 if has_blocked then try_blocked() end
 walk(due_key(N))

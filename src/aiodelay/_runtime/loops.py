@@ -1,0 +1,103 @@
+"""The loops of a process that claims: started together, and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+from msgspec import Struct
+
+from aiodelay.clock import Clock
+from aiodelay.model import LEASE_MS, Lane
+from aiodelay.ports import Work
+from aiodelay.retry import Retry
+
+from .dispatcher import Dispatcher, Subscription
+from .housekeeping import Alarm, Housekeeping, LoopLag
+from .leases import LeaseBook
+
+__all__ = ["CLOSE_S", "Loops", "RuntimeOptions", "ended_within"]
+
+log = logging.getLogger("aiodelay")
+
+LAG_LIMIT_S = 1.0
+CLOSE_S = 10.0
+"""Longest wait, each, for what was cancelled, the last settlements, the last commands, and connections to close."""
+
+
+class RuntimeOptions(Struct, frozen=True):
+    """What a scheduler passes on to what runs inside it."""
+
+    clock: Clock
+    store_timeout_ms: int
+    drain_ms: int
+    alarm_ms: int
+    retry: Retry
+    on_alarm: Callable[[Alarm], object] | None
+    lease_ms: int = LEASE_MS
+
+
+class Loops:
+    """Claims for subscriptions, settles for them, and keeps house.
+
+    Args:
+        work: The store's dispatching side.
+        subscriptions: By lane; handlers come and go.
+        lanes: Gives the lanes that are served now, former names included.
+        options: The scheduler's.
+        tasks: Owns the loops.
+        on_change: Called whenever something was settled or freed, and when nothing will be any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        work: Work,
+        subscriptions: Mapping[Lane, Subscription],
+        lanes: Callable[[], Collection[Lane]],
+        options: RuntimeOptions,
+        tasks: asyncio.TaskGroup,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._work, self._on_change = work, on_change
+        self._lag = LoopLag(LAG_LIMIT_S, lambda: len(self.book) > 0, work.wake)
+        self.book = LeaseBook(work, options.clock, options.lease_ms, self.freed)
+        self._dispatcher = Dispatcher(work, self.book, subscriptions, options.lease_ms, self._lag.may_claim)
+        self.housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
+        self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
+        self._book_task.add_done_callback(lambda _: on_change())
+        self._dispatch_task = tasks.create_task(self._dispatcher.run(), name="aiodelay dispatcher")
+        self._housekeeping_task = tasks.create_task(self.housekeeping.run(), name="aiodelay housekeeping")
+
+    @property
+    def settles(self) -> bool:
+        """Whether what ends is still settled."""
+        return not self._book_task.done()
+
+    def freed(self) -> None:
+        """Demand may have grown, or something was settled: look again."""
+        self._work.wake()
+        self._on_change()
+
+    async def stop_claiming(self) -> None:
+        """Let the claim in flight come back, and make no other."""
+        self._dispatcher.drain()
+        await ended_within(self._dispatch_task, CLOSE_S)
+
+    async def stop(self) -> None:
+        """Send the last settlements, then end renewals and housekeeping."""
+        self.book.close()
+        await ended_within(self._book_task, CLOSE_S)
+        self.housekeeping.stop()
+        self._lag.stop()
+        await ended_within(self._housekeeping_task, CLOSE_S)
+
+
+async def ended_within(task: asyncio.Task[None], timeout_s: float) -> None:
+    """Wait for a task of ours to end; cancel it when it takes too long."""
+    await asyncio.wait([task], timeout=timeout_s)
+    if not task.done():
+        log.error("%s did not end within %.0f s and was cancelled", task.get_name(), timeout_s)
+        task.cancel()
+        await asyncio.wait([task])

@@ -1,0 +1,176 @@
+"""Takes over what fred84/delayedQueue (0.5) keeps in Redis.
+
+Its keys, behind a prefix: zset `delayed_events`, `<class>###<id>` -> epoch ms of the next attempt; hash `events`, the
+same -> JSON `{payload, type, attempt, logContext}`; and a list of such JSON per class, named by the simple class name
+in lower case. What is in a list is in the zset too until it was handled, save at its last attempt: then in it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+from msgspec import Struct
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.identifiers import new_op
+from aiodelay.model import After, At, Conflict, Envelope, Put, Refused, Stored
+from aiodelay.ports import Store
+
+from .client import Client
+from .faults import Fault
+from .keys import Keys
+from .options import read_url
+
+__all__ = ["Imported", "import_fred84", "simple_name"]
+
+PAGE = 500
+VERSION = 1
+"""Of all that is imported: what is known is not imported again, nor within 24 h of its end."""
+MOST_ID_BYTES = 255
+
+
+class Imported(Struct, frozen=True):
+    """What an import came to.
+
+    Attributes:
+        stored: Messages that were stored.
+        known: Messages that had been imported before.
+        skipped: What could not be taken over: its key there, and why.
+    """
+
+    stored: int
+    known: int
+    skipped: dict[str, str]
+
+
+class _Event(Struct):
+    payload: msgspec.Raw
+    type: str
+    log_context: dict[str, str | None] | None = msgspec.field(default=None, name="logContext")
+
+
+class _Identified(Struct):
+    id: str | int
+
+
+class _Found(Struct):
+    key: str
+    due: At | After
+    value: bytes
+
+
+class _SkippedError(Exception):
+    """Why an event cannot be taken over."""
+
+
+def simple_name(class_name: str) -> str:
+    """Return the last part of a Java class's name: `com.shop.Order$Paid` -> `Paid`."""
+    return class_name.rpartition(".")[2].rpartition("$")[2]
+
+
+async def import_fred84(
+    url: str, store: Store, *, prefix: str = "de_", type_of: Callable[[str], str] = simple_name
+) -> Imported:
+    """Store each event as a message for the handler of its type, due at its next attempt; now, if only a list has it.
+
+    Nothing is removed there; stop its dispatchers first. May be repeated. The message id is `<class>###<id>`, the
+    payload the event's own JSON, and `logContext` becomes headers.
+
+    Args:
+        url: Of the Redis server that fred84 uses.
+        store: Open.
+        prefix: Its `dataSetPrefix`.
+        type_of: From a class's name to the name of the event type here.
+
+    Raises:
+        StoreUnavailableError: One of the two does not answer; repeat it.
+    """
+    stored = known = 0
+    skipped: dict[str, str] = {}
+    async with _opened(url) as client:
+        async for page in _pages(client, prefix):
+            puts: list[Put] = []
+            for found in page:
+                try:
+                    puts.append(_put_of(found, type_of))
+                except _SkippedError as error:
+                    skipped[found.key] = str(error)
+            for put, outcome in zip(puts, await store.apply(puts), strict=True):
+                if isinstance(outcome, Stored):
+                    stored += 1
+                elif isinstance(outcome, Refused) and outcome.reason == "outdated":
+                    known += 1
+                else:
+                    raise StoreUnavailableError(store.name, f"{put.id} was not stored: {outcome.detail}")
+    return Imported(stored, known, skipped)
+
+
+@asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[Client]:
+    options = read_url(url)
+    client = Client(options, Keys(""), "")
+    try:
+        yield client
+    except Fault as fault:
+        raise StoreUnavailableError(options.name, fault.reason) from fault
+    finally:
+        await client.aclose()
+
+
+async def _pages(client: Client, prefix: str) -> AsyncIterator[list[_Found]]:
+    start = 0
+    while scored := await client.command("ZRANGE", f"{prefix}delayed_events", start, start + PAGE - 1, "WITHSCORES"):
+        members = scored[::2]
+        values = await client.command("HMGET", f"{prefix}events", *members)
+        yield [
+            _Found(member.decode("utf-8", "backslashreplace"), At(int(float(score))), value or b"")
+            for member, score, value in zip(members, scored[1::2], values, strict=True)
+        ]
+        start += PAGE
+    async for name in _lists(client, prefix):
+        start = 0
+        while values := await client.command("LRANGE", name, start, start + PAGE - 1):
+            waiting = [_Found(_key_of(value), After(0), value) for value in values]
+            scores = [await client.command("ZSCORE", f"{prefix}delayed_events", each.key) for each in waiting]
+            yield [each for each, score in zip(waiting, scores, strict=True) if score is None]
+            start += PAGE
+
+
+async def _lists(client: Client, prefix: str) -> AsyncIterator[bytes]:
+    pattern = "".join(f"\\{each}" if each in "*?[]^\\-" else each for each in prefix) + "*"
+    cursor, names = b"0", set[bytes]()
+    while True:
+        cursor, found = await client.command("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE)
+        names.update(found)
+        if cursor == b"0":
+            break
+    for name in sorted(names):
+        if await client.command("TYPE", name) in (b"list", "list"):
+            yield name
+
+
+def _key_of(value: bytes) -> str:
+    """Return under which key an element of a list would stand in the zset."""
+    try:
+        event = msgspec.json.decode(value, type=_Event)
+        return f"{event.type}###{msgspec.json.decode(event.payload, type=_Identified).id}"
+    except msgspec.MsgspecError:
+        return value[:100].decode("utf-8", "backslashreplace")
+
+
+def _put_of(found: _Found, type_of: Callable[[str], str]) -> Put:
+    if not found.value:
+        raise _SkippedError("it has no content")
+    try:
+        event = msgspec.json.decode(found.value, type=_Event)
+    except msgspec.MsgspecError as error:
+        raise _SkippedError(f"it cannot be read: {error}") from None
+    if not 0 < len(found.key.encode()) <= MOST_ID_BYTES:
+        raise _SkippedError(f"as an id it is longer than {MOST_ID_BYTES} bytes")
+    headers = {name: value.encode() for name, value in (event.log_context or {}).items() if value is not None}
+    envelope = Envelope(
+        found.key, type_of(event.type), encoding="json", payload=bytes(event.payload), headers=headers, version=VERSION
+    )
+    return Put(new_op(), envelope, found.due, Conflict.newer(VERSION))
