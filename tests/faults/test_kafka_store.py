@@ -11,14 +11,23 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from confluent_kafka import Producer as OtherProducer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka import topic as topics
 from aiodelay.kafka.index import Read
-from aiodelay.model import At, Cancel, Demand, Envelope, Put, Stored
-from tests.support.kafka import create_topic, new_name
+from aiodelay.model import At, Cancel, Demand, Envelope, Put, Query, Stored
+from tests.support.kafka import create_topic, new_name, started
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
@@ -76,11 +85,18 @@ class PlainClient:
         assert self._producer.flush(10) == 0
 
 
+async def transfer(store: KafkaStore, demand: Demand) -> int:
+    """Move what is due now; return how many messages were moved."""
+    with store.transferring(store.sinks[0]) as moves:
+        return (await moves.transfer(demand)).moved
+
+
 async def moved(store: KafkaStore, n: int) -> None:
     """Move what is due until so many messages have been moved."""
     async with asyncio.timeout(20):
         while n > 0:
-            n -= await store.transfer(ALL)
+            with suppress(StoreUnavailableError):  # between two sessions
+                n -= await transfer(store, ALL)
             await asyncio.sleep(0.01)
 
 
@@ -100,12 +116,12 @@ async def test_a_plain_client_schedules_updates_and_deletes(kafka: str, partitio
         client.schedule(b"\xff\x00binary", b"", due, target)
         client.cancel(b"deleted")
         while now_ms() < due * 1000:
-            await store.transfer(ALL)
+            await transfer(store, ALL)
             await asyncio.sleep(0.01)
             early = [record for record in await read(kafka, target) if record.value != b"old"]
             assert not early or now_ms() >= due * 1000
         await asyncio.sleep(0.5)
-        await store.transfer(ALL)
+        await transfer(store, ALL)
         got = {record.value: record for record in await read(kafka, target)}
         got.pop(b"old", None)  # may have gone before its update came
     assert got.keys() == {b"kept", b"new", b""}
@@ -156,7 +172,7 @@ async def test_s3_a_thousand_messages_arrive_exactly_once(kafka: str) -> None:
         await moved(store, 1000)
     assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(1000))
     async with opened(kafka, schedules, partitions=3) as store:  # S6: nothing comes back
-        assert await store.transfer(ALL) == 0
+        assert await transfer(store, ALL) == 0
         assert await store.counts() == {}
 
 
@@ -171,7 +187,7 @@ async def test_f25_owners_that_take_over_from_each_other_deliver_nothing_twice(k
             ends = time.monotonic() + seconds
             while time.monotonic() < ends:
                 with suppress(StoreUnavailableError):
-                    await store.transfer(Demand(7))
+                    await transfer(store, Demand(7))
                 await asyncio.sleep(0.001)
 
     async with asyncio.TaskGroup() as tasks:
@@ -179,7 +195,7 @@ async def test_f25_owners_that_take_over_from_each_other_deliver_nothing_twice(k
             tasks.create_task(owner(seconds))
             await asyncio.sleep(0.3)
     async with opened(kafka, schedules) as store:
-        while await store.transfer(ALL):
+        while await transfer(store, ALL):
             pass
     assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(n))
 
@@ -199,12 +215,12 @@ async def test_f25_an_owner_that_comes_back_reads_what_it_missed_before_it_dispa
             while time.monotonic() < ends:  # fenced at first, then with an epoch and a barrier of its own
                 with suppress(StoreUnavailableError, TimeoutError):
                     async with asyncio.timeout(0.2):
-                        await stale.transfer(ALL)
+                        await transfer(stale, ALL)
                 await asyncio.sleep(0.01)
         for batch, read_to in missed:
             partition.take_in(batch, read_to)
         assert await partition.until_ready()
-        assert await stale.transfer(ALL) == 0
+        assert await transfer(stale, ALL) == 0
     assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(n))
 
 
@@ -218,11 +234,11 @@ async def test_k1_a_record_that_its_topic_refuses_is_retried_and_its_neighbours_
         async with asyncio.timeout(30):
             while delivered < 20:
                 with suppress(StoreUnavailableError):
-                    delivered += await store.transfer(ALL)
+                    delivered += await transfer(store, ALL)
                 await asyncio.sleep(0.01)
             while (large_now := await store.get("large")) is None or not large_now.record.attempt:
                 with suppress(StoreUnavailableError):
-                    await store.transfer(ALL)
+                    await transfer(store, ALL)
                 await asyncio.sleep(0.01)
         assert large_now.record.attempt == 1
         assert large_now.next_attempt_ms > now_ms()
@@ -249,11 +265,11 @@ async def test_f28_a_change_that_races_with_its_delivery_is_never_lost(kafka: st
 
         task = asyncio.create_task(user())
         while not task.done():
-            await store.transfer(ALL)
+            await transfer(store, ALL)
             await asyncio.sleep(0.001)
         async with asyncio.timeout(20):
             while await store.counts():
-                await store.transfer(ALL)
+                await transfer(store, ALL)
                 await asyncio.sleep(0.01)
     counted = Counter(record.value for record in await read(kafka, target))
     assert all(counted[b"%d new" % i] == 1 for i in range(n)), counted
@@ -320,13 +336,13 @@ async def test_f29_while_the_cleaner_runs_nothing_is_lost_doubled_or_brought_bac
                 ends = time.monotonic() + 2
                 while time.monotonic() < ends:
                     with suppress(StoreUnavailableError):
-                        await store.transfer(ALL)
+                        await transfer(store, ALL)
                     await asyncio.sleep(0.005)
         await writing
     async with opened(kafka, schedules) as store:
         async with asyncio.timeout(20):
             while await store.counts():
-                await store.transfer(ALL)
+                await transfer(store, ALL)
                 await asyncio.sleep(0.01)
     left = len(await read(kafka, schedules))
     assert left < written / 2, f"the cleaner has not run: {left} of more than {written} records are there"
@@ -364,3 +380,42 @@ async def test_f29_what_an_owners_record_hides_from_the_cleaner_is_written_again
     async with opened(kafka, schedules) as store:
         found = await store.get("m")
     assert (None if found is None else found.record.envelope.payload) == (b"new" if what == "put" else None)
+
+
+# --- targets that take nothing ----------------------------------------------------------------------------
+
+
+async def test_f32_a_topic_that_may_not_be_written_is_held_by_itself() -> None:
+    broker = await asyncio.to_thread(
+        started,
+        authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        allow_everyone_if_no_acl_found="true",
+        super_users="User:nobody",
+    )
+    try:
+        kafka = broker.bootstrap
+        schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+        forbidden = await create_topic(kafka, new_name("forbidden"))
+        admin = AdminClient({"bootstrap.servers": kafka})
+        who = (ResourceType.TOPIC, forbidden, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
+        denied = AclBinding(*who, AclOperation.WRITE, AclPermissionType.DENY)
+        everything = AclBinding(*who, AclOperation.ALL, AclPermissionType.ALLOW)
+        for made in admin.create_acls([denied, everything]).values():
+            await asyncio.to_thread(made.result, 10)
+        async with opened(kafka, schedules) as store:
+            await store.apply([put(i, target if i % 2 else forbidden, now_ms()) for i in range(20)])
+            await moved(store, 10)
+            (blocked,) = await store.blocked()
+            assert (blocked.address, blocked.messages) == (forbidden, 10)
+            assert "uthoriz" in blocked.reason
+            assert {each.record.attempt for each in await store.search(Query())} == {0}
+            for ended in admin.delete_acls(
+                [AclBindingFilter(*who, AclOperation.WRITE, AclPermissionType.DENY)]
+            ).values():
+                await asyncio.to_thread(ended.result, 10)
+            await moved(store, 10)
+            assert list(await store.blocked()) == []
+        for topic in (target, forbidden):
+            assert max(Counter(record.value for record in await read(kafka, topic)).values()) == 1
+    finally:
+        broker.stop()

@@ -9,6 +9,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 
 from aiodelay import CancelOutcome, Conflict, Context, DuplicateIdError, Every, Retry, Scheduler
+from aiodelay.model import Promise
 from tests.support.kafka import create_topic, new_name
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
@@ -22,7 +23,8 @@ class Check:
 async def test_a_scheduler_delivers_retries_recurs_and_cancels(kafka: str) -> None:
     target = await create_topic(kafka, new_name())
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=3"
-    scheduler = Scheduler(url, sinks=[f"kafka://{kafka}"])
+    scheduler = Scheduler(url)
+    assert scheduler.reaches("kafka").promise is Promise.EXACTLY_ONCE
     runs: list[tuple[int, int]] = []
     three = asyncio.Event()
 
@@ -39,6 +41,8 @@ async def test_a_scheduler_delivers_retries_recurs_and_cancels(kafka: str) -> No
         await scheduler.schedule(Check(2), delay="1h", id="cancelled")
         await scheduler.schedule(Check(3), every=Every("100ms"), id="series")
         await scheduler.schedule(b"out", to=f"kafka:{target}", delay="10ms", key=b"k")
+        await scheduler.schedule(b"tick", to=f"kafka:{target}", every=Every("200ms"), id="ticks", key=b"t")
+        await scheduler.schedule(b"astray", to="kafka:no-such-topic", delay="1ms")
         with pytest.raises(DuplicateIdError):
             await scheduler.schedule(Check(2), delay="1h", id="cancelled", conflict=Conflict.error())
         assert await scheduler.cancel("cancelled") is CancelOutcome.CANCELLED
@@ -46,7 +50,11 @@ async def test_a_scheduler_delivers_retries_recurs_and_cancels(kafka: str) -> No
         await three.wait()
         await scheduler.cancel("series")
         async with AIOKafkaConsumer(target, bootstrap_servers=kafka, auto_offset_reset="earliest") as consumer:
-            record = await consumer.getone()
-    assert (record.key, record.value) == (b"k", b"out")
+            records = [await consumer.getone() for _ in range(4)]
+        (blocked,) = await scheduler.blocked()
+        await scheduler.cancel("ticks")
+    assert sorted((each.key, each.value) for each in records) == [(b"k", b"out"), *3 * [(b"t", b"tick")]]
+    assert len({dict(each.headers)["aiodelay-delivery-id"] for each in records}) == 4
+    assert (blocked.address, blocked.messages) == ("no-such-topic", 1)
     assert [attempt for number, attempt in runs if number == 1] == [1, 2]
     assert {number for number, _ in runs} == {1, 3}

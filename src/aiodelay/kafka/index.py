@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +29,7 @@ from aiodelay.memory.tables import Worker
 from aiodelay.memory.waiting import Entry
 from aiodelay.memory.waiting import Standing as Place
 from aiodelay.model import (
+    MAX_CLAIM_MESSAGES,
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
     Cancel,
@@ -60,7 +62,7 @@ from .client import Outgoing
 from .records import Glance, Headers, Kind, Memory, Wire
 from .standing import Seen, Standing, after, is_forgettable
 
-__all__ = ["Change", "Index", "Read"]
+__all__ = ["Change", "Due", "Index", "Read"]
 
 log = logging.getLogger("aiodelay.kafka")
 
@@ -73,6 +75,14 @@ class Read(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers
+
+
+class Due(NamedTuple):
+    """What is due in a lane: messages to move, recurring ones, and addresses of which nothing is known."""
+
+    entries: list[Entry]
+    series: list[Record]
+    unknown: set[str]
 
 
 class Change:
@@ -289,14 +299,6 @@ class Index(Commands, Claims, Looking):
         """Answer the repetition of a claim."""
         return self._claim_again(claims, demand)
 
-    def give_up(self, claim: Claim) -> None:
-        """Put a claim's message back into its lane, if it is still held."""
-        entry = self._entries.get(claim.record.id)
-        if entry is not None and entry.token == claim.token:
-            self._leased.pop(claim.record.id, None)
-            entry.token = 0
-            self._lanes[claim.record.envelope.lane].add(entry)
-
     def renew(self, renewal: Renewal) -> RenewOutcome:
         """Set a lease from one token to another."""
         return self._renew(renewal, self.now_ms())
@@ -312,6 +314,79 @@ class Index(Commands, Claims, Looking):
     def remove_worker(self, worker: Worker) -> None:
         """Forget a worker."""
         self._workers.discard(worker)
+
+    # --- moving -------------------------------------------------------------------------------------------
+
+    def due(self, lane: Lane, demand: Demand, known: Container[str]) -> Due:
+        """Look at what is due in a lane; what is to be moved is taken out of it, and the caller ends it.
+
+        Args:
+            lane: A sink's.
+            demand: Most messages and bytes.
+            known: Addresses of which it is known that they take messages; messages for others stay.
+        """
+        now, queue = self.now_ms(), self._lanes[lane]
+        self._return_lapsed(now, MAX_CLAIM_MESSAGES)
+        due, size = Due([], [], set()), 0
+        aside: list[Entry] = []
+        while len(due.entries) + len(aside) < demand.messages and (entry := self._first_due((lane,), now)) is not None:
+            record = entry.record
+            if due.entries and size + record.envelope.size > demand.max_bytes:
+                break
+            queue.take_first()
+            if record.envelope.address not in known:
+                due.unknown.add(record.envelope.address)
+                aside.append(entry)
+            elif record.envelope.rule is not None:
+                due.series.append(record)
+                aside.append(entry)
+            else:
+                due.entries.append(entry)
+                size += record.envelope.size
+        for entry in aside:
+            queue.add(entry)
+        return due
+
+    def series_at(self, settlement: Settlement) -> Entry | None:
+        """Return a series that still stands at the due occurrence which a settlement ends."""
+        entry = self._entries.get(settlement.id)
+        if entry is None or entry.standing is not Place.IN_LANE or entry.record.envelope.rule is None:
+            return None
+        record, queue = entry.record, self._lanes[entry.record.envelope.lane]
+        is_same = (record.revision, record.due_ms) == (settlement.revision, settlement.token)
+        return entry if is_same and not queue.holds(entry) and not queue.parks(entry) else None
+
+    def end(self, entry: Entry, settlement: Settlement) -> Change | None:
+        """Decide how a message ends that is due and not leased; None: it is changed, or gone, already."""
+        if self._entries.get(entry.record.id) is not entry or entry.standing is not Place.IN_LANE:
+            return None
+        entry.standing = Place.LEASED
+        return self.settle(settlement)[1]
+
+    def next_due_ms(self, lane: Lane) -> int | None:
+        """Return when something of a lane may be moved."""
+        return self._next_due_ms({lane: Demand(1)})
+
+    def block(self, lane: Lane, addresses: AbstractSet[str]) -> None:
+        """Say which addresses of a lane take nothing now."""
+        self._lanes[lane].block(addresses)
+
+    def blocked(self) -> Counter[tuple[Lane, str]]:
+        """Count the messages for addresses that take nothing."""
+        found: Counter[tuple[Lane, str]] = Counter()
+        for name, lane in self._lanes.items():
+            if lane.blocked:
+                lane.first()  # which sets aside what has been put since
+                found.update({(name, address): len(lane.parked(address)) for address in lane.blocked})
+        return +found
+
+    def drop_stale(self, change: Change) -> bool:
+        """Drop a move of what a user has replaced or cancelled before its transaction began; say whether it was."""
+        if not change.targets or change.entry is None or change.entry.standing is not Place.GONE:
+            return False
+        if self._held_back.get(change.key) is change:
+            del self._held_back[change.key]
+        return True
 
     # --- changes ------------------------------------------------------------------------------------------
 

@@ -35,6 +35,15 @@ class Cluster(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Cluster({self.name!r})"
 
+    def is_same(self, other: Cluster) -> bool:
+        """Say whether another one is surely the same, with the same login: they have a broker in common."""
+        login = [
+            {name: value for name, value in each.client.items() if name not in ("bootstrap_servers", "ssl_context")}
+            for each in (self, other)
+        ]
+        hosts = [set(each.client["bootstrap_servers"]) for each in (self, other)]
+        return login[0] == login[1] and not hosts[0].isdisjoint(hosts[1])
+
 
 def read_cluster(given: UrlOptions) -> Cluster:
     """Read what a store's and a sink's URL have in common; the caller reads the rest, and finishes.

@@ -8,19 +8,18 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from aiokafka.errors import KafkaError
+from msgspec.structs import replace
 
 from aiodelay.clock import Clock
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.memory.tables import Worker
+from aiodelay.memory.waiting import Entry
 from aiodelay.model import (
-    LEASE_MS,
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
     Again,
-    Claim,
     Claimed,
     Command,
     Dead,
@@ -42,12 +41,13 @@ from aiodelay.wakeup import WakeUp
 
 from . import records
 from .client import Outgoing, reason_of
-from .index import Change, Index, Read
+from .index import Change, Due, Index, Read
 from .options import Cluster
 from .session import Session
+from .targets import Targets, refused_topics
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 
-__all__ = ["Moved", "Partition"]
+__all__ = ["Partition"]
 
 log = logging.getLogger("aiodelay.kafka")
 
@@ -57,14 +57,6 @@ MOST_ATTEMPTS = 10
 FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
 
 
-class Moved(NamedTuple):
-    """What a transfer did: how many messages were moved, recurring ones that are due, and when to look again."""
-
-    messages: int
-    series: Sequence[Claim]
-    next_due_ms: int | None
-
-
 class Partition:
     """One partition of a schedules topic, while this process owns it.
 
@@ -72,15 +64,23 @@ class Partition:
         cluster: Where it is.
         topic: The schedules topic.
         number: Of the partition.
+        targets: Which topics take messages.
         clock: Where the time is read.
         on_change: Called when there may be something new to claim.
     """
 
     def __init__(
-        self, cluster: Cluster, topic: str, number: int, *, clock: Clock, on_change: Callable[[], None]
+        self,
+        cluster: Cluster,
+        topic: str,
+        number: int,
+        *,
+        targets: Targets,
+        clock: Clock,
+        on_change: Callable[[], None],
     ) -> None:
         self._cluster, self.topic, self.number, self._on_change = cluster, topic, number, on_change
-        self._clock = clock
+        self._clock, self._targets = clock, targets
         self.index = Index(clock=clock, name=f"{topic}/{number}")
         self.session = Session()
         self.why = ""
@@ -160,16 +160,32 @@ class Partition:
         try:
             offsets = iter(await transactions.commit(outgoing))
         except AbortedError as error:
+            if self._refused(error, outgoing):
+                raise
             self._most = max(1, len(batch) // 2)
             if len(batch) == 1:  # it alone cannot be written; the others have been, or will be
                 batch[0][0].refusal = str(error)
             raise
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
+        self._targets.took({each.topic for each in outgoing})
         for change, n in batch:
             for _ in range(n):
                 change.offset = next(offsets)
             self._unread.append(change)
         self._tell_read()  # the reader may have been faster
+
+    def _refused(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
+        """Note which topics have refused all that they are given; say whether there was one."""
+        refused = {
+            topic: reason_of(each.error)
+            for each in error.written
+            if each.error is not None
+            for topic in refused_topics(each.error, {outgoing[i].topic for i in each.indices})
+            if topic != self.topic
+        }
+        for topic, reason in refused.items():
+            self._targets.refused(topic, reason)
+        return bool(refused)
 
     def _tell_read(self) -> None:
         """Let go of the changes that have been read."""
@@ -185,6 +201,9 @@ class Partition:
         size = 0
         while self.index.changes and len(batch) < self._most and size < MAX_CLAIM_BYTES:
             change = self.index.changes.popleft()
+            if self.index.drop_stale(change):
+                _tell(change, written=False)
+                continue
             wires = change.targets + [Outgoing(self.topic, *wire, self.number) for wire in change.wires()]
             size += sum(each.size for each in wires)
             outgoing += wires
@@ -230,53 +249,64 @@ class Partition:
             outcomes.append(SettleOutcome.SUPERSEDED if is_void else outcome)
         return outcomes
 
-    async def transfer(self, demand: Demand, turn: int) -> Moved:
-        """Move due messages into their topics, each in the transaction that ends it.
-
-        Raises:
-            StoreUnavailableError: The session has ended; what was not moved stands where it was.
-        """
-        claimed = await self.claim({records.SINK: demand}, LEASE_MS, turn)
-        moving: list[tuple[Claim, Change]] = []
-        series: list[Claim] = []
-        for claim in claimed.claims:
-            change = None if claim.record.envelope.rule is not None else self._moved(claim, claimed.now_ms)
-            if change is None:
-                series.append(claim)
-            else:
-                moving.append((claim, change))
+    def move(self, lane: Lane, demand: Demand) -> tuple[list[Change], Due]:
+        """Decide to move what is due, each message in the transaction that ends it; nothing here waits."""
+        due, changes = self.index.due(lane, demand, self._targets), []
+        for entry in due.entries:
+            change = self._moved(entry, Done(entry.record.id, entry.record.revision, entry.token))
+            changes += [] if change is None else [change]
         self._work.set()
-        refused = [(claim, change) for claim, change in moving if not await _waited(change)]
-        for claim, change in refused:
-            await self._not_moved(claim, change, claimed.now_ms)
-        if any(not change.refusal for _, change in refused):
-            raise StoreUnavailableError(self._cluster.name, self.why or "the session has ended")
-        return Moved(len(moving) - len(refused), series, claimed.next_due_ms)
+        return changes, due
 
-    def _moved(self, claim: Claim, now_ms: int) -> Change | None:
-        record = claim.record
-        _, change = self.index.settle(Done(record.id, record.revision, claim.token))
+    def settle_occurrence(self, settlement: Settlement) -> Change | None:
+        """Decide how a series' occurrence ends; None: it has been changed meanwhile."""
+        entry = self.index.series_at(settlement) if self.is_ready else None
+        if entry is None:
+            return None
+        self._work.set()
+        settlement = replace(settlement, token=entry.token)
+        if isinstance(settlement, Done) and settlement.outcome == "delivered":
+            return self._moved(entry, settlement)
+        return self.index.end(entry, settlement)
+
+    def _moved(self, entry: Entry, settlement: Done) -> Change | None:
+        record, now = entry.record, self._clock.now_ms()
+        change = self.index.end(entry, settlement)
         if change is not None:
-            attempt, lateness_ms = record.attempt + 1, max(now_ms - record.due_ms, 0)
+            attempt, lateness_ms = record.attempt + 1, max(now - record.due_ms, 0)
             delivery = Delivery(
                 record.envelope, delivery_id(record), record.due_ms, record.revision, attempt, lateness_ms
             )
-            wire = records.delivered(delivery, now_ms=now_ms, schedules=self.topic)
+            wire = records.delivered(delivery, now_ms=now, schedules=self.topic)
             change.targets = [Outgoing(record.envelope.address, *wire)]
         return change
 
-    async def _not_moved(self, claim: Claim, change: Change, now_ms: int) -> None:
-        """Put a message back; one that its topic refused by itself has had an attempt."""
-        if not change.refusal:
-            self.index.give_up(claim)
-        elif await self.until_ready():
-            record, attempt = claim.record, claim.record.attempt + 1
-            key = record.id, record.revision, claim.token
-            if attempt < MOST_ATTEMPTS:
-                pause_ms = min(FIRST_RETRY_MS << attempt, LONGEST_RETRY_MS)
-                await self.settle([Again(*key, now_ms + pause_ms, attempt, change.refusal)])
-            else:
-                await self.settle([Dead(*key, "attempts_exhausted", attempt, change.refusal)])
+    async def moved(self, changes: Sequence[Change]) -> int:
+        """Wait until what was decided is written; return how many messages were moved."""
+        n = 0
+        for change in changes:
+            if await _waited(change):
+                n += bool(change.targets)
+            elif change.refusal:
+                await self._not_moved(change)
+        return n
+
+    async def _not_moved(self, change: Change) -> None:
+        """Count an attempt of a message that its topic refused by itself."""
+        entry = change.entry
+        if entry is None or not await self.until_ready():
+            return
+        record, attempt, now = entry.record, entry.record.attempt + 1, self._clock.now_ms()
+        key = record.id, record.revision, entry.token
+        then = None if change.put is None else change.put[1]
+        ended: Settlement = Dead(*key, "attempts_exhausted", attempt, change.refusal, then)
+        if attempt < MOST_ATTEMPTS:
+            pause_ms = min(FIRST_RETRY_MS << attempt, LONGEST_RETRY_MS)
+            ended = Again(*key, now + pause_ms, attempt, change.refusal, then)
+        again = self.index.end(entry, ended)
+        self._work.set()
+        if again is not None:
+            await _waited(again)
 
     async def command(self, command: Command) -> Outcome:
         """Carry out a command as the owner: the answer is final."""

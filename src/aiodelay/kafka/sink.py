@@ -25,7 +25,7 @@ from aiodelay.model import Delivery, Demand, Failed, SendOutcome, Sent
 from aiodelay.urls import UrlOptions
 
 from .client import Outgoing, Producer, Written, reason_of
-from .options import read_cluster
+from .options import Cluster, read_cluster
 from .records import SINK, delivered
 
 __all__ = ["KafkaSink", "check_topic", "open_sink"]
@@ -74,7 +74,7 @@ class KafkaSink:
 
     def __init__(
         self,
-        cluster: str,
+        cluster: str | Cluster,
         *,
         name: str = SINK,
         messages: int = 2_000,
@@ -82,16 +82,16 @@ class KafkaSink:
         clock: Clock | None = None,
         **options: Any,  # noqa: ANN401 - aiokafka's
     ) -> None:
-        url = UrlOptions(cluster if "://" in cluster else f"kafka://{cluster}")
-        self._cluster = read_cluster(url)
-        url.finish()
-        if url.parts.scheme != "kafka" or url.parts.path.strip("/") or url.parts.fragment:
-            raise ConfigurationError("cluster of KafkaSink", url.masked, "host:9092, or kafka://host:9092")
+        self.cluster = _read_url(cluster) if isinstance(cluster, str) else cluster
         self.name, self.limits = name, Demand(messages, max_bytes)
         self._clock, self._options = clock or SystemClock(), options
         self._producer: Producer | None = None
         self._users: Counter[Producer] = Counter()
         self._starting = asyncio.Lock()
+
+    def is_at(self, cluster: Cluster) -> bool:
+        """Say whether this is surely the same cluster, with the same login."""
+        return not self._options and self.cluster.is_same(cluster)
 
     def check(self, address: str) -> None:
         """Refuse what cannot be a topic.
@@ -145,7 +145,7 @@ class KafkaSink:
         """Return a producer that has had no error yet."""
         async with self._starting:
             if self._producer is None or self._producer.is_spent:
-                producer = Producer(self._cluster, linger_ms=0, **self._options)
+                producer = Producer(self.cluster, linger_ms=0, **self._options)
                 try:
                     await producer.start()
                 except (KafkaError, TimeoutError, OSError) as error:
@@ -158,6 +158,15 @@ class KafkaSink:
         if producer is self._producer:
             self._producer = None
         self._tasks.create_task(producer.close(), name="aiodelay kafka sink closes a producer")
+
+
+def _read_url(given: str) -> Cluster:
+    url = UrlOptions(given if "://" in given else f"kafka://{given}")
+    cluster = read_cluster(url)
+    url.finish()
+    if url.parts.scheme != "kafka" or url.parts.path.strip("/") or url.parts.fragment:
+        raise ConfigurationError("cluster of KafkaSink", url.masked, "host:9092, or kafka://host:9092")
+    return cluster
 
 
 class _Sending:

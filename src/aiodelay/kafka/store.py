@@ -12,18 +12,19 @@ from msgspec import Struct
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ClosedError, ConfigurationError, UnsupportedByStoreError
-from aiodelay.model import Command, Demand, Lane, Outcome, SourcePosition
+from aiodelay.model import Command, Lane, Outcome, SourcePosition
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.urls import UrlOptions
 
 from . import records
-from .looking import Looking
 from .options import Cluster, read_cluster
-from .partition import Moved, Partition
+from .partition import Partition
 from .reader import Reader
 from .sink import check_topic
+from .targets import Targets
 from .topic import prepare
-from .work import SAFETY_POLL_MS, KafkaWork
+from .transfer import SAFETY_POLL_MS, KafkaTransfer, Transfers
+from .work import KafkaWork
 
 __all__ = ["KafkaStore", "open_store"]
 
@@ -71,7 +72,7 @@ def _read_url(url: str) -> _Options:
     return _Options(cluster, check_topic(topic, "topic in the store's URL"), create == "true", partitions)
 
 
-class KafkaStore(Looking):
+class KafkaStore(Transfers):
     """Keeps messages in one compacted topic, all of whose partitions this process owns while it is open.
 
     Another process that opens the same topic takes it over: this one then dispatches nothing more until the other has
@@ -89,13 +90,15 @@ class KafkaStore(Looking):
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self._options = _read_url(url)
-        self.name = self._options.cluster.name
+        self.cluster = self._options.cluster
+        self.name = self.cluster.name
         self._clock = clock or SystemClock()
+        self.targets = Targets(self.cluster, self.now_ms)
+        self.moving: dict[KafkaTransfer, None] = {}
         self.partitions: dict[int, Partition] = {}
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
-        self._turn = 0
 
     def now_ms(self) -> int:
         """Return the clock's time."""
@@ -113,7 +116,9 @@ class KafkaStore(Looking):
             options.cluster, [options.topic], create=options.create_topic, partitions=options.partitions
         )
         self.partitions = {
-            number: Partition(options.cluster, topic.name, number, clock=self._clock, on_change=self.wake_all)
+            number: Partition(
+                options.cluster, topic.name, number, targets=self.targets, clock=self._clock, on_change=self.wake_all
+            )
             for number in range(topic.partitions)
         }
         places = {TopicPartition(topic.name, number): each for number, each in self.partitions.items()}
@@ -133,6 +138,7 @@ class KafkaStore(Looking):
         if tasks is not None:
             await tasks.__aexit__(None, None, None)
         self._running.clear()
+        await self.targets.close()
 
     def checked(self) -> None:
         """Refuse use while closed.
@@ -152,6 +158,8 @@ class KafkaStore(Looking):
         """End every wait of this process."""
         for work in self.works:
             work.wake()
+        for transfer in self.moving:
+            transfer.wake()
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -174,24 +182,6 @@ class KafkaStore(Looking):
             for indices in by_id.values():
                 tasks.create_task(carry_out(indices))
         return [outcome for outcome in outcomes if outcome is not None]
-
-    async def transfer(self, demand: Demand) -> int:
-        """Move due messages into their topics, each partition's by itself, exactly once; return how many.
-
-        Args:
-            demand: Most messages and bytes of each partition.
-
-        Raises:
-            StoreUnavailableError: A session has ended; what was not moved stands where it was.
-        """
-        self.checked()
-        self._turn += 1
-        ready = [partition for partition in self.partitions.values() if partition.is_ready]
-        moved = await asyncio.gather(*(each.transfer(demand, self._turn) for each in ready), return_exceptions=True)
-        for each in moved:
-            if isinstance(each, BaseException):
-                raise each
-        return sum(each.messages for each in moved if isinstance(each, Moved))
 
     # --- dispatching --------------------------------------------------------------------------------------
 

@@ -26,13 +26,12 @@ from aiodelay.model import (
 )
 
 from .partition import Partition
+from .transfer import SAFETY_POLL_MS
 
 if TYPE_CHECKING:
     from .store import KafkaStore
 
-__all__ = ["SAFETY_POLL_MS", "KafkaWork"]
-
-SAFETY_POLL_MS = 2_000
+__all__ = ["KafkaWork"]
 
 
 class KafkaWork:

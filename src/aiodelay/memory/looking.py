@@ -42,9 +42,10 @@ class Looking(Tables):
         return None if entry is None else self._snapshot(entry, self.now_ms())
 
     def _snapshot(self, entry: Entry, now: int) -> Snapshot:
+        lane = self._lanes[entry.record.envelope.lane]
         if entry.token:
             state = State.IN_FLIGHT
-        elif self._lanes[entry.record.envelope.lane].holds(entry):
+        elif lane.holds(entry) or lane.parks(entry):
             state = State.HELD
         else:
             state = State.OVERDUE if entry.place_ms <= now else State.SCHEDULED

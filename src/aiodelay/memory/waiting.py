@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
+from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 from itertools import islice, takewhile
 from typing import Generic, TypeVar
@@ -90,6 +91,7 @@ class LaneQueue:
         self.messages = 0
         self.is_held = False
         self.held: set[str] = set()
+        self.blocked: set[str] = set()
         self._waiting = Waiting(lambda entry: entry.standing is Standing.IN_LANE)
         self._parked: dict[str, dict[int, Entry]] = {}
 
@@ -99,10 +101,10 @@ class LaneQueue:
         self._waiting.push(entry.place_ms, entry)
 
     def first(self) -> Entry | None:
-        """Return the first message that is not held; what is held at an address is parked on the way."""
+        """Return the first message that can go; what is held or blocked at an address is parked on the way."""
         if self.is_held:
             return None
-        while (entry := self._waiting.first()) is not None and entry.record.envelope.address in self.held:
+        while (entry := self._waiting.first()) is not None and self.parks(entry):
             self._waiting.pop()
             entry.standing = Standing.PARKED
             self._parked.setdefault(entry.record.envelope.address, {})[entry.sequence] = entry
@@ -121,8 +123,25 @@ class LaneQueue:
         return self.is_held or entry.record.envelope.address in self.held
 
     def release(self, address: str) -> None:
-        """Put back what is parked for an address, in its old order."""
+        """Let go what is held at an address, in its old order."""
         self.held.discard(address)
+        self._put_back(address)
+
+    def block(self, addresses: AbstractSet[str]) -> None:
+        """Say which addresses take nothing now: their messages wait as held ones do, but may become late."""
+        freed, self.blocked = self.blocked - addresses, set(addresses)
+        for address in freed:
+            self._put_back(address)
+
+    def parked(self, address: str) -> Collection[Entry]:
+        """Return what is parked for an address."""
+        return self._parked.get(address, {}).values()
+
+    def parks(self, entry: Entry) -> bool:
+        """Say whether the entry waits aside because its address is held or blocked."""
+        return entry.record.envelope.address in self.held or entry.record.envelope.address in self.blocked
+
+    def _put_back(self, address: str) -> None:
         for entry in self._parked.pop(address, {}).values():
             self.add(entry)
 

@@ -1,0 +1,192 @@
+"""Moving due messages into topics of the store's own cluster, each in the transaction that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    Blocked,
+    Demand,
+    Promise,
+    Reach,
+    Record,
+    Settlement,
+    Transferred,
+)
+from aiodelay.ports import Sink, Transferring
+from aiodelay.wakeup import WakeUp
+
+from .index import Change
+from .looking import Looking
+from .options import Cluster
+from .partition import Partition
+from .sink import KafkaSink
+from .targets import Targets
+
+__all__ = ["SAFETY_POLL_MS", "KafkaTransfer", "Transfers"]
+
+SAFETY_POLL_MS = 2_000
+
+
+class Transfers(Looking):
+    """`Transfer`: what goes from the store to topics of the same cluster."""
+
+    name: str
+    cluster: Cluster
+    targets: Targets
+    moving: dict[KafkaTransfer, None]
+
+    @property
+    def sinks(self) -> Sequence[Sink]:
+        """The sinks that this store brings along."""
+        return [KafkaSink(self.cluster)]
+
+    def reaches(self, sink: Sink) -> Reach:
+        """Say how often a message reaches a sink from here, and why."""
+        if not isinstance(sink, KafkaSink):
+            return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Kafka cluster: claimed, sent, settled")
+        if not sink.is_at(self.cluster):
+            reason = f"{sink.cluster.name} is not known to be {self.name}, with the same login: claimed, sent, settled"
+            return Reach(Promise.AT_LEAST_ONCE, reason)
+        reason = f"one transaction on {self.name} writes a record and ends its message, for read_committed readers"
+        return Reach(Promise.EXACTLY_ONCE, reason)
+
+    @contextmanager
+    def transferring(self, sink: Sink) -> Iterator[Transferring]:
+        """Open the moving of one sink's messages."""
+        transfer = KafkaTransfer(self, sink)
+        self.moving[transfer] = None
+        try:
+            yield transfer
+        finally:
+            del self.moving[transfer]
+
+    async def blocked(self) -> Sequence[Blocked]:
+        """List topics that take nothing now."""
+        return [
+            Blocked(lane, address, self.targets.blocked[address].reason, n)
+            for (lane, address), n in sorted(self.waiting().items())
+            if address in self.targets.blocked
+        ]
+
+    def waiting(self) -> Counter[tuple[str, str]]:
+        """Count the messages for addresses that take nothing, by lane and address."""
+        return sum((partition.index.blocked() for partition in self.partitions.values()), Counter())
+
+    def checked(self) -> None:
+        """Refuse use while closed."""
+        raise NotImplementedError
+
+    def now_ms(self) -> int:
+        """Return the clock's time."""
+        raise NotImplementedError
+
+    def seconds_until(self, at_ms: int) -> float:
+        """Return the seconds from now until an instant, for a timer."""
+        raise NotImplementedError
+
+
+class KafkaTransfer:
+    """`Transferring` into topics. A demand is shared by the partitions that are ready, a transaction for each."""
+
+    def __init__(self, store: Transfers, sink: Sink) -> None:
+        self._store, self._sink = store, sink
+        self._targets = store.targets
+        self._turn = 0
+        self.wakeup = WakeUp()
+
+    @property
+    def lane(self) -> str:
+        """Whose messages are moved."""
+        return self._sink.name
+
+    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
+        self._store.checked()
+        changed = await self._look_again()
+        changes = self._settled(settlements)
+        series: list[Record] = []
+        for _ in range(2):  # once more if there were topics of which nothing was known
+            unknown = self._take(demand, changes, series)
+            if not unknown:
+                break
+            changed.update(await self._targets.look(unknown))
+        moved = sum(await asyncio.gather(*(partition.moved(each) for partition, each in changes.items())))
+        for topic in (self._targets.blocked.keys() - changed.keys()) & self._addresses(changes):
+            changed[topic] = self._targets.blocked[topic].reason
+        self._block()
+        return Transferred(moved, series, changed, self._store.now_ms(), self._next_due_ms())
+
+    async def _look_again(self) -> dict[str, str]:
+        """Try those that took nothing once more, if anything waits for them."""
+        over = set(self._targets.over())
+        if not over:
+            return {}
+        idle = over - {address for _, address in self._store.waiting()}
+        for topic in idle:
+            self._targets.forget(topic)
+        return {**dict.fromkeys(idle, ""), **await self._targets.look(over - idle)}
+
+    def _settled(self, settlements: Sequence[Settlement]) -> dict[Partition, list[Change]]:
+        changes: dict[Partition, list[Change]] = {}
+        for settlement in settlements:
+            partition = self._store.partition_of(settlement.id)
+            change = partition.settle_occurrence(settlement)
+            if change is not None:
+                changes.setdefault(partition, []).append(change)
+        return changes
+
+    def _take(self, demand: Demand, changes: dict[Partition, list[Change]], series: list[Record]) -> set[str]:
+        """Decide to move what is due; return topics of which nothing is known."""
+        self._block()
+        unknown: set[str] = set()
+        series.clear()
+        for partition, share in self._shares(demand, changes):
+            moving, due = partition.move(self.lane, share)
+            changes.setdefault(partition, []).extend(moving)
+            series += due.series
+            unknown |= due.unknown
+        return unknown
+
+    def _shares(self, demand: Demand, changes: dict[Partition, list[Change]]) -> Iterator[tuple[Partition, Demand]]:
+        """Share a demand, another partition first each time: what the first ones leave is the others'."""
+        ready = [partition for partition in self._store.partitions.values() if partition.is_ready]
+        if not ready and self._store.partitions:
+            why = next((each.why for each in self._store.partitions.values() if each.why), "")
+            raise StoreUnavailableError(self._store.name, why or "the partitions are being read")
+        self._turn += 1
+        first = self._turn % len(ready) if ready else 0
+        messages = demand.messages - sum(len(each) for each in changes.values())
+        for i, partition in enumerate(ready[first:] + ready[:first]):
+            share = min(-(-messages // (len(ready) - i)), MAX_CLAIM_MESSAGES)
+            before = len(changes.get(partition, ()))
+            yield partition, Demand(share, min(demand.max_bytes // len(ready), MAX_CLAIM_BYTES))
+            messages -= len(changes.get(partition, ())) - before
+
+    def _block(self) -> None:
+        for partition in self._store.partitions.values():
+            partition.index.block(self.lane, self._targets.blocked.keys())
+
+    def _addresses(self, changes: dict[Partition, list[Change]]) -> set[str]:
+        return {target.topic for each in changes.values() for change in each for target in change.targets}
+
+    def _next_due_ms(self) -> int | None:
+        dues = [each.index.next_due_ms(self.lane) for each in self._store.partitions.values() if each.is_ready]
+        return min((due for due in (*dues, self._targets.next_ms) if due is not None), default=None)
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        seconds = SAFETY_POLL_MS / 1000
+        if until_ms is not None:
+            seconds = min(seconds, self._store.seconds_until(until_ms))
+        await self.wakeup.wait(seconds)
+
+    def wake(self) -> None:
+        self.wakeup.set()
+
+    def clear(self) -> None:
+        self.wakeup.clear()
