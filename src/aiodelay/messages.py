@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -91,7 +91,7 @@ class Composer:
         sinks: By name.
         targets: Which destinations are allowed.
         max_payload: Most bytes of a payload.
-        traits: Of the store.
+        traits: Returns the store's.
         types: The event classes met so far.
     """
 
@@ -102,7 +102,7 @@ class Composer:
         sinks: Mapping[str, Sink],
         targets: Targets,
         max_payload: int,
-        traits: StoreTraits,
+        traits: Callable[[], StoreTraits],
         types: EventTypes,
     ) -> None:
         self._codec, self._sinks, self._targets = codec, sinks, targets
@@ -125,8 +125,9 @@ class Composer:
 
     def _put(self, message: Message, message_id: str, now_ms: int) -> Put:
         conflict, late = _checked_conflict(message.conflict), _checked_late(message.late)
-        if conflict.mode not in self._traits.conflicts:
-            raise UnsupportedByStoreError("conflict", conflict.mode, " ".join(sorted(self._traits.conflicts)))
+        known = self._traits().conflicts
+        if conflict.mode not in known:
+            raise UnsupportedByStoreError("conflict", conflict.mode, " ".join(sorted(known)))
         due, rule = self._due(message, now_ms)
         lane, address, type_ = self._destination(message.event, message.to)
         payload, encoding = self._payload(message.event)

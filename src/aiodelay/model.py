@@ -381,7 +381,7 @@ Command: TypeAlias = Put | Cancel | Reschedule | Fire
 class Stored(Struct, frozen=True, gc=False):
     """Done; what the command came to."""
 
-    answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "rescheduled", "fired"]
+    answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "recorded", "rescheduled", "fired"]
     revision: int
     due_ms: int
 
@@ -415,9 +415,14 @@ class ScheduleOutcome(StrEnum):
 
 
 class CancelOutcome(StrEnum):
-    """What `cancel()` came to; `IN_FLIGHT`: this attempt goes on, no retry and no recurrence follows."""
+    """What `cancel()` came to.
+
+    `IN_FLIGHT`: this attempt goes on, no retry and no recurrence follows. `RECORDED`: it is cancelled, unless it is
+    being delivered just now; only a process that dispatches could say.
+    """
 
     CANCELLED = "cancelled"
+    RECORDED = "recorded"
     IN_FLIGHT = "in_flight"
     NOT_FOUND = "not_found"
 

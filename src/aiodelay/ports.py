@@ -74,6 +74,7 @@ class StoreTraits(Struct, frozen=True):
         safety_poll_ms: A message is claimable at most this much after its due time even if every wake-up is lost.
         wakes_other_processes: A put in one process ends `wait` in another before the safety poll.
         positions: `apply` takes an intake's position.
+        changes: `apply` knows `Reschedule` and `Fire`.
     """
 
     durable: bool
@@ -84,6 +85,7 @@ class StoreTraits(Struct, frozen=True):
     safety_poll_ms: int
     wakes_other_processes: bool
     positions: bool = True
+    changes: bool = True
 
 
 class Work(Protocol):

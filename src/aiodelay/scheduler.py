@@ -32,6 +32,7 @@ from .errors import (
     InputError,
     StoreError,
     UnknownSinkError,
+    UnsupportedByStoreError,
     cut,
     kind_of,
     shortened,
@@ -152,7 +153,7 @@ class Scheduler(Operations):
             sinks=self._sinks,
             targets=Targets(allowed_targets),
             max_payload=check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
-            traits=self._store.traits,
+            traits=lambda: self._store.traits,
             types=self._types,
         )
         self._handlers: dict[Lane, HandlerSpec] = {}
@@ -246,7 +247,8 @@ class Scheduler(Operations):
 
         Returns:
             `CANCELLED`: it will not be delivered. `IN_FLIGHT`: this attempt goes on; no retry, no recurrence follows.
-            `NOT_FOUND`: nothing of this id is scheduled.
+            `NOT_FOUND`: nothing of this id is scheduled. `RECORDED`: from a process with `dispatch=False` on Kafka: it
+            will not be delivered, unless that has begun.
 
         Raises:
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
@@ -264,8 +266,10 @@ class Scheduler(Operations):
 
         Raises:
             ScheduleTimeError: As in `schedule`.
+            UnsupportedByStoreError: On Kafka, a process with `dispatch=False` cannot.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
+        self._check_changes("reschedule")
         command = Reschedule(new_op(), check_id(message_id), due_of(at, delay, self._store.now_ms()))
         return answer_of(command, await self._open_commands().carry_out(command, 0))
 
@@ -276,10 +280,16 @@ class Scheduler(Operations):
             `FIRED`, `NOT_FOUND`, or `IN_FLIGHT`: it is being delivered already.
 
         Raises:
+            UnsupportedByStoreError: On Kafka, a process with `dispatch=False` cannot.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
+        self._check_changes("fire")
         command = Fire(new_op(), check_id(message_id))
         return answer_of(command, await self._open_commands().carry_out(command, 0))
+
+    def _check_changes(self, what: str) -> None:
+        if not self._store.traits.changes:
+            raise UnsupportedByStoreError("command", what, "schedule, cancel; or a process that dispatches")
 
     # --- handlers -----------------------------------------------------------------------------------------
 

@@ -179,6 +179,7 @@ class Index(Commands, Claims, Looking):
         self._cancels: deque[bytes] = deque()
         self._hidden: dict[bytes, None] = {}
         self._bad: dict[bytes, tuple[Read, str]] = {}
+        self._repeated: dict[bytes, None] = {}
         self._change: Change | None = None
         self._is_reading = False
         self._held_back: dict[bytes, Change] = {}
@@ -211,6 +212,7 @@ class Index(Commands, Claims, Looking):
             if key in self._held_back:  # perhaps read before its writer knows its offset
                 self._held_back[key].stood.add(read.offset)
             self._bad.pop(key, None)
+            self._repeated.pop(key, None)
             with self._reading():
                 if is_put:
                     self._take_in(read, key, glance)
@@ -244,6 +246,12 @@ class Index(Commands, Claims, Looking):
             self._bad[key] = read, error.problem
             return
         old = self._entries.get(record.id)
+        if glance.read_to is None and record.op != NO_OP:
+            if old is not None and old.record.op == record.op:
+                return  # sent again, because its first answer was lost
+            if old is None and self._answers.get(record.op, self.now_ms()) is not None:
+                self._repeated[key] = None  # and it has ended since
+                return
         if old is not None and glance.read_to is None and record.revision <= old.record.revision:
             record = replace(record, revision=old.record.revision + 1)  # two of one ms, or of a clock that is behind
         self._insert(record, glance.place_ms)
@@ -477,13 +485,15 @@ class Index(Commands, Claims, Looking):
 
     def mend(self) -> None:
         """Make changes of what is hidden from the cleaner, and of what cannot be read."""
-        for key in [*self._hidden, *self._bad]:
+        for key in [*self._hidden, *self._bad, *self._repeated]:
             if key in self._held_back:
                 continue
             entry = self._entries.get(records.id_of(key))
             if key in self._bad:
                 change = Change(key, self.read_to, None)
                 change.letters.append(self._unreadable(*self._bad[key]))
+            elif key in self._repeated:
+                change = Change(key, self.read_to, None)
             elif entry is not None and entry.token:
                 continue  # its settlement does the same
             else:
@@ -547,7 +557,7 @@ class Index(Commands, Claims, Looking):
     @property
     def needs_mending(self) -> bool:
         """Whether there is something that only writing sets right."""
-        return bool(self._hidden or self._bad or self.changes)
+        return bool(self._hidden or self._bad or self._repeated or self.changes)
 
     @contextmanager
     def _changing(self, key: bytes, entry: Entry | None) -> Iterator[Change]:

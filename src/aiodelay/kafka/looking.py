@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from aiodelay.model import DeadKey, DeadLetter, Lane, LaneCounts, LoadBucket, Outcome, Query, Snapshot
 
@@ -18,23 +18,32 @@ class Looking:
 
     partitions: dict[int, Partition]
 
+    def owned(self) -> Collection[Partition]:
+        """Return the partitions that can be looked into.
+
+        Raises:
+            UnsupportedByStoreError: This process only schedules.
+        """
+        raise NotImplementedError
+
     def partition_of(self, message_id: str) -> Partition:
         """Return the partition in which a message of this id stands."""
         raise NotImplementedError
 
     async def get(self, message_id: str) -> Snapshot | None:
         """Return a message that is pending or in flight."""
+        self.owned()
         return await self.partition_of(message_id).index.get(message_id)
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
         """List messages by (next attempt, id)."""
-        found = [each for partition in self.partitions.values() for each in await partition.index.search(query)]
+        found = [each for partition in self.owned() for each in await partition.index.search(query)]
         return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state."""
         found: dict[Lane, LaneCounts] = {}
-        for partition in self.partitions.values():
+        for partition in self.owned():
             for lane, here in (await partition.index.counts()).items():
                 found[lane] = _added(found.get(lane), here)
         return dict(sorted(found.items()))
@@ -42,7 +51,7 @@ class Looking:
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due from now on, by span and lane."""
         found: Counter[tuple[int, Lane]] = Counter()
-        for partition in self.partitions.values():
+        for partition in self.owned():
             for each in await partition.index.load(bucket_ms=bucket_ms, buckets=buckets):
                 found[each.from_ms, each.lane] += each.messages
         return [LoadBucket(from_ms, lane, n) for (from_ms, lane), n in sorted(found.items())]
@@ -57,17 +66,19 @@ class Looking:
         """List dead letters, oldest first."""
         found = [
             each
-            for partition in self.partitions.values()
+            for partition in self.owned()
             for each in await partition.index.dead_letters(lane=lane, after=after, limit=limit)
         ]
         return heapq.nsmallest(limit, found, key=lambda each: (each.at_ms, each.record.id, each.record.revision))
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         """Give dead letters a new life."""
+        self.owned()
         return [await self.partition_of(key.id).redrive(key) for key in keys]
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         """Delete dead letters."""
+        self.owned()
         return sum([await self.partition_of(key.id).purge(key) for key in keys])
 
 

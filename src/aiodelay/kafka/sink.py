@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from aiokafka.errors import (
     InvalidTopicError,
     KafkaConnectionError,
     KafkaError,
-    MessageSizeTooLargeError,
-    OutOfOrderSequenceNumber,
     PolicyViolationError,
-    RecordListTooLargeError,
     UnknownTopicOrPartitionError,
 )
 
@@ -24,16 +20,16 @@ from aiodelay.errors import ConfigurationError, SinkUnavailableError, TargetErro
 from aiodelay.model import Delivery, Demand, Failed, SendOutcome, Sent
 from aiodelay.urls import UrlOptions
 
-from .client import Outgoing, Producer, Written, reason_of
+from .client import Outgoing, Written, reason_of
 from .options import Cluster, read_cluster
 from .records import SINK, delivered
+from .writer import TOO_LARGE, Writer
 
 __all__ = ["KafkaSink", "check_topic", "open_sink"]
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
-_MOST_REPEATS = 20
-_FINAL = (*_TOO_LARGE, PolicyViolationError, InvalidTopicError)
+UNAVAILABLE = (KafkaError, TimeoutError, OSError)
+_FINAL = (*TOO_LARGE, PolicyViolationError, InvalidTopicError)
 
 
 def check_topic(topic: str, field: str = "topic in to") -> str:
@@ -69,8 +65,6 @@ class KafkaSink:
 
     name: str
     limits: Demand
-    _tasks: asyncio.TaskGroup
-    """While open: producers being closed, while others go on."""
 
     def __init__(
         self,
@@ -85,9 +79,7 @@ class KafkaSink:
         self.cluster = _read_url(cluster) if isinstance(cluster, str) else cluster
         self.name, self.limits = name, Demand(messages, max_bytes)
         self._clock, self._options = clock or SystemClock(), options
-        self._producer: Producer | None = None
-        self._users: Counter[Producer] = Counter()
-        self._starting = asyncio.Lock()
+        self._writer = Writer(self.cluster, **options)
 
     def is_at(self, cluster: Cluster) -> bool:
         """Say whether this is surely the same cluster, with the same login."""
@@ -107,15 +99,17 @@ class KafkaSink:
         Raises:
             SinkUnavailableError: The cluster does not answer.
         """
-        await self._started()
-        self._tasks = asyncio.TaskGroup()
-        await self._tasks.__aenter__()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._writer)
+            try:
+                await self._writer.start()
+            except UNAVAILABLE as error:
+                raise SinkUnavailableError(self.name, reason_of(error)) from error
+            stack.pop_all()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if self._producer is not None:
-            self._close(self._producer)
-        await self._tasks.__aexit__(None, None, None)
+        await self._writer.__aexit__(*exc_info)
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
         """Write the records. May be cancelled: what was on its way then may be written.
@@ -124,40 +118,28 @@ class KafkaSink:
             SinkUnavailableError: Nothing was written, as far as is known.
         """
         now_ms = self._clock.now_ms()
-        sending = _Sending([_outgoing(delivery, now_ms) for delivery in deliveries])
-        while sending.queue:
-            indices = sending.queue.popleft()
-            for written in await self._write([sending.records[i] for i in indices]):
-                sending.note(written, [indices[i] for i in written.indices])
-        return sending.outcomes(self.name)
-
-    async def _write(self, records: Sequence[Outgoing]) -> Sequence[Written]:
-        producer = await self._started()
-        self._users[producer] += 1
+        records = [_outgoing(delivery, now_ms) for delivery in deliveries]
         try:
-            return await producer.write(records)
-        finally:
-            self._users[producer] -= 1
-            if producer.is_spent and not self._users[producer]:
-                self._close(producer)
+            written = await self._writer.write(records)
+        except UNAVAILABLE as error:
+            raise SinkUnavailableError(self.name, reason_of(error)) from error
+        outcomes = [_outcome(each, record) for each, record in zip(written, records, strict=True)]
+        unknown = (each.error for each, outcome in zip(written, outcomes, strict=True) if outcome is None)
+        problem = next((reason_of(error) for error in unknown if error is not None), "")
+        if records and not any(outcomes):
+            raise SinkUnavailableError(self.name, problem)
+        return [outcome or Failed(problem) for outcome in outcomes]
 
-    async def _started(self) -> Producer:
-        """Return a producer that has had no error yet."""
-        async with self._starting:
-            if self._producer is None or self._producer.is_spent:
-                producer = Producer(self.cluster, linger_ms=0, **self._options)
-                try:
-                    await producer.start()
-                except (KafkaError, TimeoutError, OSError) as error:
-                    raise SinkUnavailableError(self.name, reason_of(error)) from error
-                self._producer = producer
-            return self._producer
 
-    def _close(self, producer: Producer) -> None:
-        del self._users[producer]
-        if producer is self._producer:
-            self._producer = None
-        self._tasks.create_task(producer.close(), name="aiodelay kafka sink closes a producer")
+def _outcome(written: Written, record: Outgoing) -> SendOutcome | None:
+    """Return what became of a record; None: that is not known."""
+    error = written.error
+    if error is None:
+        return Sent()
+    if written.in_doubt or isinstance(error, TimeoutError | KafkaConnectionError):
+        return None
+    reason = f"no topic {record.topic!r}" if isinstance(error, UnknownTopicOrPartitionError) else reason_of(error)
+    return Failed(reason, retryable=not isinstance(error, _FINAL))
 
 
 def _read_url(given: str) -> Cluster:
@@ -167,48 +149,6 @@ def _read_url(given: str) -> Cluster:
     if url.parts.scheme != "kafka" or url.parts.path.strip("/") or url.parts.fragment:
         raise ConfigurationError("cluster of KafkaSink", url.masked, "host:9092, or kafka://host:9092")
     return cluster
-
-
-class _Sending:
-    """One call of `send`: what is still to be written, in batches of at most so many, and what became of the rest."""
-
-    def __init__(self, records: Sequence[Outgoing]) -> None:
-        self.records = records
-        self.queue: deque[list[int]] = deque([list(range(len(records)))] if records else [])
-        self._outcomes: list[SendOutcome | None] = [None] * len(records)
-        self._problem = ""
-        self._repeats = 0
-
-    def note(self, written: Written, indices: list[int]) -> None:
-        error = written.error
-        if error is None:
-            self._set(indices, Sent())
-        elif isinstance(error, _TOO_LARGE) and len(indices) > 1:
-            # The limit is on batches: the one that is too large by itself is found by halving.
-            half = len(indices) // 2
-            self.queue += (indices[:half], indices[half:])
-        elif isinstance(error, OutOfOrderSequenceNumber) and self._repeats < _MOST_REPEATS:
-            self._repeats += 1  # the batch before it was refused (K7)
-            self.queue.append(indices)
-        elif written.in_doubt or isinstance(error, TimeoutError | KafkaConnectionError):
-            self._problem = self._problem or reason_of(error)
-        else:
-            reason = f"no topic {self.records[indices[0]].topic!r}" if _is_missing(error) else reason_of(error)
-            self._set(indices, Failed(reason, retryable=not isinstance(error, _FINAL)))
-
-    def outcomes(self, sink: str) -> Sequence[SendOutcome]:
-        """Return what became of each; if nothing is known of any, the cluster is away."""
-        if self._problem and not any(self._outcomes):
-            raise SinkUnavailableError(sink, self._problem)
-        return [outcome or Failed(self._problem) for outcome in self._outcomes]
-
-    def _set(self, indices: list[int], outcome: SendOutcome) -> None:
-        for index in indices:
-            self._outcomes[index] = outcome
-
-
-def _is_missing(error: Exception) -> bool:
-    return isinstance(error, UnknownTopicOrPartitionError)
 
 
 def _outgoing(delivery: Delivery, now_ms: int) -> Outgoing:

@@ -8,15 +8,19 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
 from msgspec import Struct
+from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ClosedError, ConfigurationError, UnsupportedByStoreError
-from aiodelay.model import Command, Lane, Outcome, SourcePosition
+from aiodelay.model import Cancel, Command, Lane, Outcome, Put, Refused, SourcePosition, Stored, Unknown
 from aiodelay.ports import StoreTraits, Work
+from aiodelay.transitions import due_of, record_of
 from aiodelay.urls import UrlOptions
 
 from . import records
+from .client import Outgoing, Written, reason_of
 from .options import Cluster, read_cluster
 from .partition import Partition
 from .reader import Reader
@@ -25,6 +29,7 @@ from .targets import Targets
 from .topic import prepare
 from .transfer import SAFETY_POLL_MS, KafkaTransfer, Transfers
 from .work import KafkaWork
+from .writer import Writer
 
 __all__ = ["KafkaStore", "open_store"]
 
@@ -41,6 +46,10 @@ _TRAITS = StoreTraits(
     wakes_other_processes=False,
     positions=False,
 )
+
+
+_PRODUCER_TRAITS = replace(_TRAITS, conflicts=frozenset({"replace"}), cancel="recorded", lookup="owner", changes=False)
+_UNAVAILABLE = (KafkaError, TimeoutError, OSError)
 
 
 class _Options(Struct, frozen=True):
@@ -73,10 +82,11 @@ def _read_url(url: str) -> _Options:
 
 
 class KafkaStore(Transfers):
-    """Keeps messages in one compacted topic, all of whose partitions this process owns while it is open.
+    """Keeps messages in one compacted topic, all of whose partitions this process owns once `work` has been opened.
 
-    Another process that opens the same topic takes it over: this one then dispatches nothing more until the other has
-    gone. Nothing is delivered twice into the same cluster by that.
+    A process that does not open it only schedules: it reads nothing, takes nothing over, and has no verdicts. Another
+    one that opens it takes the partitions over: this one then dispatches nothing more until the other has gone. Nothing
+    is delivered twice into the same cluster by that.
 
     Args:
         url: `kafka://host:9092/schedules`, with options.
@@ -85,8 +95,6 @@ class KafkaStore(Transfers):
     Raises:
         ConfigurationError: The URL cannot be used.
     """
-
-    traits = _TRAITS
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self._options = _read_url(url)
@@ -99,6 +107,12 @@ class KafkaStore(Transfers):
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
+        self._writer = Writer(self.cluster)
+
+    @property
+    def traits(self) -> StoreTraits:
+        """What it can and cannot do: less where it only schedules."""
+        return _TRAITS if self._running else _PRODUCER_TRAITS
 
     def now_ms(self) -> int:
         """Return the clock's time."""
@@ -121,15 +135,21 @@ class KafkaStore(Transfers):
             )
             for number in range(topic.partitions)
         }
-        places = {TopicPartition(topic.name, number): each for number, each in self.partitions.items()}
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
-        reader = Reader(options.cluster, places)
+        await self._writer.__aenter__()
+        return self
+
+    def _own(self) -> None:
+        """Take the partitions over, and read them."""
+        if self._running or self._tasks is None:
+            return
+        places = {TopicPartition(self._options.topic, number): each for number, each in self.partitions.items()}
+        reader = Reader(self.cluster, places)
         self._running = [self._tasks.create_task(reader.run(), name="aiodelay kafka reader")]
         for number, partition in self.partitions.items():
             name = f"aiodelay kafka partition {number}"
             self._running.append(self._tasks.create_task(partition.run(), name=name))
-        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         tasks, self._tasks = self._tasks, None
@@ -137,6 +157,7 @@ class KafkaStore(Transfers):
             task.cancel()
         if tasks is not None:
             await tasks.__aexit__(None, None, None)
+            await self._writer.__aexit__(None, None, None)
         self._running.clear()
         await self.targets.close()
 
@@ -148,6 +169,18 @@ class KafkaStore(Transfers):
         """
         if self._tasks is None:
             raise ClosedError(self.name, "closed")
+
+    def owned(self) -> Collection[Partition]:
+        """Return the partitions that can be looked into.
+
+        Raises:
+            ClosedError: It is not open.
+            UnsupportedByStoreError: This process only schedules.
+        """
+        self.checked()
+        if not self._running:
+            raise UnsupportedByStoreError("lookup", "a process that only schedules", "a process that dispatches")
+        return self.partitions.values()
 
     def partition_of(self, message_id: str) -> Partition:
         """Return the partition in which a message of this id stands."""
@@ -168,6 +201,8 @@ class KafkaStore(Transfers):
         self.checked()
         if source is not None:
             raise UnsupportedByStoreError("source", source.source, "none: a Kafka store keeps no positions of intakes")
+        if not self._running:
+            return await self._record(commands)
         by_id: dict[str, list[int]] = {}
         for i, command in enumerate(commands):
             by_id.setdefault(command.id, []).append(i)
@@ -183,12 +218,32 @@ class KafkaStore(Transfers):
                 tasks.create_task(carry_out(indices))
         return [outcome for outcome in outcomes if outcome is not None]
 
+    async def _record(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+        """Write commands as any user may; whoever owns the partitions reads them.
+
+        Raises:
+            UnsupportedByStoreError: Only an owner could carry one out; nothing was written.
+        """
+        now, outgoing, answers = self.now_ms(), [], []
+        for command in commands:
+            wire, answer = _recorded(command, now)
+            assert wire.key is not None
+            partition = records.partition_of(wire.key, len(self.partitions))
+            outgoing.append(Outgoing(self._options.topic, *wire, partition))
+            answers.append(answer)
+        try:
+            written = await self._writer.write(outgoing)
+        except _UNAVAILABLE as error:
+            return [Refused("unavailable", reason_of(error)) for _ in commands]
+        return [_told(each, answer) for each, answer in zip(written, answers, strict=True)]
+
     # --- dispatching --------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Open the dispatching role."""
         self.checked()
+        self._own()
         await asyncio.gather(*(partition.until_ready() for partition in self.partitions.values()))
         work = KafkaWork(self, lanes)
         self.works.add(work)
@@ -197,6 +252,23 @@ class KafkaStore(Transfers):
         finally:
             work.close()
             self.works.discard(work)
+
+
+def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:
+    """Return what a user writes, and the answer once it is written."""
+    if isinstance(command, Put) and command.conflict.mode == "replace":
+        record = record_of(command, due_of(command.due, now), now)
+        return records.encode_record(record), Stored("stored", now, record.due_ms)
+    if isinstance(command, Cancel):
+        return records.encode_cancel(records.key_of(command.id)), Stored("recorded", 0, 0)
+    what = f"conflict {command.conflict.mode}" if isinstance(command, Put) else type(command).__name__
+    raise UnsupportedByStoreError("command", what, "replace and cancel; or a process that dispatches")
+
+
+def _told(written: Written, answer: Stored) -> Outcome:
+    if written.error is None:
+        return answer
+    return Unknown(reason_of(written.error)) if written.in_doubt else Refused("unavailable", reason_of(written.error))
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
