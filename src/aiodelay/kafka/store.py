@@ -59,6 +59,8 @@ class _Options(Struct, frozen=True):
     topic: str
     create_topic: bool
     partitions: int
+    member: int
+    members: int
 
 
 def _read_url(url: str) -> _Options:
@@ -72,17 +74,24 @@ def _read_url(url: str) -> _Options:
     cluster = read_cluster(given)
     create = given.text("create_topic", "false")
     partitions = given.integer("partitions", 6, 1, MAX_PARTITIONS)
+    members = given.integer("members", 1, 1, MAX_PARTITIONS)
+    member = given.integer("member", 0, 0, members - 1)
     given.finish()
     topic = given.parts.path.strip("/")
     if given.parts.scheme != "kafka" or given.parts.fragment or "/" in topic or not topic:
         raise ConfigurationError("url", given.masked, FORM)
     if create not in ("true", "false"):
         raise ConfigurationError(f"create_topic in {given.masked}", create, "true or false")
-    return _Options(cluster, check_topic(topic, "topic in the store's URL"), create == "true", partitions)
+    return _Options(
+        cluster, check_topic(topic, "topic in the store's URL"), create == "true", partitions, member, members
+    )
 
 
 class KafkaStore(Transfers):
-    """Keeps messages in one compacted topic, all of whose partitions this process owns once `work` has been opened.
+    """Keeps messages in one compacted topic, whose partitions this process owns once `work` has been opened.
+
+    It owns all of them, or, as `member` k of `members` n, every n-th from the k-th on. Then it has no verdicts either:
+    a message may be another member's.
 
     A process that does not open it only schedules: it reads nothing, takes nothing over, and has no verdicts. Another
     one that opens it takes the partitions over: this one then dispatches nothing more until the other has gone. Nothing
@@ -104,6 +113,7 @@ class KafkaStore(Transfers):
         self.targets = Targets(self.cluster, self.now_ms)
         self.moving: dict[KafkaTransfer, None] = {}
         self.partitions: dict[int, Partition] = {}
+        self._count = 0
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
@@ -112,7 +122,12 @@ class KafkaStore(Transfers):
     @property
     def traits(self) -> StoreTraits:
         """What it can and cannot do: less where it only schedules."""
-        return _TRAITS if self._running else _PRODUCER_TRAITS
+        return _TRAITS if self._decides else _PRODUCER_TRAITS
+
+    @property
+    def _decides(self) -> bool:
+        """Whether it owns every message, and so knows how a command ends."""
+        return bool(self._running) and self._options.members == 1
 
     def now_ms(self) -> int:
         """Return the clock's time."""
@@ -129,11 +144,12 @@ class KafkaStore(Transfers):
         (topic,) = await prepare(
             options.cluster, [options.topic], create=options.create_topic, partitions=options.partitions
         )
+        self._count = topic.partitions
         self.partitions = {
             number: Partition(
                 options.cluster, topic.name, number, targets=self.targets, clock=self._clock, on_change=self.wake_all
             )
-            for number in range(topic.partitions)
+            for number in range(options.member, topic.partitions, options.members)
         }
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
@@ -183,9 +199,16 @@ class KafkaStore(Transfers):
         return self.partitions.values()
 
     def partition_of(self, message_id: str) -> Partition:
-        """Return the partition in which a message of this id stands."""
-        key = records.key_of(message_id)
-        return self.partitions[records.partition_of(key, len(self.partitions))]
+        """Return the partition in which a message of this id stands.
+
+        Raises:
+            UnsupportedByStoreError: It is another member's.
+        """
+        number = records.partition_of(records.key_of(message_id), self._count)
+        if number not in self.partitions:
+            member = number % self._options.members
+            raise UnsupportedByStoreError("lookup", f"partition {number}", f"member {member}, which owns it")
+        return self.partitions[number]
 
     def wake_all(self) -> None:
         """End every wait of this process."""
@@ -201,7 +224,7 @@ class KafkaStore(Transfers):
         self.checked()
         if source is not None:
             raise UnsupportedByStoreError("source", source.source, "none: a Kafka store keeps no positions of intakes")
-        if not self._running:
+        if not self._decides:
             return await self._record(commands)
         by_id: dict[str, list[int]] = {}
         for i, command in enumerate(commands):
@@ -228,7 +251,7 @@ class KafkaStore(Transfers):
         for command in commands:
             wire, answer = _recorded(command, now)
             assert wire.key is not None
-            partition = records.partition_of(wire.key, len(self.partitions))
+            partition = records.partition_of(wire.key, self._count)
             outgoing.append(Outgoing(self._options.topic, *wire, partition))
             answers.append(answer)
         try:
@@ -274,8 +297,8 @@ def _told(written: Written, answer: Stored) -> Outcome:
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
     """Open `kafka://host:9092/schedules`.
 
-    Options: `create_topic=true`, `partitions` of a topic that is created, `timeout_ms`; to log in `security`, `sasl`,
-    `ca_certs`, `client_cert`, `client_key`.
+    Options: `create_topic=true`, `partitions` of a topic that is created, `member` of `members`, `timeout_ms`; to
+    log in `security`, `sasl`, `ca_certs`, `client_cert`, `client_key`.
 
     Raises:
         ConfigurationError: The URL is not of this form, or an option is unknown or out of range.

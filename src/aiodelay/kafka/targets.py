@@ -118,6 +118,7 @@ class Targets:
                 admin = await self._started()
                 answer = await admin._send_request(MetadataRequest(list(topics), allow_auto_topic_creation=False))
         except (KafkaError, TimeoutError, OSError) as error:
+            await self.close()
             raise StoreUnavailableError(self._cluster.name, reason_of(error)) from error
         described = answer.to_object()["topics"]
         return {each["topic"]: for_code(code)() if (code := each["error_code"]) else None for each in described}
