@@ -26,7 +26,8 @@ from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka import topic as topics
 from aiodelay.kafka.index import Read
-from aiodelay.model import At, Cancel, Demand, Envelope, Put, Query, Stored
+from aiodelay.model import At, Cancel, Demand, Done, Envelope, Put, Query, Stored
+from aiodelay.transitions import occurrence_id
 from tests.support.kafka import create_topic, new_name, started
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
@@ -243,6 +244,26 @@ async def test_k1_a_record_that_its_topic_refuses_is_retried_and_its_neighbours_
         assert large_now.record.attempt == 1
         assert large_now.next_attempt_ms > now_ms()
     assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(20))
+
+
+async def test_k1_an_occurrence_that_its_topic_refuses_is_retried_beside_its_series(kafka: str) -> None:
+    target = await create_topic(kafka, new_name(), max_message_bytes=2000)
+    async with opened(kafka, new_name("schedules")) as store:
+        envelope = Envelope("s", "kafka", target, payload=b"x" * 4000, rule={"e": 3_600_000})
+        await store.apply([Put(new_op(), envelope, At(now_ms()))])
+        with store.transferring(store.sinks[0]) as moves:
+            (series,) = (await moves.transfer(ALL)).series
+            then = now_ms() + 3_600_000
+            settlement = Done(series.id, series.revision, series.due_ms, then)
+            with suppress(StoreUnavailableError):
+                assert (await moves.transfer(ALL, [settlement])).moved == 0
+        rearmed, occurrence = await store.get("s"), await store.get(occurrence_id("s", series.due_ms))
+        assert rearmed is not None
+        assert (rearmed.record.due_ms, rearmed.record.live) == (then, (series.due_ms,))
+        assert occurrence is not None
+        assert (occurrence.record.attempt, occurrence.record.envelope.rule) == (1, None)
+        assert occurrence.next_attempt_ms > now_ms()
+    assert await read(kafka, target) == []
 
 
 # --- users and owners at once -----------------------------------------------------------------------------
