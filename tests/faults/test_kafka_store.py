@@ -25,7 +25,9 @@ from aiodelay.errors import StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka import topic as topics
+from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.index import Read
+from aiodelay.kafka.transactions import Transactions
 from aiodelay.model import At, Cancel, Demand, Done, Envelope, Put, Query, Stored
 from aiodelay.transitions import occurrence_id
 from tests.support.kafka import create_topic, new_name, started
@@ -295,6 +297,34 @@ async def test_f28_a_change_that_races_with_its_delivery_is_never_lost(kafka: st
     counted = Counter(record.value for record in await read(kafka, target))
     assert all(counted[b"%d new" % i] == 1 for i in range(n)), counted
     assert all(counted[b"%d old" % i] <= 1 for i in range(n)), counted
+
+
+async def test_f28_what_is_cancelled_before_its_transaction_has_begun_is_not_delivered(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    begun, may_go_on = asyncio.Event(), asyncio.Event()
+    commit = Transactions.commit
+
+    async def slowly(self: Transactions, records: Sequence[Outgoing]) -> list[int]:
+        if any(record.topic == target for record in records):
+            begun.set()
+            await may_go_on.wait()
+        return await commit(self, records)
+
+    monkeypatch.setattr(Transactions, "commit", slowly)
+    async with opened(kafka, schedules) as store:
+        await store.apply([put(i, target, now_ms()) for i in (1, 2)])
+        first = asyncio.create_task(transfer(store, Demand(1)))
+        await begun.wait()
+        second = asyncio.create_task(transfer(store, Demand(1)))
+        PlainClient(kafka, schedules).cancel(b"m2")
+        async with asyncio.timeout(10):
+            while await store.get("m2") is not None:  # noqa: ASYNC110 - as a user would look
+                await asyncio.sleep(0.01)
+        may_go_on.set()
+        assert [await first, await second] == [1, 0]
+    assert [record.value for record in await read(kafka, target)] == [b"1"]
 
 
 async def test_s5_what_a_user_cancels_does_not_come_back_after_a_restart(kafka: str) -> None:
