@@ -342,7 +342,9 @@ class Index(Commands, Claims, Looking):
             if due.entries and size + record.envelope.size > demand.max_bytes:
                 break
             queue.take_first()
-            if record.envelope.address not in known:
+            if records.key_of(record.id) in self._held_back:
+                aside.append(entry)  # what was written of its id before has not been read yet
+            elif record.envelope.address not in known:
                 due.unknown.add(record.envelope.address)
                 aside.append(entry)
             elif record.envelope.rule is not None:
