@@ -276,22 +276,25 @@ async def test_f28_a_change_that_races_with_its_delivery_is_never_lost(kafka: st
     n = 60
     async with opened(kafka, schedules) as store, AIOKafkaProducer(bootstrap_servers=kafka) as producer:
 
-        async def write(key: bytes, value: bytes | None) -> None:
+        async def write(key: bytes, value: bytes) -> int:
             headers = [("scheduler-epoch", b"1"), ("scheduler-target-topic", target.encode())]
-            await producer.send_and_wait(schedules, value, key, headers=headers if value else [])
+            offset: int = (await producer.send_and_wait(schedules, value, key, headers=headers)).offset
+            return offset
 
-        async def user() -> None:
+        async def user() -> int:
             for i in range(n):
                 await write(b"%d" % i, b"%d old" % i)
                 await asyncio.sleep(0.002 * (i % 5))
-                await write(b"%d" % i, b"%d new" % i)
+                last = await write(b"%d" % i, b"%d new" % i)
+            return last
 
         task = asyncio.create_task(user())
         while not task.done():
             await transfer(store, ALL)
             await asyncio.sleep(0.001)
+        (partition,) = store.partitions.values()
         async with asyncio.timeout(20):
-            while await store.counts():
+            while partition.index.read_to <= await task or await store.counts():
                 await transfer(store, ALL)
                 await asyncio.sleep(0.01)
     counted = Counter(record.value for record in await read(kafka, target))

@@ -183,7 +183,7 @@ class Index(Commands, Claims, Looking):
         self._change: Change | None = None
         self._is_reading = False
         self._held_back: dict[bytes, Change] = {}
-        self._purges: set[Change] = set()
+        self._under_way: dict[Change, None] = {}
         self._graves: list[DeadLetter] = []  # of a message that the tables are about to end
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -394,8 +394,7 @@ class Index(Commands, Claims, Looking):
         """Drop a move of what a user has replaced or cancelled before its transaction began; say whether it was."""
         if not change.targets or change.entry is None or change.entry.standing is not Place.GONE:
             return False
-        if self._held_back.get(change.key) is change:
-            del self._held_back[change.key]
+        self._let_off(change)
         return True
 
     # --- changes ------------------------------------------------------------------------------------------
@@ -472,8 +471,7 @@ class Index(Commands, Claims, Looking):
             return None
         change = Change(b"", self.read_to, None)
         change.purged = key
-        self.changes.append(change)
-        self._purges.add(change)
+        self._begin(change)
         return change
 
     def answered(self, command: Command, outcome: Outcome) -> None:
@@ -522,14 +520,22 @@ class Index(Commands, Claims, Looking):
                     self._take_out(change.entry)
             return None
         self._held_back[change.key] = change
-        self.changes.append(change)
+        self._begin(change)
         return change
+
+    def _begin(self, change: Change) -> None:
+        self._under_way[change] = None
+        self.changes.append(change)
+
+    def _let_off(self, change: Change) -> None:
+        """Hold nothing back for a change any more, unless another one of its key does."""
+        del self._under_way[change]
+        if self._held_back.get(change.key) is change:
+            del self._held_back[change.key]
 
     def written(self, change: Change) -> None:
         """Let go of what a change held back, once everything up to its record has been read."""
-        self._purges.discard(change)
-        if self._held_back.get(change.key) is change:
-            del self._held_back[change.key]
+        self._let_off(change)
         entry = change.entry
         is_left = entry is not None and self._entries.get(entry.record.id) is entry
         if entry is not None and is_left and not change.is_users:  # a user's cancel came before it
@@ -538,9 +544,9 @@ class Index(Commands, Claims, Looking):
 
     def give_back(self) -> list[Change]:
         """Undo all changes under way: what was leased is so again, what was not stands in its lane; return them."""
-        changes = [*self._held_back.values(), *self._purges]
+        changes = list(self._under_way)
         self._held_back.clear()
-        self._purges.clear()
+        self._under_way.clear()
         for change in changes:
             entry = change.entry
             if entry is None or self._entries.get(entry.record.id) is not entry:
