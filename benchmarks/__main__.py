@@ -17,12 +17,14 @@ from . import (
     bf5_idle,
     bf6_growth,
     bp1_redis_dispatch,
+    bp2_redis_transfer,
     bp3_redis_schedule,
     bp4_redis_lateness,
     bp5_redis_memory,
     bp6_redis_idle,
     bp7_redis_growth,
     bp8_redis_kills,
+    bp9_redis_source,
 )
 from .harness import Benchmark, Plan, Row
 from .redis_server import running_server
@@ -36,12 +38,14 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     bf5_idle.BENCHMARK,
     bf6_growth.BENCHMARK,
     bp1_redis_dispatch.BENCHMARK,
+    bp2_redis_transfer.BENCHMARK,
     bp3_redis_schedule.BENCHMARK,
     bp4_redis_lateness.BENCHMARK,
     bp5_redis_memory.BENCHMARK,
     bp6_redis_idle.BENCHMARK,
     bp7_redis_growth.BENCHMARK,
     bp8_redis_kills.BENCHMARK,
+    bp9_redis_source.BENCHMARK,
 )
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from aiodelay import Context, Message, Scheduler
+from aiodelay.clock import Clock, SystemClock
 from aiodelay.redis import RedisStore
 
 from .harness import (
@@ -28,15 +29,16 @@ from .harness import (
     ratios,
     raw_payload,
 )
-from .redis_server import Client, emptied
+from .redis_server import MinuteAgo, emptied, fill_bare
 
 __all__ = ["BENCHMARK"]
 
 MESSAGES = 20_000
-CONCURRENCY = 1_000
-"""Two claims: one is under way while the other runs, as in the bare loop."""
+CONCURRENCY = 1_500
+"""Three claims: one is under way and one is being settled while one runs."""
 DEFAULT_CONCURRENCY = 16
 BARE_BATCH = 500
+MINUTE_AGO = MinuteAgo()
 GOAL = Goal("at least", 0.8)
 
 DUE, LEASED, MESSAGES_KEY = "due", "leased", "messages"
@@ -65,6 +67,7 @@ def run(plan: Plan) -> list[Row]:
         "bare": partial(bare, plan.redis, n),
         "typed": partial(typed, plan.redis, n, CONCURRENCY),
         "bytes": partial(untyped, plan.redis, n, CONCURRENCY),
+        "typed, just now": partial(typed, plan.redis, n, CONCURRENCY, clock=SystemClock()),
         f"typed {DEFAULT_CONCURRENCY}": partial(typed, plan.redis, n, DEFAULT_CONCURRENCY),
     }
     loops = {"asyncio": replace(plan, uvloop=False), "uvloop": replace(plan, uvloop=True)}
@@ -86,6 +89,7 @@ def run(plan: Plan) -> list[Row]:
         rows += [
             row(loop, f"{of}, concurrency {CONCURRENCY:,}", "typed", GOAL),
             row(loop, f"the same in bytes, concurrency {CONCURRENCY:,}", "bytes", GOAL),
+            row(loop, f"{of}, concurrency {CONCURRENCY:,}, scheduled just before", "typed, just now", None),
             row(loop, f"{of}, concurrency {DEFAULT_CONCURRENCY} (default)", f"typed {DEFAULT_CONCURRENCY}", None),
         ]
     return rows
@@ -101,7 +105,7 @@ def _measured(plan: Plan, main: Callable[[], Coroutine[None, None, float]]) -> f
 async def bare(url: str, n: int) -> float:
     """The bare limit: claim 500 with a lease, a task per message, acknowledge what has ended together."""
     async with emptied(url) as client:
-        await _fill(client, n)
+        await fill_bare(client, [raw_payload(i) for i in range(n)])
         acknowledge = client.register_script(ACKNOWLEDGE)
         delivered: list[int] = []
         ended: list[bytes] = []
@@ -142,19 +146,10 @@ async def bare(url: str, n: int) -> float:
     return watch.seconds
 
 
-async def _fill(client: Client, n: int) -> None:
-    now_ms = time.time_ns() // 1_000_000
-    for first in range(0, n, BARE_BATCH):
-        numbers = range(first, min(first + BARE_BATCH, n))
-        ids = {number: number.to_bytes(16, "big") for number in numbers}
-        await client.zadd(DUE, dict.fromkeys(ids.values(), now_ms))
-        await client.hset(MESSAGES_KEY, mapping={ids[number]: raw_payload(number) for number in numbers})
-
-
 # --- ours -------------------------------------------------------------------------------------------------
 
 
-async def typed(url: str, n: int, concurrency: int) -> float:
+async def typed(url: str, n: int, concurrency: int, *, clock: Clock = MINUTE_AGO) -> float:
     """Ours: from the opening of the scheduler to its close, all messages settled."""
     at = datetime.now(UTC)
     scheduler, delivered = Scheduler(RedisStore(url)), list[int]()
@@ -167,7 +162,8 @@ async def typed(url: str, n: int, concurrency: int) -> float:
         if len(delivered) == n:
             all_delivered.set_result(None)
 
-    return await _drained(url, scheduler, (Message(order(i), at=at) for i in range(n)), delivered, all_delivered)
+    messages = (Message(order(i), at=at) for i in range(n))
+    return await _drained(url, scheduler, messages, clock, delivered=delivered, all_delivered=all_delivered)
 
 
 async def untyped(url: str, n: int, concurrency: int) -> float:
@@ -184,25 +180,26 @@ async def untyped(url: str, n: int, concurrency: int) -> float:
             all_delivered.set_result(None)
 
     messages = (Message(raw_payload(i), at=at, to="handler:raw") for i in range(n))
-    return await _drained(url, scheduler, messages, delivered, all_delivered)
+    return await _drained(url, scheduler, messages, MINUTE_AGO, delivered=delivered, all_delivered=all_delivered)
 
 
 async def _drained(
     url: str,
     scheduler: Scheduler,
     messages: Iterable[Message],
+    clock: Clock,
+    *,
     delivered: list[int],
     all_delivered: asyncio.Future[None],
 ) -> float:
     async with emptied(url):
-        store = RedisStore(url)
-        async with Scheduler(store, dispatch=False) as producer:
+        async with Scheduler(RedisStore(url, clock=clock), dispatch=False) as producer:
             n = await producer.schedule_many(messages)
         with Stopwatch() as watch:
             async with scheduler:
                 await all_delivered
         check_once_each(delivered, n)
-        async with store:
+        async with RedisStore(url) as store:
             check(not await store.counts(), "something is left in the store")
     return watch.seconds
 

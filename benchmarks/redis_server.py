@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 import redis
 from redis.asyncio import Redis
 
+from aiodelay.clock import SystemClock
 from aiodelay.redis.keys import Keys
 from aiodelay.testing.servers import Found, redis_servers, serving
 
 from .harness import check
 
-__all__ = ["MESSAGES_KEY", "Client", "emptied", "empty", "names_of_build", "running_server", "stored"]
+__all__ = ["MESSAGES_KEY", "Client", "MinuteAgo", "emptied", "empty", "names_of_build", "running_server", "stored"]
 
 Client: TypeAlias = Any
 """Plain redis-py's; its types name every reply that it could give."""
+MINUTE_MS = 60_000
 MESSAGES_KEY = Keys("default").key("msg")
 """Where aiodelay keeps records by id; the bare sides write there as well."""
+
+
+class MinuteAgo(SystemClock):
+    """A clock for stores that schedule: their messages look as if they had been scheduled a minute ago, as most have.
+
+    What was scheduled within the last 30 s costs more when it ends, because its command may still be repeated.
+    """
+
+    def now_ms(self) -> int:
+        return super().now_ms() - MINUTE_MS
 
 
 @contextmanager
@@ -65,3 +78,12 @@ async def stored(client: Client) -> dict[bytes, bytes]:
     """Return the records that there are, by id."""
     records: dict[bytes, bytes] = await client.hgetall(MESSAGES_KEY)
     return records
+
+
+async def fill_bare(client: Client, payloads: Sequence[bytes]) -> None:
+    """Put messages that are due now into a sorted set `due` and a hash `messages`, as plain programs keep them."""
+    now_ms = time.time_ns() // 1_000_000
+    ids = [number.to_bytes(16, "big") for number in range(len(payloads))]
+    for at in range(0, len(ids), 500):
+        await client.zadd("due", dict.fromkeys(ids[at : at + 500], now_ms))
+        await client.hset("messages", mapping=dict(zip(ids[at : at + 500], payloads[at : at + 500], strict=True)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from . import transitions
 from .errors import ConfigurationError, shortened
-from .model import Record
+from .model import Claim
 from .timeunits import Duration, from_epoch_ms, parse_duration
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ MILLISECOND = timedelta(milliseconds=1)  # to multiply it takes a quarter of the
 class Context:
     """One attempt at delivering one message, as its handler sees it."""
 
-    __slots__ = ("_lateness_ms", "_record", "scheduler")
+    __slots__ = ("_claim", "_lateness_ms", "_record", "scheduler")
 
     scheduler: Scheduler
     """The scheduler that delivers it; schedule from here as from anywhere."""
 
-    def __init__(self, record: Record, lateness_ms: int, scheduler: Scheduler) -> None:
-        self._record, self._lateness_ms, self.scheduler = record, lateness_ms, scheduler
+    def __init__(self, claim: Claim, lateness_ms: int, scheduler: Scheduler) -> None:
+        self._claim, self._record, self._lateness_ms, self.scheduler = claim, claim.record, lateness_ms, scheduler
 
     def __repr__(self) -> str:
         return f"<Context {self.delivery_id} attempt {self.attempt}>"
@@ -52,6 +52,14 @@ class Context:
     def lateness(self) -> timedelta:
         """Start of this attempt minus the due time, never negative."""
         return self._lateness_ms * MILLISECOND
+
+    @property
+    def queued_ms(self) -> int | None:
+        """Milliseconds it waited in the list that its handler's source took it from; None where it came from none.
+
+        Also None for an attempt that the store gave out, as retries are, and for what does not say when it was pushed.
+        """
+        return self._claim.queued_ms
 
     @property
     def attempt(self) -> int:

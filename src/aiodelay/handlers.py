@@ -147,6 +147,7 @@ def spec_of(
     concurrency: int,
     timeout: Duration | None,
     retry: Retry,
+    source: tuple[str, str] | None = None,
 ) -> HandlerSpec:
     """Look at a function and describe it to the runtime.
 
@@ -183,6 +184,8 @@ def spec_of(
         if timeout is None
         else parse_duration(timeout, field="handler timeout", error=ConfigurationError, least_ms=1),
         retry=retry,
+        types=None if class_ is bytes else frozenset(names),
+        source=source,
     )
 
 

@@ -473,10 +473,14 @@ class Demand(Struct, frozen=True, gc=False):
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """A leased message; `token` is what settles it, and fences off older claims."""
+    """A leased message; `token` is what settles it, and fences off older claims.
+
+    `queued_ms`: how long it waited where a source took it from; None for a store's, and where that is not known.
+    """
 
     record: Record
     token: int
+    queued_ms: int | None = None
 
 
 class Claimed(Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
 """What a store and a sink must do: narrow Protocols, batches on the hot path, promises as numbered rules.
 
 A store has two roles. Every process uses `Store.apply`; dispatching processes also open `Store.work`. Further
-abilities are Protocols of their own (`Inspectable`, `DeadLetters`, `Holds`, `Journal`): `isinstance` tells whether a
+abilities are Protocols of their own (`Inspectable`, `DeadLetters`, `Holds`, `BulkLoad`): `isinstance` tells whether a
 store has one. What differs between stores beyond that is declared in `StoreTraits`, not found out by catching errors.
 
 Rules (docs/guarantees.md holds the table with their tests): S1 never early. S2 nothing acknowledged is lost. S3 at
@@ -12,7 +12,7 @@ bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Literal, Protocol, Self, runtime_checkable
 
@@ -31,6 +31,7 @@ from .model import (
     LaneCounts,
     LoadBucket,
     Outcome,
+    Put,
     PutBack,
     Query,
     Reach,
@@ -48,12 +49,15 @@ from .model import (
 )
 
 __all__ = [
+    "BulkLoad",
     "DeadLetters",
+    "Feed",
     "Holds",
     "Inspectable",
     "Journal",
     "PutsBack",
     "Sink",
+    "Source",
     "Store",
     "StoreTraits",
     "Transfer",
@@ -88,8 +92,8 @@ class StoreTraits(Struct, frozen=True):
     changes: bool = True
 
 
-class Work(Protocol):
-    """A dispatching process's side of a store; what it had claimed lapses once it is gone.
+class Feed(Protocol):
+    """What gives out claims and takes their settlements: a store's dispatching side, or a source.
 
     `claim`, `settle`, `renew` and `tidy` may be cancelled at any await: what was carried out stands, and repeating a
     claim with the same `request` gives its messages again.
@@ -147,6 +151,10 @@ class Work(Protocol):
     def clear(self) -> None:
         """Forget wake-ups so far; call it before looking, so that one in between is not lost."""
         ...
+
+
+class Work(Feed, Protocol):
+    """A dispatching process's side of a store; what it had claimed lapses once it is gone."""
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         """Do a bounded step of housekeeping over all lanes, also those that nobody serves (L1, L4).
@@ -312,7 +320,7 @@ class Sink(Protocol):
 
     @property
     def limits(self) -> Demand:
-        """Most messages and bytes that may be in flight to it."""
+        """Most messages and bytes that may be in flight to it; the last message given may exceed the bytes."""
         ...
 
     def check(self, address: str) -> None:
@@ -333,6 +341,9 @@ class Sink(Protocol):
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
         """Send; one outcome per delivery, in order.
+
+        Of a batch for which it raises anything else, or answers otherwise, each message is sent again by itself; the
+        one at which that happens again has failed an attempt.
 
         Raises:
             SinkUnavailableError: Nothing can be sent now. Costs no attempt; the messages return to the store.
@@ -357,12 +368,37 @@ class PutsBack(Protocol):
 
 
 @runtime_checkable
+class BulkLoad(Protocol):
+    """A store that takes versioned messages in bulk, such as a backfill's, whose parts may be sent again much later."""
+
+    async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
+        """Store each message unless its id has, or ended with, a version that is not older (S4, S6).
+
+        Repeating is safe for as long as versions of what has ended are kept (24 h): what is known answers `outdated`,
+        and nothing delivered or cancelled comes back. No ops are remembered for it. One outcome each, in order; as
+        `apply`, it never raises for a fault of the store, and what stands behind a fault may not have been sent.
+
+        Args:
+            puts: Each with `Conflict.newer(version)` and that version in its envelope; their ops do not count.
+
+        Raises:
+            InputError: One of them is not of this form; nothing was stored.
+        """
+        ...
+
+
+@runtime_checkable
 class Transfer(Protocol):
     """A store that shares a system with sinks: it moves what is due there by itself, in the step that removes it."""
 
     @property
     def sinks(self) -> Sequence[Sink]:
         """The sinks that it brings along."""
+        ...
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The sources that it brings along."""
         ...
 
     def reaches(self, sink: Sink) -> Reach:
@@ -378,6 +414,51 @@ class Transfer(Protocol):
 
         Raises:
             StoreUnavailableError: No answer.
+        """
+        ...
+
+
+class Source(Protocol):
+    """Gives a sink's messages to handlers, in this process or in others, at least once."""
+
+    @property
+    def name(self) -> str:
+        """The part of `source=` before the colon."""
+        ...
+
+    def check(self, address: str) -> None:
+        """Refuse an address that can never work.
+
+        Raises:
+            TargetError: Says what is allowed.
+        """
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect; idempotent."""
+        ...
+
+    def feed(
+        self,
+        address: str,
+        consumer: str,
+        put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
+        now_ms: Callable[[], int],
+    ) -> AbstractAsyncContextManager[Feed]:
+        """Open the taking of messages from one address.
+
+        A claim asks for one lane, whose handler they are for. `Done` ends a message; `Again` at a later time, and
+        `Dead`, put it back into a store first; what is given back unrun returns to where it came from.
+
+        Args:
+            address: Where messages are taken from.
+            consumer: Names this process among those that take from there.
+            put_back: Stores retries and dead letters; repeats are safe.
+            now_ms: The store's time, by which tokens tell when leases end.
         """
         ...
 

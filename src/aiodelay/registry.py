@@ -1,7 +1,8 @@
-"""Stores and sinks by URL scheme, through entry points: another package adds one by registering it.
+"""Stores, sinks and sources by URL scheme, through entry points: another package adds one by registering it.
 
 A store's entry point (group `aiodelay.stores`) is `open_store(url, *, namespace, clock) -> Store`; a sink's (group
-`aiodelay.sinks`) is `open_sink(url) -> Sink`. The name is the URL's scheme.
+`aiodelay.sinks`) is `open_sink(url) -> Sink`; a source's (group `aiodelay.sources`) is `open_source(url) -> Source`.
+The name is the URL's scheme.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import Any, Literal
 
 from .clock import Clock
 from .errors import ConfigurationError, MissingExtraError, kind_of, masked_url, shortened
-from .ports import Sink, Store
+from .ports import Sink, Source, Store
 
-__all__ = ["open_sink", "open_store"]
+__all__ = ["open_sink", "open_source", "open_store"]
 
 _EXTRAS = dict.fromkeys(("rediss", "unix", "valkey", "valkeys", "redis-list", "rediss-list"), "redis")
 """Extras that are not named as the scheme."""
 
-Group = Literal["aiodelay.stores", "aiodelay.sinks"]
+Group = Literal["aiodelay.stores", "aiodelay.sinks", "aiodelay.sources"]
 
 
 def open_store(given: str | Store, *, namespace: str, clock: Clock | None) -> Store:
@@ -51,8 +52,25 @@ def open_sink(given: str | Sink) -> Sink:
     return given
 
 
+def open_source(given: str | Source) -> Source:
+    """Return the source given, or make the one that a URL names; nothing is connected yet.
+
+    Raises:
+        ConfigurationError: The scheme or an option is not known.
+        MissingExtraError: Its client library is not installed.
+    """
+    if isinstance(given, str):
+        source: Source = _load("aiodelay.sources", given)(given)
+        return source
+    if not hasattr(given, "feed") or not isinstance(given.name, str):
+        raise ConfigurationError(
+            "sources", f"holding {kind_of(given)}", "URLs such as 'redis-list://host', and Sources"
+        )
+    return given
+
+
 def _load(group: Group, url: str) -> Any:  # noqa: ANN401 - what an entry point names
-    setting = "store" if group == "aiodelay.stores" else "sink"
+    setting = group.removeprefix("aiodelay.").removesuffix("s")
     known = entry_points(group=group)
     schemes = ", ".join(f"{name}:" for name in sorted(known.names))
     scheme, colon, _ = url.partition(":")

@@ -47,12 +47,23 @@ from .handlers import (
     type_name,
 )
 from .identifiers import new_op
-from .inputs import Targets, check_count, check_flag, check_id, check_namespace, check_type_name, due_of, listed
+from .inputs import (
+    Targets,
+    check_count,
+    check_flag,
+    check_id,
+    check_namespace,
+    check_type_name,
+    due_of,
+    listed,
+    split_target,
+)
 from .messages import Composer, Message, Scheduled, check_rule, names_of
 from .model import (
     NO_HEADERS,
     Cancel,
     CancelOutcome,
+    Claim,
     Conflict,
     Fire,
     FireOutcome,
@@ -66,7 +77,7 @@ from .model import (
     RescheduleOutcome,
 )
 from .operations import Operations
-from .ports import Sink, Store, Transfer
+from .ports import PutsBack, Sink, Source, Store, Transfer
 from .recurrence import Cron, Every
 from .retry import Retry
 from .timeunits import Duration, parse_duration
@@ -91,6 +102,8 @@ class Scheduler(Operations):
         namespace: Keeps the messages of several applications in one store apart; 1 to 64 of A-Z a-z 0-9 . _ -
         sinks: What messages with `to=` may go to: URLs (`stdout:`) or `Sink`s. A store may bring sinks along, as
             `redis://` does; one that is given here takes the place of the store's of that name.
+        sources: Where handlers with `source=` take messages from: URLs (`redis-list://host`) or `Source`s. A store may
+            bring sources along, as it may bring sinks.
         dispatch: False for a process that only schedules.
         lanes: Serve only these of the handlers (by type name) and sinks (by name); None = all.
         encoding: How typed events are written: `json` or `msgpack`. Both are always read.
@@ -113,6 +126,7 @@ class Scheduler(Operations):
         *,
         namespace: str = "default",
         sinks: Collection[Sink | str] = (),
+        sources: Collection[Source | str] = (),
         dispatch: bool = True,
         lanes: Collection[str] | None = None,
         encoding: Literal["json", "msgpack"] = "json",
@@ -130,6 +144,7 @@ class Scheduler(Operations):
         self._sinks = _all_sinks(
             self._store, [registry.open_sink(sink) for sink in listed(sinks, "sinks", "['stdout:']")]
         )
+        self._sources, self._reads_sources = _all_sources(self._store, sources), True
         self._dispatch = check_flag(dispatch, "dispatch")
         self._lanes = None if lanes is None else _checked_lanes(lanes)
         self._retry = Retry() if retry is None else _checked(retry, Retry, "retry")
@@ -307,6 +322,7 @@ class Scheduler(Operations):
         timeout: Duration | None = None,
         retry: Retry | None = None,
         every: Every | Cron | None = None,
+        source: str | None = None,
     ) -> Callable[[F], F]: ...
 
     def handler(
@@ -319,11 +335,13 @@ class Scheduler(Operations):
         timeout: Duration | None = None,
         retry: Retry | None = None,
         every: Every | Cron | None = None,
+        source: str | None = None,
     ) -> F | Callable[[F], F]:
         """Decorate a handler: its first parameter's type is the route. The function stays callable.
 
         A coroutine function runs on the event loop, a plain one in a worker thread. It returns None, `Later(delay)` or
         `Reject(reason)`; an exception means retry. Other parameters: one annotated `Context`, others with defaults.
+        Methods, `functools.partial`s and objects that can be called are handlers as well.
 
         Args:
             function: The handler, where the decorator is used without parentheses.
@@ -332,21 +350,29 @@ class Scheduler(Operations):
             timeout: Longest run; a coroutine is then cancelled, which counts as a failed attempt.
             retry: When to run again; None = the scheduler's.
             every: A rule by which the event `Type()` recurs while any instance serves this handler.
+            source: `<source>:<address>`, such as `redis-list:orders`: where messages are taken from too, beside those
+                that are scheduled for this handler. Retries and dead letters go to this scheduler's store.
 
         Raises:
             HandlerSignatureError: The function cannot be a handler; says why and what is expected.
-            DuplicateHandlerError: Another handler has this type name.
+            DuplicateHandlerError: Another handler has this type name, or this source.
             ConfigurationError: An option is wrong.
+            UnsupportedByStoreError: The store takes no messages back, so that there can be no source.
         """
-        if function is not None:
-            self.add_handler(function, name=name, concurrency=concurrency, timeout=timeout, retry=retry, every=every)
-            return function
 
         def decorate(function: F) -> F:
-            self.add_handler(function, name=name, concurrency=concurrency, timeout=timeout, retry=retry, every=every)
+            self.add_handler(
+                function,
+                name=name,
+                concurrency=concurrency,
+                timeout=timeout,
+                retry=retry,
+                every=every,
+                source=source,
+            )
             return function
 
-        return decorate
+        return decorate if function is None else decorate(function)
 
     def add_handler(
         self,
@@ -357,10 +383,19 @@ class Scheduler(Operations):
         timeout: Duration | None = None,
         retry: Retry | None = None,
         every: Every | Cron | None = None,
+        source: str | None = None,
     ) -> None:
         """Add a handler, also while the scheduler is open; arguments and errors as in `handler`."""
         retry = self._retry if retry is None else _checked(retry, Retry, "retry")
-        spec = spec_of(function, types=self._types, name=name, concurrency=concurrency, timeout=timeout, retry=retry)
+        spec = spec_of(
+            function,
+            types=self._types,
+            name=name,
+            concurrency=concurrency,
+            timeout=timeout,
+            retry=retry,
+            source=None if source is None else self._checked_source(source),
+        )
         for other in self._handlers.values():
             shared = {other.name, *other.aliases} & {spec.name, *spec.aliases}
             if shared:
@@ -376,6 +411,19 @@ class Scheduler(Operations):
             self._running.add_handler(spec)
             if every is not None:
                 self._running.spawn(self._arm_soon(spec.name, self._running), f"aiodelay arm {spec.name}")
+
+    def _checked_source(self, source: str) -> tuple[str, str]:
+        name, address = split_target(source, field="source")
+        if not isinstance(self._store, PutsBack):
+            raise UnsupportedByStoreError("source", shortened(source), f"none with {self._store.name}")
+        if name not in self._sources:
+            known = ", ".join(f"{each}:" for each in sorted(self._sources)) or "none"
+            allowed = f"{known} (name others in Scheduler(sources=[...]))"
+            raise ConfigurationError("source", shortened(source), allowed)
+        self._sources[name].check(address)
+        if any(spec.source == (name, address) for spec in self._handlers.values()):
+            raise DuplicateHandlerError("source", f"a second handler of {source!r}", "one handler per source")
+        return name, address
 
     def _handler_series(self, spec: HandlerSpec, every: Every | Cron) -> Message:
         check_rule(every)
@@ -451,7 +499,8 @@ class Scheduler(Operations):
         if unknown:
             known = ", ".join(sorted([*self._handlers, *self._sinks])) or "none"
             raise ConfigurationError("lanes", shortened(sorted(unknown)), f"names of handlers and sinks: {known}")
-        running = Running(self._store, sinks, self._options, self._context)
+        sources = list(self._sources.values()) if self._reads_sources else []
+        running = Running(self._store, sinks, sources, self._options, self._context)
         lanes = [lane for spec in specs for lane in (spec.name, *spec.aliases)] + [sink.name for sink in sinks]
         self._is_opening = True
         try:
@@ -560,8 +609,8 @@ class Scheduler(Operations):
         self._ready()
         return self._store
 
-    def _context(self, record: Record, lateness_ms: int) -> Context:
-        return Context(record, lateness_ms, self)
+    def _context(self, claim: Claim, lateness_ms: int) -> Context:
+        return Context(claim, lateness_ms, self)
 
     # --- tests --------------------------------------------------------------------------------------------
 
@@ -571,18 +620,20 @@ class Scheduler(Operations):
     ) -> Iterator[None]:
         """Move to another store, other sinks and another clock for a while, for `aiodelay.testing`.
 
-        Handlers and event types that are added meanwhile are forgotten at the end. `note_run` is told of every run
+        Sources are not read meanwhile: what is scheduled for a handler reaches it from the store. Handlers and event
+        types that are added meanwhile are forgotten at the end. `note_run` is told of every run
         before it begins.
         """
         if self._running is not None:
             raise ClosedError("scheduler", "open already")
         before = dict(self.__dict__)
 
-        def context(record: Record, lateness_ms: int) -> Context:
-            note_run(record, lateness_ms)
-            return Context(record, lateness_ms, self)
+        def context(claim: Claim, lateness_ms: int) -> Context:
+            note_run(claim.record, lateness_ms)
+            return Context(claim, lateness_ms, self)
 
         self._store, self._sinks, self._types = store, dict(sinks), self._types.copy()
+        self._reads_sources = False
         self._options = structs.replace(self._options, clock=clock)
         self._composer = copy(self._composer)
         self._composer._sinks, self._composer._types = self._sinks, self._types
@@ -600,6 +651,17 @@ def _all_sinks(store: Store, given: list[Sink]) -> dict[str, Sink]:
     named = names_of(given)
     own = store.sinks if isinstance(store, Transfer) else ()
     return {sink.name: sink for sink in own} | named
+
+
+def _all_sources(store: Store, given: Collection[Source | str]) -> dict[str, Source]:
+    """Return the sources given, and those of the store in whose place none was given."""
+    named: dict[str, Source] = {}
+    for source in map(registry.open_source, listed(given, "sources", "['redis-list://host']")):
+        if source.name in named:
+            raise ConfigurationError("sources", f"two named {source.name!r}", "one source per name")
+        named[source.name] = source
+    own = store.sources if isinstance(store, Transfer) else ()
+    return {source.name: source for source in own} | named
 
 
 def _checked(value: object, type_: type[T], setting: str) -> T:

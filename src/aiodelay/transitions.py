@@ -5,10 +5,12 @@ Nothing here waits, reads a clock or touches storage.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec.structs import replace
 
+from .errors import InputError, shortened
 from .model import (
     MAX_LEASE_MS,
     After,
@@ -44,6 +46,7 @@ __all__ = [
     "is_lease_too_long",
     "is_suspect",
     "joined",
+    "loads_of",
     "moved",
     "next_revision",
     "occurrence_id",
@@ -63,7 +66,7 @@ SUSPECT_LAPSES = 2
 KILLS_TO_DEATH = 3
 """So many lapses while it was claimed alone, and a message is given up as `killed_worker`."""
 NO_OP = bytes(8)
-"""The op of a record that no command wrote: an occurrence beside its series, a redriven dead letter."""
+"""The op of what no command wrote (a retried occurrence, a redriven dead letter), or one that is not remembered."""
 TOKEN_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z. Token = (deadline - epoch) * 4096 + counter: exact in a double until 2094."""
 _COUNTERS = 4096
@@ -151,6 +154,20 @@ def record_of(put: Put, due_ms: int, revision: int) -> Record:
         due_ms + late.after_ms if late.action else 0,
         late.action,
     )
+
+
+def loads_of(puts: Sequence[Put]) -> list[Put]:
+    """Return the puts of a bulk load, guarded by their versions alone.
+
+    Raises:
+        InputError: A put is of another kind.
+    """
+    for put in puts:
+        version = put.conflict.version
+        if put.conflict.mode != "newer" or version is None or put.envelope.version != version:
+            given = f"{put.conflict.mode}, version {put.envelope.version}"
+            raise InputError(f"conflict of {shortened(put.id)}", given, "Conflict.newer(version), and that version")
+    return [replace(put, op=NO_OP) for put in puts]
 
 
 def put_verdict(

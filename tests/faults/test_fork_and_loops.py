@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from aiodelay import Scheduler, WrongLoopError
 from tests.faults.scene import Scene
 from tests.support.judging import url_of
+from tests.support.servers import redis_servers, serving
 
 CALLS: dict[str, Callable[[Scheduler], Awaitable[object]]] = {
     "schedule": lambda scheduler: scheduler.schedule(b"", to="handler:work", delay="1h"),
@@ -24,19 +25,23 @@ CALLS: dict[str, Callable[[Scheduler], Awaitable[object]]] = {
 }
 
 
-def test_f42_a_forked_child_is_refused_and_the_parent_works_on(scene: Scene) -> None:
-    process = scene.crew.start("forking", scene.plan("parent", serve=("work",), lease_ms=15_000), name="parent")
+def test_f42_a_forked_child_is_refused_and_the_parent_works_on(any_scene: Scene) -> None:
+    process = any_scene.crew.start("forking", any_scene.plan("parent", serve=("work",), lease_ms=15_000), name="parent")
     for _ in range(3):
         assert "forked" in process.line("child")
     assert process.line("status") == "0"
     process.ended_well()
-    report = scene.judge()
+    report = any_scene.judge()
     assert (report.delivered, report.duplicates) == (20, 0)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory://" if request.param == "memory" else url_of(tmp_path / "delay.db")
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "redis":
+        with serving(redis_servers()[0]) as url:
+            yield url
+    else:
+        yield "memory://" if request.param == "memory" else url_of(tmp_path / "delay.db")
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -37,8 +37,8 @@ class UnspeakableError(Exception):
     ("what", "last_error"),
     [
         (UnspeakableError(), "UnspeakableError: its text cannot be read"),
-        (FileNotFoundError("caf\udce9"), "FileNotFoundError: caf\\udce9"),
-        (Reject("caf\udce9"), "caf\\udce9"),
+        (FileNotFoundError("r\udce9sum\udce9"), "FileNotFoundError: r\\udce9sum\\udce9"),
+        (Reject("r\udce9sum\udce9"), "r\\udce9sum\\udce9"),
     ],
     ids=["no text", "no UTF-8", "rejected, no UTF-8"],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -34,7 +35,7 @@ from aiodelay.model import (
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
 from tests.support.proxy import proxied
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, replicate, start
 
 LANE = "orders"
 requests = count(1)
@@ -283,6 +284,16 @@ async def test_f13_a_full_server_takes_no_more_but_delivers(server: RedisServer)
 
 
 @in_loop
+async def test_f13_a_full_server_can_be_opened_and_emptied(server: RedisServer) -> None:
+    async with opened(server.port) as store:
+        await store.apply([put(f"m{i}") for i in range(20)])
+    server.command("CONFIG", "SET", "maxmemory", "100kb")
+    async with opened(server.port) as store, store.work("another", [LANE]) as work:
+        assert len((await claim(work)).claims) == 20
+        assert [each.served for each in (await work.tidy([LANE], limit=500)).lanes] == [True]
+
+
+@in_loop
 async def test_f14_a_server_that_evicts_is_refused(server: RedisServer) -> None:
     server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     with pytest.raises(StoreMismatchError, match="maxmemory-policy noeviction"):
@@ -302,6 +313,55 @@ async def test_a_replica_is_refused_and_one_that_became_one_stores_nothing(serve
                 pass
         server.command("REPLICAOF", "NO", "ONE")
         assert await ids(store) == []
+
+
+@in_loop
+async def test_connections_that_lead_to_a_replica_now_are_made_anew(server: RedisServer) -> None:
+    primary = start(server.program)
+    try:
+        async with proxied(server.port) as proxy, opened(proxy.port) as store:
+            assert isinstance(await do(store, put("before")), Stored)
+            replicate(server, primary.port)
+            proxy.point_to(primary.port, cut=False)  # as a name does whose address changes
+            outcomes = [await do(store, put("after")) for _ in range(4)]
+            assert [isinstance(each, Refused) for each in outcomes] == [True, True, True, False]
+            assert await ids(store) == ["after"]
+    finally:
+        primary.stop()
+
+
+def node_of_a_cluster(program: str) -> RedisServer:
+    """Start one; its second port is 10,000 above the first."""
+    options = "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"
+    while (node := RedisServer(program, *options)).port > 55_000:
+        node.stop()
+    node.start()
+    return node
+
+
+def answers_with(node: RedisServer, text: bytes, *command: str) -> None:
+    while text not in node.command(*command):
+        time.sleep(0.05)
+
+
+@in_loop
+async def test_the_wrong_node_of_a_cluster_names_the_right_one(server: RedisServer) -> None:
+    node, owner = (node_of_a_cluster(server.program) for _ in range(2))
+    try:
+        slot = owner.command("CLUSTER", "KEYSLOT", "{faults:00}:meta")[1:].decode().strip()
+        owner.command("CLUSTER", "ADDSLOTS", slot)
+        node.command("CLUSTER", "MEET", "127.0.0.1", f"{owner.port}")
+        answers_with(node, b"MOVED", "GET", "{faults:00}:meta")
+        answers_with(owner, b"cluster_state:ok", "CLUSTER", "INFO")
+        with pytest.raises(StoreMismatchError, match=rf"holds \{{faults:00\}}:\*, which is 127\.0\.0\.1:{owner.port}"):
+            async with opened(node.port):
+                pass
+        async with opened(owner.port) as store, store.work("w", [LANE]) as work:
+            assert isinstance(await do(store, put()), Stored)
+            assert len((await claim(work)).claims) == 1
+    finally:
+        node.stop()
+        owner.stop()
 
 
 @in_loop

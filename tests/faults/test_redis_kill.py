@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.faults.test_kill import storm
+from tests.faults.test_kill import kill_and_inherit, storm
 from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 
@@ -33,12 +33,20 @@ def scene(redis_scene: RedisScene) -> RedisScene:
 
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_f1_f2_a_kill_loses_nothing_and_repeats_only_what_was_in_flight(scene: RedisScene, point: FailurePoint) -> None:
-    victim = scene.start("victim", serve=("work",), point=point, burst=BUSY, run_ms=20)
-    heir = scene.start("heir", waits=True, serve=("work",))
-    assert victim.wait() == -9, f"the failure point was not reached: {victim.errors[-2000:]}"
-    heir.tell("go")
-    heir.ended_well()
-    scene.judge(Limits(takeover_ms=TAKEOVER_MS))
+    kill_and_inherit(scene, point=point, serve=("work",), burst=BUSY, run_ms=20)
+
+
+@pytest.mark.parametrize("point", [FailurePoint("renew", "before", 2), FailurePoint("renew", "after", 2)], ids=str)
+def test_f2_a_kill_around_a_renewal_ends_the_lease_all_the_same(scene: RedisScene, point: FailurePoint) -> None:
+    burst = Burst(messages=4, spread_ms=0, headers={"do": b"sleep:800"})
+    kill_and_inherit(scene, point=point, serve=("work",), burst=burst)
+
+
+@pytest.mark.parametrize("point", [FailurePoint("send", "before", 2), FailurePoint("send", "after", 2)], ids=str)
+def test_f1_a_kill_after_a_sink_has_taken_a_batch_repeats_no_more_than_it(
+    scene: RedisScene, point: FailurePoint
+) -> None:
+    kill_and_inherit(scene, point=point, sink=True, burst=Burst(messages=60, spread_ms=400, to="sink:a"))
 
 
 def test_f9_a_server_killed_under_load_comes_back_and_nothing_is_lost(scene: RedisScene) -> None:

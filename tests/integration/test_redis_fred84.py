@@ -20,7 +20,6 @@ from aiodelay.redis.fred84 import Imported, import_fred84, simple_name
 from tests.support.servers import RedisServer, redis_products, start
 
 CLASS = "com.shop.events.OrderPlaced"
-NOW_MS = int(time.time() * 1000)
 
 
 @pytest.fixture(params=redis_products(), ids=lambda found: found.name)
@@ -50,8 +49,9 @@ class OrderPlaced:
 
 
 def test_all_that_waits_is_taken_over_once_and_delivered(server: RedisServer) -> None:
+    now_ms = int(time.time() * 1000)
     for number in range(1_203):  # three pages
-        enqueue(server, number, NOW_MS - 1000 + number)
+        enqueue(server, number, now_ms - 1000 + number)
     server.command("LPUSH", "de_orderplaced", envelope(5))  # a copy of one that is still in the zset
     server.command("LPUSH", "de_orderplaced", envelope(9_999, attempt=70))  # a last attempt
     server.command("SET", "de_delayed_events_lock", "lock")
@@ -61,7 +61,7 @@ def test_all_that_waits_is_taken_over_once_and_delivered(server: RedisServer) ->
             assert await import_fred84(server.url, store) == Imported(1_204, 0, {})
             assert await import_fred84(server.url, store) == Imported(0, 1_204, {})
             (last,) = [each for each in await store.search(Query(limit=1_204)) if each.record.id.endswith("#9999")]
-            assert abs(last.record.due_ms - NOW_MS) < 60_000
+            assert abs(last.record.due_ms - now_ms) < 60_000
         seen: dict[str, tuple[OrderPlaced, dict[str, bytes]]] = {}
         scheduler = Scheduler(server.url, namespace="shop")
 
@@ -80,25 +80,33 @@ def test_all_that_waits_is_taken_over_once_and_delivered(server: RedisServer) ->
     asyncio.run(play())
 
 
-def test_what_cannot_be_taken_over_is_named_and_stops_nothing(server: RedisServer) -> None:
-    enqueue(server, 1, NOW_MS, "own*[a]-")
-    enqueue(server, 2, NOW_MS, "ownXa-")  # another queue, which the prefix as a pattern would match
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_what_cannot_be_taken_over_is_named_and_stops_nothing(server: RedisServer, protocol: int) -> None:
+    now_ms = int(time.time() * 1000)
+    enqueue(server, 1, now_ms, "own*[a]-")
+    enqueue(server, 2, now_ms, "ownXa-")  # another queue, which the prefix as a pattern would match
     long = f"{CLASS}###{'x' * 300}"
     for key, value in (("garbage", "{not json"), ("without payload", '{"type": "x"}'), (long, envelope(3))):
         server.command("HSET", "own*[a]-events", key, value)
-        server.command("ZADD", "own*[a]-delayed_events", f"{NOW_MS}", key)
-    server.command("ZADD", "own*[a]-delayed_events", f"{NOW_MS}", "orphan")
+        server.command("ZADD", "own*[a]-delayed_events", f"{now_ms}", key)
+    server.command("ZADD", "own*[a]-delayed_events", f"{now_ms}", "orphan")
     server.command("LPUSH", "own*[a]-orderplaced", "also garbage")
+    for score in ("inf", "-inf", "1e300"):
+        server.command("HSET", "own*[a]-events", score, envelope(4))
+        server.command("ZADD", "own*[a]-delayed_events", score, score)
 
     async def play() -> None:
         store = MemoryStore()
-        found = await import_fred84(server.url, store, prefix="own*[a]-", type_of=lambda name: name.lower())
+        url = f"{server.url}?protocol={protocol}"
+        found = await import_fred84(url, store, prefix="own*[a]-", type_of=lambda name: name.lower())
         assert found.stored == 1
-        assert found.skipped.keys() == {"garbage", "without payload", long, "orphan", "also garbage"}
+        times = {"inf", "-inf", "1e300"}
+        assert found.skipped.keys() == {"garbage", "without payload", long, "orphan", "also garbage", *times}
+        assert found.skipped["inf"] == "its time is inf"
         assert found.skipped["orphan"] == "it has no content"
         assert "255 bytes" in found.skipped[long]
         (one,) = await store.search(Query())
-        assert (one.record.id, one.record.envelope.lane, one.record.due_ms) == (f"{CLASS}###1", CLASS.lower(), NOW_MS)
+        assert (one.record.id, one.record.envelope.lane, one.record.due_ms) == (f"{CLASS}###1", CLASS.lower(), now_ms)
 
     asyncio.run(play())
 

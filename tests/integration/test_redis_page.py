@@ -26,6 +26,7 @@ from aiodelay.model import (
     Envelope,
     Late,
     Put,
+    PutBack,
     Query,
     Renewal,
     Reschedule,
@@ -128,6 +129,7 @@ async def work_through(store: RedisStore, work: Work) -> None:
     )
     assert set(outcomes) == {SettleOutcome.SETTLED}
     (letter,) = await store.dead_letters()
+    assert [each.answer for each in await store.put_back([PutBack(letter.record, 0, letter.reason)])] == ["kept"]
     (outcome,) = await store.redrive([letter.key])
     assert isinstance(outcome, Stored)
     repeated: list[Claim] = list((await work.claim({LANE: Demand(9)}, request="r2", lease_ms=15_000)).claims)

@@ -231,9 +231,16 @@ def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
     for lease in story.leases:
         leases[lease.note.id, lease.note.revision].append(lease)
     for (message_id, _), owners in leases.items():
-        for older, newer in pairwise(owners):
+        for older, newer in map(_in_order, pairwise(owners)):
             if not older.is_in_doubt:
                 yield from (f"{message_id}: {text}" for text in _overlap(older, newer))
+
+
+def _in_order(pair: tuple[Lease, Lease]) -> tuple[Lease, Lease]:
+    """Tell by its token which of two overlapping calls claimed first: a blocked process hears late of its own."""
+    first, second = pair
+    overlap = second.asked_ns < first.answered_ns
+    return (second, first) if overlap and second.note.token < first.note.token else pair
 
 
 def _overlap(older: Lease, newer: Lease) -> Iterator[str]:

@@ -41,11 +41,11 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
-from aiodelay.ports import Store, StoreTraits, Work
+from aiodelay.ports import Feed, Source, Store, StoreTraits, Work
 
 from . import history as h
 
-__all__ = ["FailurePoint", "FailurePoints", "Kill", "ObservedStore", "kill_oneself"]
+__all__ = ["FailurePoint", "FailurePoints", "Kill", "ObservedSource", "ObservedStore", "kill_oneself"]
 
 When: TypeAlias = Literal["before", "after"]
 
@@ -198,8 +198,40 @@ class ObservedStore:
         return int(await self._store.purge(keys))
 
 
-class _ObservedWork:
-    def __init__(self, work: Work, history: h.History, points: FailurePoints) -> None:
+class ObservedSource:
+    """In front of a source; what is taken from it is recorded as what is claimed from a store.
+
+    Args:
+        source: The real one.
+        history: Where calls are written.
+        points: Where the process ends.
+    """
+
+    def __init__(self, source: Source, history: h.History, points: FailurePoints) -> None:
+        self._source, self._history, self._points = source, history, points
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def check(self, address: str) -> None:
+        self._source.check(address)
+
+    async def __aenter__(self) -> Self:
+        await self._source.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._source.__aexit__(*exc_info)
+
+    @asynccontextmanager
+    async def feed(self, *arguments: Any) -> AsyncIterator[Feed]:  # noqa: ANN401 - passed on
+        async with self._source.feed(*arguments) as feed:
+            yield _ObservedFeed(feed, self._history, self._points)
+
+
+class _ObservedFeed:
+    def __init__(self, work: Feed, history: h.History, points: FailurePoints) -> None:
         self._work, self._history, self._points = work, history, points
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
@@ -241,6 +273,10 @@ class _ObservedWork:
 
     def clear(self) -> None:
         self._work.clear()
+
+
+class _ObservedWork(_ObservedFeed):
+    _work: Work
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         with self._points.around("tidy"):

@@ -88,10 +88,11 @@ class Proxy:
         for writer in self.connections:
             writer.close()
 
-    def point_to(self, port: int) -> None:
+    def point_to(self, port: int, *, cut: bool = True) -> None:
         """Pass new connections on to another server, and cut those that there are; any thread may say so."""
         self._port = port
-        self.cut()
+        if cut:
+            self.cut()
 
     async def stop(self) -> None:
         tasks = list(self._tasks)

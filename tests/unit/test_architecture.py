@@ -60,6 +60,7 @@ LOOP_TIMES = {
     "_runtime.housekeeping": "how long the loop was blocked",
     "_runtime.lifecycle": "how long closing takes",
     "redis.base": "how far the server's clock is ahead of ours",
+    "redis.transfer": "how long ago the lanes that are moved were looked at",
     "_runtime.subscription": "how long a handler runs, on the loop whose timers end it",
 }
 """Intervals measured on the event loop's own clock, which tests make virtual; never compared with due times."""

@@ -139,7 +139,7 @@ def test_every_error_is_raised_somewhere() -> None:
 def test_no_builtin_error_is_raised_for_callers() -> None:
     internal = {
         ("codecs.py", "TypeError"),  # what msgspec wants of a hook
-        ("group_commit.py", "ValueError"),  # a store that answers wrongly: logged, and its commands are in doubt
+        ("codecs.py", "ValueError"),  # mapped to RecordFormatError by the caller
         ("operations.py", "NotImplementedError"),  # a method that the subclass gives
         ("recurrence.py", "TypeError"),  # mapped to RecordFormatError by the caller
         ("recurrence.py", "ValueError"),  # mapped to ScheduleTimeError by the caller

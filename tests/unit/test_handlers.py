@@ -14,7 +14,7 @@ import msgspec
 import pydantic
 import pytest
 
-from aiodelay import Context, Every, Retry, Scheduler, event
+from aiodelay import CodecError, Context, Every, Retry, Scheduler, event
 from aiodelay.model import State
 from aiodelay.testing import VirtualClock, assert_delivered, assert_scheduled
 
@@ -457,6 +457,34 @@ async def test_the_series_of_a_removed_handler_waits_for_it(scheduler: Scheduler
         scheduler.add_handler(handle, every=Every("10s"))
         await clock.advance("11s")
     assert len(handled) == 4, "the occurrences that were missed, as one, and the next"
+
+
+@dataclass
+class Unwritable:
+    number: float = float("nan")
+
+
+async def of_unwritable(given: Unwritable) -> None: ...
+
+
+async def test_a_series_whose_event_cannot_be_written_is_refused_on_opening(scheduler: Scheduler) -> None:
+    scheduler.add_handler(of_unwritable, every=Every("10s"))
+    with pytest.raises(CodecError, match="of message 'handler:Unwritable' is an Unwritable that holds a float"):
+        await scheduler.__aenter__()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_series_whose_event_cannot_be_written_is_told_while_open_and_harms_nobody(
+    scheduler: Scheduler, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter = Counter(0)
+    scheduler.add_handler(counter)
+    async with scheduler:
+        scheduler.add_handler(of_unwritable, every=Every("10s"))
+        await scheduler.schedule(Order(1), delay="1s")
+        await clock.advance("1m")
+    assert counter.ended == [1]
+    assert "the series of handler Unwritable cannot be armed" in caplog.text
 
 
 async def test_concurrency_may_change_while_it_runs(scheduler: Scheduler, clock: VirtualClock) -> None:

@@ -169,9 +169,21 @@ def settled_twice(*, since: int) -> Tale:
     return story.claim(by="q").run(by="q").settle(by="q").final()
 
 
+def claim_heard_of_late() -> Tale:
+    """Process q, blocked meanwhile, hears of its claim when its lease is over and p has delivered the message."""
+    story = Tale().put().wait(10)
+    call, now = story._call(), EPOCH_MS + story.now
+    story.tell(h.Claiming(call=call), by="q")
+    note = h.ClaimNote("a", REVISION, EPOCH_MS + 10, "x", 0, token_for(now + LEASE_MS, 0))
+    story.wait(1_100).claim().run().settle()
+    story.tell(h.Claimed(call=call, now_ms=now, claims=[note]), by="q")
+    return story.settle(by="q", kind="again", outcome="gone", token=note.token).final()
+
+
 CLEAN: dict[str, Callable[[], Tale]] = {
     "settled, and the settlement lost with its server": lambda: settled_twice(since=13),
     "stored, and lost with its server": lambda: Tale().put(due=90_000).loss(0, commands=True).final(),
+    "claimed by one who heard of it late": claim_heard_of_late,
     "delivered": lambda: delivered().final(),
     "still pending": lambda: Tale().put(due=90_000).final(pending()),
     "refused, never stored": lambda: Tale().put(outcome="fail").final(),

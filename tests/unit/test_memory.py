@@ -49,6 +49,18 @@ def test_what_is_held_and_cancelled_leaves_nothing_behind() -> None:
     asyncio.run(play())
 
 
+def test_claims_let_others_run_in_between() -> None:
+    async def play() -> None:
+        store, turns = MemoryStore(clock=VirtualClock()), list[int]()
+        async with store.work("w", (LANE,)) as work:
+            for number in range(3):
+                asyncio.get_running_loop().call_soon(turns.append, number)
+                await work.claim({LANE: Demand(1)}, request=f"{number}", lease_ms=LEASE_MS)
+                assert turns == list(range(number + 1))
+
+    asyncio.run(play())
+
+
 def test_all_that_is_remembered_is_forgotten_in_time() -> None:
     clock = VirtualClock()
 

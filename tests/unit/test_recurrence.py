@@ -1,7 +1,7 @@
 """The tables of docs/recurrence.md, every row; then properties, also against a clock read minute by minute."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -141,8 +141,10 @@ def named(shown: list[tuple[int, Wall]], hours: set[int], minutes: set[int]) -> 
 
 
 @st.composite
-def cron_cases(draw: st.DrawFn) -> tuple[str, str, str, set[int], set[int], int]:
-    zone = draw(st.sampled_from(sorted(CHANGES)))
+def cron_cases(
+    draw: st.DrawFn, zones: Collection[str] = CHANGES.keys()
+) -> tuple[str, str, str, set[int], set[int], int]:
+    zone = draw(st.sampled_from(sorted(zones)))
     day = draw(st.sampled_from(CHANGES[zone]))
     hours = draw(st.sets(st.sampled_from([*range(6), 9, 22, 23]), min_size=1, max_size=6))
     minutes = draw(st.sets(st.sampled_from([0, 1, 15, 29, 30, 31, 45, 59]), min_size=1, max_size=5))
@@ -174,7 +176,7 @@ def test_cronsim_by_itself_would_lose_occurrences() -> None:
     assert next(CronSim("30 2 * * *", inside)).astimezone(UTC) < inside
 
 
-@given(cron_cases().filter(lambda case: case[1] in {"Europe/Paris", "America/New_York", "Asia/Kolkata"}))
+@given(cron_cases(["Europe/Paris", "America/New_York", "Asia/Kolkata"]))
 def test_elsewhere_cronsim_agrees(case: tuple[str, str, str, set[int], set[int], int]) -> None:
     expression, zone, day, *_, shift_ms = case
     now = from_epoch_ms(ms(f"{day} 00:00Z") - abs(shift_ms) - 6 * HOUR).astimezone(ZoneInfo(zone))

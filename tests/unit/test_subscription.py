@@ -16,7 +16,7 @@ from msgspec import structs
 from aiodelay import Context, Later, Reject, Retry, Scheduler
 from aiodelay.identifiers import new_id, new_op
 from aiodelay.memory import MemoryStore
-from aiodelay.model import After, DeadLetter, Demand, Envelope, Put, Record, SettleOutcome
+from aiodelay.model import After, Claim, DeadLetter, Demand, Envelope, Put, SettleOutcome
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from tests.support.noted import NotedStore
 
@@ -275,10 +275,10 @@ async def test_a_fault_of_our_own_costs_no_attempt_and_no_slot(
     stage.serve(work, concurrency=1, retry=Retry.never())
     faults = [ArithmeticError("ours")]
 
-    def context_of(record: Record, lateness_ms: int) -> Context:
+    def context_of(claim: Claim, lateness_ms: int) -> Context:
         if faults:
             raise faults.pop()
-        return Context(record, lateness_ms, stage.scheduler)
+        return Context(claim, lateness_ms, stage.scheduler)
 
     monkeypatch.setattr(stage.scheduler, "_context", context_of)
     async with stage.scheduler:

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from aiodelay.errors import StoreError
 from aiodelay.identifiers import new_id
-from aiodelay.model import Claim, Claimed, Demand, Lane
-from aiodelay.ports import Work
+from aiodelay.model import Claimed, Demand, Lane
+from aiodelay.ports import Feed
 
 from .backoff import Backoff
-from .leases import LeaseBook, Taker
+from .leases import Held, LeaseBook, Taker
 from .runners import Runners
 
 __all__ = ["Dispatcher", "Subscriber", "Subscription"]
@@ -63,7 +63,7 @@ class Subscription(Subscriber, Taker, Protocol):
         """How much it requests now."""
         ...
 
-    def deliver(self, claims: Sequence[Claim]) -> None:
+    def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested; give them back if it is draining."""
         ...
 
@@ -81,7 +81,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        work: Work,
+        work: Feed,
         book: LeaseBook,
         subscriptions: Mapping[Lane, Subscription],
         lease_ms: int,
@@ -118,11 +118,11 @@ class Dispatcher:
         until_ms = None
         if demand:
             claimed = await self._claim(demand)
+            until_ms = claimed.next_due_ms
             if claimed.claims:
                 self._deliver(claimed)
-                await asyncio.sleep(0)
-                return
-            until_ms = claimed.next_due_ms
+                if until_ms is not None and until_ms <= claimed.now_ms:
+                    return  # the next claim is on its way while these run
         if not self._is_draining:
             await self._work.wait(until_ms=until_ms)
 
@@ -158,4 +158,5 @@ class Dispatcher:
 
     def _deliver(self, claimed: Claimed) -> None:
         for lane, claims in groupby(claimed.claims, LANE_OF):
-            self._lanes[lane].deliver(list(claims))
+            subscription = self._lanes[lane]
+            subscription.deliver(self._book.add(list(claims), subscription))

@@ -182,7 +182,8 @@ class GroupCommit:
         commands = [command for waiting in batch for command in waiting.commands]
         silence = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, self._give_up, batch)
         try:
-            outcomes = _one_each(await self._store.apply(commands), len(commands))
+            answer = await self._store.apply(commands)
+            outcomes = [outcome for _, outcome in zip(commands, answer, strict=True)]
         except BaseException as error:
             if not isinstance(error, Exception) and not is_stray(error):
                 for waiting in batch:
@@ -206,9 +207,3 @@ class GroupCommit:
             if not waiting.future.done():
                 silent = Unknown(f"no answer within {format_duration(self._timeout_ms)}")
                 waiting.future.set_result([silent] * len(waiting.commands))
-
-
-def _one_each(outcomes: Sequence[Outcome], commands: int) -> Sequence[Outcome]:
-    if len(outcomes) != commands:
-        raise ValueError(f"{len(outcomes)} outcomes for {commands} commands")
-    return outcomes

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from aiodelay.clock import Clock
 from aiodelay.errors import StoreError
 from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Claimed, Renewal, RenewOutcome, Settlement, SettleOutcome
-from aiodelay.ports import Work
+from aiodelay.ports import Feed
 from aiodelay.transitions import token_counter, token_for
 from aiodelay.wakeup import WakeUp
 
@@ -51,6 +51,7 @@ class Held(Struct, eq=False):
 
     claim: Claim
     taker: Taker
+    book: LeaseBook
     renew_at_ms: int
     settlement: Settlement | None = None
     is_lost: bool = False
@@ -67,7 +68,7 @@ class LeaseBook:
         on_change: Called after anything ended or was renewed.
     """
 
-    def __init__(self, work: Work, clock: Clock, lease_ms: int, on_change: Callable[[], None]) -> None:
+    def __init__(self, work: Feed, clock: Clock, lease_ms: int, on_change: Callable[[], None]) -> None:
         self._work, self._clock, self._lease_ms, self._on_change = work, clock, lease_ms, on_change
         self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
         self._ended: deque[Held] = deque()
@@ -108,7 +109,7 @@ class LeaseBook:
     def add(self, claims: Sequence[Claim], taker: Taker) -> list[Held]:
         """Hold claims that have just been read; their leases have run since they were asked for."""
         renew_at = self._asked_at_ms + self._lease_ms // 3
-        added = [Held(claim, taker, renew_at) for claim in claims]
+        added = [Held(claim, taker, self, renew_at) for claim in claims]
         for held in added:
             if held.claim.record.alone:
                 self.alone = held
@@ -221,7 +222,7 @@ class LeaseBook:
             if self.alone is held:
                 self.alone = None
             if outcome is not RenewOutcome.SUPERSEDED:
-                held.claim = Claim(held.claim.record, renewal.to)
+                held.claim = replace(held.claim, token=renewal.to)
         self._keep(kept)
         self._on_change()
 

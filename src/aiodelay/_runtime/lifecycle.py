@@ -14,8 +14,8 @@ import anyio
 
 from aiodelay.context import Context
 from aiodelay.errors import ClosedError, WrongLoopError
-from aiodelay.model import Lane, Promise, Query, Record
-from aiodelay.ports import Inspectable, Sink, Store, Transfer
+from aiodelay.model import Claim, Lane, Promise, Query
+from aiodelay.ports import Inspectable, PutsBack, Sink, Source, Store, Transfer
 from aiodelay.wakeup import WakeUp
 
 from .dispatcher import Subscriber, Subscription
@@ -42,15 +42,23 @@ class Running:
     Args:
         store: Not yet connected.
         sinks: Not yet connected.
+        sources: Not yet connected.
         options: The scheduler's.
         context: Makes a handler's context.
     """
 
     def __init__(
-        self, store: Store, sinks: Sequence[Sink], options: RuntimeOptions, context: Callable[[Record, int], Context]
+        self,
+        store: Store,
+        sinks: Sequence[Sink],
+        sources: Sequence[Source],
+        options: RuntimeOptions,
+        context: Callable[[Claim, int], Context],
     ) -> None:
         self._store, self._sinks, self._options, self._context = store, sinks, options, context
+        self._sources = {source.name: source for source in sources}
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
+        self._worker = f"{socket.gethostname()}-{self._pid}-{uuid4().hex[:8]}"
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self.commit = GroupCommit(store, options.clock, options.store_timeout_ms)
@@ -73,8 +81,9 @@ class Running:
             if dispatch:
                 for sink in self._sinks:
                     await self._stack.enter_async_context(sink)
-                worker = f"{socket.gethostname()}-{self._pid}-{uuid4().hex[:8]}"
-                work = await self._stack.enter_async_context(self._store.work(worker, lanes))
+                for source in self._sources.values():
+                    await self._stack.enter_async_context(source)
+                work = await self._stack.enter_async_context(self._store.work(self._worker, lanes))
             await self._tasks.__aenter__()
         except BaseException:
             await self._stack.aclose()
@@ -108,17 +117,23 @@ class Running:
     # --- subscriptions ------------------------------------------------------------------------------------
 
     def add_handler(self, spec: HandlerSpec) -> None:
-        """Start serving a handler."""
-        if self._loops is not None:
-            self.subscriptions[spec.name] = HandlerSubscription(
-                spec=spec,
-                book=self._loops.book,
-                runners=Runners(self._tasks),
-                context=self._context,
-                now_ms=self._store.now_ms,
-                on_free=self._loops.freed,
-            )
-            self._loops.freed()
+        """Start serving a handler: from the store, and from its source if it has one."""
+        if self._loops is None:
+            return
+        subscription = self.subscriptions[spec.name] = HandlerSubscription(
+            spec=spec,
+            runners=Runners(self._tasks),
+            context=self._context,
+            now_ms=self._store.now_ms,
+            on_free=self._loops.freed,
+        )
+        name, address = spec.source or ("", "")
+        if name in self._sources:
+            assert isinstance(self._store, PutsBack)
+            consumer = f"{self._worker}-{uuid4().hex[:8]}"
+            feed = self._sources[name].feed(address, consumer, self._store.put_back, self._store.now_ms)
+            self._loops.add_source(subscription, feed)
+        self._loops.freed()
 
     def add_sink(self, sink: Sink) -> None:
         """Start serving a sink that was opened: the store moves its messages there by itself, if it can."""
@@ -136,7 +151,6 @@ class Running:
         self.subscriptions[sink.name] = SinkSubscription(
             sink=sink,
             retry=self._options.retry,
-            book=self._loops.book,
             runners=runners,
             now_ms=store.now_ms,
             on_free=self._loops.freed,
@@ -157,7 +171,11 @@ class Running:
         subscription = self.subscriptions.pop(lane, None)
         if subscription is not None:
             self._leaving.append(subscription)
+            if self._loops is not None:
+                await self._loops.drain_source(lane)
             await self._end([subscription])
+            if self._loops is not None:
+                await self._loops.end_source(lane)
             self._leaving.remove(subscription)
 
     async def _end(self, subscriptions: Sequence[Subscriber]) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 
 from msgspec import Struct
 
 from aiodelay.clock import Clock
 from aiodelay.model import LEASE_MS, Lane
-from aiodelay.ports import Work
+from aiodelay.ports import Feed, Work
 from aiodelay.retry import Retry
 
 from .dispatcher import Dispatcher, Subscription
 from .housekeeping import Alarm, Housekeeping, LoopLag
 from .leases import LeaseBook
+from .source_loop import SourceLoop
+from .subscription import HandlerSubscription
 
 __all__ = ["CLOSE_S", "Loops", "RuntimeOptions", "ended_within"]
 
@@ -60,10 +63,11 @@ class Loops:
         tasks: asyncio.TaskGroup,
         on_change: Callable[[], None],
     ) -> None:
-        self._work, self._on_change = work, on_change
-        self._lag = LoopLag(LAG_LIMIT_S, lambda: len(self.book) > 0, work.wake)
+        self._work, self._options, self._tasks, self._on_change = work, options, tasks, on_change
+        self._sources: dict[Lane, tuple[SourceLoop, asyncio.Task[None]]] = {}
+        self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
         self.book = LeaseBook(work, options.clock, options.lease_ms, self.freed)
-        self._dispatcher = Dispatcher(work, self.book, subscriptions, options.lease_ms, self._lag.may_claim)
+        self._dispatcher = Dispatcher(work, self.book, subscriptions, options.lease_ms, self._may_claim)
         self.housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
         self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
         self._book_task.add_done_callback(lambda _: on_change())
@@ -75,18 +79,64 @@ class Loops:
         """Whether what ends is still settled."""
         return not self._book_task.done()
 
+    def _books(self) -> Iterator[LeaseBook]:
+        yield self.book
+        for loop, _ in self._sources.values():
+            if loop.book is not None:
+                yield loop.book
+
+    def _may_claim(self) -> bool:
+        """Say whether fresh work may be claimed: not while the event loop lags, or while a suspect is on its own."""
+        return self._lag.may_claim() and all(book.alone is None for book in self._books())
+
     def freed(self) -> None:
         """Demand may have grown, or something was settled: look again."""
         self._work.wake()
+        for loop, _ in self._sources.values():
+            loop.wake()
         self._on_change()
 
+    # --- sources ------------------------------------------------------------------------------------------
+
+    def add_source(self, subscription: HandlerSubscription, feed: AbstractAsyncContextManager[Feed]) -> None:
+        """Take a handler's messages from a source too."""
+        options = self._options
+        loop = SourceLoop(
+            feed,
+            subscription,
+            clock=options.clock,
+            lease_ms=options.lease_ms,
+            may_claim=self._may_claim,
+            on_change=self.freed,
+        )
+        task = self._tasks.create_task(loop.run(), name=f"aiodelay source of {subscription.lane}")
+        self._sources[subscription.lane] = loop, task
+
+    async def drain_source(self, lane: Lane) -> None:
+        """Let the claim in flight from a lane's source come back, if it has one, and make no other."""
+        if lane in self._sources:
+            await self._sources[lane][0].stop_claiming(CLOSE_S)
+
+    async def end_source(self, lane: Lane) -> None:
+        """Send the last settlements to a lane's source, if it has one."""
+        if lane in self._sources:
+            loop, task = self._sources.pop(lane)
+            loop.stop()
+            await ended_within(task, CLOSE_S)
+
+    # --- the end ------------------------------------------------------------------------------------------
+
     async def stop_claiming(self) -> None:
-        """Let the claim in flight come back, and make no other."""
+        """Let the claims in flight come back, and make no other."""
         self._dispatcher.drain()
         await ended_within(self._dispatch_task, CLOSE_S)
+        for lane in self._sources:
+            await self.drain_source(lane)
 
     async def stop(self) -> None:
         """Send the last settlements, then end renewals and housekeeping."""
+        for lane in list(self._sources):
+            await self.end_source(lane)
         self.book.close()
         await ended_within(self._book_task, CLOSE_S)
         self.housekeeping.stop()

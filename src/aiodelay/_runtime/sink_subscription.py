@@ -27,7 +27,7 @@ from aiodelay.transitions import delivery_id
 
 from . import settling
 from .backoff import is_cancelled
-from .leases import Held, LeaseBook
+from .leases import Held
 from .runners import Runners
 
 __all__ = ["SinkSubscription"]
@@ -44,7 +44,6 @@ class SinkSubscription:
     Args:
         sink: An open sink.
         retry: When a message that the sink refused is sent again.
-        book: Where claims are settled.
         runners: The tasks that it sends in.
         now_ms: The store's time.
         on_free: Called when demand has grown.
@@ -52,7 +51,6 @@ class SinkSubscription:
 
     sink: Sink
     retry: Retry
-    book: LeaseBook
     runners: Runners
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
@@ -77,11 +75,11 @@ class SinkSubscription:
             return Demand(0)
         return Demand(max(0, limits.messages - self.in_flight), bytes_left)
 
-    def deliver(self, claims: Sequence[Claim]) -> None:
+    def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested, and send them as one batch; give them back if it is draining."""
-        self.in_flight += len(claims)
-        batch = self.book.add(claims, self)
-        self._bytes += sum(claim.record.envelope.size for claim in claims)
+        batch = list(claimed)
+        self.in_flight += len(batch)
+        self._bytes += sum(held.claim.record.envelope.size for held in batch)
         if self.is_draining:
             self._release(batch)
             return
@@ -113,7 +111,7 @@ class SinkSubscription:
         for held in (held for batch in self._sends.values() for held in batch if held.settlement is None):
             text = "sink %s: message %s is left to its lease: the sink goes on sending although it was cancelled"
             log.error(text, self.lane, held.claim.record.id)
-            self.book.forget(held)
+            held.book.forget(held)
 
     async def _send(self, batch: list[Held]) -> None:
         ready = [held for held in batch if not self._settled_unsent(held)]
@@ -143,13 +141,13 @@ class SinkSubscription:
         self._failures = 0
         self._note_addresses(ready, outcomes)
         for held, settlement in zip(ready, settlements, strict=True):
-            self.book.settle(held, settlement)
+            held.book.settle(held, settlement)
 
     async def _send_apart(self, ready: list[Held], deliveries: list[Delivery], error: BaseException) -> None:
         """Send a batch's messages one by one, so that the one that breaks it breaks itself alone."""
         if len(ready) == 1:
             log.error("sink %s raised for %s: %s", self.lane, ready[0].claim.record.id, settling.error_text(error))
-            self.book.settle(ready[0], self._settlement(ready[0], Failed(settling.error_text(error))))
+            ready[0].book.settle(ready[0], self._settlement(ready[0], Failed(settling.error_text(error))))
             return
         while ready:
             await self._send_and_settle(ready[:1], deliveries[:1])
@@ -175,12 +173,12 @@ class SinkSubscription:
         record = held.claim.record
         settlement = settling.without_running(record, held.claim.token, self.now_ms())
         if settlement is not None:
-            self.book.settle(held, settlement)
+            held.book.settle(held, settlement)
         return settlement is not None
 
     def _release(self, batch: list[Held]) -> None:
         for held in batch:
-            self.book.settle(held, settling.release(held.claim.record, held.claim.token))
+            held.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     def _pause(self, error: SinkUnavailableError) -> None:
         """Ask for nothing for a while, longer each time; batches that were on their way together fail together."""
@@ -201,7 +199,7 @@ class SinkSubscription:
         if isinstance(outcome, Sent):
             return settling.done(record, token, now)
         if isinstance(outcome, NotTaken):
-            due_ms = now + int(1000 * _pause_s(self._refusing.get(record.envelope.address, 1) - 1))
+            due_ms = now + int(1000 * _pause_s(self._refusing.get(record.envelope.address, 0)))
             reason = settling.kept(outcome.reason)
             return settling.again(record, token, now, due_ms=due_ms, attempt=record.attempt, error=reason)
         attempt, error = record.attempt + 1, settling.kept(str(outcome.error))

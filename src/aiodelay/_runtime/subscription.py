@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from aiodelay.context import Context, Later, Reject
-from aiodelay.errors import HandlerResultError, HandlerTimeoutError
+from aiodelay.errors import HandlerResultError, HandlerTimeoutError, RecordFormatError, shortened
 from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Done, Lane, Settlement, SettleOutcome
 from aiodelay.retry import GiveUp, Retry
 from aiodelay.transitions import token_deadline_ms
 
 from . import settling
 from .drive import rest_of
-from .leases import Held, LeaseBook
+from .leases import Held
 from .runners import Runners
 from .threads import Threads
 
@@ -47,6 +47,8 @@ class HandlerSpec:
         is_coroutine: Whether `call` returns a coroutine; else it runs in a worker thread.
         concurrency: Most runs at once.
         timeout_ms: Longest run; None = no limit.
+        types: What a message from a source may be of; None = anything.
+        source: Name and address of where messages are taken from, beside the store.
     """
 
     name: Lane
@@ -57,6 +59,17 @@ class HandlerSpec:
     concurrency: int
     timeout_ms: int | None
     retry: Retry
+    types: frozenset[str] | None = None
+    source: tuple[str, str] | None = None
+
+    def check_type(self, type_: str) -> None:
+        """Refuse a message of a type that is not the handler's: what is pushed to a list may be anybody's.
+
+        Raises:
+            RecordFormatError: Names both.
+        """
+        if type_ and self.types is not None and type_ not in self.types:
+            raise RecordFormatError(f"it is of type {shortened(type_)}, not {self.name}")
 
 
 @dataclass(slots=True)
@@ -89,17 +102,15 @@ class HandlerSubscription:
 
     Args:
         spec: The handler.
-        book: Where claims are settled.
         runners: The tasks that it runs in.
-        context: Makes the context of one attempt, given its claim's record and lateness in ms.
+        context: Makes the context of one attempt, given its claim and lateness in ms.
         now_ms: The store's time, for due times and lateness.
         on_free: Called when demand has grown.
     """
 
     spec: HandlerSpec
-    book: LeaseBook
     runners: Runners
-    context: Callable[[Any, int], Context]
+    context: Callable[[Claim, int], Context]
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
     concurrency: int = 0
@@ -124,10 +135,10 @@ class HandlerSubscription:
         free = 0 if self.is_draining else self.concurrency - self.in_flight
         return Demand(max(0, min(free, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
 
-    def deliver(self, claims: Sequence[Claim]) -> None:
+    def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested; give them back if it is draining."""
-        self.in_flight += len(claims)
-        self._waiting.extend(self.book.add(claims, self))
+        self.in_flight += len(claimed)
+        self._waiting.extend(claimed)
         self._give_back()
         self._start_runner()
 
@@ -173,12 +184,12 @@ class HandlerSubscription:
         for run in list(self._running.values()):
             text = "%s: message %s is left to its lease: its handler goes on although it was cancelled"
             log.error(text, self.lane, run.held.claim.record.id)
-            self.book.forget(run.held)
+            run.held.book.forget(run.held)
             run.leave()
         self._threads.close()
 
     def _release(self, held: Held) -> None:
-        self.book.settle(held, settling.release(held.claim.record, held.claim.token))
+        held.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     # --- runners ------------------------------------------------------------------------------------------
 
@@ -211,12 +222,12 @@ class HandlerSubscription:
                     if self.is_draining:
                         self._release(held)
                     else:
-                        self.book.settle(held, self._failed(held, error))
+                        held.book.settle(held, self._failed(held, error))
                     raise
                 except Exception:
                     log.exception("%s: delivering %s failed in aiodelay itself", self.lane, held.claim.record.id)
                     settlement = self._own_fault(held)
-                self.book.settle(held, settlement)
+                held.book.settle(held, settlement)
                 now_s = loop.time()
                 if now_s >= slice_ends:
                     await asyncio.sleep(0)
@@ -238,12 +249,13 @@ class HandlerSubscription:
             if settlement is not None:
                 return settlement
         try:
+            self.spec.check_type(record.envelope.type)
             event = self.spec.decode(record.envelope.payload, record.envelope.encoding)
         except Exception as error:  # noqa: BLE001 - whatever a user's type raises: the payload cannot be read
             text = settling.decode_error_text(error)
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows it
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
-        context = self.context(record, max(now - record.due_ms, 0))
+        context = self.context(held.claim, max(now - record.due_ms, 0))
         variables = contextvars.copy_context()
         if not self.spec.is_coroutine:
             call = self._threads.call(variables.run, _in_thread, self.spec.call, event, context, most=self.concurrency)

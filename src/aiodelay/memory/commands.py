@@ -40,13 +40,18 @@ class Commands(Tables):
             self._positions[source.source] = source.position
         return [self._apply(command, now) for command in commands]
 
+    async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
+        """Store versioned messages."""
+        return await self.apply(t.loads_of(puts))
+
     def _apply(self, command: Command, now: int) -> Outcome:
         """Carry out a command, or answer its repetition as it was answered first."""
         entry = self._entries.get(command.id)
-        outcome = self._answers.get(command.op, now)
+        is_remembered = command.op != t.NO_OP
+        outcome = self._answers.get(command.op, now) if is_remembered else None
         if outcome is not None:
             return outcome
-        if entry is not None and entry.record.op == command.op:
+        if entry is not None and is_remembered and entry.record.op == command.op:
             return t.first_answer(entry.record)
         match command:
             case Put():
@@ -57,7 +62,8 @@ class Commands(Tables):
                 outcome = self._reschedule(command, entry, now)
             case Fire():
                 outcome = self._fire(entry, now)
-        if not (isinstance(outcome, Stored) and outcome.answer == "stored"):  # the record itself tells that one
+        # That it was stored, the record itself tells.
+        if is_remembered and not (isinstance(outcome, Stored) and outcome.answer == "stored"):
             self._answers.add(command.op, outcome, until_ms=now + RETRY_WINDOW_MS)
         return outcome
 

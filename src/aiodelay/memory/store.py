@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
@@ -77,6 +78,7 @@ class _MemoryWork:
         self._last: tuple[str, Sequence[Claim]] = ("", ())
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        await asyncio.sleep(0)  # others run in between, as with a store that must be asked
         last_request, last_claims = self._last
         if request == last_request:
             return self._store._claim_again(last_claims, demand)

@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ClosedError, StoreUnavailableError, WrongLoopError
-from aiodelay.wakeup import WakeUp
 
 from .checks import check_server, server_time_ms, warn_of_skew
 from .client import Client
@@ -19,6 +18,7 @@ from .keys import Keys
 from .options import Options
 from .reading import Lanes
 from .scripts import Arg
+from .waiting import Waiters
 
 __all__ = ["Base"]
 
@@ -64,7 +64,7 @@ class Base:
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
         self._options, self._keys, self._clock = options, keys, clock
         self._opened: _Opened | None = None
-        self._wakeups: set[WakeUp] = set()
+        self.waiters = Waiters()
 
     @property
     def name(self) -> str:
@@ -180,8 +180,3 @@ class Base:
         opened = self._checked()
         assert opened.time is not None
         return (at_ms - opened.time.now_ms()) / 1000
-
-    def wake_all(self) -> None:
-        """End the current or next `wait` of every worker of this store."""
-        for wakeup in self._wakeups:
-            wakeup.set()

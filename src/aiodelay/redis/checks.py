@@ -30,7 +30,8 @@ async def check_server(client: Client, keys: Keys, options: Options) -> None:
     """Refuse a server that would lose messages or that this version cannot work with.
 
     Raises:
-        StoreMismatchError: It evicts keys, is a replica, is too old, or holds another layout.
+        StoreMismatchError: It evicts keys, is a replica, is too old, holds another layout, or is the wrong node of a
+            cluster.
         StoreUnavailableError: It does not answer.
     """
     try:
@@ -41,6 +42,11 @@ async def check_server(client: Client, keys: Keys, options: Options) -> None:
         await _check_layout(client, keys, options.name)
         await client.load_scripts()
     except Fault as fault:
+        if fault.reason.startswith("MOVED "):
+            owner = fault.reason.rpartition(" ")[2]
+            raise StoreMismatchError(
+                f"node of {options.name}", "a node of a cluster", f"the one that holds {keys.tag}*, which is {owner}"
+            ) from fault
         advice = "; it does not speak RESP3: use protocol=2" if "command 'HELLO'" in fault.reason else ""
         raise StoreUnavailableError(options.name, fault.reason + advice) from fault
 
@@ -103,8 +109,10 @@ async def _setting(client: Client, options: Options, name: str) -> str | None:
 
 async def _check_layout(client: Client, keys: Keys, name: str) -> None:
     meta = keys.key("meta")
-    for field, value in (("schema", str(SCHEMA)), ("shards", str(SHARDS)), ("uuid", uuid4().hex)):
-        await client.command("HSETNX", meta, field, value)
+    wanted = {"schema": str(SCHEMA), "shards": str(SHARDS), "uuid": uuid4().hex}
+    if None in await client.command("HMGET", meta, *wanted):  # else nothing is written: the server may be full
+        for field, value in wanted.items():
+            await client.command("HSETNX", meta, field, value)
     schema, shards = await client.command("HMGET", meta, "schema", "shards")
     if (schema, shards) != (b"%d" % SCHEMA, b"%d" % SHARDS):
         shown = f"schema {_shown(schema)}, {_shown(shards)} shards"

@@ -25,7 +25,7 @@ from .faults import Fault
 from .keys import member_of
 from .scripts import Arg
 
-__all__ = ["BAD_VALUE", "CHANGE_COST", "Answer", "answer_of", "arguments_of", "chunk_size", "outcome_of"]
+__all__ = ["BAD_VALUE", "CHANGE_COST", "MOST_MS", "Answer", "answer_of", "arguments_of", "chunk_size", "outcome_of"]
 
 
 class _TooFarError(Exception):
@@ -35,7 +35,8 @@ class _TooFarError(Exception):
 BAD_VALUE = (_TooFarError, OverflowError, UnicodeError, TypeError)
 """What a value raises that no record can hold; the command it came with is refused, its neighbours are not."""
 
-_MOST_MS = (1 << 47) - 1
+MOST_MS = (1 << 47) - 1
+"""The latest time that a record can hold."""
 _COMMAND_BYTES = 100
 CHANGE_COST = 6
 """What a command that changes a record costs the server, in puts of new ids, so that no script takes it long."""
@@ -98,7 +99,7 @@ def _due(due: At | After) -> bytes:
 
 
 def _checked(ms: int) -> int:
-    if ms > _MOST_MS:
+    if ms > MOST_MS:
         raise _TooFarError
     return ms
 

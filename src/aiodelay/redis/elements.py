@@ -1,7 +1,7 @@
 """The elements of a list: what another process, in any language, reads of a message.
 
 Three MessagePack values in a row: the id as binary, the record's prefix as binary, its body as a map; docs/formats.md
-has them byte by byte. The body has one key more than the record's: `q`, when the element was pushed.
+has them byte by byte. The body has one key more than the record's, its last: `q`, when the element was pushed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,6 @@ class Element(msgspec.Struct, frozen=True, gc=False):
 
     record: Record
     pushed_ms: int | None
-
-
-class _Pushed(msgspec.Struct, gc=False):
-    q: int | None = None
-
-
-_pushed_decoder = msgspec.msgpack.Decoder(_Pushed)
 
 
 def encode_element(delivery: Delivery) -> bytes:
@@ -68,11 +61,11 @@ def decode_element(element: bytes, *, lane: str) -> Element:
     prefix, at = _read_bin(element, at)
     if not member or len(prefix) != _PREFIX + (8 if prefix[1:2] and prefix[1] & _VERSION_FLAG else 0):
         raise RecordFormatError("it does not begin with an id and a record's prefix")
-    body = element[at:]
-    record = decode_record(prefix + body, message_id=text_of(member), lane=lambda number: lane)
+    record = decode_record(prefix + element[at:], message_id=text_of(member), lane=lambda number: lane)
     if record.envelope.rule is not None:
         raise RecordFormatError("it recurs: a list holds single occurrences")
-    return Element(replace(record, envelope=replace(record.envelope, address="")), _pushed_decoder.decode(body).q)
+    pushed_ms = int.from_bytes(element[-8:], "big") if element[-11:-8] == _PUSHED else None
+    return Element(replace(record, envelope=replace(record.envelope, address="")), pushed_ms)
 
 
 def _read_bin(element: bytes, at: int) -> tuple[bytes, int]:

@@ -26,6 +26,8 @@ _NOT_CARRIED_OUT: tuple[type[Exception], ...] = (
 )
 _CODES = ("BUSY ", "NOREPLICAS ", "MISCONF ", "READONLY ", "MASTERDOWN ", "LOADING ")
 _IN_SCRIPT = ("-READONLY ", "-NOREPLICAS ", "-MISCONF ", "-MASTERDOWN ")  # as Redis 6.2 words them
+_ELSEWHERE = ("READONLY ", "MASTERDOWN ")
+"""This server is a replica now: its name may have become another's."""
 _FULL = "OOM command not allowed"
 _LIMIT = 200
 
@@ -36,7 +38,7 @@ class Fault(Exception):  # noqa: N818 - it never leaves this package: it becomes
     Attributes:
         kind: `unavailable`, `full`: surely not carried out. `unknown`: it may have been.
         reason: For people; it names no secret.
-        is_connection: The connection is to blame, rather than an answer of the server.
+        is_connection: The connection is to blame, rather than an answer of the server; it may lead to the wrong one.
     """
 
     kind: Kind
@@ -62,7 +64,9 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     if isinstance(error, e.OutOfMemoryError) or _FULL in text:
         return Fault("full", text)
     if isinstance(error, _NOT_CARRIED_OUT) or text.startswith(_CODES) or any(each in text for each in _IN_SCRIPT):
-        return Fault("unavailable", f"{_code(error)}{text}", is_connection=isinstance(error, e.BusyLoadingError))
+        text = f"{_code(error)}{text}"
+        is_connection = isinstance(error, e.BusyLoadingError) or any(each in text for each in _ELSEWHERE)
+        return Fault("unavailable", text, is_connection=is_connection)
     if isinstance(error, e.NoPermissionError):  # inside a script, some of it may have been carried out
         return Fault("unknown" if "script" in text else "unavailable", f"NOPERM {text}")
     if isinstance(error, e.ResponseError):

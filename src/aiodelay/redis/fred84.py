@@ -19,6 +19,7 @@ from aiodelay.model import After, At, Conflict, Envelope, Put, Refused, Stored
 from aiodelay.ports import Store
 
 from .client import Client
+from .commands import MOST_MS
 from .faults import Fault
 from .keys import Keys
 from .options import read_url
@@ -57,7 +58,7 @@ class _Identified(Struct):
 
 class _Found(Struct):
     key: str
-    due: At | After
+    score: bytes | float | None
     value: bytes
 
 
@@ -122,17 +123,17 @@ async def _opened(url: str) -> AsyncIterator[Client]:
 async def _pages(client: Client, prefix: str) -> AsyncIterator[list[_Found]]:
     start = 0
     while scored := await client.command("ZRANGE", f"{prefix}delayed_events", start, start + PAGE - 1, "WITHSCORES"):
-        members = scored[::2]
-        values = await client.command("HMGET", f"{prefix}events", *members)
+        pairs = scored if isinstance(scored[0], list) else list(zip(scored[::2], scored[1::2], strict=True))  # RESP3, 2
+        values = await client.command("HMGET", f"{prefix}events", *(member for member, _ in pairs))
         yield [
-            _Found(member.decode("utf-8", "backslashreplace"), At(int(float(score))), value or b"")
-            for member, score, value in zip(members, scored[1::2], values, strict=True)
+            _Found(member.decode("utf-8", "backslashreplace"), score, value or b"")
+            for (member, score), value in zip(pairs, values, strict=True)
         ]
         start += PAGE
     async for name in _lists(client, prefix):
         start = 0
         while values := await client.command("LRANGE", name, start, start + PAGE - 1):
-            waiting = [_Found(_key_of(value), After(0), value) for value in values]
+            waiting = [_Found(_key_of(value), None, value) for value in values]
             scores = [await client.command("ZSCORE", f"{prefix}delayed_events", each.key) for each in waiting]
             yield [each for each, score in zip(waiting, scores, strict=True) if score is None]
             start += PAGE
@@ -173,4 +174,13 @@ def _put_of(found: _Found, type_of: Callable[[str], str]) -> Put:
     envelope = Envelope(
         found.key, type_of(event.type), encoding="json", payload=bytes(event.payload), headers=headers, version=VERSION
     )
-    return Put(new_op(), envelope, found.due, Conflict.newer(VERSION))
+    return Put(new_op(), envelope, _due_of(found.score), Conflict.newer(VERSION))
+
+
+def _due_of(score: bytes | float | None) -> At | After:
+    if score is None:
+        return After(0)
+    at_ms = float(score)
+    if not abs(at_ms) <= MOST_MS:
+        raise _SkippedError(f"its time is {at_ms:g}")
+    return At(int(at_ms))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from aiodelay.model import RETRY_WINDOW_MS, Done, Renewal, RenewOutcome, Settlement
+from aiodelay.model import RETRY_WINDOW_MS, Claim, Done, Renewal, RenewOutcome, Settlement
 from aiodelay.transitions import NO_OP
 
-from .reading import record_at
 from .scripts import Arg
 
 __all__ = ["Held", "HeldClaims", "plain_arguments"]
@@ -18,24 +15,25 @@ __all__ = ["Held", "HeldClaims", "plain_arguments"]
 MOST_HELD = 20_000
 SLACK_MS = 1_000
 """How far the server's clock may be behind what we think it is."""
-_FLAGS, _LANE, _REVISION, _REVISION_AND_DUE, _OP = 1, slice(2, 4), slice(4, 10), slice(4, 16), slice(26, 34)
-_PREFIX_SIZE = 34
-_RECURRING_OR_VERSIONED = 33
 _TEXT, _OCCURRENCE = 2, 3
 
 
-class Held(Struct, gc=False):
-    """A claim given out: its id as Redis holds it, its token, its record's prefix, and how long the whole value is."""
+class Held(NamedTuple):
+    """A claim given out: its id as Redis holds it, its lane's number, and itself."""
 
     member: bytes
-    token: int
-    prefix: bytes
-    size: int
+    lane: int
+    claim: Claim
 
-    @property
-    def is_plain(self) -> bool:
-        """To end it is to delete it: it neither recurs, nor is a series' occurrence, nor carries a version."""
-        return not self.prefix[_FLAGS] & _RECURRING_OR_VERSIONED and self.member[0] != _OCCURRENCE
+    def is_plain(self, settlement: Settlement) -> bool:
+        """Say whether to end it is to delete it: it neither recurs, nor is a series' occurrence, nor has a version."""
+        envelope = self.claim.record.envelope
+        return (
+            type(settlement) is Done
+            and envelope.rule is None
+            and envelope.version is None
+            and self.member[0] != _OCCURRENCE
+        )
 
 
 class HeldClaims:
@@ -44,26 +42,23 @@ class HeldClaims:
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
 
-    def add(self, message_id: str, member: bytes, value: bytes, token: int) -> None:
+    def add(self, held: Sequence[Held]) -> None:
         """Note what was given out."""
         if len(self._held) >= MOST_HELD:  # never settled: lost, or lapsed
             self._held.clear()
-        at = record_at(value)
-        self._held[message_id] = Held(member, token, value[at : at + _PREFIX_SIZE], len(value))
+        self._held.update((each.claim.record.envelope.id, each) for each in held)
 
     def renewed(self, renewals: Iterable[Renewal], outcomes: Iterable[RenewOutcome]) -> None:
-        """Note new tokens."""
+        """Note new tokens, and know those no more that were not renewed."""
         for renewal, outcome in zip(renewals, outcomes, strict=True):
-            held = self._held.get(renewal.id)
+            held = self._held.pop(renewal.id, None)
             if held is not None and outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
-                self._held[renewal.id] = replace(held, token=renewal.to)
+                self._held[renewal.id] = held._replace(claim=Claim(held.claim.record, renewal.to))
 
-    def take(self, settlement: Settlement) -> tuple[Held | None, bool]:
-        """Return what is known of a claim that is to be ended, and whether it ends plainly; it is known no more."""
+    def take(self, settlement: Settlement) -> Held | None:
+        """Return what is known of a claim that is to be ended; it is known no more."""
         held = self._held.pop(settlement.id, None)
-        if held is None or held.token != settlement.token:
-            return None, False
-        return held, type(settlement) is Done and held.is_plain
+        return held if held is not None and held.claim.token == settlement.token else None
 
 
 def plain_arguments(ended: Sequence[Held], now_ms: int) -> tuple[list[Arg], list[int]]:
@@ -76,28 +71,20 @@ def plain_arguments(ended: Sequence[Held], now_ms: int) -> tuple[list[Arg], list
     Returns:
         The arguments, and the order in which they name the claims.
     """
-    lists: dict[tuple[bytes, int], list[int]] = {}
+    lists: dict[tuple[int, int], list[int]] = {}
     memories: list[Arg] = []
-    untils: dict[bytes, bytes] = {}
-    for i, held in enumerate(ended):
-        member, prefix = held.member, held.prefix
-        lists.setdefault((prefix[_LANE], held.token), []).append(i)
-        revision, op = prefix[_REVISION], prefix[_OP]
-        until = untils.get(revision)
-        if until is None:
-            until = untils[revision] = _until(revision, now_ms)
-        if until and op != NO_OP:
-            memories += (b"o" + op, until + b"s" + prefix[_REVISION_AND_DUE])
+    recent_ms = now_ms - SLACK_MS - RETRY_WINDOW_MS
+    for i, (member, lane, claim) in enumerate(ended):
+        lists.setdefault((lane, claim.token), []).append(i)
+        record = claim.record
+        if record.revision > recent_ms and record.op != NO_OP:
+            until = (record.revision + RETRY_WINDOW_MS).to_bytes(6, "big")
+            answer = b"s" + record.revision.to_bytes(6, "big") + record.due_ms.to_bytes(6, "big")
+            memories += (b"o" + record.op, until + answer)
         if member[0] == _TEXT:
-            memories += (b"r" + member, revision)
+            memories += (b"r" + member, record.revision.to_bytes(6, "big"))
     arguments: list[Arg] = [len(lists)]
     for (lane, token), indexes in lists.items():
-        arguments += (int.from_bytes(lane, "big"), token, len(indexes))
+        arguments += (lane, token, len(indexes))
         arguments += [ended[i].member for i in indexes]
     return [*arguments, len(memories), *memories], [i for indexes in lists.values() for i in indexes]
-
-
-def _until(revision: bytes, now_ms: int) -> bytes:
-    """Return until when an op is remembered; nothing where that is over."""
-    until_ms = int.from_bytes(revision, "big") + RETRY_WINDOW_MS
-    return until_ms.to_bytes(6, "big") if until_ms > now_ms - SLACK_MS else b""

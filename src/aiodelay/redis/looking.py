@@ -138,7 +138,7 @@ class Looking(Base):
         if changed:  # in steps, so that others are served in between; what a crash leaves, `tidy` puts back
             while await self.run("hold", ["return", lane, _place(address)]):
                 pass
-            self.wake_all()
+            self.waiters.wake()
         return changed
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
@@ -196,7 +196,7 @@ class Looking(Base):
         for start in range(0, len(keys), REDRIVEN_AT_ONCE):
             answers = await self.run("redrive", ["redrive", *_dead_arguments(keys[start : start + REDRIVEN_AT_ONCE])])
             outcomes += [answer_of(answer, None) for answer in answers]
-        self.wake_all()
+        self.waiters.wake()
         return outcomes
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aiodelay.codecs import decode_record
 from aiodelay.errors import RecordFormatError
@@ -27,16 +27,11 @@ _RAW = 255
 class Lanes:
     """Names of lanes by number, as of one answer: a server that lost what it held gives its lanes other numbers."""
 
+    name: Callable[[int], Lane]
+    """Returns a lane's name; raises `LookupError` if it is not among them."""
+
     def __init__(self, numbers: Mapping[Lane, int]) -> None:
-        self._names = {number: name for name, number in numbers.items()}
-
-    def name(self, number: int) -> Lane:
-        """Return a lane's name.
-
-        Raises:
-            LookupError: It is not among them.
-        """
-        return self._names[number]
+        self.name = {number: name for name, number in numbers.items()}.__getitem__
 
 
 def record_at(value: bytes) -> int:

@@ -11,8 +11,9 @@ import msgspec
 
 from aiodelay.clock import Clock
 from aiodelay.errors import ConfigurationError, StoreUnavailableError, shortened
-from aiodelay.model import Command, Lane, Outcome, Refused, SourcePosition
+from aiodelay.model import Command, Lane, Outcome, Put, Refused, SourcePosition
 from aiodelay.ports import StoreTraits, Work
+from aiodelay.transitions import loads_of
 
 from .commands import BAD_VALUE, answer_of, arguments_of, chunk_size, outcome_of
 from .faults import Fault
@@ -20,7 +21,8 @@ from .keys import Keys
 from .options import read_url
 from .scripts import Arg
 from .transfer import Transfers
-from .waking import Listener
+from .waiting import first_dues
+from .waking import Listener, listening
 from .work import RedisWork
 
 __all__ = ["RedisStore", "open_store"]
@@ -97,8 +99,16 @@ class RedisStore(Transfers):
             left = left[len(answers) :]
             if source is not None:  # one step
                 break
-        self.wake_all()
+        dues = first_dues(commands, outcomes)
+        if dues is None:
+            self.waiters.wake()
+        else:
+            self.waiters.come_due(dues)
         return outcomes
+
+    async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
+        """Store versioned messages."""
+        return await self.apply(loads_of(puts))
 
     # --- dispatching --------------------------------------------------------------------------------------
 
@@ -107,25 +117,26 @@ class RedisStore(Transfers):
         """Open the dispatching role."""
         opened, workers = self._checked(), self._keys.key("workers")
         work = RedisWork(self, worker)
-        await self.command("HSET", workers, worker, msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)]))
-        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.wake_all)
-        failure: BaseException | None = None
-        async with asyncio.TaskGroup() as tasks:
-            listening = tasks.create_task(listener.run(), name="aiodelay redis wake-ups")
-            self._wakeups.add(work.wakeup)
-            try:
-                await listener.ready()
-                yield work
-            except BaseException as error:  # noqa: BLE001 - raised below, as it is: the group would wrap it
-                failure = error
-            self._wakeups.discard(work.wakeup)
-            listening.cancel()
-        if self._opened is opened:
-            with suppress(StoreUnavailableError, TimeoutError):  # it is forgotten after its window
-                async with asyncio.timeout(LEAVE_S):
-                    await self.command("HDEL", workers, worker)
-        if failure is not None:
-            raise failure
+        serves = msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)])
+        try:
+            await opened.client.command("HSET", workers, worker, serves)
+        except Fault as fault:
+            if fault.kind != "full":  # then `tidy` writes it: what frees memory may
+                raise StoreUnavailableError(self.name, fault.reason) from fault
+        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
+        try:
+            async with listening(listener, "aiodelay redis wake-ups"):
+                self.waiters.add(work.waiter)
+                try:
+                    await listener.ready()
+                    yield work
+                finally:
+                    self.waiters.discard(work.waiter)
+        finally:
+            if self._opened is opened:
+                with suppress(StoreUnavailableError, TimeoutError):  # it is forgotten after its window
+                    async with asyncio.timeout(LEAVE_S):
+                        await self.command("HDEL", workers, worker)
 
 
 _NOT_SENT = Refused("unavailable", "not sent, because what stood before it in the batch failed")

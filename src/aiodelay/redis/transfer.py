@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from aiodelay.clock import Clock
 from aiodelay.codecs import encode_record
 from aiodelay.errors import RecordFormatError, StoreFullError, StoreUnavailableError
 from aiodelay.model import (
@@ -16,6 +18,7 @@ from aiodelay.model import (
     Dead,
     Demand,
     Done,
+    Lane,
     Promise,
     PutBack,
     Reach,
@@ -24,16 +27,18 @@ from aiodelay.model import (
     Stored,
     Transferred,
 )
-from aiodelay.ports import Sink, Transferring
-from aiodelay.wakeup import WakeUp
+from aiodelay.ports import Sink, Source, Transferring
 
 from .commands import answer_of
 from .faults import Fault
-from .keys import member_of, text_of
+from .keys import Keys, member_of, text_of
 from .lists import RedisListSink
 from .looking import Looking
+from .options import Options
 from .reading import due_and_revision, read_record
 from .scripts import Arg
+from .taking import RedisListSource
+from .waiting import Waiter
 
 __all__ = ["Transfers"]
 
@@ -44,10 +49,19 @@ BACK_AT_ONCE = 100
 class Transfers(Looking):
     """`Transfer` and `PutsBack`: what goes from the store to lists, and what comes back."""
 
+    def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
+        super().__init__(options, keys, clock)
+        self._transfers: list[_ListTransfer] = []
+
     @property
     def sinks(self) -> Sequence[Sink]:
         """The sinks that this store brings along."""
         return [RedisListSink(self._options)]
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The sources that this store brings along."""
+        return [RedisListSource(self._options)]
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""
@@ -63,11 +77,26 @@ class Transfers(Looking):
         """Open the moving of one sink's messages."""
         assert isinstance(sink, RedisListSink)
         transfer = _ListTransfer(self, sink)
-        self._wakeups.add(transfer.wakeup)
+        self._transfers.append(transfer)
+        self.waiters.add(transfer.waiter, sink.name)
         try:
             yield transfer
         finally:
-            self._wakeups.discard(transfer.wakeup)
+            self.waiters.discard(transfer.waiter)
+            self._transfers.remove(transfer)
+
+    def moved_lanes(self) -> list[Lane]:
+        """Return the lanes that are moved from here: each claim looks at them too, so that they need not be polled."""
+        return [transfer.sink.name for transfer in self._transfers]
+
+    def looked_at_moved(self, next_look_ms: int | None) -> None:
+        """Take note that a claim has looked at the lanes that are moved.
+
+        Args:
+            next_look_ms: When there may be something to move next; None = they are empty.
+        """
+        for transfer in self._transfers:
+            transfer.looked(next_look_ms)
 
     async def blocked(self) -> Sequence[Blocked]:
         """List destinations that take nothing now."""
@@ -92,7 +121,7 @@ class Transfers(Looking):
                 if not isinstance(outcome, Stored):
                     raise StoreFullError(self.name, outcome.detail)
                 found.append(outcome)
-        self.wake_all()
+        self.waiters.wake()
         return found
 
 
@@ -100,15 +129,17 @@ class _ListTransfer:
     """`Transferring` into lists."""
 
     def __init__(self, store: Transfers, sink: RedisListSink) -> None:
-        self._store, self._sink = store, sink
-        self.wakeup = WakeUp()
+        self._store, self.sink = store, sink
+        self.waiter = Waiter()
+        self._looked_s = 0.0
         self._unreadable: list[Settlement] = []
 
     async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
         messages, max_bytes = min(demand.messages, MAX_CLAIM_MESSAGES), min(demand.max_bytes, MAX_CLAIM_BYTES)
-        arguments: list[Arg] = [self._sink.name, messages, max_bytes, self._sink.max_length]
+        arguments: list[Arg] = [self.sink.name, messages, max_bytes, self.sink.max_length]
         for settlement in (*settlements, *self._unreadable):
             arguments += _arguments(settlement)
+        self._looked_s = asyncio.get_running_loop().time()
         now, moved, next_due, changed, *series = await self._store.run("transfer", arguments)
         self._unreadable = []
         records = await self._read(series)
@@ -133,16 +164,26 @@ class _ListTransfer:
         return records
 
     async def wait(self, *, until_ms: int | None) -> None:
-        seconds = SAFETY_POLL_S * random.uniform(0.75, 1)
-        if until_ms is not None:
-            seconds = min(seconds, self._store.seconds_until(until_ms))
-        await self.wakeup.wait(seconds)
+        loop, poll_s = asyncio.get_running_loop(), SAFETY_POLL_S * random.uniform(0.97, 1)  # claims come sooner
+        while True:
+            seconds = self._looked_s + poll_s - loop.time()
+            if until_ms is not None:
+                seconds = min(seconds, self._store.seconds_until(until_ms))
+            if await self.waiter.wait(seconds, until_ms) or seconds <= 0:
+                return
+
+    def looked(self, next_look_ms: int | None) -> None:
+        """Take note that somebody else has looked: it is as good as a look of one's own."""
+        loop = asyncio.get_running_loop()
+        self._looked_s = loop.time()
+        if next_look_ms is not None:
+            self.waiter.comes_due(next_look_ms)
 
     def wake(self) -> None:
-        self.wakeup.set()
+        self.waiter.wake()
 
     def clear(self) -> None:
-        self.wakeup.clear()
+        self.waiter.clear()
 
 
 def _arguments(settlement: Settlement) -> list[Arg]:

@@ -1,20 +1,21 @@
-"""Listening for wake-ups: what other processes put into a lane ahead of its head. Hints only."""
+"""Reads that block, each on a connection of its own: a store's stream of wake-ups, and lists that may fill."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from .client import Client
-from .scripts import packed
+from .scripts import Arg, packed
 
-__all__ = ["Listener"]
+__all__ = ["BlockingReader", "ListListener", "Listener", "listening"]
 
 log = logging.getLogger("aiodelay.redis")
 
@@ -25,29 +26,11 @@ MOST_BACKOFF_S = 2.0
 START_S = 1.0
 
 
-class Listener:
-    """Reads the stream `wake` on a connection of its own, and calls `wake` for what others wrote.
+class BlockingReader(ABC):
+    """Keeps a connection, and calls `wake` after each reconnection: something may have been missed meanwhile."""
 
-    A cursor survives reconnecting, so that nothing is missed that the stream still holds. Whatever goes wrong here
-    costs lateness up to the safety poll, and no message.
-
-    Args:
-        client: Makes the connection.
-        key: The stream.
-        writer: Entries of this one are skipped: its own workers are woken without the server.
-        wake: Called for each batch of hints, and after each reconnection.
-    """
-
-    def __init__(self, client: Client, key: str, writer: str, wake: Callable[[], object]) -> None:
-        self._client, self._key, self._writer, self._wake = client, key, writer.encode(), wake
-        self._cursor = b""
-        self._listens = asyncio.Event()
-
-    async def ready(self) -> None:
-        """Return when the cursor stands, or soon if the server does not answer."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(START_S):
-                await self._listens.wait()
+    def __init__(self, client: Client, wake: Callable[[], object]) -> None:
+        self._client, self._wake = client, wake
 
     async def run(self) -> None:
         """Listen until cancelled; nothing else ends this."""
@@ -72,12 +55,42 @@ class Listener:
             self._wake()
             await asyncio.sleep(random.uniform(0.5, 1) * min(0.1 * 2 ** min(failures, 10), MOST_BACKOFF_S))
 
+    @abstractmethod
+    async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+        """Read once, blocking at most `BLOCK_MS`."""
+
+
+class Listener(BlockingReader):
+    """Reads the stream `wake`: what other processes put into a lane ahead of its head. Hints only.
+
+    A cursor survives reconnecting, so that nothing is missed that the stream still holds. Whatever goes wrong here
+    costs lateness up to the safety poll, and no message.
+
+    Args:
+        client: Makes the connection.
+        key: The stream.
+        writer: Entries of this one are skipped: its own workers are woken without the server.
+        wake: Called for each batch of hints, and after each reconnection.
+    """
+
+    def __init__(self, client: Client, key: str, writer: str, wake: Callable[[], object]) -> None:
+        super().__init__(client, wake)
+        self._key, self._writer = key, writer.encode()
+        self._cursor = b""
+        self._listens = asyncio.Event()
+
+    async def ready(self) -> None:
+        """Return when the cursor stands, or soon if the server does not answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                await self._listens.wait()
+
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
         if not self._cursor:
-            last = await _ask(connection, packed(["XREVRANGE", self._key, "+", "-", "COUNT", 1]), GRACE_S)
+            last = await _ask(connection, ["XREVRANGE", self._key, "+", "-", "COUNT", 1], GRACE_S)
             self._cursor = last[0][0] if last else b"0-0"
             self._listens.set()
-        command = packed(["XREAD", "BLOCK", BLOCK_MS, "STREAMS", self._key, self._cursor])
+        command: list[Arg] = ["XREAD", "BLOCK", BLOCK_MS, "STREAMS", self._key, self._cursor]
         reply = await _ask(connection, command, BLOCK_MS / 1000 + GRACE_S)
         if not reply:
             return
@@ -87,7 +100,52 @@ class Listener:
             self._wake()
 
 
-async def _ask(connection: Any, command: bytes, seconds: float) -> Any:  # noqa: ANN401 - redis-py's
+class ListListener(BlockingReader):
+    """Waits for a list to have an element, whenever it is asked to; it takes none.
+
+    The command moves the head of the list to the head of the list, and blocks while there is none: after it the list is
+    what it was before. All who wait are told of an element, whoever pushed it.
+
+    Args:
+        client: Makes the connection.
+        key: The list.
+        wake: Called when it has an element, and after each reconnection.
+    """
+
+    def __init__(self, client: Client, key: str, wake: Callable[[], object]) -> None:
+        super().__init__(client, wake)
+        self._key = key
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Have `wake` called once the list has an element."""
+        self._asked.set()
+
+    async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+        if not self._asked.is_set():
+            await self._asked.wait()
+        command: list[Arg] = ["BLMOVE", self._key, self._key, "LEFT", "LEFT", BLOCK_MS // 1000]
+        if await _ask(connection, command, BLOCK_MS / 1000 + GRACE_S) is not None:
+            self._asked.clear()
+            self._wake()
+
+
+@asynccontextmanager
+async def listening(reader: BlockingReader, name: str) -> AsyncIterator[None]:
+    """Have a reader at work for the length of a block; what ends the block goes its own way, not into a group."""
+    failure: BaseException | None = None
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(reader.run(), name=name)
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failure = error
+        task.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _ask(connection: Any, command: list[Arg], seconds: float) -> Any:  # noqa: ANN401 - redis-py's
     async with asyncio.timeout(seconds):
-        await connection.send_packed_command([command], check_health=False)
+        await connection.send_packed_command([packed(command)], check_health=False)
         return await connection.read_response()

@@ -29,12 +29,12 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
-from aiodelay.wakeup import WakeUp
 
 from .held import Held, HeldClaims, plain_arguments
 from .keys import member_of, text_of
 from .reading import Lanes, read_record
 from .scripts import Arg
+from .waiting import Waiter
 from .workers import SERVED_WINDOW_MS, served_lanes
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class RedisWork:
 
     def __init__(self, store: RedisStore, worker: str) -> None:
         self._store, self._worker = store, worker
-        self.wakeup = WakeUp()
+        self.waiter = Waiter()
         self._held = HeldClaims()
         self._turn = 0
         self._last = ""
@@ -80,7 +80,8 @@ class RedisWork:
         if request != self._last:
             self._last, self._is_answered = request, False
             self._turn += 1
-        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered)]
+        watched = self._store.moved_lanes()
+        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered), len(watched), *watched]
         names: list[Lane] = []
         for lane, each in self._in_turn(demand):
             arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
@@ -88,8 +89,9 @@ class RedisWork:
         reply = await self._store.run("claim", arguments)
         self._is_answered = True
         now_ms = self._store.heard(reply[0])
-        lanes = Lanes(dict(zip(names, map(int, reply[3].split()), strict=True)))
-        claims = await self._read(reply[4:], int(reply[2] or 0), lanes)
+        numbers = dict(zip(names, map(int, reply[3].split()), strict=True))
+        self._store.looked_at_moved(int(reply[4]) if reply[4] else None)
+        claims = await self._read(reply[5:], int(reply[2] or 0), numbers)
         return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None)
 
     def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
@@ -97,10 +99,11 @@ class RedisWork:
         first = self._turn % len(wanted) if wanted else 0
         return wanted[first:] + wanted[:first]
 
-    async def _read(self, pairs: Sequence[bytes], token: int, lanes: Lanes) -> list[Claim]:
+    async def _read(self, pairs: Sequence[bytes], token: int, numbers: Mapping[Lane, int]) -> list[Claim]:
         """Read what was claimed; what cannot be read is given up at once, and its neighbours are delivered."""
+        lanes = Lanes(numbers)
         members, values = pairs[::2], pairs[1::2]
-        claims: list[Claim] = []
+        held: list[Held] = []
         unreadable: list[Settlement] = []
         for member, value in zip(members, values, strict=True):
             try:
@@ -111,12 +114,11 @@ class RedisWork:
                 )
                 unreadable.append(Dead(text_of(member), 0, token, "undecodable", 0, error.problem))
             else:
-                claim = Claim(record, token)
-                claims.append(claim)
-                self._held.add(record.envelope.id, member, value, token)
+                held.append(Held(member, numbers[record.envelope.lane], Claim(record, token)))
+        self._held.add(held)
         if unreadable:
             await self.settle(unreadable)
-        return claims
+        return [each.claim for each in held]
 
     # --- settling -----------------------------------------------------------------------------------------
 
@@ -126,18 +128,19 @@ class RedisWork:
         plain: list[tuple[int, Held]] = []
         others: list[tuple[int, Settlement, int]] = []
         for i, settlement in enumerate(settlements):
-            held, is_plain = self._held.take(settlement)
-            if held is not None and is_plain and not has_journal:
+            held = self._held.take(settlement)
+            if held is not None and not has_journal and held.is_plain(settlement):
                 plain.append((i, held))
             else:
-                others.append((i, settlement, _COST + (held.size if held else 0)))
+                others.append((i, settlement, _COST + (held.claim.record.envelope.size if held else 0)))
         letters: dict[int, int] = {}
         for of_plain, of_others in zip_longest(_cut(plain), _cut_by_cost(others), fillvalue=()):
             letters |= await self._settle(of_plain, of_others)
         not_held = [(i, settlements[i], _COST) for i, letter in letters.items() if letter == _NOT_HELD]
         for chunk in _cut_by_cost(not_held):
             letters |= await self._settle((), chunk)
-        self._store.wake_all()
+        if others:
+            self._store.waiters.wake()
         return [_SETTLED[letters[i]] for i in range(len(settlements))]
 
     async def _settle(
@@ -168,18 +171,18 @@ class RedisWork:
 
     async def wait(self, *, until_ms: int | None) -> None:
         """Return when there may be something new to claim."""
-        seconds = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.75, 1)
+        seconds = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.75, 0.95)
         if until_ms is not None:
             seconds = min(seconds, self._store.seconds_until(until_ms))
-        await self.wakeup.wait(seconds)
+        await self.waiter.wait(seconds, until_ms)
 
     def wake(self) -> None:
         """End this worker's current or next `wait`."""
-        self.wakeup.set()
+        self.waiter.wake()
 
     def clear(self) -> None:
         """Forget wake-ups so far."""
-        self.wakeup.clear()
+        self.waiter.clear()
 
     # --- housekeeping -------------------------------------------------------------------------------------
 

@@ -93,11 +93,12 @@ def _apply(tables: Tables, command: Command, n: int | None = None) -> Outcome:
         command: Any.
         n: The number kept for what it stores.
     """
-    outcome = tables.remembered(command.op)
+    is_remembered = command.op != t.NO_OP
+    outcome = tables.remembered(command.op) if is_remembered else None
     if outcome is not None:
         return outcome
     entry = tables.find(command.id)
-    if entry is not None and entry.record.op == command.op and _tells(entry, tables.now):
+    if entry is not None and is_remembered and entry.record.op == command.op and _tells(entry, tables.now):
         return t.first_answer(entry.record)
     match command:
         case Put():
@@ -108,7 +109,8 @@ def _apply(tables: Tables, command: Command, n: int | None = None) -> Outcome:
             outcome = _reschedule(tables, command, _live(entry))
         case Fire():
             outcome = _fire(tables, _live(entry))
-    if not (isinstance(outcome, Stored) and outcome.answer == "stored"):  # the record itself tells that one
+    # That it was stored, the record itself tells.
+    if is_remembered and not (isinstance(outcome, Stored) and outcome.answer == "stored"):
         tables.remember(command.op, outcome)
     return outcome
 

@@ -44,6 +44,8 @@ class Namespace:
     careful: bool
     has_new: bool
     """Whether this transaction gave a lane anything."""
+    answers: int
+    """Answers written in this transaction."""
 
     def __init__(self, connection: sqlite3.Connection, namespace: str, journal: int) -> None:
         self.execute, self.executemany = connection.execute, connection.executemany
@@ -52,9 +54,7 @@ class Namespace:
         self.now = 0
         self.careful = False
         self.has_new = False
-        """Whether this transaction gave a lane anything."""
         self.answers = 0
-        """Answers written in this transaction."""
         self.sweep: Sweep = Sweep()
         self.series_changed: set[int] = set()
         """Series of which an occurrence has ended in this transaction: what was read of them before is old."""
@@ -80,6 +80,10 @@ class Namespace:
         self._notes.clear()
         self.series_changed.clear()
         self._connection.text_factory = decoded_anyhow if careful else str
+
+    def count_answer(self) -> None:
+        """Count an answer that was written in this transaction."""
+        self.answers += 1
 
     def forget_caches(self) -> None:
         """Forget what was rolled back."""

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import NoReturn, Self, TypeVar
 from urllib.parse import unquote
 
+from aiodelay import transitions as t
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import (
     ClosedError,
@@ -17,6 +18,7 @@ from aiodelay.errors import (
     UnsupportedByStoreError,
 )
 from aiodelay.model import (
+    MAX_CLAIM_MESSAGES,
     Command,
     DeadKey,
     DeadLetter,
@@ -25,6 +27,7 @@ from aiodelay.model import (
     LaneCounts,
     LoadBucket,
     Outcome,
+    Put,
     PutBack,
     Query,
     Refused,
@@ -137,6 +140,14 @@ class SqliteStore:
                 size=len(commands),
             )
         )
+
+    async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
+        """Store versioned messages, a transaction for every so many of them."""
+        loads = t.loads_of(puts)
+        outcomes: list[Outcome] = []
+        for at in range(0, len(loads), MAX_CLAIM_MESSAGES):
+            outcomes += await self.apply(loads[at : at + MAX_CLAIM_MESSAGES])
+        return outcomes
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:

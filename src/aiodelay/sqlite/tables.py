@@ -247,7 +247,7 @@ class Tables(Namespace):
         else:
             return
         until_ms = self.now + RETRY_WINDOW_MS if until_ms is None else until_ms
-        self.answers += 1
+        self.count_answer()
         self.execute(
             "INSERT INTO ops (ns, op, answer, detail, revision, due_ms, until_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (self.ns, op, *answer, until_ms),

@@ -22,11 +22,12 @@ import msgspec
 
 from aiodelay import Conflict, Context, Retry, Scheduler
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent
+from aiodelay.redis import RedisListSink, RedisListSource
 from aiodelay.registry import open_store
 from tests.support import history as h
 from tests.support import sqlite_points
 from tests.support.bugs import BUGS
-from tests.support.observed import FailurePoint, FailurePoints, ObservedStore, kill_oneself
+from tests.support.observed import FailurePoint, FailurePoints, ObservedSource, ObservedStore, kill_oneself
 from tests.support.producing import Producer
 
 __all__ = ["Burst", "Plan", "Stream"]
@@ -68,6 +69,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         point: Where it kills itself.
         serve: Lanes that it handles.
         sink: Also serve the sink `sink:`.
+        source: Where the handler takes messages from too: a list of Redis.
+        moves: Only move messages into lists, as the store does by itself.
         run_ms: How long a handler takes.
         waits: Open the scheduler only once told `go`.
         blocks: Block the event loop, once, where a message says so.
@@ -82,6 +85,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     point: FailurePoint | None = None
     serve: tuple[str, ...] = ()
     sink: bool = False
+    source: str = ""
+    moves: bool = False
     concurrency: int = 8
     run_ms: int = 0
     drain_ms: int = 30_000
@@ -247,9 +252,13 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         if plan.bug
         else open_store(plan.store, namespace="default", clock=None)
     )
+    if plan.moves:
+        return Scheduler(plan.store, lanes=["redis-list"])
+    lists = [RedisListSink(plan.store)] if plan.store.startswith("redis://") else []
     scheduler = Scheduler(
         ObservedStore(real, history, points),
-        sinks=[RecordingSink(history, points)],
+        sinks=[RecordingSink(history, points), *lists],
+        sources=[ObservedSource(RedisListSource(plan.store), history, points)] if plan.source else [],
         dispatch=bool(plan.serve or plan.sink),
         lanes=[*plan.serve, *(["sink"] if plan.sink else [])],
         retry=Retry(attempts=10, first="200ms", factor=1),
@@ -257,8 +266,9 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
     )
     scheduler._options = msgspec.structs.replace(scheduler._options, lease_ms=plan.lease_ms)
     for lane in plan.serve:
-        handling = Handling(lane, plan, history, points)
-        scheduler.add_handler(handling.handle, name=lane, concurrency=plan.concurrency)
+        handling = Handling("redis-list" if plan.source else lane, plan, history, points)
+        source = plan.source or None
+        scheduler.add_handler(handling.handle, name=lane, concurrency=plan.concurrency, source=source)
     return scheduler
 
 

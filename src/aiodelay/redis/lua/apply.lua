@@ -4,6 +4,7 @@
 -- From ARGV[6] on, 8 arguments a command: what, id, op (8 bytes), lane, due, late, version, body.
 --   what    put: 'r' replace, 'k' keep, 'e' error, 'n' newer; then '*' if it recurs, '-' if not; for 'n', the version to
 --           compare, u64. Others: 'c' cancel, 'm' reschedule, 'f' fire; their lane, late, version and body are ''.
+--   op      all zero: not remembered; then only a version guards it against being repeated
 --   id      byte 1 + 16 bytes of a UUIDv7, or byte 2 + text, or byte 3 + a series' id + its occurrence's due time, u48
 --   due     epoch ms, or '+' and ms from now; '' for cancel and fire
 --   late    '' deliver, '1:<ms>' drop, '2:<ms>' dead letter: so many ms past its due time
@@ -114,6 +115,7 @@ local function put(a, e)
   if not lane then return 'L' end
   if e then
     end_retries(e)
+    if e.version and #ARGV[a + 6] > 0 and is_newer(ARGV[a + 6], e.version) then e.version = nil end -- the next tells it
     finish_off(e)
   end
   local id, due = ARGV[a + 1], due_of(ARGV[a + 4])
@@ -164,11 +166,12 @@ end
 local function carry_out(a, what_of_op)
   local what, id, op = sub(ARGV[a], 1, 1), ARGV[a + 1], ARGV[a + 2]
   if fresh[id] or what == 'c' or what == 'm' or what == 'f' then flush() end
-  local answer = recall(what_of_op)
+  local is_remembered = op ~= NO_OP
+  local answer = is_remembered and recall(what_of_op)
   if answer then return answer end
   local e = load(id)
   cost = cost + (e and CHANGE_COST + floor(#e.value / CHANGE_BYTES) or 1)
-  if e and e.op == op then return first_answer(e) end
+  if e and is_remembered and e.op == op then return first_answer(e) end
   if e then flush() end
   if what == 'c' then
     answer = cancel(e)
@@ -177,7 +180,7 @@ local function carry_out(a, what_of_op)
   else
     answer = put(a, e)
   end
-  if byte(answer) ~= 115 then remember(what_of_op, now + WINDOW, answer) end
+  if is_remembered and byte(answer) ~= 115 then remember(what_of_op, now + WINDOW, answer) end
   return answer
 end
 
@@ -194,13 +197,13 @@ local function check() -- all that is given, before anything is written
 end
 
 local function read_block(from, to)
-  local ids, ops, whats = {}, {}, {}
+  local ids, ops, things = {}, {}, {}
   for i = from, to do
     local id, op = ARGV[FIRST + i * STRIDE + 1], 'o' .. ARGV[FIRST + i * STRIDE + 2]
-    ids[#ids + 1], ops[#ops + 1], whats[#whats + 1] = id, op, op
-    if byte(id) ~= 1 then whats[#whats + 1] = 'r' .. id end
+    ids[#ids + 1], ops[#ops + 1], things[#things + 1] = id, op, op
+    if byte(id) ~= 1 then things[#things + 1] = 'r' .. id end
   end
-  prefetch(whats)
+  prefetch(things)
   for i, value in ipairs(call('HMGET', MSG, unpack(ids))) do
     loaded[ids[i]] = value and parse(ids[i], value) or false
   end

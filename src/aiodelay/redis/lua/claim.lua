@@ -4,16 +4,17 @@
 -- ARGV[5] worker
 -- ARGV[6] request; repeated, it gives what it gave, as far as it is still leased
 -- ARGV[7] '1' if this request has been answered before, so that it must lease nothing more
--- From ARGV[8] on, the demands, whose turn it is first: messages, bytes, how many lanes, their names.
+-- ARGV[8] how many lanes the caller only watches; then their names
+-- Then the demands, whose turn it is first: messages, bytes, how many lanes, their names.
 -- Returns now, when to look again ('' = these lanes are empty), the token, the numbers of the lanes in the order of
--- their names (0 = there is none), then id and value of each message.
+-- their names (0 = there is none), when to look at the watched ones, then id and value of each message.
 local MOST, MOST_BYTES, MOST_PASSED = 500, 1048576, 100
 local BLOCK = 32 -- so many values are read at once; more of them might be far more than may be claimed
 local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0
 
 local function read_demands()
-  local a = 8
+  local a = 9 + tonumber(ARGV[8])
   while a <= #ARGV do
     local group = { most = tonumber(ARGV[a]), bytes = tonumber(ARGV[a + 1]), lanes = {}, taken = {}, size = 0 }
     for i = 1, tonumber(ARGV[a + 2]) do
@@ -189,16 +190,14 @@ local function taken_before(token) -- in the order in which they were given
   return found
 end
 
-local function next_due()
-  local found = nil
-  for _, lane in ipairs(lanes) do
-    local due = head_of(lane.n, MOST_PASSED)
-    if due and (not found or due < found) then found = due end
-    local token = call('ZRANGE', leased_key(lane.n), 0, 0, 'WITHSCORES')[2]
-    local ends = token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH
-    if ends and (not found or ends < found) then found = ends end
+local function next_looks()
+  local own, watched = nil, nil
+  for _, lane in ipairs(lanes) do own = sooner(own, next_claim(lane.n, MOST_PASSED)) end
+  for a = 9, 8 + tonumber(ARGV[8]) do
+    local n = known_lane(ARGV[a])
+    if n then watched = sooner(watched, next_move(n, MOST_PASSED)) end
   end
-  return found and text(found) or ''
+  return own and text(own) or '', watched and text(watched) or ''
 end
 
 read_demands()
@@ -216,7 +215,8 @@ elseif ARGV[7] ~= '1' then
     call('SET', request_key, token .. ' ' .. ARGV[6], 'PX', 2 * MAX_LEASE)
   end
 end
-local answer = { text(now), next_due(), token or '', table.concat(numbers, ' ') }
+local own, watched = next_looks()
+local answer = { text(now), own, token or '', table.concat(numbers, ' '), watched }
 for _, e in ipairs(taken) do
   answer[#answer + 1] = e.id
   answer[#answer + 1] = e.value

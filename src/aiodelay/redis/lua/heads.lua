@@ -33,3 +33,18 @@ local function readable(id, value)
   loaded[id] = e or false
   return e
 end
+
+local function sooner(a, b)
+  return (not a or (b and b < a)) and b or a
+end
+
+-- Returns when there may be something to claim in a lane: a message comes due, a lease ends.
+local function next_claim(n, most_parked)
+  local token = call('ZRANGE', leased_key(n), 0, 0, 'WITHSCORES')[2]
+  return sooner(head_of(n, most_parked), token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH)
+end
+
+-- Returns when there may be something to move: as to claim, or a blocked address is to be tried, which no claim does.
+local function next_move(n, most_parked)
+  return sooner(next_claim(n, most_parked), tonumber(call('ZRANGE', blocked_key(n), 0, 0, 'WITHSCORES')[2]))
+end

@@ -51,14 +51,14 @@ local function remember(what, ends, value)
 end
 
 -- Reads what is remembered of many ops and ids, in one call per window.
-local function prefetch(whats)
-  for _, what in ipairs(whats) do recalled[what] = false end
+local function prefetch(things)
+  for _, what in ipairs(things) do recalled[what] = false end
   for _, key in ipairs(known_windows().o) do
-    for i, value in ipairs(call('HMGET', key, unpack(whats))) do
+    for i, value in ipairs(call('HMGET', key, unpack(things))) do
       if value and unpack_bytes('>I6', value) > now then
-        local known, found = recalled[whats[i]], sub(value, 7)
+        local known, found = recalled[things[i]], sub(value, 7)
         if not known or #found > 6 or unpack_bytes('>I6', found) > unpack_bytes('>I6', known) then
-          recalled[whats[i]] = found
+          recalled[things[i]] = found
         end
       end
     end

@@ -4,7 +4,8 @@
 -- ARGV[2] 'raw': elements as they are; '': the time of the push, u64, is added at the end of each
 -- From ARGV[3] on: elements.
 -- Returns how many were pushed, the first of those given.
-local length, most = redis.call('LLEN', KEYS[1]), tonumber(ARGV[1])
+local length, most = redis.pcall('LLEN', KEYS[1]), tonumber(ARGV[1])
+if type(length) == 'table' then return length end -- what is wrong, in the server's words alone
 local count = #ARGV - 2
 if most > 0 then count = math.min(count, most - length) end
 if count <= 0 then return 0 end
@@ -15,5 +16,5 @@ if ARGV[2] ~= 'raw' then
 end
 local elements = {}
 for i = 1, count do elements[i] = ARGV[2 + i] .. pushed end
-redis.call('RPUSH', KEYS[1], unpack(elements))
-return count
+length = redis.pcall('RPUSH', KEYS[1], unpack(elements))
+return type(length) == 'table' and length or count

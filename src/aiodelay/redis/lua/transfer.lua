@@ -11,8 +11,7 @@
 --
 -- The lists' keys stand in the messages: they are not among KEYS, and each is reached by `pcall` alone, so that a wrong
 -- type or a missing right concerns no other address.
-local MOST, MOST_BYTES, MOST_READ, MOST_TRIED, MOST_SERIES = 500, 1048576, 1000, 20, 100
-local FIRST_READ, FIRST_WAIT, LAST_WAIT = 20, 50, 2000
+local MOST, MOST_BYTES = 500, 1048576
 local N, MAX_LENGTH, NOW = known_lane(ARGV[4]), tonumber(ARGV[7]), text(now)
 local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
 local moved, messages, bytes, read, read_bytes = 0, 0, 0, 0, 0
@@ -78,6 +77,10 @@ do
   end
 end
 
+local function park_for(t, name, place)
+  t.parked[#t.parked + 1], t.places[#t.places + 1], t.places[#t.places + 2] = name, place, name
+end
+
 -- --- moving ------------------------------------------------------------------------------------------------------
 
 local push
@@ -105,7 +108,8 @@ do
   function push(t)
     local length = redis.pcall('RPUSH', t.key, unpack(t.elements))
     if type(length) == 'table' then
-      t.broken, t.elements = length.err, {}
+      t.broken = length.err
+      for _, name in ipairs(t.from[due_key(N)] or {}) do park_for(t, name, call('ZSCORE', due_key(N), name)) end
       return
     end
     remove(t)
@@ -115,8 +119,10 @@ end
 
 -- --- looking -----------------------------------------------------------------------------------------------------
 
-local walk, try_blocked, park_for
+local walk, try_blocked
 do
+  local MOST_READ, MOST_TRIED, MOST_SERIES, FIRST_READ = 1000, 20, 100, 20
+
   -- Reads the address and the size of the usual value: no flags, at its due time, a body of a few texts and bytes, no key
   -- and no headers. Returns nil for any other, which goes the long way.
   local function plain(s)
@@ -167,10 +173,6 @@ do
     end
     if byte(id) ~= 1 then memories[#memories + 1], memories[#memories + 2] = 'r' .. id, sub(value, 11, 16) end
     return nil
-  end
-
-  function park_for(t, name, place)
-    t.parked[#t.parked + 1], t.places[#t.places + 1], t.places[#t.places + 2] = name, place, name
   end
 
   -- Returns 'gone' if the message left `key`, 'stop' if no more shall be read, else nil: it stands there for now.
@@ -284,6 +286,8 @@ end
 
 local changed, leave = {}, nil
 do
+  local FIRST_WAIT, LAST_WAIT = 50, 2000
+
   local function park_all(t)
     call('ZREM', due_key(N), unpack(t.parked))
     call('ZADD', TAG .. 'parked:' .. N .. ':' .. t.address, unpack(t.places))
@@ -317,17 +321,6 @@ do
   end
 end
 
-local function next_look()
-  local found = head_of(N, MOST)
-  local first = call('ZRANGE', blocked_key(N), 0, 0, 'WITHSCORES')[2]
-  local token = call('ZRANGE', leased_key(N), 0, 0, 'WITHSCORES')[2]
-  first = tonumber(first)
-  if first and (not found or first < found) then found = first end
-  local ends = token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH
-  if ends and (not found or ends < found) then found = ends end
-  return found and text(found) or ''
-end
-
 if not N or is_held(N) then return { NOW, '0', '', {} } end
 open_gate()
 return_lapsed(N, LAPSED_AT_ONCE)
@@ -338,7 +331,8 @@ for _, t in ipairs(in_order) do
   if #t.elements > 0 then push(t) end
   leave(t)
 end
-local answer = { NOW, text(moved), next_look(), changed }
+local look = next_move(N, MOST)
+local answer = { NOW, text(moved), look and text(look) or '', changed }
 for i = 1, #series do answer[4 + i] = series[i] end
 finish()
 return answer

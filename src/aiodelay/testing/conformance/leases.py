@@ -352,11 +352,11 @@ class LeaseRules(Bench):
     async def test_l5_an_error_text_that_is_no_utf8_stops_nobody(self, stage: Stage, end: str) -> None:
         await stage.stored(stage.put("a"), stage.put("b"))
         first, second = await stage.claim()
-        error = "FileNotFoundError: caf\udce9"  # what `os.fsdecode` makes of other encodings
+        error = "FileNotFoundError: r\udce9sum\udce9"  # what `os.fsdecode` makes of other encodings
         settlement = again(first, stage.now + 1, 1, error) if end == "again" else dead(first, error=error)
         assert list(await stage.work.settle([settlement, done(second)])) == [SettleOutcome.SETTLED] * 2
         record = (await stage.dead())[0].record if end == "dead" else await stage.record("a")
-        assert (record.last_error or "").startswith("FileNotFoundError: caf")
+        assert (record.last_error or "").startswith("FileNotFoundError: r")
 
     @pytest.mark.parametrize("end", ["again", "replaced", "redriven"])
     @staged

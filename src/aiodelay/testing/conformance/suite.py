@@ -5,6 +5,7 @@ from __future__ import annotations
 from .commands import CommandRules
 from .dispatching import DispatchRules
 from .leases import LeaseRules
+from .loading import LoadingRules
 from .looking import LookingRules
 from .recurring import RecurringRules
 from .returning import ReturningRules
@@ -14,7 +15,14 @@ __all__ = ["StoreConformance"]
 
 
 class StoreConformance(
-    SafetyRules, CommandRules, LeaseRules, RecurringRules, DispatchRules, LookingRules, ReturningRules
+    SafetyRules,
+    CommandRules,
+    LeaseRules,
+    RecurringRules,
+    DispatchRules,
+    LookingRules,
+    ReturningRules,
+    LoadingRules,
 ):
     """What every store must do, as tests named after the rules of docs/guarantees.md.
 
@@ -30,8 +38,8 @@ class StoreConformance(
     plugin for async tests is needed, and any may be there. `new_loop` may be overridden for another event loop.
 
     A store that says `durable` in its traits also overrides `reopen`. What the traits or a missing ability
-    (`Inspectable`, `DeadLetters`, `Holds`, `Journal`, `PutsBack`) declare away is skipped, with the reason; most rules
-    look at what they have done through `Inspectable`.
+    (`Inspectable`, `DeadLetters`, `Holds`, `Journal`, `PutsBack`, `BulkLoad`) declare away is skipped, with the reason;
+    most rules look at what they have done through `Inspectable`.
 
     To see that a test can fail, call it: `MySuite().test_s6_nothing_ended_comes_back()` raises `AssertionError` on a
     store that breaks the rule.

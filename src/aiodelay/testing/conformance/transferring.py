@@ -521,6 +521,8 @@ class TransferConformance(Bench):
         assert state.oldest_due_ms == due_ms
         assert await stage.claim(lane=moves.sink.name) == []
         stage.move(HOUR_MS)
+        claimed = await stage.claimed({moves.sink.name: Demand(9)})
+        assert claimed.next_due_ms is None or claimed.next_due_ms > stage.now, "whoever claims would ask without end"
         await stage.tidy()
         assert [claim.record.id for claim in await stage.claim(lane=moves.sink.name)] == ["m"]
 

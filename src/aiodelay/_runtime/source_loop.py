@@ -1,0 +1,77 @@
+"""Taking one handler's messages from a source: a dispatcher and a lease book of its own, beside the store's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+
+from aiodelay.clock import Clock
+from aiodelay.ports import Feed
+
+from .dispatcher import Dispatcher
+from .leases import LeaseBook
+from .subscription import HandlerSubscription
+
+__all__ = ["SourceLoop"]
+
+
+class SourceLoop:
+    """Runs from the opening of a feed to its end.
+
+    Args:
+        feed: What to take from; not yet open.
+        subscription: Whom it is for; it is served from the store too.
+        clock: For intervals.
+        lease_ms: How long a claim lasts.
+        may_claim: Says whether fresh work may be claimed now.
+        on_change: Called after anything ended or was renewed.
+    """
+
+    def __init__(
+        self,
+        feed: AbstractAsyncContextManager[Feed],
+        subscription: HandlerSubscription,
+        *,
+        clock: Clock,
+        lease_ms: int,
+        may_claim: Callable[[], bool],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._opening, self._subscription = feed, subscription
+        self._clock, self._lease_ms, self._may_claim, self._on_change = clock, lease_ms, may_claim, on_change
+        self._feed: Feed | None = None
+        self.book: LeaseBook | None = None
+        self._shall_drain, self._has_drained, self._shall_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        """Take messages until drained, then settle what is left until told to end."""
+        async with self._opening as feed, asyncio.TaskGroup() as tasks:
+            self._feed = feed
+            self.book = LeaseBook(feed, self._clock, self._lease_ms, self._on_change)
+            lanes = {self._subscription.lane: self._subscription}
+            dispatcher = Dispatcher(feed, self.book, lanes, self._lease_ms, self._may_claim)
+            tasks.create_task(self.book.run(), name=f"aiodelay lease book of {self._subscription.lane}")
+            claiming = tasks.create_task(dispatcher.run(), name=f"aiodelay source of {self._subscription.lane}")
+            await self._shall_drain.wait()
+            dispatcher.drain()
+            await asyncio.wait([claiming])
+            self._has_drained.set()
+            await self._shall_end.wait()
+            self.book.close()
+
+    def wake(self) -> None:
+        """Demand may have grown: look again."""
+        if self._feed is not None:
+            self._feed.wake()
+
+    async def stop_claiming(self, timeout_s: float) -> None:
+        """Let the claim in flight come back, and make no other."""
+        self._shall_drain.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._has_drained.wait()
+
+    def stop(self) -> None:
+        """Let `run` return once the last settlements were sent."""
+        self._shall_end.set()

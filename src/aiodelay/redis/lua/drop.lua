@@ -1,0 +1,21 @@
+-- drop: ends what a consumer has taken: it is over, or goes back to the head of the list.
+--@ taken
+-- ARGV[3] how many numbers of those that are over come first; then those that go back.
+-- Returns a letter for each, in order: 's' settled, 'g' gone: the consumer holds it no more.
+local OVER = tonumber(ARGV[3])
+local letters, over, back = {}, {}, {}
+
+call('ZREM', CONSUMERS, '')
+for a = 4, #ARGV do
+  local held = call('HEXISTS', TAKEN, ARGV[a]) == 1
+  letters[a - 3] = held and 's' or 'g'
+  if a - 3 <= OVER then
+    over[#over + 1] = ARGV[a]
+  elseif held then
+    back[#back + 1] = tonumber(ARGV[a])
+  end
+end
+if #over > 0 then call('HDEL', TAKEN, unpack(over)) end
+if #back > 0 then give_back(ARGV[2], back) end
+leave_if_empty(ARGV[2])
+return table.concat(letters)

@@ -1,0 +1,85 @@
+-- taken: what consumers have taken from a list, and its return when a lease ends; part of the scripts of sources.
+--
+-- KEYS[1] the list
+-- KEYS[2] its consumers -> epoch ms at which the lease of each ends
+-- KEYS[3] what the consumer has taken: number -> element; those of others are derived from KEYS[2]
+-- ARGV[1] now, epoch ms; '' = the server's TIME
+-- ARGV[2] the consumer
+local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
+local LIST, CONSUMERS, TAKEN = KEYS[1], KEYS[2], KEYS[3]
+local MOST, MOST_BYTES, MOST_CONSUMERS = 500, 1048576, 4
+local MAX_LEASE, SUSPECT_LAPSES, KILLS_TO_DEATH = 60000, 2, 3
+local FORMAT, ALONE, FLAGS_AT, LAPSES_AT, KILLS_AT = 1, 2, 1, 24, 25
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function text(n) return string.format('%.0f', n) end
+local function taken_key(consumer) return sub(CONSUMERS, 1, -10) .. 'taken:' .. consumer end
+
+local function prefix_at(s) -- where an element's prefix begins, nil if it has none that we know
+  local kind, high, low = byte(s, 1, 3)
+  local at = kind == 0xc4 and high and 3 + high or kind == 0xc5 and low and 4 + 256 * high + low
+  if not at then return nil end
+  local bin, size, format = byte(s, at, at + 2)
+  if bin ~= 0xc4 or (size ~= 34 and size ~= 42) or format ~= FORMAT or #s < at + 1 + size then return nil end
+  return at + 2
+end
+
+local function state_of(s, p)
+  local lapses, kills = byte(s, p + LAPSES_AT, p + KILLS_AT)
+  return byte(s, p + FLAGS_AT), lapses, kills
+end
+
+local function with_state(s, p, flags, lapses, kills)
+  return sub(s, 1, p + FLAGS_AT - 1) .. char(flags) .. sub(s, p + FLAGS_AT + 1, p + LAPSES_AT - 1)
+    .. char(math.min(lapses, 255), math.min(kills, 255)) .. sub(s, p + KILLS_AT + 1)
+end
+
+local function is_alone(flags) return math.floor(flags / ALONE) % 2 == 1 end
+
+local function after_lapse(s)
+  local p = prefix_at(s)
+  if not p then return s end
+  local flags, lapses, kills = state_of(s, p)
+  if is_alone(flags) then flags, kills = flags - ALONE, kills + 1 end
+  return with_state(s, p, flags, lapses + 1, kills)
+end
+
+local function leave_if_empty(consumer)
+  if call('EXISTS', taken_key(consumer)) == 0 then call('ZREM', CONSUMERS, consumer) end
+end
+
+-- Gives elements back to the head of the list, those with the highest numbers first: so they stand as they stood.
+local function give_back(consumer, numbers, changed)
+  local key = taken_key(consumer)
+  table.sort(numbers, function(a, b) return a > b end)
+  local elements, fields, bytes = {}, {}, 0
+  for i, number in ipairs(numbers) do
+    if i > MOST or bytes > MOST_BYTES then break end
+    local element = call('HGET', key, text(number))
+    if element then
+      elements[#elements + 1], fields[#fields + 1] = changed and changed(element) or element, text(number)
+      bytes = bytes + #element
+    end
+  end
+  if #elements > 0 then
+    call('LPUSH', LIST, unpack(elements))
+    call('HDEL', key, unpack(fields))
+  end
+  leave_if_empty(consumer)
+end
+
+local function return_lapsed()
+  local lapsed = call('ZRANGEBYSCORE', CONSUMERS, '-inf', text(now), 'LIMIT', 0, MOST_CONSUMERS)
+  local ahead = call('ZRANGEBYSCORE', CONSUMERS, '(' .. text(now + MAX_LEASE), '+inf', 'LIMIT', 0, MOST_CONSUMERS)
+  for _, consumer in ipairs(ahead) do lapsed[#lapsed + 1] = consumer end
+  for _, consumer in ipairs(lapsed) do
+    local numbers = {}
+    for i, number in ipairs(call('HKEYS', taken_key(consumer))) do numbers[i] = tonumber(number) end
+    give_back(consumer, numbers, after_lapse)
+  end
+end

@@ -1,0 +1,322 @@
+"""Lists as a source: `@scheduler.handler(source="redis-list:<key>")`."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self, TypeAlias
+
+from msgspec import Struct
+
+from aiodelay.errors import RecordFormatError, StoreUnavailableError
+from aiodelay.identifiers import new_id
+from aiodelay.model import (
+    LEASE_MS,
+    Again,
+    Claim,
+    Claimed,
+    Dead,
+    Demand,
+    Done,
+    Envelope,
+    Lane,
+    LateAction,
+    PutBack,
+    Record,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+    Stored,
+)
+from aiodelay.ports import Feed
+from aiodelay.transitions import (
+    KILLS_TO_DEATH,
+    NO_OP,
+    after_failure,
+    after_renewal,
+    is_killer,
+    is_late,
+    token_deadline_ms,
+    token_for,
+)
+from aiodelay.urls import UrlOptions
+from aiodelay.wakeup import WakeUp
+
+from .client import Client
+from .elements import Element, decode_element
+from .faults import Fault
+from .lists import NAME, split_address
+from .options import Options, read_options, read_url
+from .scripts import Arg
+from .waking import ListListener, listening
+
+__all__ = ["RedisListSource", "open_list_source"]
+
+log = logging.getLogger("aiodelay.redis")
+
+LONGEST_WAIT_S = 30.0
+_PutBackCall: TypeAlias = Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]]
+
+
+class RedisListSource:
+    """Takes messages from the left end of Redis lists; an address is a list's key, as of `RedisListSink`.
+
+    What a process has taken is its own until its lease ends; then it returns to the head of the list. Retries and dead
+    letters go to the scheduler's store.
+
+    Args:
+        server: A URL as of a Redis store.
+
+    Raises:
+        ConfigurationError: The URL cannot be used.
+    """
+
+    name: str = NAME
+
+    def __init__(self, server: str | Options) -> None:
+        self.options: Options = read_url(server) if isinstance(server, str) else server
+        self._client: Client | None = None
+
+    def check(self, address: str) -> None:
+        """Refuse an address that is not of the form `<key>` or `<key>?format=raw`, and aiodelay's own keys."""
+        split_address(address)
+
+    async def __aenter__(self) -> Self:
+        self._client = Client(self.options)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    @asynccontextmanager
+    async def feed(
+        self, address: str, consumer: str, put_back: _PutBackCall, now_ms: Callable[[], int]
+    ) -> AsyncIterator[Feed]:
+        """Open the taking of messages from a list."""
+        assert self._client is not None
+        feed = _ListFeed(self._client, self.options.name, address, consumer, store=(put_back, now_ms))
+        async with listening(feed.listener, f"aiodelay redis list {address}"):
+            yield feed
+
+
+class _Taken(Struct):
+    """An element that was taken and not yet settled."""
+
+    number: int
+    record: Record
+
+
+class _ListFeed:
+    """One process's taking from one list.
+
+    Elements are numbered as they are taken. A claim whose answer was lost is repeated with the same first number, which
+    gives the same elements. Tokens and times are on the scheduler's clock; the list's server is told durations only.
+    """
+
+    def __init__(
+        self, client: Client, server: str, address: str, consumer: str, *, store: tuple[_PutBackCall, Callable[[], int]]
+    ) -> None:
+        key, self._is_raw = split_address(address)
+        tagged = key if "{" in key else f"{{{key}}}"
+        self._keys = [key, f"{tagged}:aiodelay:consumers", f"{tagged}:aiodelay:taken:{consumer}"]
+        self._client, self._name, self._consumer = client, f"list {key} at {server}", consumer
+        self._put_back, self._now_ms = store
+        self._next, self._lease_ms = 1, LEASE_MS
+        self._taken: dict[tuple[str, int], list[_Taken]] = {}
+        self._wakeup = WakeUp()
+        self._shall_listen = False
+        self.listener = ListListener(client, key, self._wakeup.set)
+
+    async def _run(self, script: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
+        try:
+            return await self._client.run_on(script, self._keys, ["", self._consumer, *arguments])
+        except Fault as fault:
+            raise StoreUnavailableError(self._name, fault.reason) from fault
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        """Take elements for one lane's handler; what can never be handled is given up on the way."""
+        ((lane, wanted),) = demand.items()
+        self._lease_ms, asked_ms = lease_ms, self._now_ms()
+        now, ends, *elements = await self._run("take", self._next, wanted.messages, wanted.max_bytes, lease_ms)
+        server_ms, now_ms = int(now), self._now_ms()
+        claims: list[Claim] = []
+        taken: list[_Taken] = []
+        ended: dict[int, PutBack | None] = {}
+        for number, element in enumerate(elements, self._next):
+            judged = self._judged(element, lane, now_ms)
+            if isinstance(judged, Element):
+                record, pushed_ms = judged.record, judged.pushed_ms
+                queued_ms = None if pushed_ms is None else max(server_ms - pushed_ms, 0)
+                claims.append(Claim(record, token_for(asked_ms + lease_ms, number), queued_ms))
+                taken.append(_Taken(number, record))
+            else:
+                ended[number] = judged
+        if ended:
+            await self._end_unrun(ended)
+        self._next += len(elements)
+        for each in taken:
+            self._taken.setdefault((each.record.envelope.id, each.record.revision), []).append(each)
+        self._shall_listen = not claims
+        if claims:  # there may be more: only a list that gave nothing is listened to
+            return Claimed(claims, now_ms, now_ms)
+        return Claimed(claims, now_ms, now_ms + int(float(ends)) - server_ms if ends else None)
+
+    def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:
+        """Return an element that can be handled; else what is kept of it, None = nothing."""
+        if self._is_raw:
+            return Element(Record(Envelope(new_id(), lane, payload=element), now_ms, now_ms, NO_OP), None)
+        try:
+            found = decode_element(element, lane=lane)
+        except RecordFormatError as error:
+            return _unreadable(element, lane, now_ms, error.problem)
+        if is_killer(found.record):
+            log.error(
+                "message %s from %s is given up: it ended %d processes", found.record.id, self._name, KILLS_TO_DEATH
+            )
+            return PutBack(found.record, now_ms, "killed_worker")
+        if is_late(found.record, now_ms):
+            return PutBack(found.record, now_ms, "late") if found.record.late is LateAction.DEAD_LETTER else None
+        return found
+
+    async def _end_unrun(self, ended: Mapping[int, PutBack | None]) -> None:
+        letters = [letter for letter in ended.values() if letter is not None]
+        if letters:
+            await self._put_back(letters)
+        await self._run("drop", len(ended), *ended)
+
+    # --- settling -----------------------------------------------------------------------------------------
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        """End claims: first what goes back to the store is there, then all leave the list."""
+        found = self._found(settlements)
+        leaving: list[tuple[Settlement, _Taken]] = []
+        over: list[int] = []
+        back: list[int] = []
+        for settlement, taken in zip(settlements, found, strict=True):
+            if taken is None:
+                continue
+            if type(settlement) is Done:
+                over.append(taken.number)
+            elif _is_release(settlement, taken):
+                back.append(taken.number)
+            else:
+                leaving.append((settlement, taken))
+        over += await self._put_back_all(leaving)
+        letters = await self._run("drop", len(over), *over, *back) if over or back else b""
+        settled = {number for number, letter in zip(over + back, letters, strict=True) if letter == ord("s")}
+        self._forget(settlements, found)
+        return [
+            SettleOutcome.SETTLED if taken is not None and taken.number in settled else SettleOutcome.GONE
+            for taken in found
+        ]
+
+    async def _put_back_all(self, pairs: Sequence[tuple[Settlement, _Taken]]) -> list[int]:
+        """Put messages into the store; return the numbers of those that nobody else has taken since."""
+        if not pairs:
+            return []
+        numbers = [taken.number for _, taken in pairs]
+        letters = await self._run("keep", self._lease_ms, *numbers)
+        kept = [pair for pair, letter in zip(pairs, letters, strict=True) if letter == ord("r")]
+        if kept:
+            await self._put_back([_put_back(*pair) for pair in kept])
+        return [taken.number for _, taken in kept]
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        """Prolong the lease on all that this process has taken."""
+        found = self._found(renewals)
+        held = [each for each in found if each is not None]
+        lease_ms = max(token_deadline_ms(renewal.to) for renewal in renewals) - self._now_ms()
+        numbers = [f"a{each.number}" if each.record.alone else each.number for each in held]
+        letters = await self._run("keep", lease_ms, *numbers) if held else b""
+        kept = {each.number for each, letter in zip(held, letters, strict=True) if letter == ord("r")}
+        for each in held:
+            each.record = after_renewal(each.record)
+        return [
+            RenewOutcome.RENEWED if each is not None and each.number in kept else RenewOutcome.LOST for each in found
+        ]
+
+    def _found(self, asked: Sequence[Settlement] | Sequence[Renewal]) -> list[_Taken | None]:
+        """Return what each of these names; of a message that was taken twice, any one, and each once."""
+        seen: dict[tuple[str, int], int] = {}
+        found: list[_Taken | None] = []
+        for each in asked:
+            key = (each.id, each.revision)
+            copies, before = self._taken.get(key, ()), seen.get(key, 0)
+            found.append(copies[before] if before < len(copies) else None)
+            seen[key] = before + 1
+        return found
+
+    def _forget(self, settlements: Sequence[Settlement], found: Sequence[_Taken | None]) -> None:
+        for settlement, taken in zip(settlements, found, strict=True):
+            if taken is not None:
+                key = (settlement.id, settlement.revision)
+                copies = self._taken[key]
+                copies.remove(taken)
+                if not copies:
+                    del self._taken[key]
+
+    # --- waiting ------------------------------------------------------------------------------------------
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        """Return when the list may have something: elements of its own, or of a consumer whose lease has ended."""
+        if self._shall_listen:
+            self.listener.ask()
+        seconds = LONGEST_WAIT_S
+        if until_ms is not None:
+            seconds = min(seconds, (until_ms - self._now_ms()) / 1000)
+        await self._wakeup.wait(seconds)
+
+    def wake(self) -> None:
+        """End the current or next `wait`."""
+        self._wakeup.set()
+
+    def clear(self) -> None:
+        """Forget wake-ups so far."""
+        self._wakeup.clear()
+        self._shall_listen = False
+
+
+def _is_release(settlement: Settlement, taken: _Taken) -> bool:
+    """Say whether a message was never run: it stays what it is, and returns to the list."""
+    record = taken.record
+    return (
+        isinstance(settlement, Again)
+        and settlement.error is None
+        and settlement.attempt == record.attempt
+        and settlement.due_ms <= record.due_ms
+    )
+
+
+def _put_back(settlement: Settlement, taken: _Taken) -> PutBack:
+    assert not isinstance(settlement, Done)
+    record = after_failure(taken.record, settlement)
+    if isinstance(settlement, Dead):
+        return PutBack(record, record.due_ms, settlement.reason)
+    return PutBack(record, settlement.due_ms)
+
+
+def _unreadable(element: bytes, lane: Lane, now_ms: int, problem: str) -> PutBack:
+    """Keep an element that is none of ours as a dead letter: under an id that is the same for the same bytes."""
+    name = hashlib.sha256(element).hexdigest()[:32]
+    log.warning("an element for %s cannot be read: %s; it is kept as dead letter %s", lane, problem, name)
+    record = Record(Envelope(name, lane, payload=element), 0, now_ms, NO_OP, last_error=f"cannot be read: {problem}")
+    return PutBack(record, now_ms, "undecodable")
+
+
+def open_list_source(url: str) -> RedisListSource:
+    """Open `redis-list://host:6379/0`; with TLS `rediss-list://`.
+
+    Raises:
+        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
+    """
+    given = UrlOptions(url)
+    options = read_options(given)
+    given.finish()
+    return RedisListSource(options)
