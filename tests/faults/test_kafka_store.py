@@ -307,15 +307,15 @@ async def test_f28_what_is_cancelled_before_its_transaction_has_begun_is_not_del
 ) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     begun, may_go_on = asyncio.Event(), asyncio.Event()
-    commit = Transactions.commit
+    begin = Transactions.begin
 
     async def slowly(self: Transactions, records: Sequence[Outgoing]) -> list[int]:
         if any(record.topic == target for record in records):
             begun.set()
             await may_go_on.wait()
-        return await commit(self, records)
+        return await begin(self, records)
 
-    monkeypatch.setattr(Transactions, "commit", slowly)
+    monkeypatch.setattr(Transactions, "begin", slowly)
     async with opened(kafka, schedules) as store:
         await store.apply([put(i, target, now_ms()) for i in (1, 2)])
         first = asyncio.create_task(transfer(store, Demand(1)))

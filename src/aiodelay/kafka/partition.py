@@ -29,6 +29,7 @@ from aiodelay.model import (
     Done,
     Lane,
     Outcome,
+    Record,
     Refused,
     Settlement,
     SettleOutcome,
@@ -136,7 +137,8 @@ class Partition:
         try:
             await transactions.start()
             barrier = Outgoing(self.topic, records.BARRIER, b"", [], self.number)
-            (offset,) = await transactions.commit([barrier])
+            (offset,) = await transactions.begin([barrier])
+            await transactions.commit()
             self.session = Session(self.index.read_to).with_barrier(offset)
             while not self.session.is_ready:
                 self._read.clear()
@@ -158,7 +160,9 @@ class Partition:
             await self._work.wait()
             return
         try:
-            offsets = iter(await transactions.commit(outgoing))
+            offsets = await transactions.begin(outgoing)
+            self._note_offsets(batch, offsets)
+            await transactions.commit()
         except AbortedError as error:
             if self._refused(error, outgoing):
                 raise
@@ -168,10 +172,7 @@ class Partition:
             raise
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in outgoing})
-        for change, n in batch:
-            for _ in range(n):
-                change.offset = next(offsets)
-            self._unread.append(change)
+        self._unread += (change for change, _ in batch)
         self._tell_read()  # the reader may have been faster
 
     def _refused(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
@@ -187,6 +188,12 @@ class Partition:
             self._targets.refused(topic, reason)
         return bool(refused)
 
+    @staticmethod
+    def _note_offsets(batch: Sequence[tuple[Change, int]], offsets: Sequence[int]) -> None:
+        """Note where the changes stand, before what is read of them comes in."""
+        for change, end in batch:
+            change.offset = offsets[end - 1]
+
     def _tell_read(self) -> None:
         """Let go of the changes that have been read."""
         while self._unread and self._unread[0].offset < self.index.read_to:
@@ -195,7 +202,7 @@ class Partition:
             _tell(change, written=True)
 
     def _batch(self) -> tuple[list[tuple[Change, int]], list[Outgoing]]:
-        """Take changes for one transaction, each with how many records it has."""
+        """Take changes for one transaction, each with the end of its records."""
         batch: list[tuple[Change, int]] = []
         outgoing: list[Outgoing] = []
         size = 0
@@ -204,10 +211,12 @@ class Partition:
             if self.index.drop_stale(change):
                 _tell(change, written=False)
                 continue
-            wires = change.targets + [Outgoing(self.topic, *wire, self.number) for wire in change.wires()]
-            size += sum(each.size for each in wires)
-            outgoing += wires
-            batch.append((change, len(wires)))
+            before = len(outgoing)
+            outgoing += change.targets
+            outgoing += [Outgoing(self.topic, *wire, self.number) for wire in change.wires()]
+            for i in range(before, len(outgoing)):
+                size += len(outgoing[i].value or b"")
+            batch.append((change, len(outgoing)))
         return batch, outgoing
 
     def _end_session(self) -> None:
@@ -251,10 +260,9 @@ class Partition:
 
     def move(self, lane: Lane, demand: Demand) -> tuple[list[Change], Due]:
         """Decide to move what is due, each message in the transaction that ends it; nothing here waits."""
-        due, changes = self.index.due(lane, demand, self._targets), []
-        for entry in due.entries:
-            change = self._moved(entry, Done(entry.record.id, entry.record.revision, entry.token))
-            changes += [] if change is None else [change]
+        now = self._clock.now_ms()
+        due = self.index.due(lane, demand, self._targets.known())
+        changes = [self._towards_target(self.index.move(entry, now), entry.record, now) for entry in due.entries]
         self._work.set()
         return changes, due
 
@@ -270,15 +278,16 @@ class Partition:
         return self.index.end(entry, settlement)
 
     def _moved(self, entry: Entry, settlement: Done) -> Change | None:
-        record, now = entry.record, self._clock.now_ms()
+        record = entry.record
         change = self.index.end(entry, settlement)
-        if change is not None:
-            attempt, lateness_ms = record.attempt + 1, max(now - record.due_ms, 0)
-            delivery = Delivery(
-                record.envelope, delivery_id(record), record.due_ms, record.revision, attempt, lateness_ms
-            )
-            wire = records.delivered(delivery, now_ms=now, schedules=self.topic)
-            change.targets = [Outgoing(record.envelope.address, *wire)]
+        return None if change is None else self._towards_target(change, record, self._clock.now_ms())
+
+    def _towards_target(self, change: Change, record: Record, now: int) -> Change:
+        """Add the record that the target topic gets."""
+        attempt, lateness_ms = record.attempt + 1, max(now - record.due_ms, 0)
+        delivery = Delivery(record.envelope, delivery_id(record), record.due_ms, record.revision, attempt, lateness_ms)
+        wire = records.delivered(delivery, now_ms=now, schedules=self.topic)
+        change.targets = [Outgoing(record.envelope.address, *wire)]
         return change
 
     async def moved(self, changes: Sequence[Change]) -> int:
@@ -380,12 +389,14 @@ class Partition:
 
 async def _waited(change: Change) -> bool:
     """Wait until a change was read, or is known not to have been written."""
-    if change.waiter is None:
-        change.waiter = asyncio.get_running_loop().create_future()
-    return await asyncio.shield(change.waiter)
+    if change.is_written is None:
+        if change.waiter is None:
+            change.waiter = asyncio.get_running_loop().create_future()
+        await asyncio.shield(change.waiter)
+    return bool(change.is_written)
 
 
 def _tell(change: Change, *, written: bool) -> None:
-    if change.waiter is None:
-        change.waiter = asyncio.get_running_loop().create_future()
-    change.waiter.set_result(written)
+    change.is_written = written
+    if change.waiter is not None:
+        change.waiter.set_result(None)

@@ -250,7 +250,7 @@ def encode_end(key: bytes, *, read_to: int, outcome: str, memory: Memory | None 
 
 
 def _remembering(memory: Memory | None) -> list[tuple[str, bytes]]:
-    return [(MEMORY, msgspec.json.encode(memory))] if memory is not None and memory != Memory() else []
+    return [(MEMORY, msgspec.json.encode(memory))] if memory is not None else []
 
 
 def memory_of(headers: Headers) -> Memory | None:
