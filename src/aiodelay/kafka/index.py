@@ -394,7 +394,7 @@ class Index(Commands, Claims, Looking):
         finally:
             self._change = None
         self._held_back[change.key] = change
-        self.changes.append(change)
+        self._begin(change)
         return change
 
     def series_at(self, settlement: Settlement) -> Entry | None:
