@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
@@ -170,14 +171,17 @@ class Index(Commands, Claims, Looking):
     Args:
         clock: Where the time is read.
         name: The topic and partition, for logs.
+        claims: Numbers for claims.
     """
 
     read_to: int = 0
     """Everything below this offset has been read."""
+    partitions: int | None = None
+    """How many the topic had when its first owner looked."""
 
-    def __init__(self, *, clock: Clock, name: str) -> None:
+    def __init__(self, *, clock: Clock, name: str, claims: count[int]) -> None:
         super().__init__(clock=clock)
-        self.name = name
+        self.name, self._claims = name, claims
         self.changes: deque[Change] = deque()
         self._standings: dict[bytes, Standing] = {}
         self._cancels: deque[bytes] = deque()
@@ -204,6 +208,8 @@ class Index(Commands, Claims, Looking):
             self._read_dead(read)
         elif glance.kind in (Kind.BARRIER, Kind.MARK):
             self._forget_cancels(read.offset)
+        elif glance.kind is Kind.PARTITIONS:
+            self.partitions = records.partitions_in(read.value)
         else:
             self._read_message(read, read.key, glance)
 
@@ -438,6 +444,14 @@ class Index(Commands, Claims, Looking):
         return True
 
     # --- changes ------------------------------------------------------------------------------------------
+
+    def knows(self, message_id: str, op: bytes = NO_OP) -> bool:
+        """Say whether a message stands here, or a command's answer is remembered here."""
+        return message_id in self._entries or self._answers.get(op, self.now_ms()) is not None
+
+    def keeps(self, key: DeadKey) -> bool:
+        """Say whether a dead letter stands here."""
+        return key in self._dead
 
     def settle(self, settlement: Settlement) -> tuple[SettleOutcome, Change | None]:
         """Decide a settlement; what it changes is to be written, if anything."""
