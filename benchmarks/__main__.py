@@ -16,6 +16,7 @@ from . import (
     bf4_lateness,
     bf5_idle,
     bf6_growth,
+    bk1_kafka_dispatch,
     bp1_redis_dispatch,
     bp2_redis_transfer,
     bp3_redis_schedule,
@@ -27,6 +28,7 @@ from . import (
     bp9_redis_source,
 )
 from .harness import Benchmark, Plan, Row
+from .kafka_server import running_broker
 from .redis_server import running_server
 from .report import as_json, as_line, as_markdown, put_between_markers, surroundings
 
@@ -37,6 +39,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     bf4_lateness.BENCHMARK,
     bf5_idle.BENCHMARK,
     bf6_growth.BENCHMARK,
+    bk1_kafka_dispatch.BENCHMARK,
     bp1_redis_dispatch.BENCHMARK,
     bp2_redis_transfer.BENCHMARK,
     bp3_redis_schedule.BENCHMARK,
@@ -68,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.nightly,
             options.uvloop,
             stack.enter_context(running_server(options.redis)) if any(each.needs_redis for each in chosen) else "",
+            stack.enter_context(running_broker(options.kafka)) if any(each.needs_kafka for each in chosen) else "",
         )
         around = surroundings(plan)
         print(", ".join(f"{name} {value}" for name, value in around.items()), flush=True)
@@ -95,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--redis", metavar="URL", help="a Redis or Valkey server with an empty database (default: start one)"
     )
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a Kafka broker (default: start one)")
     parser.add_argument("--directory", type=Path, help="where files go (default: the system's, often /tmp)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument(

@@ -204,7 +204,8 @@ class Scheduler(Operations):
         the message may be stored.
 
         Args:
-            event: A dataclass, `msgspec.Struct`, attrs or pydantic instance; or bytes, with `to=`.
+            event: A dataclass, `msgspec.Struct`, attrs or pydantic instance; or bytes, with `to=`; or None, with `to=`
+                and `key`: a record without value, as tombstones in Kafka are.
             at: When it is due: an aware datetime. In the past it is due now.
             delay: Or how long from now, on the store's clock: a `timedelta`, or text such as "1h30m".
             every: Or a rule by which it recurs.

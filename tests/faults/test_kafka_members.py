@@ -51,7 +51,7 @@ async def test_s7_members_share_the_partitions_and_one_that_is_replaced_loses_an
         stores = [await stack.enter_async_context(KafkaStore(f"{url}{member}")) for member in (0, 1)]
         for store in stores:
             await stack.enter_async_context(store.work("w", []))
-        assert [sorted(store.partitions) for store in stores] == [[0, 2], [1, 3]]
+        assert [sorted(each.partition for each in store.partitions) for store in stores] == [[0, 2], [1, 3]]
         barriers = [each.session.barrier for each in stores[0].partitions.values()]
         puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(N)]
         for store, part in zip(stores, (puts[::2], puts[1::2]), strict=True):

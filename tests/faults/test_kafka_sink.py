@@ -96,6 +96,18 @@ async def test_a_record_without_value_and_one_with_an_empty_value(kafka: str) ->
     assert [record.value for record in await read(kafka, topic, 2)] == [None, b""]
 
 
+async def test_a_delayed_tombstone_from_any_store(kafka: str) -> None:
+    topic = await create_topic(kafka, new_name())
+    urls = ["memory://", f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"]
+    for url in urls:
+        sinks = [KafkaSink(kafka)] if url == "memory://" else []
+        async with Scheduler(url, sinks=sinks) as scheduler:
+            await scheduler.schedule(None, to=f"kafka:{topic}", key=url.encode(), delay="1ms")
+            await scheduler.schedule(b"", to=f"kafka:{topic}", key=url.encode(), delay="300ms")
+            records = await read(kafka, topic, 2 * urls.index(url) + 2)
+    assert [(each.key, each.value) for each in records] == [(u.encode(), v) for u in urls for v in (None, b"")]
+
+
 async def test_many_large_batches_keep_each_partitions_order(kafka: str) -> None:
     topic = await create_topic(kafka, new_name(), partitions=3)
     sent = [delivery(topic, b"%06d" % i + b"x" * 2000, b"k%d" % (i % 9), i) for i in range(1500)]

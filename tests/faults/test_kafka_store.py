@@ -76,10 +76,13 @@ class PlainClient:
         self._producer = OtherProducer({"bootstrap.servers": bootstrap, "partitioner": partitioner, "linger.ms": 0})
         self._schedules = schedules
 
-    def schedule(self, key: bytes, value: bytes | None, epoch: int, topic: str, target_key: bytes = b"") -> None:
+    def schedule(
+        self, key: bytes, value: bytes | None, epoch: int, topic: str, target_key: bytes = b"", **more: bytes
+    ) -> None:
         headers: dict[str, str | bytes | None]
         headers = {"scheduler-epoch": str(epoch), "scheduler-target-topic": topic, "caller": b"me"}
         headers |= {"scheduler-target-key": target_key} if target_key else {}
+        headers |= more
         self._producer.produce(self._schedules, value, key, headers=headers)
         assert self._producer.flush(10) == 0
 
@@ -139,6 +142,16 @@ async def test_a_plain_client_schedules_updates_and_deletes(kafka: str, partitio
     assert due <= int(headers["scheduler-timestamp"]) <= due + 5
     assert not {"scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"} & headers.keys()
     assert dict(got[b""].headers)["scheduler-key"] == b"\xff\x00binary"
+
+
+async def test_a_plain_client_schedules_a_tombstone(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    async with opened(kafka, schedules) as store:
+        client = PlainClient(kafka, schedules)
+        client.schedule(b"m", b"", 1, target, b"vid1", **{"aiodelay-null": b"1"})
+        await moved(store, 1)
+    (record,) = await read(kafka, target)
+    assert (record.key, record.value) == (b"vid1", None)
 
 
 async def test_f33_what_cannot_be_read_becomes_a_dead_letter_and_holds_up_nobody(kafka: str) -> None:
@@ -307,15 +320,15 @@ async def test_f28_what_is_cancelled_before_its_transaction_has_begun_is_not_del
 ) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     begun, may_go_on = asyncio.Event(), asyncio.Event()
-    commit = Transactions.commit
+    begin = Transactions.begin
 
     async def slowly(self: Transactions, records: Sequence[Outgoing]) -> list[int]:
         if any(record.topic == target for record in records):
             begun.set()
             await may_go_on.wait()
-        return await commit(self, records)
+        return await begin(self, records)
 
-    monkeypatch.setattr(Transactions, "commit", slowly)
+    monkeypatch.setattr(Transactions, "begin", slowly)
     async with opened(kafka, schedules) as store:
         await store.apply([put(i, target, now_ms()) for i in (1, 2)])
         first = asyncio.create_task(transfer(store, Demand(1)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from aiodelay.kafka.index import Index, Read
 from aiodelay.kafka.records import encode_record
 from aiodelay.model import Demand, Done, Envelope, LateAction, Record
@@ -28,7 +30,7 @@ def moving(index: Index) -> list[bytes]:
 
 
 def test_a_new_version_is_moved_only_once_the_end_of_the_one_before_was_read() -> None:
-    index = Index(clock=VirtualClock(), name="t/0")
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
     index.read(put(0, b"old"))
     assert moving(index) == [b"old"]
     (ending,) = index.changes
@@ -42,7 +44,7 @@ def test_a_new_version_is_moved_only_once_the_end_of_the_one_before_was_read() -
 
 def test_a_session_that_ends_tells_of_every_change_also_of_two_of_one_key() -> None:
     clock = VirtualClock()
-    index = Index(clock=clock, name="t/0")
+    index = Index(clock=clock, name="t/0", claims=count(1))
     index.read(put(0, b"old"))
     moving(index)
     index.read(put(1, b"new", expires_ms=NOW + 1000))

@@ -20,6 +20,7 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     UnknownTopicOrPartitionError,
 )
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from aiodelay.errors import cut
 
@@ -31,8 +32,6 @@ __all__ = ["BATCH_BYTES", "Outgoing", "Producer", "Written", "quiet", "reason_of
 BATCH_BYTES = 524_288
 """Most bytes of a batch: half of what a broker takes unless told otherwise."""
 REQUEST_BYTES = 2 << 20
-OVERHEAD = 120
-"""More than a record, and the batch around it, need besides key, value and headers."""
 CLOSE_S = 2.0
 
 
@@ -48,8 +47,8 @@ class Outgoing(NamedTuple):
     @property
     def size(self) -> int:
         """About how many bytes it takes."""
-        headers = sum(len(name) + len(value) + 10 for name, value in self.headers)
-        return OVERHEAD + len(self.key or b"") + len(self.value or b"") + headers
+        size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(self.key, self.value, self.headers)
+        return size
 
 
 class Written(NamedTuple):
@@ -186,20 +185,24 @@ class Producer:
         batches: list[_Batch] = []
         unkeyed = random.getrandbits(31)
         for index, record in enumerate(records):
-            count = counts.get(record.topic)
+            topic, key, value, headers, partition = record
+            count = counts.get(topic)
             if count is None:
-                count = counts[record.topic] = await self._count(record.topic)
-            if isinstance(count, Exception) or record.size > REQUEST_BYTES:
-                error = count if isinstance(count, Exception) else MessageSizeTooLargeError()
-                refused.append(Written([index], error))
+                count = counts[topic] = await self._count(topic)
+            if isinstance(count, Exception):
+                refused.append(Written([index], count))
                 continue
-            partition = _partition(record, count, unkeyed)
-            batch = open_batches.get((record.topic, partition))
-            if batch is None or not batch.add(index, record):
-                batch = _Batch(record.topic, partition, self._client.create_batch(), [])
-                batch.add(index, record)
-                open_batches[record.topic, partition] = batch
+            if partition is None:
+                partition = unkeyed % count if key is None else java_partition(key, count)
+            batch = open_batches.get((topic, partition))
+            if batch is None or batch.builder.append(key=key, value=value, headers=headers, timestamp=None) is None:
+                if record.size > REQUEST_BYTES:
+                    refused.append(Written([index], MessageSizeTooLargeError()))
+                    continue
+                batch = open_batches[topic, partition] = _Batch(topic, partition, self._client.create_batch(), [])
+                batch.builder.append(key=key, value=value, headers=headers, timestamp=None)  # a first one always fits
                 batches.append(batch)
+            batch.indices.append(index)
         return refused, batches
 
     async def _count(self, topic: str) -> int | Exception:
@@ -214,20 +217,6 @@ class _Batch(NamedTuple):
     partition: int
     builder: Any
     indices: list[int]
-
-    def add(self, index: int, record: Outgoing) -> bool:
-        """Add a record if there is room; there always is for the first."""
-        added = self.builder.append(key=record.key, value=record.value, headers=record.headers, timestamp=None)
-        if added is None:
-            return False
-        self.indices.append(index)
-        return True
-
-
-def _partition(record: Outgoing, partitions: int, unkeyed: int) -> int:
-    if record.partition is not None:
-        return record.partition
-    return unkeyed % partitions if record.key is None else java_partition(record.key, partitions)
 
 
 def _outcome(indices: list[int], sent: asyncio.Future[Any]) -> Written:

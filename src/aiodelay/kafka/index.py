@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
@@ -60,7 +61,7 @@ from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_
 from . import records
 from .client import Outgoing
 from .records import Glance, Headers, Kind, Memory, Wire
-from .standing import Seen, Standing, after, is_forgettable
+from .standing import Seen, Standing, after, is_forgettable, is_unread
 
 __all__ = ["Change", "Due", "Index", "Read"]
 
@@ -98,14 +99,17 @@ class Change:
         entry: What it is about, held back meanwhile; None: nothing in the tables.
         is_users: It ends as if a user had cancelled it, and counts whatever was written meanwhile.
         offset: Of its last record, once it is written.
-        stood: Offsets of the key's records that were read meanwhile, and counted.
+        counted: It was read, and counted.
         refusal: Why Kafka does not take it.
-        waiter: Who waits for it: True once it was read, False if it was not written.
+        is_written: True once it was read, False once it is known not to have been written.
+        waiter: Who waits for that.
     """
 
     __slots__ = (
+        "counted",
         "entry",
         "is_users",
+        "is_written",
         "key",
         "letters",
         "memory",
@@ -116,7 +120,6 @@ class Change:
         "put",
         "read_to",
         "refusal",
-        "stood",
         "targets",
         "waiter",
     )
@@ -128,18 +131,20 @@ class Change:
         self.others: list[tuple[Record, int]] = []
         self.outcome = "ended"
         self.purged: DeadKey | None = None
-        self.memory = Memory()
+        self.memory: Memory | None = None
         self.refusal = ""
         self.targets: list[Outgoing] = []
         self.is_users = False
         self.offset = -1
-        self.stood: set[int] = set()
-        self.waiter: asyncio.Future[bool] | None = None
+        self.counted = False
+        self.is_written: bool | None = None
+        self.waiter: asyncio.Future[None] | None = None
 
-    @property
-    def counted(self) -> bool:
-        """Whether it was read, and counted."""
-        return self.offset in self.stood
+    def remembering(self) -> Memory:
+        """Return what is to be remembered, to add to it."""
+        if self.memory is None:
+            self.memory = Memory()
+        return self.memory
 
     def wires(self) -> Iterator[Wire]:
         """Return its records, in order."""
@@ -166,14 +171,17 @@ class Index(Commands, Claims, Looking):
     Args:
         clock: Where the time is read.
         name: The topic and partition, for logs.
+        claims: Numbers for claims.
     """
 
     read_to: int = 0
     """Everything below this offset has been read."""
+    partitions: int | None = None
+    """How many the topic had when its first owner looked."""
 
-    def __init__(self, *, clock: Clock, name: str) -> None:
+    def __init__(self, *, clock: Clock, name: str, claims: count[int]) -> None:
         super().__init__(clock=clock)
-        self.name = name
+        self.name, self._claims = name, claims
         self.changes: deque[Change] = deque()
         self._standings: dict[bytes, Standing] = {}
         self._cancels: deque[bytes] = deque()
@@ -191,6 +199,8 @@ class Index(Commands, Claims, Looking):
     def read(self, read: Read) -> None:
         """Take in the partition's next record."""
         self.read_to = read.offset + 1
+        if read.value is None and read.key is not None and self._read_own_end(read.key, read.offset):
+            return
         glance = records.glance(read.key, read.value, read.headers)
         if read.key is None or (glance.kind is Kind.BAD and read.key.startswith(records.RESERVED)):
             log.warning("%s, offset %d: %s; skipped", self.name, read.offset, glance.problem)
@@ -198,8 +208,29 @@ class Index(Commands, Claims, Looking):
             self._read_dead(read)
         elif glance.kind in (Kind.BARRIER, Kind.MARK):
             self._forget_cancels(read.offset)
+        elif glance.kind is Kind.PARTITIONS:
+            self.partitions = records.partitions_in(read.value)
         else:
             self._read_message(read, read.key, glance)
+
+    def _read_own_end(self, key: bytes, offset: int) -> bool:
+        """Take in what this index has decided itself, a message's end, if it counts: all that it says is known."""
+        change = self._held_back.get(key)
+        if change is None or change.offset != offset or change.is_users or change.entry is None:
+            return False
+        entry, standing = change.entry, self._standings.get(key)
+        if (
+            standing is None
+            or is_unread(standing.seen, change.read_to)
+            or self._entries.get(entry.record.id) is not entry
+        ):
+            return False
+        change.counted = True
+        del self._standings[key]  # nothing need be known of what an owner has ended
+        self._hidden.pop(key, None)
+        super()._take_out(entry)
+        self._forget_cancels(change.read_to)
+        return True
 
     def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:
         is_put = glance.kind is not Kind.END
@@ -209,8 +240,8 @@ class Index(Commands, Claims, Looking):
         if standing.hidden_at is not None:
             self._hidden[key] = None
         if standing.seen.offset == read.offset:
-            if key in self._held_back:  # perhaps read before its writer knows its offset
-                self._held_back[key].stood.add(read.offset)
+            if (change := self._held_back.get(key)) is not None and change.offset == read.offset:
+                change.counted = True
             self._bad.pop(key, None)
             self._repeated.pop(key, None)
             with self._reading():
@@ -357,6 +388,21 @@ class Index(Commands, Claims, Looking):
             queue.add(entry)
         return due
 
+    def move(self, entry: Entry, now: int) -> Change:
+        """Decide that a message ends which `due` has just taken out, because it is moved."""
+        record = entry.record
+        change = self._change = Change(records.key_of(record.id), self.read_to, entry)
+        try:
+            change.outcome = "delivered"
+            entry.standing = Place.LEASED
+            self._note(change.outcome, record, now)
+            self._forget(record, now)
+        finally:
+            self._change = None
+        self._held_back[change.key] = change
+        self._begin(change)
+        return change
+
     def series_at(self, settlement: Settlement) -> Entry | None:
         """Return a series that still stands at the due occurrence which a settlement ends."""
         entry = self._entries.get(settlement.id)
@@ -398,6 +444,14 @@ class Index(Commands, Claims, Looking):
         return True
 
     # --- changes ------------------------------------------------------------------------------------------
+
+    def knows(self, message_id: str, op: bytes = NO_OP) -> bool:
+        """Say whether a message stands here, or a command's answer is remembered here."""
+        return message_id in self._entries or self._answers.get(op, self.now_ms()) is not None
+
+    def keeps(self, key: DeadKey) -> bool:
+        """Say whether a dead letter stands here."""
+        return key in self._dead
 
     def settle(self, settlement: Settlement) -> tuple[SettleOutcome, Change | None]:
         """Decide a settlement; what it changes is to be written, if anything."""
@@ -442,7 +496,9 @@ class Index(Commands, Claims, Looking):
             entry.standing = Place.LEASED
         if outcome.answer != "stored":  # the record itself tells that one
             until_ms = now + RETRY_WINDOW_MS
-            change.memory.answers.append((command.op.hex(), outcome.answer, outcome.revision, outcome.due_ms, until_ms))
+            change.remembering().answers.append(
+                (command.op.hex(), outcome.answer, outcome.revision, outcome.due_ms, until_ms)
+            )
         return outcome, self._offered(change)
 
     def _cancel_in_flight(self, series: Record) -> None:
@@ -608,15 +664,17 @@ class Index(Commands, Claims, Looking):
         super()._forget(record, now)
         version = self._tombstones.get(record.id, now)
         if self._change is not None and version is not None:
-            self._change.memory.version = version, now + TOMBSTONE_WINDOW_MS
+            self._change.remembering().version = version, now + TOMBSTONE_WINDOW_MS
 
     def _remember_answer(self, record: Record, now: int) -> None:
+        if record.revision + RETRY_WINDOW_MS <= now:
+            return
         super()._remember_answer(record, now)
         answer = self._answers.get(record.op, now)
         if self._change is not None and isinstance(answer, Stored):
             until_ms = now + RETRY_WINDOW_MS
             memory = record.op.hex(), answer.answer, answer.revision, answer.due_ms, until_ms
-            self._change.memory.answers.append(memory)
+            self._change.remembering().answers.append(memory)
 
     def _bury(self, record: Record, reason: DeadReason, now: int) -> None:
         if record.envelope.rule is not None:

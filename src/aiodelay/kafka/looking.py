@@ -6,6 +6,8 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from aiokafka import TopicPartition
+
 from aiodelay.model import DeadKey, DeadLetter, Lane, LaneCounts, LoadBucket, Outcome, Query, Snapshot
 
 from .partition import Partition
@@ -16,7 +18,7 @@ __all__ = ["Looking"]
 class Looking:
     """`Inspectable` and `DeadLetters`, over partitions."""
 
-    partitions: dict[int, Partition]
+    partitions: dict[TopicPartition, Partition]
 
     def owned(self) -> Collection[Partition]:
         """Return the partitions that can be looked into.
@@ -28,6 +30,14 @@ class Looking:
 
     def partition_of(self, message_id: str) -> Partition:
         """Return the partition in which a message of this id stands."""
+        raise NotImplementedError
+
+    def partitions_of(self, message_id: str) -> Sequence[Partition]:
+        """Return the partitions that are owned in which messages of this id may stand."""
+        raise NotImplementedError
+
+    def partition_of_letter(self, key: DeadKey) -> Partition:
+        """Return the partition in which a dead letter stands."""
         raise NotImplementedError
 
     async def get(self, message_id: str) -> Snapshot | None:
@@ -74,12 +84,12 @@ class Looking:
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         """Give dead letters a new life."""
         self.owned()
-        return [await self.partition_of(key.id).redrive(key) for key in keys]
+        return [await self.partition_of_letter(key).redrive(key) for key in keys]
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         """Delete dead letters."""
         self.owned()
-        return sum([await self.partition_of(key.id).purge(key) for key in keys])
+        return sum([await self.partition_of_letter(key).purge(key) for key in keys])
 
 
 def _added(before: LaneCounts | None, here: LaneCounts) -> LaneCounts:

@@ -8,12 +8,14 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
+from typing import NamedTuple
 
 from aiokafka.errors import KafkaError
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
-from aiodelay.errors import StoreUnavailableError
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from aiodelay.memory.tables import Worker
 from aiodelay.memory.waiting import Entry
 from aiodelay.model import (
@@ -29,6 +31,7 @@ from aiodelay.model import (
     Done,
     Lane,
     Outcome,
+    Record,
     Refused,
     Settlement,
     SettleOutcome,
@@ -47,7 +50,7 @@ from .session import Session
 from .targets import Targets, refused_topics
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 
-__all__ = ["Partition"]
+__all__ = ["Partition", "Place", "moved_keys"]
 
 log = logging.getLogger("aiodelay.kafka")
 
@@ -57,33 +60,51 @@ MOST_ATTEMPTS = 10
 FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
 
 
+class Place(NamedTuple):
+    """Which partition.
+
+    Attributes:
+        topic: The schedules topic.
+        number: Of the partition.
+        partitions: How many the topic has.
+        is_accepted: So many are right, whatever the partition itself says.
+    """
+
+    topic: str
+    number: int
+    partitions: int
+    is_accepted: bool = False
+
+
 class Partition:
     """One partition of a schedules topic, while this process owns it.
 
     Args:
         cluster: Where it is.
-        topic: The schedules topic.
-        number: Of the partition.
+        place: Which one.
         targets: Which topics take messages.
         clock: Where the time is read.
+        claims: Numbers for claims, shared by all partitions of a store.
         on_change: Called when there may be something new to claim.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        topic: str,
-        number: int,
+        place: Place,
         *,
         targets: Targets,
         clock: Clock,
+        claims: count[int],
         on_change: Callable[[], None],
     ) -> None:
-        self._cluster, self.topic, self.number, self._on_change = cluster, topic, number, on_change
+        self._cluster, self._place, self._on_change = cluster, place, on_change
+        self.topic, self.number = place.topic, place.number
         self._clock, self._targets = clock, targets
-        self.index = Index(clock=clock, name=f"{topic}/{number}")
+        self.index = Index(clock=clock, name=f"{place.topic}/{place.number}", claims=claims)
         self.session = Session()
         self.why = ""
+        self.problem: StoreMismatchError | None = None
         self._most = MAX_CLAIM_MESSAGES
         self._unread: deque[Change] = deque()
         self._work, self._read = WakeUp(), WakeUp()
@@ -110,19 +131,34 @@ class Partition:
         if read:
             self._on_change()
 
+    def has_partitions(self, n: int) -> None:
+        """Take note of how many partitions the topic has; of another number than before this owns nothing more."""
+        if n != self._place.partitions:
+            self._refuse(moved_keys(self.topic, self._place.partitions, n))
+
+    def _refuse(self, problem: StoreMismatchError) -> None:
+        if self.problem is None:
+            self.problem, self.why = problem, str(problem)
+            log.error("%s: nothing more is delivered or changed: %s", self.index.name, problem)
+        self._work.set()
+        self._became_ready.set()
+
     # --- the session --------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Own the partition until cancelled: one session after the other."""
+        """Own the partition until cancelled, or it cannot be: one session after the other."""
         failures = 0
         while True:
             started_ms = self._clock.monotonic_ms()
             try:
                 await self._one_session()
+            except StoreMismatchError as error:
+                self._refuse(error)
+                return
             except (FencedError, AbortedError, InDoubtError, KafkaError, TimeoutError, OSError) as error:
                 self.why = "another owner has taken over" if isinstance(error, FencedError) else reason_of(error)
                 log.warning("%s: the session ends: %s", self.index.name, self.why)
-                is_refusal = isinstance(error, AbortedError)
+                is_refusal = isinstance(error, AbortedError) and self.is_ready
             finally:
                 self._end_session()
             # Two owners take over from each other less and less often; a record that is refused costs no pause.
@@ -136,11 +172,15 @@ class Partition:
         try:
             await transactions.start()
             barrier = Outgoing(self.topic, records.BARRIER, b"", [], self.number)
-            (offset,) = await transactions.commit([barrier])
+            (offset,) = await transactions.begin([barrier])
+            await transactions.commit()
+            if offset < self.index.read_to:
+                raise _cut_off(self._place, offset, self.index.read_to)
             self.session = Session(self.index.read_to).with_barrier(offset)
             while not self.session.is_ready:
                 self._read.clear()
                 await self._read.wait(self._cluster.timeout_ms / 1000)
+            await self._check_partitions(transactions)
             self.why = ""
             self._became_ready.set()
             self._on_change()
@@ -149,8 +189,24 @@ class Partition:
         finally:
             await transactions.close()
 
+    async def _check_partitions(self, transactions: Transactions) -> None:
+        """Compare how many partitions the topic has with what its first owner has written down.
+
+        Raises:
+            StoreMismatchError: It had another number.
+        """
+        before, now = self.index.partitions, self._place.partitions
+        if before == now:
+            return
+        if before is not None and not self._place.is_accepted:
+            raise moved_keys(self.topic, before, now)
+        await transactions.begin([Outgoing(self.topic, records.PARTITIONS, b"%d" % now, [], self.number)])
+        await transactions.commit()
+
     async def _write(self, transactions: Transactions) -> None:
         """Write what waits, in the order in which it was decided."""
+        if self.problem is not None:
+            raise self.problem
         self._work.clear()
         self.index.mend()
         batch, outgoing = self._batch()
@@ -158,7 +214,9 @@ class Partition:
             await self._work.wait()
             return
         try:
-            offsets = iter(await transactions.commit(outgoing))
+            offsets = await transactions.begin(outgoing)
+            self._note_offsets(batch, offsets)
+            await transactions.commit()
         except AbortedError as error:
             if self._refused(error, outgoing):
                 raise
@@ -168,10 +226,7 @@ class Partition:
             raise
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in outgoing})
-        for change, n in batch:
-            for _ in range(n):
-                change.offset = next(offsets)
-            self._unread.append(change)
+        self._unread += (change for change, _ in batch)
         self._tell_read()  # the reader may have been faster
 
     def _refused(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
@@ -187,6 +242,12 @@ class Partition:
             self._targets.refused(topic, reason)
         return bool(refused)
 
+    @staticmethod
+    def _note_offsets(batch: Sequence[tuple[Change, int]], offsets: Sequence[int]) -> None:
+        """Note where the changes stand, before what is read of them comes in."""
+        for change, end in batch:
+            change.offset = offsets[end - 1]
+
     def _tell_read(self) -> None:
         """Let go of the changes that have been read."""
         while self._unread and self._unread[0].offset < self.index.read_to:
@@ -195,7 +256,7 @@ class Partition:
             _tell(change, written=True)
 
     def _batch(self) -> tuple[list[tuple[Change, int]], list[Outgoing]]:
-        """Take changes for one transaction, each with how many records it has."""
+        """Take changes for one transaction, each with the end of its records."""
         batch: list[tuple[Change, int]] = []
         outgoing: list[Outgoing] = []
         size = 0
@@ -204,16 +265,19 @@ class Partition:
             if self.index.drop_stale(change):
                 _tell(change, written=False)
                 continue
-            wires = change.targets + [Outgoing(self.topic, *wire, self.number) for wire in change.wires()]
-            size += sum(each.size for each in wires)
-            outgoing += wires
-            batch.append((change, len(wires)))
+            before = len(outgoing)
+            outgoing += change.targets
+            outgoing += [Outgoing(self.topic, *wire, self.number) for wire in change.wires()]
+            for i in range(before, len(outgoing)):
+                size += len(outgoing[i].value or b"")
+            batch.append((change, len(outgoing)))
         return batch, outgoing
 
     def _end_session(self) -> None:
         """Undo what was not written, or of which that is not known: the next session reads what was."""
         self.session = Session(self.index.read_to)
-        self._became_ready.clear()
+        if self.problem is None:
+            self._became_ready.clear()
         self._unread.clear()
         self.index.changes.clear()
         for change in self.index.give_back():
@@ -223,7 +287,7 @@ class Partition:
         """Wait for a session that is ready, at most as long as for an answer; say whether there is one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
-                while not self.is_ready:
+                while not self.is_ready and self.problem is None:
                     await self._became_ready.wait()
         return self.is_ready
 
@@ -251,10 +315,9 @@ class Partition:
 
     def move(self, lane: Lane, demand: Demand) -> tuple[list[Change], Due]:
         """Decide to move what is due, each message in the transaction that ends it; nothing here waits."""
-        due, changes = self.index.due(lane, demand, self._targets), []
-        for entry in due.entries:
-            change = self._moved(entry, Done(entry.record.id, entry.record.revision, entry.token))
-            changes += [] if change is None else [change]
+        now = self._clock.now_ms()
+        due = self.index.due(lane, demand, self._targets.known())
+        changes = [self._towards_target(self.index.move(entry, now), entry.record, now) for entry in due.entries]
         self._work.set()
         return changes, due
 
@@ -270,15 +333,16 @@ class Partition:
         return self.index.end(entry, settlement)
 
     def _moved(self, entry: Entry, settlement: Done) -> Change | None:
-        record, now = entry.record, self._clock.now_ms()
+        record = entry.record
         change = self.index.end(entry, settlement)
-        if change is not None:
-            attempt, lateness_ms = record.attempt + 1, max(now - record.due_ms, 0)
-            delivery = Delivery(
-                record.envelope, delivery_id(record), record.due_ms, record.revision, attempt, lateness_ms
-            )
-            wire = records.delivered(delivery, now_ms=now, schedules=self.topic)
-            change.targets = [Outgoing(record.envelope.address, *wire)]
+        return None if change is None else self._towards_target(change, record, self._clock.now_ms())
+
+    def _towards_target(self, change: Change, record: Record, now: int) -> Change:
+        """Add the record that the target topic gets."""
+        attempt, lateness_ms = record.attempt + 1, max(now - record.due_ms, 0)
+        delivery = Delivery(record.envelope, delivery_id(record), record.due_ms, record.revision, attempt, lateness_ms)
+        wire = records.delivered(delivery, now_ms=now, schedules=self.topic)
+        change.targets = [Outgoing(record.envelope.address, *wire)]
         return change
 
     async def moved(self, changes: Sequence[Change]) -> int:
@@ -378,14 +442,28 @@ class Partition:
         return True
 
 
+def moved_keys(topic: str, before: int, now: int) -> StoreMismatchError:
+    """Return what is said of a topic whose number of partitions has changed."""
+    what = f"of {now} partitions, and was of {before}: what changes or cancels a schedule no longer reaches it"
+    new = f"a new topic with {now} partitions, and this one as the second until it is empty"
+    return StoreMismatchError(f"topic {topic}", what, f"{new}; or, to go on all the same, accept_partitions={now}")
+
+
+def _cut_off(place: Place, end: int, read_to: int) -> StoreMismatchError:
+    what = f"deleted, or cut off: partition {place.number} ends at {end}, and has been read to {read_to}"
+    return StoreMismatchError(f"topic {place.topic}", what, "the topic as it was; to go on with this one, start again")
+
+
 async def _waited(change: Change) -> bool:
     """Wait until a change was read, or is known not to have been written."""
-    if change.waiter is None:
-        change.waiter = asyncio.get_running_loop().create_future()
-    return await asyncio.shield(change.waiter)
+    if change.is_written is None:
+        if change.waiter is None:
+            change.waiter = asyncio.get_running_loop().create_future()
+        await asyncio.shield(change.waiter)
+    return bool(change.is_written)
 
 
 def _tell(change: Change, *, written: bool) -> None:
-    if change.waiter is None:
-        change.waiter = asyncio.get_running_loop().create_future()
-    change.waiter.set_result(written)
+    change.is_written = written
+    if change.waiter is not None:
+        change.waiter.set_result(None)

@@ -16,13 +16,15 @@ from .index import Read
 from .options import Cluster
 from .partition import Partition
 
-__all__ = ["Reader"]
+__all__ = ["METADATA_MS", "Reader"]
 
 log = logging.getLogger("aiodelay.kafka")
 
 WAIT_MS = 200
 MOST_RECORDS = 2_000
 FETCH_BYTES = 8 << 20
+METADATA_MS = 10_000
+"""How old what is known of topics may become."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
 
@@ -57,6 +59,7 @@ class Reader:
             auto_offset_reset="none",
             enable_auto_commit=False,
             request_timeout_ms=self._cluster.timeout_ms,
+            metadata_max_age_ms=METADATA_MS,
             fetch_max_bytes=FETCH_BYTES,
             max_partition_fetch_bytes=FETCH_BYTES,
         )
@@ -68,10 +71,17 @@ class Reader:
                 consumer.seek(place, max(begins[place], partition.index.read_to))
             while True:
                 await self._read_some(consumer)
+                self._look_at_partitions(consumer)
         finally:
             with suppress(TimeoutError, KafkaError):
                 async with asyncio.timeout(CLOSE_S):
                     await consumer.stop()
+
+    def _look_at_partitions(self, consumer: AIOKafkaConsumer) -> None:
+        for place, partition in self._partitions.items():
+            found = consumer.partitions_for_topic(place.topic)
+            if found is not None:
+                partition.has_partitions(len(found))
 
     async def _read_some(self, consumer: AIOKafkaConsumer) -> None:
         found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)

@@ -39,6 +39,7 @@ __all__ = [
     "BARRIER",
     "FORMAT",
     "MARK",
+    "PARTITIONS",
     "SINK",
     "Glance",
     "Headers",
@@ -62,6 +63,7 @@ __all__ = [
     "key_of",
     "memory_of",
     "partition_of",
+    "partitions_in",
     "user_headers",
 ]
 
@@ -71,7 +73,7 @@ FORMAT = 1
 SINK = "kafka"
 """The name of the sink whose addresses are topics, and so the lane of what goes to one."""
 RESERVED = b"\x00aiodelay/"
-BARRIER, MARK = RESERVED + b"barrier", RESERVED + b"mark"
+BARRIER, MARK, PARTITIONS = RESERVED + b"barrier", RESERVED + b"mark", RESERVED + b"partitions"
 AGAIN, DEAD = RESERVED + b"again/", RESERVED + b"dead/"
 MAX_KEY = 255
 
@@ -250,7 +252,7 @@ def encode_end(key: bytes, *, read_to: int, outcome: str, memory: Memory | None 
 
 
 def _remembering(memory: Memory | None) -> list[tuple[str, bytes]]:
-    return [(MEMORY, msgspec.json.encode(memory))] if memory is not None and memory != Memory() else []
+    return [(MEMORY, msgspec.json.encode(memory))] if memory is not None else []
 
 
 def memory_of(headers: Headers) -> Memory | None:
@@ -366,6 +368,7 @@ class Kind(Enum):
     END = auto()
     BARRIER = auto()
     MARK = auto()
+    PARTITIONS = auto()
     DEAD = auto()
     BAD = auto()
 
@@ -387,7 +390,7 @@ class Glance(NamedTuple):
 
 
 _CANCEL = Glance(Kind.END)
-_OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK)}
+_OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK), PARTITIONS: Glance(Kind.PARTITIONS)}
 _DEAD = Glance(Kind.DEAD)
 _RESERVED = Glance(Kind.BAD, problem="its key is reserved")
 
@@ -454,6 +457,11 @@ def _number(found: Mapping[str, bytes | None], name: str, most: int = _MOST_MS) 
         got = shortened(text.decode(errors="replace")) if text is not None else "null"
         raise RecordFormatError(f"header {name} is {got}, not a whole number from 0 to {most}")
     return int(text)
+
+
+def partitions_in(value: bytes | None) -> int | None:
+    """Return how many partitions a record says that its topic has, None if it does not."""
+    return int(value) if value is not None and value.isdigit() and len(value) <= 9 else None
 
 
 def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Record:

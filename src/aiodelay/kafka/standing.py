@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["Seen", "Standing", "after", "is_forgettable"]
+__all__ = ["Seen", "Standing", "after", "is_forgettable", "is_unread"]
 
 
 class Seen(Struct, frozen=True, gc=False):
@@ -49,7 +49,7 @@ class Standing(Struct, frozen=True, gc=False):
 
 def after(standing: Standing | None, seen: Seen) -> Standing:
     """Return how a key stands after its next record; None stands for a key of which nothing need be known."""
-    if standing is None or seen.read_to is None or not _is_unread(standing.seen, seen.read_to):
+    if standing is None or seen.read_to is None or not is_unread(standing.seen, seen.read_to):
         return Standing(seen)
     if standing.hidden_at is not None:
         return standing
@@ -58,9 +58,9 @@ def after(standing: Standing | None, seen: Seen) -> Standing:
 
 def is_forgettable(standing: Standing, read_to: int) -> bool:
     """Say whether a key need not be remembered once an owner has read everything below `read_to`."""
-    return not standing.seen.is_put and standing.hidden_at is None and not _is_unread(standing.seen, read_to)
+    return not standing.seen.is_put and standing.hidden_at is None and not is_unread(standing.seen, read_to)
 
 
-def _is_unread(seen: Seen, read_to: int) -> bool:
+def is_unread(seen: Seen, read_to: int) -> bool:
     """Say whether this is a user's record that the owner had not read."""
     return seen.read_to is None and seen.offset >= read_to

@@ -1,10 +1,11 @@
-"""`kafka://host:9092/schedules`: a compacted topic as the only database."""
+"""`kafka://host:9092/schedules`: compacted topics as the only database."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Self
 
 from aiokafka import TopicPartition
@@ -14,16 +15,17 @@ from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ClosedError, ConfigurationError, UnsupportedByStoreError
-from aiodelay.model import Cancel, Command, Lane, Outcome, Put, Refused, SourcePosition, Stored, Unknown
+from aiodelay.model import Cancel, Command, DeadKey, Lane, Outcome, Put, Refused, SourcePosition, Stored, Unknown
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.transitions import due_of, record_of
 from aiodelay.urls import UrlOptions
 
 from . import records
 from .client import Outgoing, Written, reason_of
+from .index import Index
 from .options import Cluster, read_cluster
-from .partition import Partition
-from .reader import Reader
+from .partition import Partition, Place, moved_keys
+from .reader import METADATA_MS, Reader
 from .sink import check_topic
 from .targets import Targets
 from .topic import prepare
@@ -33,7 +35,7 @@ from .writer import Writer
 
 __all__ = ["KafkaStore", "open_store"]
 
-FORM = "kafka://host:9092/schedules"
+FORM = "kafka://host:9092/schedules, kafka://host:9092/schedules,others"
 MAX_PARTITIONS = 1000
 
 _TRAITS = StoreTraits(
@@ -56,9 +58,10 @@ class _Options(Struct, frozen=True):
     """A store's URL, read."""
 
     cluster: Cluster
-    topic: str
+    topics: Sequence[str]
     create_topic: bool
     partitions: int
+    accept_partitions: int
     member: int
     members: int
 
@@ -68,27 +71,31 @@ def _read_url(url: str) -> _Options:
 
     Raises:
         ConfigurationError: It is not of the known form, or an option is unknown or out of range.
-        TargetError: The topic's name is none.
+        TargetError: A topic's name is none.
     """
     given = UrlOptions(url)
     cluster = read_cluster(given)
     create = given.text("create_topic", "false")
     partitions = given.integer("partitions", 6, 1, MAX_PARTITIONS)
+    accepted = given.integer("accept_partitions", 0, 1, MAX_PARTITIONS)
     members = given.integer("members", 1, 1, MAX_PARTITIONS)
     member = given.integer("member", 0, 0, members - 1)
     given.finish()
-    topic = given.parts.path.strip("/")
-    if given.parts.scheme != "kafka" or given.parts.fragment or "/" in topic or not topic:
+    topics = given.parts.path.removeprefix("/").split(",")
+    if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
         raise ConfigurationError("url", given.masked, FORM)
     if create not in ("true", "false"):
         raise ConfigurationError(f"create_topic in {given.masked}", create, "true or false")
-    return _Options(
-        cluster, check_topic(topic, "topic in the store's URL"), create == "true", partitions, member, members
-    )
+    for topic in topics:
+        check_topic(topic, "topic in the store's URL")
+    return _Options(cluster, topics, create == "true", partitions, accepted, member, members)
 
 
 class KafkaStore(Transfers):
-    """Keeps messages in one compacted topic, whose partitions this process owns once `work` has been opened.
+    """Keeps messages in compacted topics, whose partitions this process owns once `work` has been opened.
+
+    What it schedules stands in the first topic. The same id in two topics is two messages: what is asked or commanded
+    by id is of the first topic in which one stands.
 
     It owns all of them, or, as `member` k of `members` n, every n-th from the k-th on. Then it has no verdicts either:
     a message may be another member's.
@@ -98,7 +105,7 @@ class KafkaStore(Transfers):
     is delivered twice into the same cluster by that.
 
     Args:
-        url: `kafka://host:9092/schedules`, with options.
+        url: `kafka://host:9092/schedules`, more topics after commas, with options.
         clock: Where the store reads the time; None = this machine's.
 
     Raises:
@@ -112,12 +119,12 @@ class KafkaStore(Transfers):
         self._clock = clock or SystemClock()
         self.targets = Targets(self.cluster, self.now_ms)
         self.moving: dict[KafkaTransfer, None] = {}
-        self.partitions: dict[int, Partition] = {}
-        self._count = 0
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self._counts: dict[str, int] = {}
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
-        self._writer = Writer(self.cluster)
+        self._writer = Writer(self.cluster, metadata_max_age_ms=METADATA_MS)
 
     @property
     def traits(self) -> StoreTraits:
@@ -141,15 +148,22 @@ class KafkaStore(Transfers):
         if not __debug__:  # aiokafka guards the states of a transaction by assertions
             raise ConfigurationError("python", "-O", "Python without -O, which takes away checks of the Kafka client")
         options = self._options
-        (topic,) = await prepare(
-            options.cluster, [options.topic], create=options.create_topic, partitions=options.partitions
+        topics = await prepare(
+            options.cluster, options.topics, create=options.create_topic, partitions=options.partitions
         )
-        self._count = topic.partitions
+        self._counts = {topic.name: topic.partitions for topic in topics}
+        claims = count(1)
         self.partitions = {
-            number: Partition(
-                options.cluster, topic.name, number, targets=self.targets, clock=self._clock, on_change=self.wake_all
+            TopicPartition(topic, number): Partition(
+                options.cluster,
+                Place(topic, number, partitions, options.accept_partitions == partitions),
+                targets=self.targets,
+                clock=self._clock,
+                claims=claims,
+                on_change=self.wake_all,
             )
-            for number in range(options.member, topic.partitions, options.members)
+            for topic, partitions in self._counts.items()
+            for number in range(options.member, partitions, options.members)
         }
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
@@ -160,11 +174,10 @@ class KafkaStore(Transfers):
         """Take the partitions over, and read them."""
         if self._running or self._tasks is None:
             return
-        places = {TopicPartition(self._options.topic, number): each for number, each in self.partitions.items()}
-        reader = Reader(self.cluster, places)
+        reader = Reader(self.cluster, self.partitions)
         self._running = [self._tasks.create_task(reader.run(), name="aiodelay kafka reader")]
-        for number, partition in self.partitions.items():
-            name = f"aiodelay kafka partition {number}"
+        for partition in self.partitions.values():
+            name = f"aiodelay kafka partition {partition.index.name}"
             self._running.append(self._tasks.create_task(partition.run(), name=name))
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -204,11 +217,29 @@ class KafkaStore(Transfers):
         Raises:
             UnsupportedByStoreError: It is another member's.
         """
-        number = records.partition_of(records.key_of(message_id), self._count)
-        if number not in self.partitions:
+        return self._where(message_id, lambda index: index.knows(message_id))
+
+    def partition_of_letter(self, key: DeadKey) -> Partition:
+        """Return the partition in which a dead letter stands."""
+        return self._where(key.id, lambda index: index.keeps(key))
+
+    def _where(self, message_id: str, is_there: Callable[[Index], bool]) -> Partition:
+        """Return where a message stands, else where it would be put."""
+        places = self._places(message_id)
+        found = next((each for each in self.partitions_of(message_id) if is_there(each.index)), None)
+        if found is None and places[0] not in self.partitions:
+            number = places[0].partition
             member = number % self._options.members
             raise UnsupportedByStoreError("lookup", f"partition {number}", f"member {member}, which owns it")
-        return self.partitions[number]
+        return found or self.partitions[places[0]]
+
+    def partitions_of(self, message_id: str) -> Sequence[Partition]:
+        """Return the partitions that are owned in which messages of this id may stand, in the order of the topics."""
+        return [self.partitions[place] for place in self._places(message_id) if place in self.partitions]
+
+    def _places(self, message_id: str) -> list[TopicPartition]:
+        key = records.key_of(message_id)
+        return [TopicPartition(topic, records.partition_of(key, n)) for topic, n in self._counts.items()]
 
     def wake_all(self) -> None:
         """End every wait of this process."""
@@ -233,13 +264,21 @@ class KafkaStore(Transfers):
 
         async def carry_out(indices: Sequence[int]) -> None:
             for i in indices:
-                partition = self.partition_of(commands[i].id)
-                outcomes[i] = await partition.command(commands[i])
+                outcomes[i] = await self._commanded(commands[i])
 
         async with asyncio.TaskGroup() as tasks:
             for indices in by_id.values():
                 tasks.create_task(carry_out(indices))
         return [outcome for outcome in outcomes if outcome is not None]
+
+    async def _commanded(self, command: Command) -> Outcome:
+        """Carry out a command as the owner: a put in the first topic, others where the message stands."""
+        partitions = self.partitions_of(command.id)
+        if isinstance(command, Put):
+            return await partitions[0].command(command)
+        for partition in partitions:
+            await partition.until_ready()
+        return await self._where(command.id, lambda index: index.knows(command.id, command.op)).command(command)
 
     async def _record(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """Write commands as any user may; whoever owns the partitions reads them.
@@ -248,13 +287,16 @@ class KafkaStore(Transfers):
             UnsupportedByStoreError: Only an owner could carry one out; nothing was written.
         """
         now, outgoing, answers = self.now_ms(), [], []
+        topic, n = next(iter(self._counts.items()))
         for command in commands:
             wire, answer = _recorded(command, now)
             assert wire.key is not None
-            partition = records.partition_of(wire.key, self._count)
-            outgoing.append(Outgoing(self._options.topic, *wire, partition))
+            outgoing.append(Outgoing(topic, *wire, records.partition_of(wire.key, n)))
             answers.append(answer)
         try:
+            found = await (await self._writer.start()).partitions(topic)
+            if found is not None and found != n:
+                return [Refused("unavailable", str(moved_keys(topic, n, found))) for _ in commands]
             written = await self._writer.write(outgoing)
         except _UNAVAILABLE as error:
             return [Refused("unavailable", reason_of(error)) for _ in commands]
@@ -268,6 +310,9 @@ class KafkaStore(Transfers):
         self.checked()
         self._own()
         await asyncio.gather(*(partition.until_ready() for partition in self.partitions.values()))
+        for problem in (partition.problem for partition in self.partitions.values()):
+            if problem is not None:
+                raise problem
         work = KafkaWork(self, lanes)
         self.works.add(work)
         try:
@@ -297,8 +342,9 @@ def _told(written: Written, answer: Stored) -> Outcome:
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
     """Open `kafka://host:9092/schedules`.
 
-    Options: `create_topic=true`, `partitions` of a topic that is created, `member` of `members`, `timeout_ms`; to
-    log in `security`, `sasl`, `ca_certs`, `client_cert`, `client_key`.
+    Options: `create_topic=true`, `partitions` of a topic that is created, `accept_partitions` of one that was given
+    more since, `member` of `members`, `timeout_ms`; to log in `security`, `sasl`, `ca_certs`, `client_cert`,
+    `client_key`.
 
     Raises:
         ConfigurationError: The URL is not of this form, or an option is unknown or out of range.

@@ -54,9 +54,10 @@ class Targets:
         self._looking = asyncio.Lock()
         self.blocked: dict[str, _Blocked] = {}
 
-    def __contains__(self, topic: object) -> bool:
-        """Whether a topic is known to take messages."""
-        return isinstance(topic, str) and self._known.get(topic, 0) > self._now_ms()
+    def known(self) -> set[str]:
+        """Return the topics that are known to take messages."""
+        now = self._now_ms()
+        return {topic for topic, until_ms in self._known.items() if until_ms > now}
 
     async def close(self) -> None:
         """Disconnect."""

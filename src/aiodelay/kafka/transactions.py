@@ -69,8 +69,8 @@ class Transactions(Producer):
                 return response
             await asyncio.sleep(_PAUSE_S)
 
-    async def commit(self, records: Sequence[Outgoing]) -> list[int]:
-        """Write records in one transaction; return their offsets. Not to be cancelled (K3).
+    async def begin(self, records: Sequence[Outgoing]) -> list[int]:
+        """Write records in a transaction; return their offsets, before anybody can read them. Not to be cancelled (K3).
 
         Raises:
             AbortedError: A record was refused (K1); the producer is spent, and its next owner aborts the rest.
@@ -87,6 +87,15 @@ class Transactions(Producer):
             raise AbortedError(written)
         if self.is_spent:
             raise InDoubtError("a request of the transaction was lost")
+        return _offsets(written, len(records))
+
+    async def commit(self) -> None:
+        """Commit what `begin` has written. Not to be cancelled (K3).
+
+        Raises:
+            FencedError: Another producer of this id has been started.
+            InDoubtError: No answer.
+        """
         try:
             async with asyncio.timeout(self._timeout_s * 0.8):  # before aiokafka repeats EndTxn by itself (K4)
                 await self._client.commit_transaction()
@@ -98,11 +107,15 @@ class Transactions(Producer):
             raise InDoubtError(reason_of(error)) from error
         if self.is_spent:
             raise InDoubtError("a request of the transaction was lost")
-        offsets = [-1] * len(records)
-        for each in written:
-            for i, index in enumerate(each.indices):
-                offsets[index] = each.offset + i
-        return offsets
+
+
+def _offsets(written: Sequence[Written], n: int) -> list[int]:
+    """Return each record's offset."""
+    offsets = [-1] * n
+    for each in written:
+        for i, index in enumerate(each.indices, each.offset):
+            offsets[index] = i
+    return offsets
 
 
 def _is_too_early(request: Any, response: Any) -> bool:  # noqa: ANN401 - aiokafka's

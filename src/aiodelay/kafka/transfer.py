@@ -135,10 +135,11 @@ class KafkaTransfer:
     def _settled(self, settlements: Sequence[Settlement]) -> dict[Partition, list[Change]]:
         changes: dict[Partition, list[Change]] = {}
         for settlement in settlements:
-            partition = self._store.partition_of(settlement.id)
-            change = partition.settle_occurrence(settlement)
-            if change is not None:
-                changes.setdefault(partition, []).append(change)
+            for partition in self._store.partitions_of(settlement.id):
+                change = partition.settle_occurrence(settlement)
+                if change is not None:
+                    changes.setdefault(partition, []).append(change)
+                    break
         return changes
 
     def _take(self, demand: Demand, changes: dict[Partition, list[Change]], series: list[Record]) -> set[str]:

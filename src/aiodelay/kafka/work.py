@@ -148,9 +148,12 @@ class KafkaWork:
     def status(self) -> WorkStatus:
         partitions = self._store.partitions.values()
         ready = sum(partition.is_ready for partition in partitions)
+        why = next((each.why for each in partitions if each.why), "")
+        if any(partition.problem is not None for partition in partitions):
+            return WorkStatus("ended", ready, len(partitions), why)
         if ready == len(partitions):
             return WorkStatus("ready", ready, ready)
-        return WorkStatus("loading", ready, len(partitions), next((each.why for each in partitions if each.why), ""))
+        return WorkStatus("loading", ready, len(partitions), why)
 
 
 def _left(demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> dict[Lane, Demand]:
