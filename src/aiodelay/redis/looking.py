@@ -35,7 +35,9 @@ __all__ = ["Looking"]
 log = logging.getLogger("aiodelay.redis")
 
 AT_ONCE = 200
-"""Most records or dead letters to fetch in one call."""
+"""Most records to look at in one call."""
+LETTERS_AT_ONCE = 20
+"""Most dead letters to fetch in one call, however large they are."""
 REDRIVEN_AT_ONCE = 80
 SPANS_AT_ONCE = 500
 
@@ -56,18 +58,19 @@ class Looking(Base):
 
     async def _look(self, members: Sequence[bytes]) -> dict[bytes, Snapshot]:
         snapshots: dict[bytes, Snapshot] = {}
-        for start in range(0, len(members), AT_ONCE):
-            chunk = members[start : start + AT_ONCE]
-            reply = await self.run("look", chunk)
+        at = 0
+        while at < len(members):
+            reply = await self.run("look", members[at : at + AT_ONCE])
             now_ms, held = self.heard(reply[0]), frozenset(reply[1])
             values, tokens = reply[2::2], reply[3::2]
             lanes = await self.lanes_of([value for value in values if value])
-            for member, value, token in zip(chunk, values, tokens, strict=True):
+            for member, value, token in zip(members[at:], values, tokens, strict=False):
                 snapshot = (
                     _snapshot(member, value, int(token or 0), lanes=lanes, held=held, now_ms=now_ms) if value else None
                 )
                 if snapshot is not None:
                     snapshots[member] = snapshot
+            at += len(values)
         return snapshots
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
@@ -135,10 +138,10 @@ class Looking(Base):
     async def release(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane or an address of it."""
         changed = bool(await self.run("hold", ["release", lane, _place(address)]))
-        if changed:  # in steps, so that others are served in between; what a crash leaves, `tidy` puts back
-            while await self.run("hold", ["return", lane, _place(address)]):
-                pass
-            self.waiters.wake()
+        # In steps, so that others are served in between. What a crash leaves is put back by `tidy`, or by a repetition.
+        while await self.run("hold", ["return", lane, _place(address)]):
+            pass
+        self.waiters.wake()
         return changed
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
@@ -179,8 +182,8 @@ class Looking(Base):
     async def _letters(self, order: Mapping[tuple[int, str, int], bytes]) -> list[DeadLetter]:
         letters: list[DeadLetter] = []
         first = list(order)
-        for start in range(0, len(first), AT_ONCE):
-            chunk = first[start : start + AT_ONCE]
+        for start in range(0, len(first), LETTERS_AT_ONCE):
+            chunk = first[start : start + LETTERS_AT_ONCE]
             values = await self.command("HMGET", self._keys.key("dead"), *(order[each] for each in chunk))
             lanes = await self.lanes_of(values)
             letters += [
@@ -193,19 +196,18 @@ class Looking(Base):
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         """Give dead letters a new life."""
         outcomes: list[Outcome] = []
-        for start in range(0, len(keys), REDRIVEN_AT_ONCE):
-            answers = await self.run("redrive", ["redrive", *_dead_arguments(keys[start : start + REDRIVEN_AT_ONCE])])
+        while left := keys[len(outcomes) : len(outcomes) + REDRIVEN_AT_ONCE]:
+            answers = await self.run("redrive", ["redrive", *_dead_arguments(left)])
             outcomes += [answer_of(answer, None) for answer in answers]
         self.waiters.wake()
         return outcomes
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         """Delete dead letters."""
-        deleted = 0
-        for start in range(0, len(keys), AT_ONCE):
-            answers = await self.run("redrive", ["purge", *_dead_arguments(keys[start : start + AT_ONCE])])
-            deleted += sum(answer == b"s" for answer in answers)
-        return deleted
+        answers: list[bytes] = []
+        while left := keys[len(answers) : len(answers) + AT_ONCE]:
+            answers += await self.run("redrive", ["purge", *_dead_arguments(left)])
+        return answers.count(b"s")
 
     # --- journal ------------------------------------------------------------------------------------------
 

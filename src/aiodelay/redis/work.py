@@ -156,14 +156,13 @@ class RedisWork:
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Prolong leases."""
         outcomes: list[RenewOutcome] = []
-        for start in range(0, len(renewals), RENEWED_AT_ONCE):
-            chunk = renewals[start : start + RENEWED_AT_ONCE]
+        while left := renewals[len(outcomes) : len(outcomes) + RENEWED_AT_ONCE]:
             arguments: list[Arg] = []
-            for each in chunk:
+            for each in left:
                 arguments += [member_of(each.id), each.revision, each.token, each.to]
             letters = await self._store.run("renew", arguments)
             found = [_RENEWED[letter] for letter in letters]
-            self._held.renewed(chunk, found)
+            self._held.renewed(left[: len(found)], found)
             outcomes += found
         return outcomes
 
@@ -194,7 +193,7 @@ class RedisWork:
             step = min(TIDIED_AT_ONCE, limit - max(lapsed, expired))
             reply = await self._store.run("tidy", [step, self._worker, serves, SERVED_WINDOW_MS])
             lapsed, expired = lapsed + int(reply[1]), expired + int(reply[2])
-            if max(int(reply[1]), int(reply[2])) < step or max(lapsed, expired) >= limit:
+            if not max(int(reply[1]), int(reply[2])) or max(lapsed, expired) >= limit:
                 break
         now_ms = self._store.heard(reply[0])
         served = served_lanes(reply[3], now_ms)

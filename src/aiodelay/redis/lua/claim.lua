@@ -8,7 +8,7 @@
 -- Then the demands, whose turn it is first: messages, bytes, how many lanes, their names.
 -- Returns now, when to look again ('' = these lanes are empty), the token, the numbers of the lanes in the order of
 -- their names (0 = there is none), when to look at the watched ones, then id and value of each message.
-local MOST, MOST_BYTES, MOST_PASSED = 500, 1048576, 100
+local MOST, MOST_PASSED = 500, 100
 local BLOCK = 32 -- so many values are read at once; more of them might be far more than may be claimed
 local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0

@@ -2,7 +2,7 @@
 --@ base record memory moves
 -- From ARGV[4] on: ids.
 -- Returns now, what is held (as in `holds`) or takes nothing, then the value ('' = there is none) and the token ('' = it is not leased)
--- of each.
+-- of each; of fewer than are asked for, if they are large: ask again for the others.
 local held, seen = call('SMEMBERS', HOLDS), {}
 local answer = { text(now), held }
 
@@ -11,8 +11,11 @@ local function add_blocked(n)
   for _, address in ipairs(call('ZRANGE', blocked_key(n), 0, -1)) do held[#held + 1] = n .. ':' .. address end
 end
 
+local bytes = 0
 for a = 4, #ARGV do
+  if bytes >= MOST_BYTES then break end
   local e = load(ARGV[a])
+  bytes = bytes + (e and #e.value or 0)
   if e and not seen[e.lane] then add_blocked(e.lane) end
   local token = e and token_of(e)
   answer[#answer + 1] = e and e.value or ''

@@ -2,6 +2,8 @@
 local SUSPECT_LAPSES, KILLS_TO_DEATH = 2, 3
 local MAX_LEASE = 60000
 local TOKEN_EPOCH, COUNTERS = 1735689600000, 4096
+-- So much of records a script reads, and one record more.
+local MOST_BYTES = 1048576
 
 local loaded = {}
 local function load(id)
@@ -216,8 +218,11 @@ local function return_lapsed(n, limit)
   local ahead = text(token_for(now + MAX_LEASE + 1, 0))
   for _, id in ipairs(call('ZRANGEBYSCORE', key, ahead, '+inf', 'LIMIT', 0, limit - #ids)) do ids[#ids + 1] = id end
   if #ids > 0 then open_gate() end
-  for _, id in ipairs(ids) do
+  local bytes = 0
+  for i, id in ipairs(ids) do
+    if bytes >= MOST_BYTES then return i - 1 end
     local e = load(id)
+    bytes = bytes + (e and #e.value or 0)
     if e and e.lane == n then
       lapse(e)
     else

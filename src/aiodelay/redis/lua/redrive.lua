@@ -3,8 +3,8 @@
 -- ARGV[4] 'redrive' or 'purge'
 -- From ARGV[5] on, 2 arguments each: id, revision.
 -- Returns an answer each, as apply does: 's' + revision u48 + due u48, 'N' not found, 'E' exists, 'F' of a format that
--- this version cannot read; purge: 's' or 'N'.
-local answers = {}
+-- this version cannot read; purge: 's' or 'N'. Fewer than are given, if they are large: send the others again.
+local answers, bytes = {}, 0
 
 local function unearth(key, lane)
   call('HDEL', DEAD, key)
@@ -21,6 +21,7 @@ local function redrive(id, revision)
   local key = id .. u48(revision)
   local value = call('HGET', DEAD, key)
   if not value then return 'N' end
+  bytes = bytes + #value
   if ARGV[4] == 'purge' then
     unearth(key, lane_of(value))
     return 's'
@@ -49,6 +50,9 @@ local function redrive(id, revision)
 end
 
 if ARGV[4] == 'purge' then open_gate() end
-for a = 5, #ARGV, 2 do answers[#answers + 1] = redrive(ARGV[a], tonumber(ARGV[a + 1])) end
+for a = 5, #ARGV, 2 do
+  if bytes >= MOST_BYTES then break end
+  answers[#answers + 1] = redrive(ARGV[a], tonumber(ARGV[a + 1]))
+end
 finish()
 return answers

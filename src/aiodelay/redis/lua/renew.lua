@@ -1,13 +1,15 @@
 -- renew: sets leases from one token to another; only those that nobody else has taken, and no further than allowed.
 --@ base record memory moves
 -- From ARGV[4] on, 4 arguments each: id, revision, token, new token.
--- Returns a letter for each, in order: 'r' renewed, 'c' renewed but cancelled, 'u' superseded, 'l' lost.
-local answers = {}
+-- Returns a letter for each, in order: 'r' renewed, 'c' renewed but cancelled, 'u' superseded, 'l' lost; fewer than are
+-- given, if their messages are large: send the others again.
+local answers, bytes = {}, 0
 
 open_gate()
 
 local function renew(id, revision, token, to)
   local e = load(id)
+  bytes = bytes + (e and #e.value or 0)
   local held = e and token_of(e)
   if not held or (held ~= token and held ~= to) then return e and e.revision > revision and 'u' or 'l' end
   if floor(to / COUNTERS) + TOKEN_EPOCH > now + MAX_LEASE then return 'l' end
@@ -22,6 +24,7 @@ local function renew(id, revision, token, to)
 end
 
 for a = 4, #ARGV, 4 do
+  if bytes >= MOST_BYTES then break end
   answers[#answers + 1] = renew(ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]))
 end
 return table.concat(answers)

@@ -7,7 +7,7 @@
 -- Returns now, how many lapsed, how many expired, {worker, what it serves, ...}, {lane, place of its first overdue
 -- message or '', ...} of every lane that holds messages.
 local LIMIT = tonumber(ARGV[4])
-local MOST_MOVED, MOST_UNTRIED, MOST_BLOCKED = 500, 60000, 100
+local MOST_MOVED, MOST_PARKED, MOST_UNTRIED, MOST_BLOCKED = 500, 100, 60000, 100
 
 local function forget_workers()
   local serves = cmsgpack.unpack(ARGV[6])
@@ -33,30 +33,33 @@ local function is_tried(n, address) -- a transfer looks after what waits for it
 end
 
 local function unpark_released() -- what a release that was cut short has left, or a process that transferred
+  local left = MOST_MOVED
   for _, name in ipairs(call('SMEMBERS', PARKED)) do
     local n, address = string.match(name, '^(%d+):(.*)$')
-    if call('SISMEMBER', HOLDS, name) == 0 and not is_tried(n, address) then
+    if left > 0 and call('SISMEMBER', HOLDS, name) == 0 and not is_tried(n, address) then
       local key = TAG .. 'parked:' .. name
-      local parked = call('ZRANGE', key, 0, MOST_MOVED - 1, 'WITHSCORES')
+      local parked = call('ZRANGE', key, 0, left - 1, 'WITHSCORES')
       for i = 1, #parked, 2 do
         earlier(tonumber(n), tonumber(parked[i + 1]))
         call('ZADD', due_key(tonumber(n)), parked[i + 1], parked[i])
         call('ZREM', key, parked[i])
       end
-      if #parked < 2 * MOST_MOVED then
+      if #parked < 2 * left then
         call('SREM', PARKED, name)
         unblock(n, address)
       end
+      left = left - #parked / 2
     end
   end
 end
 
 local function expire_late()
-  local expired = 0
+  local expired, bytes = 0, 0
   local found = call('ZRANGEBYSCORE', LATE, '-inf', text(now), 'WITHSCORES', 'LIMIT', 0, LIMIT + MOST_MOVED)
   for i = 1, #found, 2 do
-    if expired >= LIMIT then break end
+    if expired >= LIMIT or bytes >= MOST_BYTES then break end
     local e = load(found[i])
+    bytes = bytes + (e and #e.value or 0)
     if not e or token_of(e) or not ends_by_itself(e) or e.place > now then
       call('ZREM', LATE, found[i])
     elseif any_holds() and (is_held(e.lane) or is_held(e.lane, address_of(e))) then
@@ -81,7 +84,7 @@ local function first_blocked(n)
 end
 
 local function oldest_of(n)
-  local first = head_of(n, MOST_MOVED) -- which may park
+  local first = head_of(n, MOST_PARKED) -- which may park
   local blocked = not is_held(n) and first_blocked(n) or nil
   return blocked and (not first or blocked < first) and blocked or first
 end

@@ -11,7 +11,7 @@
 --
 -- The lists' keys stand in the messages: they are not among KEYS, and each is reached by `pcall` alone, so that a wrong
 -- type or a missing right concerns no other address.
-local MOST, MOST_BYTES = 500, 1048576
+local MOST = 500
 local N, MAX_LENGTH, NOW = known_lane(ARGV[4]), tonumber(ARGV[7]), text(now)
 local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
 local moved, messages, bytes, read, read_bytes = 0, 0, 0, 0, 0

@@ -1,0 +1,130 @@
+"""No script reads much more than 1 MiB, however large the messages are, and tidying moves a bounded number of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from aiodelay.identifiers import new_op
+from aiodelay.model import After, Claim, Dead, Demand, Envelope, Late, Put, Query, Renewal, RenewOutcome, Stored
+from aiodelay.redis import RedisStore
+from aiodelay.redis.scripts import Arg
+from aiodelay.testing.clock import VirtualClock
+from tests.support.servers import redis_servers, serving
+
+LANE = "work"
+N, SIZE = 24, 1 << 18
+AT_ONCE = 5
+"""So many of that size are 1 MiB and one more."""
+
+
+@pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with serving(request.param) as url:
+        yield url
+
+
+class Watched(RedisStore):
+    """Keeps what scripts answered, by name."""
+
+    def __init__(self, url: str, **options: Any) -> None:  # noqa: ANN401 - as in the store
+        super().__init__(url, **options)
+        self.answers: dict[str, list[Any]] = {}
+
+    async def run(self, script: str, arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - as in the store
+        reply = await super().run(script, arguments)
+        self.answers.setdefault(script, []).append(reply)
+        return reply
+
+    def most(self, script: str) -> int:
+        """Return the length of the longest answer so far, and forget them."""
+        return max(map(len, self.answers.pop(script)))
+
+
+async def put(store: RedisStore, n: int, size: int, address: str = "") -> None:
+    for start in range(0, n, 500):
+        names = (f"{address}-{i}" for i in range(start, min(n, start + 500)))
+        await store.apply(
+            [Put(new_op(), Envelope(name, LANE, address, payload=bytes(size)), After(0)) for name in names]
+        )
+
+
+def test_large_messages_are_read_few_at_a_time(url: str) -> None:
+    async def play() -> None:
+        clock = VirtualClock()
+        async with Watched(url, namespace="large", clock=clock) as store, store.work("w", [LANE]) as work:
+            await put(store, N, SIZE)
+            assert len(await store.search(Query(limit=N))) == N
+            assert store.most("look") <= 2 + 2 * AT_ONCE
+            claims: list[Claim] = []
+            while len(claims) < N:
+                request = f"r{len(claims)}"
+                claims += (await work.claim({LANE: Demand(N)}, request=request, lease_ms=15_000)).claims
+            key = [(each.record.id, each.record.revision, each.token + 4096) for each in claims]
+            renewed = await work.renew([Renewal(name, revision, to - 4096, to) for name, revision, to in key])
+            assert renewed == [RenewOutcome.RENEWED] * N
+            assert store.most("renew") <= AT_ONCE
+            await work.settle([Dead(*each, "rejected", 1, "no") for each in key])
+            letters = await store.dead_letters(limit=N)
+            outcomes = await store.redrive([each.key for each in letters])
+            assert [type(each) for each in outcomes] == [Stored] * N
+            assert store.most("redrive") <= AT_ONCE
+            for i in range(N):
+                await work.claim({LANE: Demand(N)}, request=f"again{i}", lease_ms=15_000)
+            clock.move(15_001)
+            assert (await work.tidy([LANE], limit=500)).lapsed == N
+            assert max(int(each[1]) for each in store.answers.pop("tidy")) <= AT_ONCE
+            assert await store.purge([each.key for each in letters]) == 0
+            clock.move(15_001)
+
+    asyncio.run(play())
+
+
+def test_late_large_messages_are_dropped_few_at_a_time(url: str) -> None:
+    async def play() -> None:
+        clock = VirtualClock()
+        async with Watched(url, namespace="late", clock=clock) as store, store.work("w", ["other"]) as work:
+            envelopes = [Envelope(f"m{i}", LANE, payload=bytes(SIZE)) for i in range(N)]
+            await store.apply([Put(new_op(), each, After(0), late=Late.dead_letter("1s")) for each in envelopes])
+            clock.move(1_001)
+            assert (await work.tidy(["other"], limit=500)).expired == N
+            assert max(int(each[2]) for each in store.answers["tidy"]) <= AT_ONCE
+            letters = await store.dead_letters(limit=N)
+            assert await store.purge([each.key for each in letters]) == N
+            assert store.most("redrive") <= AT_ONCE
+
+    asyncio.run(play())
+
+
+def test_what_waits_aside_returns_a_bounded_number_at_a_time(url: str) -> None:
+    """From 40 addresses whose hold was released by a process that ended at once."""
+
+    async def play() -> None:
+        async with Watched(url, namespace="aside") as store, store.work("w", [LANE]) as work:
+            for i in range(40):
+                await store.hold(LANE, f"a{i}")
+                await put(store, 50, 1, f"a{i}")
+            await store.command("DEL", "{aside:00}:holds")
+            counts: list[int] = []
+            while sum(counts) < 2_000:
+                before = (await store.counts())[LANE].overdue
+                await work.tidy([LANE], limit=500)
+                counts.append((await store.counts())[LANE].overdue - before)
+            assert max(counts) <= 500
+
+    asyncio.run(play())
+
+
+def test_a_release_that_was_cut_short_goes_on_when_it_is_repeated(url: str) -> None:
+    async def play() -> None:
+        async with Watched(url, namespace="cut") as store:
+            await store.hold(LANE, "a")
+            await put(store, 2_000, 1, "a")
+            await store.run("hold", ["release", LANE, ":a"])
+            assert await store.release(LANE, "a") is False
+            assert (await store.counts())[LANE].overdue == 2_000
+
+    asyncio.run(play())
