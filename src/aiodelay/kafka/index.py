@@ -241,6 +241,7 @@ class Index(Commands, Claims, Looking):
         del self._standings[key]  # nothing need be known of what an owner has ended
         self._hidden.pop(key, None)
         super()._take_out(entry)
+        self._ended_at = offset
         self._forget_cancels(change.read_to)
         return True
 
