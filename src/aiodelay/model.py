@@ -498,7 +498,14 @@ class Claimed(Struct, frozen=True, gc=False):
 
 
 DeadReason: TypeAlias = Literal[
-    "attempts_exhausted", "not_retryable", "rejected", "undecodable", "late", "killed_worker", "outcome_unknown"
+    "attempts_exhausted",
+    "not_retryable",
+    "rejected",
+    "undecodable",
+    "late",
+    "killed_worker",
+    "outcome_unknown",
+    "resurrected",
 ]
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
+from aiodelay.kafka.mark import Mark
 from aiodelay.kafka.session import Session
 from aiodelay.kafka.standing import Seen, Standing, after, is_forgettable
 
@@ -94,6 +95,11 @@ class State(NamedTuple):
     barriers: tuple[int, ...]
     delivered: frozenset[tuple[int, int]]
     twice: bool
+    marks: tuple[tuple[int, Mark], ...] = ()  # at which offsets the owner told what is finished
+
+    @property
+    def mark(self) -> Mark:
+        return self.marks[-1][1] if self.marks else Mark()
 
 
 class Rules(NamedTuple):
@@ -105,6 +111,10 @@ class Rules(NamedTuple):
     reads_through: bool = True  # a session dispatches only once it has read its own barrier
     reads_back: bool = True  # it decides about a key only once it has read what it wrote about it
     forgets: str = "what was read"  # "at once"
+    marks: str = ""  # "what has ended": the owner tells that, once; "what was read"
+    heeds_marks: bool = True
+    mends_first: bool = False  # what is hidden is written again, also if a mark tells that it has ended
+    vanishing: str = "below the mark"  # tombstones: "anywhere"
 
 
 def one_key(script: str, rules: Rules, *, crashes: int, runs: int) -> int:
@@ -119,7 +129,7 @@ def steps(s: State, script: str, rules: Rules, runs: int) -> Iterator[State]:
     if s.owner.read_to < s.end:
         yield s._replace(owner=read_on(s, rules))
     if s.owner.plan is None:
-        for plan in plans(s.owner, rules, runs):
+        for plan in plans(s.owner, rules, runs, s.mark):
             yield s._replace(owner=s.owner._replace(plan=plan))
     else:
         yield committed(s, s.owner.plan, rules)
@@ -127,6 +137,25 @@ def steps(s: State, script: str, rules: Rules, runs: int) -> Iterator[State]:
         owner = Owner(0, s.end if rules.reads_through else 0)
         yield s._replace(owner=owner, crashes=s.crashes - 1, barriers=(*s.barriers, s.end), end=s.end + 1)
     yield from cleaned(s, rules)
+    if rules.marks:
+        yield from marked(s, rules)
+        yield from vanished(s, rules)
+
+
+def marked(s: State, rules: Rules) -> Iterator[State]:
+    """Tell what is finished: all that stood, if nothing that was read is waiting. All is due at once here."""
+    owner = s.owner
+    is_waiting = owner.plan is not None or (owner.standing is not None and owner.standing.seen.is_put)
+    if s.marks or owner.read_to <= owner.ready_at or (rules.marks == "what has ended" and is_waiting):
+        return
+    yield s._replace(marks=((s.end, Mark(0, owner.read_to)),), end=s.end + 1)
+
+
+def vanished(s: State, rules: Rules) -> Iterator[State]:
+    """Lose a tombstone, but not what it ended."""
+    for i, line in enumerate(s.log):
+        if not line.is_put and (line.offset < s.mark.read_to or rules.vanishing == "anywhere"):
+            yield s._replace(log=(*s.log[:i], *s.log[i + 1 :]))
 
 
 def appended(s: State, line: Line, rules: Rules) -> State:
@@ -143,6 +172,9 @@ def read_on(s: State, rules: Rules) -> Owner:
                 version, run = line.version, line.run
     if standing is not None and offset in s.barriers and is_forgettable(standing, offset):
         standing = None
+    mark = dict(s.marks).get(offset)
+    if standing is not None and mark is not None and is_forgettable(standing, mark.read_to):
+        standing = None
     if rules.forgets == "at once" and standing is not None and not standing.seen.is_put:
         standing = None
     unread = -1 if owner.unread == offset else owner.unread
@@ -154,12 +186,16 @@ def seen(line: Line, rules: Rules) -> Seen:
     return Seen(line.offset, line.is_put, read_to)
 
 
-def plans(owner: Owner, rules: Rules, runs: int) -> Iterator[Plan]:
+def plans(owner: Owner, rules: Rules, runs: int, mark: Mark) -> Iterator[Plan]:
     """What an owner may decide; that it drops a plan again, because the transaction was aborted, changes nothing."""
     standing = owner.standing
     if standing is None or owner.read_to <= owner.ready_at or (rules.reads_back and owner.unread >= 0):
         return
     line = Line(-1, True, owner.read_to, owner.version, owner.run)
+    is_over = rules.heeds_marks and standing.seen.is_put and mark.covers(standing.seen.offset, 0)
+    if is_over and not (rules.mends_first and standing.hidden_at is not None):
+        yield Plan(line._replace(is_put=False), None)
+        return
     if standing.hidden_at is not None and rules.writes_again:
         yield Plan(line._replace(is_put=standing.seen.is_put), None)
     if not standing.seen.is_put:
@@ -211,21 +247,29 @@ def stands(
 def check(s: State, script: str, rules: Rules) -> None:
     version = s.whole[1]
     require("nothing is delivered twice", holds=not s.twice)
-    require("a reader of what the cleaner left sees what stands", holds=stands(s.log, rules)[1] == version)
+    left = stands(s.log, rules)
+    require("a reader of what the cleaner left sees what stands", holds=standing_version(*left, s, rules) == version)
     owner, last = s.owner, len(script)
     is_quiet = s.written == last and owner.read_to == s.end and owner.plan is None
     if not is_quiet or owner.read_to <= owner.ready_at:
         return
-    knows = owner.version if owner.standing is not None and owner.standing.seen.is_put else 0
+    knows = standing_version(owner.standing, owner.version, s, rules)
     require("the owner's view is what the log says", holds=knows == version)
     is_hidden = owner.standing is not None and owner.standing.hidden_at is not None
-    require("what is hidden is mended", holds=not is_hidden or any(plans(owner, rules, 1)))
+    require("what is hidden is mended", holds=not is_hidden or any(plans(owner, rules, 1, s.mark)))
     if script[-1] == "c":
         require("an acknowledged cancel is honoured", holds=version == 0)
     elif version == 0:
         require("an acknowledged message is delivered", holds=any(each == last for each, _ in s.delivered))
     else:
         require("the newest version stands", holds=version == last)
+
+
+def standing_version(standing: Standing | None, version: int, s: State, rules: Rules) -> int:
+    """Return the version that stands for a reader; 0: none."""
+    if standing is None or not standing.seen.is_put:
+        return 0
+    return 0 if rules.heeds_marks and s.mark.covers(standing.seen.offset, 0) else version
 
 
 @pytest.mark.parametrize(
@@ -252,6 +296,32 @@ def test_one_key_is_never_lost_doubled_or_brought_back(script: str, crashes: int
 def test_each_rule_of_one_key_is_needed(broken: Rules, script: str) -> None:
     with pytest.raises(BrokenError):
         one_key(script, broken, crashes=1, runs=2)
+
+
+MARKING = Rules(marks="what has ended")
+
+
+@pytest.mark.parametrize(
+    ("script", "crashes", "runs"), [("p", 2, 2), ("pc", 1, 1), ("pp", 1, 1), ("pcp", 1, 1), ("pp", 1, 2)]
+)
+def test_what_has_ended_does_not_come_back_when_its_tombstone_vanishes(script: str, crashes: int, runs: int) -> None:
+    assert one_key(script, MARKING, crashes=crashes, runs=runs) > 50
+
+
+@pytest.mark.parametrize(
+    ("broken", "script"),
+    [
+        (MARKING._replace(heeds_marks=False), "p"),
+        (MARKING._replace(heeds_marks=False), "pc"),
+        (MARKING._replace(marks="what was read"), "p"),
+        (MARKING._replace(mends_first=True), "pp"),
+        (MARKING._replace(vanishing="anywhere"), "p"),
+    ],
+)
+def test_each_rule_of_the_mark_is_needed(broken: Rules, script: str) -> None:
+    """The last is no rule of ours: between two marks, a tombstone is all there is."""
+    with pytest.raises(BrokenError):
+        one_key(script, broken, crashes=1, runs=1)
 
 
 # --- two owners of one partition that know nothing of each other -------------------------------------------

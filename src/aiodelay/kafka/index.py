@@ -60,6 +60,7 @@ from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_
 
 from . import records
 from .client import Outgoing
+from .mark import Mark
 from .records import Glance, Headers, Kind, Memory, Wire
 from .standing import Seen, Standing, after, is_forgettable, is_unread
 
@@ -178,6 +179,9 @@ class Index(Commands, Claims, Looking):
     """Everything below this offset has been read."""
     partitions: int | None = None
     """How many the topic had when its first owner looked."""
+    mark: Mark = Mark()
+    """What an owner has told that is finished."""
+    _ended_at: int = -1
 
     def __init__(self, *, clock: Clock, name: str, claims: count[int]) -> None:
         super().__init__(clock=clock)
@@ -194,6 +198,12 @@ class Index(Commands, Claims, Looking):
         self._under_way: dict[Change, None] = {}
         self._graves: list[DeadLetter] = []  # of a message that the tables are about to end
 
+    def emptied(self) -> Index:
+        """Return one that has read nothing, for the same workers."""
+        index = Index(clock=self._clock, name=self.name, claims=self._claims)
+        index._workers = self._workers
+        return index
+
     # --- reading ------------------------------------------------------------------------------------------
 
     def read(self, read: Read) -> None:
@@ -206,10 +216,12 @@ class Index(Commands, Claims, Looking):
             log.warning("%s, offset %d: %s; skipped", self.name, read.offset, glance.problem)
         elif glance.kind is Kind.DEAD:
             self._read_dead(read)
-        elif glance.kind in (Kind.BARRIER, Kind.MARK):
+        elif glance.kind is Kind.BARRIER:
             self._forget_cancels(read.offset)
         elif glance.kind is Kind.PARTITIONS:
             self.partitions = records.partitions_in(read.value)
+        elif glance.kind is Kind.MARK:
+            self._read_mark(records.mark_of(read.value))
         else:
             self._read_message(read, read.key, glance)
 
@@ -229,6 +241,7 @@ class Index(Commands, Claims, Looking):
         del self._standings[key]  # nothing need be known of what an owner has ended
         self._hidden.pop(key, None)
         super()._take_out(entry)
+        self._ended_at = offset
         self._forget_cancels(change.read_to)
         return True
 
@@ -248,6 +261,7 @@ class Index(Commands, Claims, Looking):
                 if is_put:
                     self._take_in(read, key, glance)
                 else:
+                    self._ended_at = read.offset
                     self._let_go(records.id_of(key), is_users=glance.read_to is None)
                     self._cancels.append(key)
         if glance.read_to is not None:
@@ -309,6 +323,11 @@ class Index(Commands, Claims, Looking):
         else:
             self._dead[letter.key] = letter
 
+    def _read_mark(self, mark: Mark) -> None:
+        if mark.is_beyond(self.mark):
+            self.mark = mark
+            self._forget_cancels(mark.read_to)
+
     def _forget_cancels(self, read_to: int) -> None:
         """Forget keys that have ended, as far as no owner can have missed it."""
         while self._cancels:
@@ -327,6 +346,40 @@ class Index(Commands, Claims, Looking):
             yield
         finally:
             self._is_reading = False
+
+    # --- what has come back -------------------------------------------------------------------------------
+
+    def next_mark(self) -> Mark | None:
+        """Return what is finished by now; None if that is no more than was told last."""
+        if not self.has_ended:
+            return None
+        waiting = [entry for lane in self._lanes.values() for entry in lane.foremost()]
+        waiting += self._leased.values()
+        waiting += [change.entry for change in self._under_way if change.entry is not None]
+        until_ms = min((entry.place_ms - 1 for entry in waiting), default=self.now_ms())
+        mark = Mark(min(until_ms, self.now_ms()), self.read_to)
+        return mark if mark.is_beyond(self.mark) else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether something has ended since the last mark."""
+        return self._ended_at >= self.mark.read_to
+
+    def quarantine(self) -> None:
+        """Make dead letters of messages that have ended already, but stand in the partition again."""
+        for key, standing in self._standings.items():
+            entry = self._entries.get(records.id_of(key)) if standing.seen.offset < self.mark.read_to else None
+            if entry is not None and self.mark.covers(standing.seen.offset, entry.place_ms):
+                self._set_aside(key, entry)
+
+    def _set_aside(self, key: bytes, entry: Entry) -> None:
+        log.error("%s: message %s had ended, and has come back: it becomes a dead letter", self.name, entry.record.id)
+        change = Change(key, self.read_to, entry)
+        change.letters.append(self._letter(entry.record, "resurrected"))
+        change.outcome = "resurrected"
+        self._leased.pop(entry.record.id, None)
+        entry.standing = Place.LEASED
+        self._offered(change)
 
     # --- claims -------------------------------------------------------------------------------------------
 
@@ -677,7 +730,8 @@ class Index(Commands, Claims, Looking):
             self._change.remembering().answers.append(memory)
 
     def _bury(self, record: Record, reason: DeadReason, now: int) -> None:
-        if record.envelope.rule is not None:
-            record = as_occurrence(record)
         graves = self._graves if self._change is None else self._change.letters
-        graves.append(DeadLetter(record, reason, now))
+        graves.append(self._letter(record, reason))
+
+    def _letter(self, record: Record, reason: DeadReason) -> DeadLetter:
+        return DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())

@@ -56,6 +56,8 @@ log = logging.getLogger("aiodelay.kafka")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 5.0
 STABLE_MS = 10_000
+MARK_MS = 5_000
+"""How often it is written what is finished."""
 MOST_ATTEMPTS = 10
 FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
 
@@ -86,6 +88,7 @@ class Partition:
         clock: Where the time is read.
         claims: Numbers for claims, shared by all partitions of a store.
         on_change: Called when there may be something new to claim.
+        patience_s: How long reading may stand still, or take, before it begins anew: tombstones go meanwhile.
     """
 
     def __init__(
@@ -97,15 +100,19 @@ class Partition:
         clock: Clock,
         claims: count[int],
         on_change: Callable[[], None],
+        patience_s: float,
     ) -> None:
         self._cluster, self._place, self._on_change = cluster, place, on_change
         self.topic, self.number = place.topic, place.number
-        self._clock, self._targets = clock, targets
+        self._clock, self._targets, self._patience_s = clock, targets, patience_s
         self.index = Index(clock=clock, name=f"{place.topic}/{place.number}", claims=claims)
         self.session = Session()
         self.why = ""
         self.problem: StoreMismatchError | None = None
         self._most = MAX_CLAIM_MESSAGES
+        self._marked_ms = 0
+        self._whole_at: float | None = None
+        self._is_over = False
         self._unread: deque[Change] = deque()
         self._work, self._read = WakeUp(), WakeUp()
         self._became_ready = asyncio.Event()
@@ -126,7 +133,7 @@ class Partition:
         self.session = self.session.with_read(index.read_to)
         self._tell_read()
         self._read.set()
-        if index.needs_mending:
+        if index.needs_mending or index.has_ended:
             self._work.set()
         if read:
             self._on_change()
@@ -142,6 +149,29 @@ class Partition:
             log.error("%s: nothing more is delivered or changed: %s", self.index.name, problem)
         self._work.set()
         self._became_ready.set()
+
+    def read_at(self, now_s: float, *, is_whole: bool) -> bool:
+        """Note a look at the partition, which found all that is there or not; say whether reading goes on from there.
+
+        Otherwise it begins at the start, with nothing: it took, or stood still, for so long that tombstones of what was
+        read before may be gone.
+        """
+        if self._whole_at is None or now_s - self._whole_at <= self._patience_s:
+            self._whole_at = now_s if is_whole or self._whole_at is None else self._whole_at
+            return True
+        log.error(
+            "%s: not read to its end for %d s; it is read again from its start, since tombstones may be gone "
+            "(half of delete.retention.ms)",
+            self.index.name,
+            now_s - self._whole_at,
+        )
+        self._whole_at = now_s
+        self._end_session()
+        self._is_over = True
+        self.index = self.index.emptied()
+        self._work.set()
+        self._read.set()
+        return False
 
     # --- the session --------------------------------------------------------------------------------------
 
@@ -169,6 +199,7 @@ class Partition:
 
     async def _one_session(self) -> None:
         transactions = Transactions(self._cluster, f"aiodelay.{self.topic}.{self.number}")
+        self._is_over = False
         try:
             await transactions.start()
             barrier = Outgoing(self.topic, records.BARRIER, b"", [], self.number)
@@ -180,8 +211,10 @@ class Partition:
             while not self.session.is_ready:
                 self._read.clear()
                 await self._read.wait(self._cluster.timeout_ms / 1000)
+                self._check_over()
             await self._check_partitions(transactions)
             self.why = ""
+            self.index.quarantine()
             self._became_ready.set()
             self._on_change()
             while True:
@@ -203,16 +236,23 @@ class Partition:
         await transactions.begin([Outgoing(self.topic, records.PARTITIONS, b"%d" % now, [], self.number)])
         await transactions.commit()
 
+    def _check_over(self) -> None:
+        if self._is_over:
+            raise InDoubtError("the partition is read again from its start")
+
     async def _write(self, transactions: Transactions) -> None:
         """Write what waits, in the order in which it was decided."""
         if self.problem is not None:
             raise self.problem
         self._work.clear()
+        self._check_over()
         self.index.mend()
         batch, outgoing = self._batch()
-        if not batch:
-            await self._work.wait()
+        mark = self._mark()
+        if not batch and mark is None:
+            await self._work.wait(MARK_MS / 1000 if self.index.has_ended else None)
             return
+        outgoing += [] if mark is None else [mark]
         try:
             offsets = await transactions.begin(outgoing)
             self._note_offsets(batch, offsets)
@@ -228,6 +268,14 @@ class Partition:
         self._targets.took({each.topic for each in outgoing})
         self._unread += (change for change, _ in batch)
         self._tell_read()  # the reader may have been faster
+
+    def _mark(self) -> Outgoing | None:
+        """Return what tells what is finished, now and then."""
+        now = self._clock.monotonic_ms()
+        if now < self._marked_ms + MARK_MS or (mark := self.index.next_mark()) is None:
+            return None
+        self._marked_ms = now
+        return Outgoing(self.topic, *records.encode_mark(mark), self.number)
 
     def _refused(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
         """Note which topics have refused all that they are given; say whether there was one."""

@@ -67,7 +67,9 @@ class Reader:
             await consumer.start()
             consumer.assign(list(self._partitions))
             begins = await consumer.beginning_offsets(list(self._partitions))
+            now = asyncio.get_running_loop().time()
             for place, partition in self._partitions.items():
+                partition.read_at(now, is_whole=False)
                 consumer.seek(place, max(begins[place], partition.index.read_to))
             while True:
                 await self._read_some(consumer)
@@ -85,10 +87,15 @@ class Reader:
 
     async def _read_some(self, consumer: AIOKafkaConsumer) -> None:
         found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+        now = asyncio.get_running_loop().time()
         for place, partition in self._partitions.items():
+            read_to = await consumer.position(place)
+            is_whole = place not in found or read_to >= (consumer.last_stable_offset(place) or 0)
+            if not partition.read_at(now, is_whole=is_whole):
+                consumer.seek(place, (await consumer.beginning_offsets([place]))[place])
+                continue
             batch = [
                 Read(each.offset, each.timestamp, each.key, each.value, each.headers) for each in found.get(place, ())
             ]
-            read_to = await consumer.position(place)
             if batch or read_to > partition.index.read_to:
                 partition.take_in(batch, read_to)

@@ -35,6 +35,8 @@ from aiodelay.model import (
 from aiodelay.timeunits import to_epoch_ms
 from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of
 
+from .mark import Mark
+
 __all__ = [
     "BARRIER",
     "FORMAT",
@@ -56,11 +58,13 @@ __all__ = [
     "encode_cancel",
     "encode_dead",
     "encode_end",
+    "encode_mark",
     "encode_record",
     "glance",
     "id_of",
     "java_partition",
     "key_of",
+    "mark_of",
     "memory_of",
     "partition_of",
     "partitions_in",
@@ -276,6 +280,19 @@ def encode_dead(letter: DeadLetter) -> Wire:
 def dead_key(key: DeadKey) -> bytes:
     """Return the key under which a dead letter stands."""
     return b"%s%d/%s" % (DEAD, key.revision, key_of(key.id))
+
+
+def encode_mark(mark: Mark) -> Wire:
+    """Return the record by which an owner tells what it has finished."""
+    return Wire(MARK, msgspec.json.encode(mark), [])
+
+
+def mark_of(value: bytes | None) -> Mark:
+    """Return what a mark tells; nothing, if it cannot be read."""
+    try:
+        return msgspec.json.decode(value or b"", type=Mark)
+    except (msgspec.DecodeError, RecursionError):
+        return Mark()
 
 
 def delivered(delivery: Delivery, *, now_ms: int, schedules: str = "") -> Wire:

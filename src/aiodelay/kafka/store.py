@@ -37,6 +37,7 @@ __all__ = ["KafkaStore", "open_store"]
 
 FORM = "kafka://host:9092/schedules, kafka://host:9092/schedules,others"
 MAX_PARTITIONS = 1000
+DAY_MS = 86_400_000
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -152,6 +153,7 @@ class KafkaStore(Transfers):
             options.cluster, options.topics, create=options.create_topic, partitions=options.partitions
         )
         self._counts = {topic.name: topic.partitions for topic in topics}
+        patience_s = {topic.name: int(topic.settings.get("delete.retention.ms", DAY_MS)) / 2000 for topic in topics}
         claims = count(1)
         self.partitions = {
             TopicPartition(topic, number): Partition(
@@ -161,6 +163,7 @@ class KafkaStore(Transfers):
                 clock=self._clock,
                 claims=claims,
                 on_change=self.wake_all,
+                patience_s=patience_s[topic],
             )
             for topic, partitions in self._counts.items()
             for number in range(options.member, partitions, options.members)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Generic, TypeVar
 
 from aiodelay.model import Record
@@ -136,6 +136,11 @@ class LaneQueue:
     def parked(self, address: str) -> Collection[Entry]:
         """Return what is parked for an address."""
         return self._parked.get(address, {}).values()
+
+    def foremost(self) -> Iterable[Entry]:
+        """Return the first message and all that are parked, held or not."""
+        first = self._waiting.first()
+        return chain(() if first is None else (first,), *(parked.values() for parked in self._parked.values()))
 
     def parks(self, entry: Entry) -> bool:
         """Say whether the entry waits aside because its address is held or blocked."""
