@@ -477,7 +477,8 @@ class Transferring(Protocol):
         `Done("delivered")`, not moved by any other. One that has ended or was changed meanwhile is not touched.
 
         Args:
-            demand: Most messages and bytes to move, of at most `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`.
+            demand: Most messages and bytes to move. No single step of a server or cluster, script or transaction, moves
+                more than `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`; a call may be one step, or several.
             settlements: How occurrences end, `Done` or `Dead`, each with `then_due_ms`.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -32,6 +32,10 @@ from .targets import Targets
 __all__ = ["SAFETY_POLL_MS", "KafkaTransfer", "Transfers"]
 
 SAFETY_POLL_MS = 2_000
+MOST_MESSAGES = 10_000
+"""Most messages of a call, unless a sink of one's own says otherwise."""
+UNDER_WAY = 2
+"""Transactions of a partition: while one is being committed, the next one is made ready."""
 
 
 class Transfers(Looking):
@@ -45,7 +49,7 @@ class Transfers(Looking):
     @property
     def sinks(self) -> Sequence[Sink]:
         """The sinks that this store brings along."""
-        return [KafkaSink(self.cluster)]
+        return [KafkaSink(self.cluster, messages=MOST_MESSAGES)]
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""
@@ -92,8 +96,34 @@ class Transfers(Looking):
         raise NotImplementedError
 
 
+class _Taking:
+    """What a call may still take, and what it has found."""
+
+    def __init__(self, demand: Demand, ready: int) -> None:
+        self.messages = demand.messages
+        self._max_bytes = min(demand.max_bytes // max(UNDER_WAY * ready, 1), MAX_CLAIM_BYTES)
+        self.series: list[Record] = []
+        self.unknown: set[str] = set()
+
+    def take(self, partition: Partition, lane: str, most: int) -> list[Change]:
+        """Decide to move what is due in a partition, as much as a transaction takes."""
+        most = min(most, self.messages, MAX_CLAIM_MESSAGES)
+        changes, due = partition.move(lane, Demand(most, self._max_bytes))
+        self.messages -= len(changes)
+        self.series += due.series
+        self.unknown |= due.unknown
+        return changes
+
+    def goes_on(self, partition: Partition) -> bool:
+        """Say whether more is to be taken; with series, and topics of which nothing is known, the caller goes on."""
+        return self.messages > 0 and partition.is_ready and not self.series and not self.unknown
+
+
 class KafkaTransfer:
-    """`Transferring` into topics. A demand is shared by the partitions that are ready, a transaction for each."""
+    """`Transferring` into topics: of each partition that is ready, one transaction after the other.
+
+    While one is being committed, the next one is made ready, until the demand is used up or nothing is due.
+    """
 
     def __init__(self, store: Transfers, sink: Sink) -> None:
         self._store, self._sink = store, sink
@@ -110,17 +140,17 @@ class KafkaTransfer:
         self._store.checked()
         changed = await self._look_again()
         changes = self._settled(settlements)
-        series: list[Record] = []
-        for _ in range(2):  # once more if there were topics of which nothing was known
-            unknown = self._take(demand, changes, series)
-            if not unknown:
-                break
-            changed.update(await self._targets.look(unknown))
-        moved = sum(await asyncio.gather(*(partition.moved(each) for partition, each in changes.items())))
-        for topic in (self._targets.blocked.keys() - changed.keys()) & self._addresses(changes):
+        taking = self._taken(demand, changes)
+        if taking.unknown:
+            changed.update(await self._targets.look(taking.unknown))
+            taking = self._taken(demand, changes)
+        moving = (self._moved(partition, each, taking) for partition, each in changes.items())
+        blocked = set(self._targets.blocked)
+        moved = sum(await asyncio.gather(*moving))
+        for topic in self._targets.blocked.keys() - blocked:
             changed[topic] = self._targets.blocked[topic].reason
         self._block()
-        return Transferred(moved, series, changed, self._store.now_ms(), self._next_due_ms())
+        return Transferred(moved, taking.series, changed, self._store.now_ms(), self._next_due_ms())
 
     async def _look_again(self) -> dict[str, str]:
         """Try those that took nothing once more, if anything waits for them."""
@@ -142,39 +172,36 @@ class KafkaTransfer:
                     break
         return changes
 
-    def _take(self, demand: Demand, changes: dict[Partition, list[Change]], series: list[Record]) -> set[str]:
-        """Decide to move what is due; return topics of which nothing is known."""
+    def _taken(self, demand: Demand, changes: dict[Partition, list[Change]]) -> _Taking:
+        """Decide to move what is due, another partition first each time: what the first ones leave is the others'."""
         self._block()
-        unknown: set[str] = set()
-        series.clear()
-        for partition, share in self._shares(demand, changes):
-            moving, due = partition.move(self.lane, share)
-            changes.setdefault(partition, []).extend(moving)
-            series += due.series
-            unknown |= due.unknown
-        return unknown
-
-    def _shares(self, demand: Demand, changes: dict[Partition, list[Change]]) -> Iterator[tuple[Partition, Demand]]:
-        """Share a demand, another partition first each time: what the first ones leave is the others'."""
         ready = [partition for partition in self._store.partitions.values() if partition.is_ready]
         if not ready and self._store.partitions:
             why = next((each.why for each in self._store.partitions.values() if each.why), "")
             raise StoreUnavailableError(self._store.name, why or "the partitions are being read")
         self._turn += 1
         first = self._turn % len(ready) if ready else 0
-        messages = demand.messages - sum(len(each) for each in changes.values())
+        left = demand.messages - sum(len(each) for each in changes.values())
+        taking = _Taking(Demand(left, demand.max_bytes), len(ready))
         for i, partition in enumerate(ready[first:] + ready[:first]):
-            share = min(-(-messages // (len(ready) - i)), MAX_CLAIM_MESSAGES)
-            before = len(changes.get(partition, ()))
-            yield partition, Demand(share, min(demand.max_bytes // len(ready), MAX_CLAIM_BYTES))
-            messages -= len(changes.get(partition, ())) - before
+            share = -(-taking.messages // (len(ready) - i))
+            changes.setdefault(partition, []).extend(taking.take(partition, self.lane, share))
+        return taking
+
+    async def _moved(self, partition: Partition, changes: list[Change], taking: _Taking) -> int:
+        """Move what was taken of a partition, and meanwhile take more; return how many messages were moved."""
+        under_way, moved = deque([changes]), 0
+        while under_way:
+            await asyncio.sleep(0)  # what was taken is begun with
+            if len(under_way) < UNDER_WAY and taking.goes_on(partition):
+                more = taking.take(partition, self.lane, MAX_CLAIM_MESSAGES)
+                under_way += [more] if more else []
+            moved += await partition.moved(under_way.popleft())
+        return moved
 
     def _block(self) -> None:
         for partition in self._store.partitions.values():
             partition.index.block(self.lane, self._targets.blocked.keys())
-
-    def _addresses(self, changes: dict[Partition, list[Change]]) -> set[str]:
-        return {target.topic for each in changes.values() for change in each for target in change.targets}
 
     def _next_due_ms(self) -> int | None:
         dues = [each.index.next_due_ms(self.lane) for each in self._store.partitions.values() if each.is_ready]
