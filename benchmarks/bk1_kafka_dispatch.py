@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from msgspec.structs import replace
+
 from aiodelay import Message, Scheduler
 from aiodelay.clock import SystemClock
 from aiodelay.kafka import KafkaStore
@@ -165,7 +167,7 @@ async def bare(bootstrap: str, to_send: dict[int, list[tuple[Outgoing, Outgoing]
 
 
 def _addressed(both: Sequence[tuple[Outgoing, Outgoing]], schedules: str, target: str) -> list[Outgoing]:
-    return [each for moved, end in both for each in (moved._replace(topic=target), end._replace(topic=schedules))]
+    return [each for moved, end in both for each in (replace(moved, topic=target), replace(end, topic=schedules))]
 
 
 async def _commit(producer: Any, batches: Sequence[Sequence[Outgoing]], send: Send) -> None:  # noqa: ANN401 - aiokafka's

@@ -11,7 +11,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from aiodelay.kafka import KafkaSink, open_store
-from aiodelay.model import Envelope, Record
+from aiodelay.kafka.client import Outgoing
+from aiodelay.kafka.transactions import Transactions
+from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Envelope, Record
 from aiodelay.ports import Sink, Store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance, TransferConformance
@@ -76,6 +78,25 @@ class TestKafkaTopics(OnKafka, TransferConformance):
         deleted.result(10)
         while self._admin.list_topics(address).topics[address].error is None:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.02)
+
+    @staged
+    async def test_demand_a_call_is_bounded_whatever_is_asked_for(self, stage: Stage) -> None:
+        """Each of its transactions is."""
+        moves, sizes, begin = self.moves(stage), list[tuple[int, int]](), Transactions.begin
+
+        async def noted(self: Transactions, records: Sequence[Outgoing]) -> list[int]:
+            values = [each.value or b"" for each in records if each.topic == moves.here]
+            sizes.append((len(values), sum(map(len, values))))
+            return await begin(self, records)
+
+        await moves.stored(*[moves.put(f"m{i}") for i in range(MAX_CLAIM_MESSAGES + 10)])
+        await moves.stored(*[moves.put(f"l{i}", payload=bytes(400 << 10)) for i in range(4)])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Transactions, "begin", noted)
+            assert (await moves.move(Demand(MAX_CLAIM_MESSAGES + 1))).moved == MAX_CLAIM_MESSAGES + 1
+            assert (await moves.move(Demand(10_000, max_bytes=16 << 20))).moved == 13
+        assert max(n for n, _ in sizes) == MAX_CLAIM_MESSAGES
+        assert max(size for _, size in sizes) < MAX_CLAIM_BYTES + (400 << 10)
 
     @pytest.mark.parametrize("message_id", ["m", "é ✓", "x" * 255])
     @staged

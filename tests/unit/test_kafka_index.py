@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 
+from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.index import Index, Read
 from aiodelay.kafka.records import encode_record
-from aiodelay.model import Demand, Done, Envelope, LateAction, Record
+from aiodelay.model import Demand, Envelope, LateAction, Record
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import NO_OP
 
@@ -24,9 +25,9 @@ def put(offset: int, payload: bytes, *, due_ms: int = NOW, expires_ms: int = 0) 
 def moving(index: Index) -> list[bytes]:
     """Decide to move what is due; return the payloads."""
     due = index.due("kafka", ALL, {"t"})
-    for entry in due.entries:
-        index.end(entry, Done("m", entry.record.revision, entry.token))
-    return [entry.record.envelope.payload for entry in due.entries]
+    for key, entry in due.entries:
+        index.move(key, entry, Outgoing("t", None, b"", []), index.now_ms())
+    return [entry.record.envelope.payload for _, entry in due.entries]
 
 
 def test_a_new_version_is_moved_only_once_the_end_of_the_one_before_was_read() -> None:

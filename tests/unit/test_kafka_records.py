@@ -16,7 +16,7 @@ from aiodelay import Late, Message
 from aiodelay.errors import InputError, RecordFormatError
 from aiodelay.kafka import records
 from aiodelay.kafka.records import Kind
-from aiodelay.model import DeadLetter, Delivery, Envelope, LateAction, Record
+from aiodelay.model import DeadLetter, Envelope, LateAction, Record
 from aiodelay.transitions import NO_OP, delivery_id
 
 NOON = datetime(2030, 1, 1, 12, 0, 0, 1000, tzinfo=UTC)
@@ -132,7 +132,9 @@ def test_a_dead_letter_of_format_1() -> None:
 
 
 def test_a_delivered_record() -> None:
-    wire = records.delivered(delivery_of(FULL), now_ms=NOON_MS + 1999, schedules="schedules")
+    wire = records.delivered(
+        FULL.envelope, delivery_id(FULL), FULL.attempt + 1, now_ms=NOON_MS + 1999, schedules="schedules"
+    )
     assert wire == (
         b"vid1",
         b'{"id":1}',
@@ -149,10 +151,6 @@ def test_a_delivered_record() -> None:
             ("aiodelay-encoding", b"json"),
         ],
     )
-
-
-def delivery_of(record: Record) -> Delivery:
-    return Delivery(record.envelope, delivery_id(record), record.due_ms, record.revision, record.attempt + 1, 0)
 
 
 # --- there and back ---------------------------------------------------------------------------------------
@@ -247,9 +245,9 @@ def test_a_null_payload_can_be_scheduled_and_an_empty_one_stays_empty() -> None:
     wire = records.encode(message)
     assert wire.value == b""  # null would be a tombstone
     record = read(wire)
-    assert records.delivered(delivery_of(record), now_ms=0).value is None
+    assert records.delivered(record.envelope, "m/1/2", 1, now_ms=0).value is None
     empty = read(records.encode(Message(b"", at=NOON, id="m", to="kafka:t")))
-    assert records.delivered(delivery_of(empty), now_ms=0).value == b""
+    assert records.delivered(empty.envelope, "m/1/2", 1, now_ms=0).value == b""
 
 
 def test_a_tombstone_cancels_with_and_without_headers() -> None:
@@ -259,7 +257,7 @@ def test_a_tombstone_cancels_with_and_without_headers() -> None:
 
 
 def test_of_what_is_delivered_nothing_schedules_again() -> None:
-    wire = records.delivered(delivery_of(FULL), now_ms=0, schedules="schedules")
+    wire = records.delivered(FULL.envelope, "m/1/2", 1, now_ms=0, schedules="schedules")
     assert records.glance(*wire).kind is Kind.BAD
     names = {name for name, _ in records.user_headers(wire.headers)}
     assert names == {"caller", "empty", "traceparent"}

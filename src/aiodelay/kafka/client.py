@@ -21,6 +21,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from msgspec import Struct
 
 from aiodelay.errors import cut
 
@@ -35,7 +36,7 @@ REQUEST_BYTES = 2 << 20
 CLOSE_S = 2.0
 
 
-class Outgoing(NamedTuple):
+class Outgoing(Struct, frozen=True, gc=False):
     """A record to write; `partition` None: by its key, as Java's producer, or any if it has none."""
 
     topic: str
@@ -185,13 +186,14 @@ class Producer:
         batches: list[_Batch] = []
         unkeyed = random.getrandbits(31)
         for index, record in enumerate(records):
-            topic, key, value, headers, partition = record
+            topic, key, value, headers = record.topic, record.key, record.value, record.headers
             count = counts.get(topic)
             if count is None:
                 count = counts[topic] = await self._count(topic)
             if isinstance(count, Exception):
                 refused.append(Written([index], count))
                 continue
+            partition = record.partition
             if partition is None:
                 partition = unkeyed % count if key is None else java_partition(key, count)
             batch = open_batches.get((topic, partition))

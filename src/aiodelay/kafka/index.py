@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple, cast
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
@@ -80,14 +81,22 @@ class Read(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What is due in a lane: messages to move, recurring ones, and addresses of which nothing is known."""
+    """What is due in a lane.
 
-    entries: list[Entry]
+    Attributes:
+        entries: Messages to move, by key.
+        size: Their bytes.
+        series: Recurring ones.
+        unknown: Addresses of which nothing is known.
+    """
+
+    entries: list[tuple[bytes, Entry]]
+    size: int
     series: list[Record]
     unknown: set[str]
 
 
-class Change:
+class Change(Struct, eq=False, gc=False):
     """What is to be written of one key, decided when everything below `read_to` had been read.
 
     Attributes:
@@ -106,40 +115,22 @@ class Change:
         waiter: Who waits for that.
     """
 
-    __slots__ = (
-        "counted",
-        "entry",
-        "is_users",
-        "is_written",
-        "key",
-        "letters",
-        "memory",
-        "offset",
-        "others",
-        "outcome",
-        "purged",
-        "put",
-        "read_to",
-        "refusal",
-        "targets",
-        "waiter",
-    )
-
-    def __init__(self, key: bytes, read_to: int, entry: Entry | None) -> None:
-        self.key, self.read_to, self.entry = key, read_to, entry
-        self.put: tuple[Record, int] | None = None
-        self.letters: list[DeadLetter] = []
-        self.others: list[tuple[Record, int]] = []
-        self.outcome = "ended"
-        self.purged: DeadKey | None = None
-        self.memory: Memory | None = None
-        self.refusal = ""
-        self.targets: list[Outgoing] = []
-        self.is_users = False
-        self.offset = -1
-        self.counted = False
-        self.is_written: bool | None = None
-        self.waiter: asyncio.Future[None] | None = None
+    key: bytes
+    read_to: int
+    entry: Entry | None
+    put: tuple[Record, int] | None = None
+    letters: Sequence[DeadLetter] = ()
+    others: Sequence[tuple[Record, int]] = ()
+    outcome: str = "ended"
+    purged: DeadKey | None = None
+    memory: Memory | None = None
+    refusal: str = ""
+    targets: Sequence[Outgoing] = ()
+    is_users: bool = False
+    offset: int = -1
+    counted: bool = False
+    is_written: bool | None = None
+    waiter: asyncio.Future[None] | None = None
 
     def remembering(self) -> Memory:
         """Return what is to be remembered, to add to it."""
@@ -147,8 +138,14 @@ class Change:
             self.memory = Memory()
         return self.memory
 
-    def wires(self) -> Iterator[Wire]:
+    def wires(self) -> Iterable[Wire]:
         """Return its records, in order."""
+        is_end = self.put is None and not self.is_users
+        if is_end and self.key and not self.letters and not self.others and self.purged is None:
+            return (records.encode_end(self.key, read_to=self.read_to, outcome=self.outcome, memory=self.memory),)
+        return self._all_wires()
+
+    def _all_wires(self) -> Iterator[Wire]:
         for letter in self.letters:
             yield records.encode_dead(letter)
         for record, place_ms in self.others:
@@ -375,7 +372,7 @@ class Index(Commands, Claims, Looking):
     def _set_aside(self, key: bytes, entry: Entry) -> None:
         log.error("%s: message %s had ended, and has come back: it becomes a dead letter", self.name, entry.record.id)
         change = Change(key, self.read_to, entry)
-        change.letters.append(self._letter(entry.record, "resurrected"))
+        change.letters = [self._letter(entry.record, "resurrected")]
         change.outcome = "resurrected"
         self._leased.pop(entry.record.id, None)
         entry.standing = Place.LEASED
@@ -419,32 +416,36 @@ class Index(Commands, Claims, Looking):
         """
         now, queue = self.now_ms(), self._lanes[lane]
         self._return_lapsed(now, MAX_CLAIM_MESSAGES)
-        due, size = Due([], [], set()), 0
-        aside: list[Entry] = []
-        while len(due.entries) + len(aside) < demand.messages and (entry := self._first_due((lane,), now)) is not None:
-            record = entry.record
-            if due.entries and size + record.envelope.size > demand.max_bytes:
+        lanes, taken = (lane,), 0
+        entries, aside = list[tuple[bytes, Entry]](), list[Entry]()
+        series, unknown = list[Record](), set[str]()
+        while len(entries) + len(aside) < demand.messages and (entry := self._first_due(lanes, now)) is not None:
+            record, envelope = entry.record, entry.record.envelope
+            size = envelope.size
+            if entries and taken + size > demand.max_bytes:
                 break
             queue.take_first()
-            if records.key_of(record.id) in self._held_back:
+            key = records.key_of(envelope.id)
+            if key in self._held_back:
                 aside.append(entry)  # what was written of its id before has not been read yet
-            elif record.envelope.address not in known:
-                due.unknown.add(record.envelope.address)
+            elif envelope.address not in known:
+                unknown.add(envelope.address)
                 aside.append(entry)
-            elif record.envelope.rule is not None:
-                due.series.append(record)
+            elif envelope.rule is not None:
+                series.append(record)
                 aside.append(entry)
             else:
-                due.entries.append(entry)
-                size += record.envelope.size
+                entries.append((key, entry))
+                taken += size
         for entry in aside:
             queue.add(entry)
-        return due
+        return Due(entries, taken, series, unknown)
 
-    def move(self, entry: Entry, now: int) -> Change:
+    def move(self, key: bytes, entry: Entry, target: Outgoing, now: int) -> Change:
         """Decide that a message ends which `due` has just taken out, because it is moved."""
         record = entry.record
-        change = self._change = Change(records.key_of(record.id), self.read_to, entry)
+        change = self._change = Change(key, self.read_to, entry)
+        change.targets = (target,)
         try:
             change.outcome = "delivered"
             entry.standing = Place.LEASED
@@ -600,7 +601,7 @@ class Index(Commands, Claims, Looking):
             entry = self._entries.get(records.id_of(key))
             if key in self._bad:
                 change = Change(key, self.read_to, None)
-                change.letters.append(self._unreadable(*self._bad[key]))
+                change.letters = [self._unreadable(*self._bad[key])]
             elif key in self._repeated:
                 change = Change(key, self.read_to, None)
             elif entry is not None and entry.token:
@@ -694,7 +695,7 @@ class Index(Commands, Claims, Looking):
         elif records.key_of(record.id) == change.key:
             change.put = record, place_ms
         else:
-            change.others.append((record, place_ms))
+            change.others = [*change.others, (record, place_ms)]
 
     def _take_out(self, entry: Entry) -> None:
         if self._is_reading or self._change is None:
@@ -730,8 +731,11 @@ class Index(Commands, Claims, Looking):
             self._change.remembering().answers.append(memory)
 
     def _bury(self, record: Record, reason: DeadReason, now: int) -> None:
-        graves = self._graves if self._change is None else self._change.letters
-        graves.append(self._letter(record, reason))
+        letter = self._letter(record, reason)
+        if self._change is None:
+            self._graves.append(letter)
+        else:
+            self._change.letters = [*self._change.letters, letter]
 
     def _letter(self, record: Record, reason: DeadReason) -> DeadLetter:
         return DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())

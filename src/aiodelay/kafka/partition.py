@@ -26,7 +26,6 @@ from aiodelay.model import (
     Command,
     Dead,
     DeadKey,
-    Delivery,
     Demand,
     Done,
     Lane,
@@ -365,7 +364,7 @@ class Partition:
         """Decide to move what is due, each message in the transaction that ends it; nothing here waits."""
         now = self._clock.now_ms()
         due = self.index.due(lane, demand, self._targets.known())
-        changes = [self._towards_target(self.index.move(entry, now), entry.record, now) for entry in due.entries]
+        changes = [self.index.move(key, entry, self._target_of(entry.record, now), now) for key, entry in due.entries]
         self._work.set()
         return changes, due
 
@@ -381,17 +380,16 @@ class Partition:
         return self.index.end(entry, settlement)
 
     def _moved(self, entry: Entry, settlement: Done) -> Change | None:
-        record = entry.record
-        change = self.index.end(entry, settlement)
-        return None if change is None else self._towards_target(change, record, self._clock.now_ms())
-
-    def _towards_target(self, change: Change, record: Record, now: int) -> Change:
-        """Add the record that the target topic gets."""
-        attempt, lateness_ms = record.attempt + 1, max(now - record.due_ms, 0)
-        delivery = Delivery(record.envelope, delivery_id(record), record.due_ms, record.revision, attempt, lateness_ms)
-        wire = records.delivered(delivery, now_ms=now, schedules=self.topic)
-        change.targets = [Outgoing(record.envelope.address, *wire)]
+        target, change = self._target_of(entry.record, self._clock.now_ms()), self.index.end(entry, settlement)
+        if change is not None:
+            change.targets = (target,)
         return change
+
+    def _target_of(self, record: Record, now: int) -> Outgoing:
+        """Return the record that the target topic gets."""
+        envelope = record.envelope
+        wire = records.delivered(envelope, delivery_id(record), record.attempt + 1, now_ms=now, schedules=self.topic)
+        return Outgoing(envelope.address, *wire)
 
     async def moved(self, changes: Sequence[Change]) -> int:
         """Wait until what was decided is written; return how many messages were moved."""

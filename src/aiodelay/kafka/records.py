@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, auto
+from functools import lru_cache
 from struct import unpack_from
 from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
@@ -26,7 +27,6 @@ from aiodelay.model import (
     DeadKey,
     DeadLetter,
     DeadReason,
-    Delivery,
     Envelope,
     Late,
     LateAction,
@@ -252,7 +252,15 @@ def encode_cancel(key: bytes, memory: Memory | None = None) -> Wire:
 
 def encode_end(key: bytes, *, read_to: int, outcome: str, memory: Memory | None = None) -> Wire:
     """Return the tombstone by which an owner ends a message: it counts if nothing came at `read_to` or later."""
-    return Wire(key, None, [(READ_TO, b"%d" % read_to), (OUTCOME, outcome.encode()), *_remembering(memory)])
+    if memory is None:
+        return Wire(key, None, _end_headers(read_to, outcome))
+    return Wire(key, None, [*_end_headers(read_to, outcome), *_remembering(memory)])
+
+
+@lru_cache(maxsize=64)
+def _end_headers(read_to: int, outcome: str) -> list[tuple[str, bytes]]:
+    """Return the headers that a transaction's tombstones have in common; nobody changes them."""
+    return [(READ_TO, b"%d" % read_to), (OUTCOME, outcome.encode())]
 
 
 def _remembering(memory: Memory | None) -> list[tuple[str, bytes]]:
@@ -295,23 +303,23 @@ def mark_of(value: bytes | None) -> Mark:
         return Mark()
 
 
-def delivered(delivery: Delivery, *, now_ms: int, schedules: str = "") -> Wire:
+def delivered(envelope: Envelope, delivery_id: str, attempt: int, *, now_ms: int, schedules: str = "") -> Wire:
     """Return the record that a target topic gets.
 
     Args:
-        delivery: The message.
+        envelope: The message.
+        delivery_id: By which consumers drop what comes twice.
+        attempt: From 1.
         now_ms: The time of the delivery.
         schedules: The schedules topic it comes from, if it comes from one.
     """
-    envelope = delivery.envelope
     headers: list[tuple[str, bytes]] = list(envelope.headers.items())
-    headers += ((name, text.encode()) for name, text in envelope.trace.items() if name not in envelope.headers)
-    headers.append((TIMESTAMP, b"%d" % (now_ms // 1000)))
-    headers.append((SCHEDULE_KEY, key_of(base_id(envelope.id))))
+    if envelope.trace:
+        headers += ((name, text.encode()) for name, text in envelope.trace.items() if name not in envelope.headers)
+    headers += ((TIMESTAMP, b"%d" % (now_ms // 1000)), (SCHEDULE_KEY, key_of(base_id(envelope.id))))
     if schedules:
         headers.append((SCHEDULE_TOPIC, schedules.encode()))
-    headers.append((DELIVERY_ID, delivery.delivery_id.encode()))
-    headers.append((ATTEMPT, b"%d" % delivery.attempt))
+    headers += ((DELIVERY_ID, delivery_id.encode()), (ATTEMPT, b"%d" % attempt))
     if envelope.type:
         headers.append((HEADER["type"], envelope.type.encode()))
     if envelope.encoding in ("json", "msgpack"):

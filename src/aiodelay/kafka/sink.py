@@ -152,8 +152,8 @@ def _read_url(given: str) -> Cluster:
 
 
 def _outgoing(delivery: Delivery, now_ms: int) -> Outgoing:
-    wire = delivered(delivery, now_ms=now_ms)
-    return Outgoing(delivery.envelope.address, wire.key, wire.value, wire.headers)
+    wire = delivered(delivery.envelope, delivery.delivery_id, delivery.attempt, now_ms=now_ms)
+    return Outgoing(delivery.envelope.address, *wire)
 
 
 def open_sink(url: str) -> KafkaSink:

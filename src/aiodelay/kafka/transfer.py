@@ -34,6 +34,7 @@ __all__ = ["SAFETY_POLL_MS", "KafkaTransfer", "Transfers"]
 SAFETY_POLL_MS = 2_000
 MOST_MESSAGES = 10_000
 """Most messages of a call, unless a sink of one's own says otherwise."""
+STEP = Demand(MAX_CLAIM_MESSAGES, MAX_CLAIM_BYTES)
 UNDER_WAY = 2
 """Transactions of a partition: while one is being committed, the next one is made ready."""
 
@@ -99,24 +100,25 @@ class Transfers(Looking):
 class _Taking:
     """What a call may still take, and what it has found."""
 
-    def __init__(self, demand: Demand, ready: int) -> None:
-        self.messages = demand.messages
-        self._max_bytes = min(demand.max_bytes // max(UNDER_WAY * ready, 1), MAX_CLAIM_BYTES)
+    def __init__(self, demand: Demand) -> None:
+        self.messages, self.bytes = demand.messages, demand.max_bytes
         self.series: list[Record] = []
         self.unknown: set[str] = set()
 
-    def take(self, partition: Partition, lane: str, most: int) -> list[Change]:
+    def take(self, partition: Partition, lane: str, most: Demand) -> list[Change]:
         """Decide to move what is due in a partition, as much as a transaction takes."""
-        most = min(most, self.messages, MAX_CLAIM_MESSAGES)
-        changes, due = partition.move(lane, Demand(most, self._max_bytes))
+        messages = min(most.messages, self.messages, MAX_CLAIM_MESSAGES)
+        changes, due = partition.move(lane, Demand(messages, min(most.max_bytes, MAX_CLAIM_BYTES)))
         self.messages -= len(changes)
+        self.bytes -= due.size
         self.series += due.series
         self.unknown |= due.unknown
         return changes
 
     def goes_on(self, partition: Partition) -> bool:
         """Say whether more is to be taken; with series, and topics of which nothing is known, the caller goes on."""
-        return self.messages > 0 and partition.is_ready and not self.series and not self.unknown
+        has_room = self.messages > 0 and self.bytes >= MAX_CLAIM_BYTES
+        return has_room and partition.is_ready and not self.series and not self.unknown
 
 
 class KafkaTransfer:
@@ -182,9 +184,9 @@ class KafkaTransfer:
         self._turn += 1
         first = self._turn % len(ready) if ready else 0
         left = demand.messages - sum(len(each) for each in changes.values())
-        taking = _Taking(Demand(left, demand.max_bytes), len(ready))
+        taking = _Taking(Demand(left, demand.max_bytes))
         for i, partition in enumerate(ready[first:] + ready[:first]):
-            share = -(-taking.messages // (len(ready) - i))
+            share = Demand(-(-taking.messages // (len(ready) - i)), demand.max_bytes // len(ready))
             changes.setdefault(partition, []).extend(taking.take(partition, self.lane, share))
         return taking
 
@@ -194,7 +196,7 @@ class KafkaTransfer:
         while under_way:
             await asyncio.sleep(0)  # what was taken is begun with
             if len(under_way) < UNDER_WAY and taking.goes_on(partition):
-                more = taking.take(partition, self.lane, MAX_CLAIM_MESSAGES)
+                more = taking.take(partition, self.lane, STEP)
                 under_way += [more] if more else []
             moved += await partition.moved(under_way.popleft())
         return moved
