@@ -93,7 +93,7 @@ class TestKafkaTopics(OnKafka, TransferConformance):
         await moves.stored(*[moves.put(f"l{i}", payload=bytes(400 << 10)) for i in range(4)])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Transactions, "begin", noted)
-            assert (await moves.move(Demand(MAX_CLAIM_MESSAGES + 1))).moved == MAX_CLAIM_MESSAGES + 1
+            assert (await moves.move(Demand(MAX_CLAIM_MESSAGES + 1, 8 << 20))).moved == MAX_CLAIM_MESSAGES + 1
             assert (await moves.move(Demand(10_000, max_bytes=16 << 20))).moved == 13
         assert max(n for n, _ in sizes) == MAX_CLAIM_MESSAGES
         assert max(size for _, size in sizes) < MAX_CLAIM_BYTES + (400 << 10)
