@@ -79,6 +79,7 @@ class StoreTraits(Struct, frozen=True):
         wakes_other_processes: A put in one process ends `wait` in another before the safety poll.
         positions: `apply` takes an intake's position.
         changes: `apply` knows `Reschedule` and `Fire`.
+        leases_survive: A claim outlives the process that made it, until its lease ends; otherwise it ends with it.
     """
 
     durable: bool
@@ -90,6 +91,7 @@ class StoreTraits(Struct, frozen=True):
     wakes_other_processes: bool
     positions: bool = True
     changes: bool = True
+    leases_survive: bool = True
 
 
 class Feed(Protocol):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -24,8 +24,10 @@ from tests.support.kafka import new_name
 
 class OnKafka:
     @pytest.fixture(autouse=True)
-    def _broker(self, kafka: str) -> None:
+    def _broker(self, kafka: str) -> Iterator[None]:
         self.bootstrap = kafka
+        with AdminClient({"bootstrap.servers": kafka}) as self.admin:
+            yield
 
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         self.url = f"kafka://{self.bootstrap}/{new_name('schedules')}?create_topic=true&partitions=1"
@@ -46,15 +48,14 @@ class TestKafkaTopics(OnKafka, TransferConformance):
 
     def moves(self, stage: Stage, *, limit: int = 0) -> Any:  # noqa: ANN401 - the suite's own
         moves = super().moves(stage, limit=limit)
-        self._admin = AdminClient({"bootstrap.servers": self.bootstrap})
         for topic in (moves.here, moves.there):
             self._create(topic)
         return moves
 
     def _create(self, topic: str) -> None:
-        (created,) = self._admin.create_topics([NewTopic(topic, 1, 1)]).values()
+        (created,) = self.admin.create_topics([NewTopic(topic, 1, 1)]).values()
         created.result(10)
-        while self._admin.list_topics(topic).topics[topic].error is not None:
+        while self.admin.list_topics(topic).topics[topic].error is not None:
             time.sleep(0.02)
 
     def make_sink(self, store: Store, *, limit: int) -> Sink:
@@ -74,9 +75,9 @@ class TestKafkaTopics(OnKafka, TransferConformance):
         self._create(address)
 
     async def spoil(self, store: Store, sink: Sink, address: str) -> None:
-        (deleted,) = self._admin.delete_topics([address]).values()
+        (deleted,) = self.admin.delete_topics([address]).values()
         deleted.result(10)
-        while self._admin.list_topics(address).topics[address].error is None:  # noqa: ASYNC110 - nothing tells
+        while self.admin.list_topics(address).topics[address].error is None:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.02)
 
     @staged

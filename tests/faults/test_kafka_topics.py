@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from aiodelay import CancelOutcome, FireOutcome, Scheduler
-from aiodelay.errors import AiodelayError, StoreMismatchError
+from aiodelay.errors import AiodelayError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, reader
 from aiodelay.model import After, Cancel, Dead, Demand, Envelope, Put, Refused, Stored
@@ -200,3 +200,64 @@ async def test_f31_f32_a_topic_that_was_deleted_and_made_anew_is_told_apart(
             assert isinstance(outcome, Refused)
     async with opened(url) as store:
         assert isinstance((await store.apply([put("n", b"")]))[0], Stored)
+
+
+# --- holds ------------------------------------------------------------------------------------------------
+
+
+async def test_what_one_process_holds_is_held_by_all_of_every_topic(kafka: str) -> None:
+    topics, target = [new_name("first"), new_name("second")], await create_topic(kafka, new_name())
+    members = [url_of(kafka, *topics, options=f"&members=2&member={member}") for member in (0, 1)]
+    async with opened(members[0]) as one, opened(members[1]) as other:
+        assert await one.hold("kafka", target)
+        async with asyncio.timeout(10):
+            while not await other.holds():  # noqa: ASYNC110 - as a user would look
+                await asyncio.sleep(0.01)
+        assert not await other.hold("kafka", target)
+        for topic in topics:
+            async with KafkaStore(url_of(kafka, topic)) as producer:
+                await producer.apply([put(f"m{i}", b"%d" % i, After(0), target) for i in range(20)])
+        async with asyncio.timeout(10):
+            while await held_in(one) + await held_in(other) < 40:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        for store in (one, other):
+            with store.transferring(store.sinks[0]) as moves:
+                assert (await moves.transfer(Demand(500))).moved == 0
+    async with Scheduler(url_of(kafka, *topics)) as scheduler:  # as long as nobody releases it
+        assert await scheduler.paused() == [f"kafka:{target}"]
+        await asyncio.sleep(0.5)
+        assert await scheduler.cancel("m7") is CancelOutcome.CANCELLED
+        await scheduler.resume(f"kafka:{target}")
+        found = await values(kafka, target, 39)
+    assert found == Counter({b"%d" % i: 2 - (i == 7) for i in range(20)})
+
+
+async def held_in(store: KafkaStore) -> int:
+    counts = (await store.counts()).get("kafka")
+    return 0 if counts is None else counts.held
+
+
+async def test_holding_is_said_to_have_failed_where_it_may_have(kafka: str) -> None:
+    topic = new_name("schedules")
+    async with KafkaStore(url_of(kafka, topic)) as producer:
+        with pytest.raises(UnsupportedByStoreError):
+            await producer.hold("kafka")
+    async with opened(url_of(kafka, topic, options="&timeout_ms=1000")) as store:
+        async with admin_of(kafka) as admin:
+            await admin.delete_topics([topic])
+        with pytest.raises(StoreUnavailableError, match="held in part, or not"):
+            await store.hold("kafka")
+
+
+async def test_an_address_that_was_blocked_does_not_bring_back_what_was_cancelled_meanwhile(kafka: str) -> None:
+    target = new_name()
+    async with Scheduler(url_of(kafka, new_name("schedules"))) as scheduler:
+        for message_id in ("a", "b"):
+            await scheduler.schedule(message_id.encode(), to=f"kafka:{target}", delay="1ms", id=message_id)
+        async with asyncio.timeout(10):
+            while not (blocked := await scheduler.blocked()) or blocked[0].messages < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await scheduler.cancel("a") is CancelOutcome.CANCELLED
+        await create_topic(kafka, target)
+        assert await values(kafka, target, 1) == Counter([b"b"])
+        assert (await scheduler.counts()) == {}

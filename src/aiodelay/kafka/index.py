@@ -219,6 +219,9 @@ class Index(Commands, Claims, Looking):
             self.partitions = records.partitions_in(read.value)
         elif glance.kind is Kind.MARK:
             self._read_mark(records.mark_of(read.value))
+        elif glance.kind is Kind.HOLD:
+            change_hold = self._release if read.value is None else self._hold
+            change_hold(*cast("tuple[Lane, str | None]", records.held_in(read.key)))
         else:
             self._read_message(read, read.key, glance)
 
@@ -448,7 +451,7 @@ class Index(Commands, Claims, Looking):
         change.targets = (target,)
         try:
             change.outcome = "delivered"
-            entry.standing = Place.LEASED
+            self._reserve(entry)
             self._note(change.outcome, record, now)
             self._forget(record, now)
         finally:
@@ -470,7 +473,7 @@ class Index(Commands, Claims, Looking):
         """Decide how a message ends that is due and not leased; None: it is changed, or gone, already."""
         if self._entries.get(entry.record.id) is not entry or entry.standing is not Place.IN_LANE:
             return None
-        entry.standing = Place.LEASED
+        self._reserve(entry)
         return self.settle(settlement)[1]
 
     def next_due_ms(self, lane: Lane) -> int | None:
@@ -498,6 +501,12 @@ class Index(Commands, Claims, Looking):
         return True
 
     # --- changes ------------------------------------------------------------------------------------------
+
+    def _reserve(self, entry: Entry) -> None:
+        """Take an entry out of its lane, or from beside it, while its change is written."""
+        if entry.standing is Place.PARKED:
+            self._lanes[entry.record.envelope.lane].unpark(entry)
+        entry.standing = Place.LEASED
 
     def knows(self, message_id: str, op: bytes = NO_OP) -> bool:
         """Say whether a message stands here, or a command's answer is remembered here."""
@@ -547,7 +556,7 @@ class Index(Commands, Claims, Looking):
             self.answered(command, outcome)
             return outcome, None
         if entry is not None and not entry.token:
-            entry.standing = Place.LEASED
+            self._reserve(entry)
         if outcome.answer != "stored":  # the record itself tells that one
             until_ms = now + RETRY_WINDOW_MS
             change.remembering().answers.append(
@@ -610,7 +619,7 @@ class Index(Commands, Claims, Looking):
                 change = Change(key, self.read_to, entry)
                 if self._standings[key].seen.is_put and entry is not None:
                     change.put = entry.record, entry.place_ms
-                    entry.standing = Place.LEASED
+                    self._reserve(entry)
             self._offered(change)
 
     def _unreadable(self, read: Read, problem: str) -> DeadLetter:
@@ -711,7 +720,7 @@ class Index(Commands, Claims, Looking):
         with self._changing(key, entry) as change:  # what the tables end by themselves is a change too
             change.letters, self._graves = self._graves, []
             super()._end(entry, now)
-        entry.standing = Place.LEASED
+        self._reserve(entry)
         self._offered(change)
 
     def _forget(self, record: Record, now: int) -> None:

@@ -114,7 +114,7 @@ class Partition:
         self._is_over = False
         self._unread: deque[Change] = deque()
         self._work, self._read = WakeUp(), WakeUp()
-        self._became_ready = asyncio.Event()
+        self._became_ready, self._has_read = asyncio.Event(), asyncio.Event()
 
     @property
     def is_ready(self) -> bool:
@@ -132,10 +132,17 @@ class Partition:
         self.session = self.session.with_read(index.read_to)
         self._tell_read()
         self._read.set()
+        self._has_read.set()
+        self._has_read = asyncio.Event()
         if index.needs_mending or index.has_ended:
             self._work.set()
         if read:
             self._on_change()
+
+    async def until_read(self, offset: int) -> None:
+        """Wait until a record has been read."""
+        while self.index.read_to <= offset:
+            await self._has_read.wait()
 
     def has_partitions(self, n: int) -> None:
         """Take note of how many partitions the topic has; of another number than before this owns nothing more."""
@@ -202,10 +209,11 @@ class Partition:
         try:
             await transactions.start()
             barrier = Outgoing(self.topic, records.BARRIER, b"", [], self.number)
+            read_to = self.index.read_to
             (offset,) = await transactions.begin([barrier])
+            if offset < read_to:
+                raise _cut_off(self._place, offset, read_to)
             await transactions.commit()
-            if offset < self.index.read_to:
-                raise _cut_off(self._place, offset, self.index.read_to)
             self.session = Session(self.index.read_to).with_barrier(offset)
             while not self.session.is_ready:
                 self._read.clear()

@@ -58,9 +58,11 @@ __all__ = [
     "encode_cancel",
     "encode_dead",
     "encode_end",
+    "encode_hold",
     "encode_mark",
     "encode_record",
     "glance",
+    "held_in",
     "id_of",
     "java_partition",
     "key_of",
@@ -78,7 +80,7 @@ SINK = "kafka"
 """The name of the sink whose addresses are topics, and so the lane of what goes to one."""
 RESERVED = b"\x00aiodelay/"
 BARRIER, MARK, PARTITIONS = RESERVED + b"barrier", RESERVED + b"mark", RESERVED + b"partitions"
-AGAIN, DEAD = RESERVED + b"again/", RESERVED + b"dead/"
+AGAIN, DEAD, HOLD = RESERVED + b"again/", RESERVED + b"dead/", RESERVED + b"hold/"
 MAX_KEY = 255
 
 EPOCH, TARGET_TOPIC, TARGET_KEY = "scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"
@@ -285,6 +287,19 @@ def encode_dead(letter: DeadLetter) -> Wire:
     return Wire(dead_key(letter.key), wire.value, [*reason, *wire.headers])
 
 
+def encode_hold(lane: str, address: str | None, *, is_held: bool) -> Wire:
+    """Return the record by which a lane, or an address of it, is held or released: one for each partition."""
+    return Wire(HOLD + msgspec.json.encode((lane, address)), b"1" if is_held else None, [])
+
+
+def held_in(key: bytes) -> tuple[str, str | None] | None:
+    """Return the lane, and the address of it, that such a record's key names; None if it names none."""
+    try:
+        return msgspec.json.decode(key.removeprefix(HOLD), type=tuple[str, str | None])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
 def dead_key(key: DeadKey) -> bytes:
     """Return the key under which a dead letter stands."""
     return b"%s%d/%s" % (DEAD, key.revision, key_of(key.id))
@@ -394,6 +409,7 @@ class Kind(Enum):
     BARRIER = auto()
     MARK = auto()
     PARTITIONS = auto()
+    HOLD = auto()
     DEAD = auto()
     BAD = auto()
 
@@ -416,7 +432,7 @@ class Glance(NamedTuple):
 
 _CANCEL = Glance(Kind.END)
 _OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK), PARTITIONS: Glance(Kind.PARTITIONS)}
-_DEAD = Glance(Kind.DEAD)
+_DEAD, _HOLD = Glance(Kind.DEAD), Glance(Kind.HOLD)
 _RESERVED = Glance(Kind.BAD, problem="its key is reserved")
 
 
@@ -447,6 +463,8 @@ def _by_key(key: bytes | None) -> Glance | None:
 
 
 def _reserved(key: bytes) -> Glance | None:
+    if key.startswith(HOLD):
+        return _RESERVED if held_in(key) is None else _HOLD
     prefix, _, rest = key.removeprefix(RESERVED).partition(b"/")
     number, slash, _ = rest.partition(b"/")
     if slash and number.isdigit() and len(number) <= 15:

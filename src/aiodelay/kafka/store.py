@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
-from aiodelay.errors import ClosedError, ConfigurationError, UnsupportedByStoreError
+from aiodelay.errors import ClosedError, ConfigurationError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.model import Cancel, Command, DeadKey, Lane, Outcome, Put, Refused, SourcePosition, Stored, Unknown
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.transitions import due_of, record_of
@@ -48,6 +48,7 @@ _TRAITS = StoreTraits(
     safety_poll_ms=SAFETY_POLL_MS,
     wakes_other_processes=False,
     positions=False,
+    leases_survive=False,
 )
 
 
@@ -304,6 +305,37 @@ class KafkaStore(Transfers):
         except _UNAVAILABLE as error:
             return [Refused("unavailable", reason_of(error)) for _ in commands]
         return [_told(each, answer) for each, answer in zip(written, answers, strict=True)]
+
+    # --- holds --------------------------------------------------------------------------------------------
+
+    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+        """Pause a lane or an address of it, in every partition: whoever owns one reads it there."""
+        return await self._set_hold(lane, address, is_held=True)
+
+    async def release(self, lane: Lane, address: str | None = None) -> bool:
+        """Resume a lane or an address of it."""
+        return await self._set_hold(lane, address, is_held=False)
+
+    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+        """List what is held."""
+        found = {held for partition in self.owned() for held in await partition.index.holds()}
+        return sorted(found, key=lambda held: (held[0], held[1] is not None, held[1] or ""))
+
+    async def _set_hold(self, lane: Lane, address: str | None, *, is_held: bool) -> bool:
+        was_held = (lane, address) in await self.holds()
+        wire = records.encode_hold(lane, address, is_held=is_held)
+        places = [TopicPartition(topic, i) for topic, n in self._counts.items() for i in range(n)]
+        try:
+            async with asyncio.timeout(self.cluster.timeout_ms / 1000):
+                written = await self._writer.write([Outgoing(place.topic, *wire, place.partition) for place in places])
+                for place, each in zip(places, written, strict=True):
+                    if each.error is not None:
+                        raise each.error
+                    if place in self.partitions:
+                        await self.partitions[place].until_read(each.offset)
+        except _UNAVAILABLE as error:
+            raise StoreUnavailableError(self.name, f"held in part, or not: {reason_of(error)}") from error
+        return was_held != is_held
 
     # --- dispatching --------------------------------------------------------------------------------------
 
