@@ -378,7 +378,7 @@ class Index(Commands, Claims, Looking):
         change.letters = [self._letter(entry.record, "resurrected")]
         change.outcome = "resurrected"
         self._leased.pop(entry.record.id, None)
-        entry.standing = Place.LEASED
+        self._reserve(entry)
         self._offered(change)
 
     # --- claims -------------------------------------------------------------------------------------------

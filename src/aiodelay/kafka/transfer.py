@@ -19,7 +19,7 @@ from aiodelay.model import (
     Settlement,
     Transferred,
 )
-from aiodelay.ports import Sink, Transferring
+from aiodelay.ports import Sink, Source, Transferring
 from aiodelay.wakeup import WakeUp
 
 from .index import Change
@@ -51,6 +51,11 @@ class Transfers(Looking):
     def sinks(self) -> Sequence[Sink]:
         """The sinks that this store brings along."""
         return [KafkaSink(self.cluster, messages=MOST_MESSAGES)]
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The sources that this store brings along: none."""
+        return []
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""
