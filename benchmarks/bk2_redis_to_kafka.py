@@ -1,0 +1,86 @@
+"""BK2: how fast due messages of a Redis store reach a Kafka topic, beside a bare idempotent producer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from aiodelay import Scheduler
+from aiodelay.kafka import KafkaSink
+from aiodelay.redis import RedisStore
+
+from .bk1_kafka_dispatch import message
+from .harness import (
+    Benchmark,
+    Goal,
+    Plan,
+    Row,
+    Stopwatch,
+    check,
+    check_once_each,
+    in_turn,
+    number_of,
+    per_message_us,
+    ratios,
+)
+from .kafka_server import LINGER, Record, delivered, producing, topics
+from .redis_server import MESSAGES_KEY, emptied
+
+__all__ = ["BENCHMARK"]
+
+MESSAGES = 20_000
+PARTITIONS = 3
+LEAST_AHEAD_S, AHEAD_S = 1.0, 4.0
+"""How long scheduling may take, at least and for all: what is due at once is scheduled before."""
+GOAL = Goal("at least", 0.7)
+POLL_S = 0.002
+
+
+def run(plan: Plan) -> list[Row]:
+    n = plan.size(MESSAGES)
+    records: list[Record] = []
+    plan.run(ours(plan, n, records))
+    sides = {
+        "ours": lambda: plan.run(ours(plan, n, [])),
+        "bare": lambda: plan.run(bare(plan.kafka, records)),
+    }
+    times = in_turn(plan, sides)
+    what = f"Redis -> Kafka: {n:,} due at once, beside plain `send`"
+    beside = f"{per_message_us(times['ours'], n)} a message, bare {per_message_us(times['bare'], n)}"
+    return [Row("BK2", what, "x bare", ratios(times["bare"], times["ours"]), GOAL, beside)]
+
+
+async def ours(plan: Plan, n: int, records: list[Record]) -> float:
+    """Ours: from the instant at which all are due until the store is empty; put what arrived into `records`."""
+    async with topics(plan.kafka, PARTITIONS) as (_, target), emptied(plan.redis) as client:
+        ahead = timedelta(seconds=max(AHEAD_S * n / MESSAGES, LEAST_AHEAD_S))
+        at = datetime.now(UTC) + ahead
+        async with Scheduler(RedisStore(plan.redis), sinks=[KafkaSink(plan.kafka)]) as scheduler:
+            await scheduler.schedule_many(message(i, target, at) for i in range(n))
+            left_s = at.timestamp() - time.time()
+            check(left_s > 0, f"scheduling took longer than the {ahead} until all were due")
+            await asyncio.sleep(left_s)
+            with Stopwatch() as watch:
+                while await client.hlen(MESSAGES_KEY):  # noqa: ASYNC110 - what is waited for happens in the server
+                    await asyncio.sleep(POLL_S)
+        records += await delivered(plan.kafka, target, n)
+    check_once_each((number_of(each.value) for each in records), n)
+    check(min(each.timestamp for each in records) >= at.timestamp() * 1000 - 1, "a message was early")
+    return watch.seconds
+
+
+async def bare(bootstrap: str, records: Sequence[Record]) -> float:
+    """The bare limit: the same records, by aiokafka's plain call, each acknowledged by the broker."""
+    async with topics(bootstrap, PARTITIONS) as (_, target), producing(bootstrap, **LINGER) as producer:
+        await producer.partitions_for(target)
+        with Stopwatch() as watch:
+            sent = [await producer.send(target, each.value, each.key, headers=list(each.headers)) for each in records]
+            await asyncio.gather(*sent)
+        arrived = await delivered(bootstrap, target, len(records))
+        check_once_each((number_of(each.value) for each in arrived), len(records))
+    return watch.seconds
+
+
+BENCHMARK = Benchmark("BK2", "from Redis to Kafka", run, needs_redis=True, needs_kafka=True)
