@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, partition, records
@@ -25,6 +25,7 @@ from .test_kafka_store import ALL, joined, moved, now_ms, opened, put, read, tra
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 FAR_MS = 3_600_000
+Partitions = Mapping[TopicPartition, partition.Partition]
 
 
 @pytest.fixture(autouse=True)
@@ -61,16 +62,16 @@ class SlowReader:
                 await self.may_go_on.wait()
             await start(transactions)
 
-        async def slow_read(reader: Reader, consumer: AIOKafkaConsumer) -> None:
+        async def slow_read(reader: Reader, consumer: AIOKafkaConsumer, partitions: Partitions) -> None:
             if not self.is_on:
                 known.add(reader)
-            if reader not in known and any(each.index._entries for each in reader._partitions.values()):
+            if reader not in known and any(each.index._entries for each in partitions.values()):
                 consumer.pause(*consumer.assignment())
                 await asyncio.sleep(1)  # what it has asked for already comes, and is nothing
                 self.holds.set()
                 await self.may_go_on.wait()
                 consumer.resume(*consumer.assignment())
-            await read_some(reader, consumer)
+            await read_some(reader, consumer, partitions)
 
         monkeypatch.setattr(Transactions, "start", slow_start)
         monkeypatch.setattr(Reader, "_read_some", slow_read)
@@ -93,7 +94,7 @@ async def mark_of(kafka: str, schedules: str) -> Mark:
 @asynccontextmanager
 async def not_yet_ready(kafka: str, schedules: str, slow: SlowReader) -> AsyncIterator[KafkaStore]:
     """An owner that has begun to read, and does not go on."""
-    async with KafkaStore(f"kafka://{kafka}/{schedules}") as store:
+    async with KafkaStore(f"kafka://{kafka}/{schedules}?members=1") as store:
         store._own()
         await asyncio.wait_for(slow.holds.wait(), 20)
         yield store

@@ -76,7 +76,7 @@ async def test_a_member_says_what_it_cannot_know(kafka: str) -> None:
         with pytest.raises(UnsupportedByStoreError):
             await store.apply([Put(new_op(), envelope, After(0), conflict=Conflict.keep())])
         others = next(f"m{i}" for i in range(99) if _is_others(store, f"m{i}"))
-        with pytest.raises(UnsupportedByStoreError, match="member 1"):
+        with pytest.raises(UnsupportedByStoreError, match="partition 1"):
             await store.get(others)
     with pytest.raises(ConfigurationError, match="member"):
         KafkaStore(f"{url}2")

@@ -48,7 +48,7 @@ async def opened(bootstrap: str, topic: str, partitions: int = 1) -> AsyncIterat
 @asynccontextmanager
 async def joined(bootstrap: str, topic: str, partitions: int = 1) -> AsyncIterator[KafkaStore]:
     """One of several owners."""
-    url = f"kafka://{bootstrap}/{topic}?create_topic=true&partitions={partitions}"
+    url = f"kafka://{bootstrap}/{topic}?create_topic=true&partitions={partitions}&members=1"
     async with KafkaStore(url) as store, store.work("w", ["kafka"]):
         yield store
 

@@ -18,7 +18,7 @@ __all__ = ["Looking"]
 class Looking:
     """`Inspectable` and `DeadLetters`, over partitions."""
 
-    partitions: dict[TopicPartition, Partition]
+    partitions: Mapping[TopicPartition, Partition]
 
     def owned(self) -> Collection[Partition]:
         """Return the partitions that can be looked into.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
@@ -43,6 +43,7 @@ from aiodelay.wakeup import WakeUp
 
 from . import records
 from .client import Outgoing, reason_of
+from .group import SESSION_MS
 from .index import Change, Due, Index, Read
 from .options import Cluster
 from .session import Session
@@ -86,6 +87,7 @@ class Partition:
         targets: Which topics take messages.
         clock: Where the time is read.
         claims: Numbers for claims, shared by all partitions of a store.
+        may_begin: Returns when a session may begin; told whether another owner may have fenced the last one off.
         on_change: Called when there may be something new to claim.
         patience_s: How long reading may stand still, or take, before it begins anew: tombstones go meanwhile.
     """
@@ -98,20 +100,24 @@ class Partition:
         targets: Targets,
         clock: Clock,
         claims: count[int],
+        may_begin: Callable[[bool], Awaitable[None]],
         on_change: Callable[[], None],
         patience_s: float,
     ) -> None:
         self._cluster, self._place, self._on_change = cluster, place, on_change
         self.topic, self.number = place.topic, place.number
-        self._clock, self._targets, self._patience_s = clock, targets, patience_s
+        self._clock, self._targets = clock, targets
+        self._may_begin, self._patience_s = may_begin, patience_s
         self.index = Index(clock=clock, name=f"{place.topic}/{place.number}", claims=claims)
         self.session = Session()
         self.why = ""
         self.problem: StoreMismatchError | None = None
+        self.is_given_up = False
+        self._looked_s = asyncio.get_running_loop().time()
+        self._over: FencedError | InDoubtError | None = None
         self._most = MAX_CLAIM_MESSAGES
         self._marked_ms = 0
         self._whole_at: float | None = None
-        self._is_over = False
         self._unread: deque[Change] = deque()
         self._work, self._read = WakeUp(), WakeUp()
         self._became_ready, self._has_read = asyncio.Event(), asyncio.Event()
@@ -119,7 +125,17 @@ class Partition:
     @property
     def is_ready(self) -> bool:
         """Whether its messages may be claimed and changed."""
-        return self.session.is_ready
+        return self.session.is_ready and not self._was_away() and not self.is_given_up
+
+    def _was_away(self) -> bool:
+        """Say whether this process stood still for so long that another owner may have taken over."""
+        return asyncio.get_running_loop().time() - self._looked_s > SESSION_MS / 1000
+
+    def give_up(self) -> None:
+        """Own it no longer; whoever runs its sessions cancels that."""
+        self.is_given_up = True
+        self._end_session()
+        self._became_ready.set()
 
     # --- reading, by the reader of the process ------------------------------------------------------------
 
@@ -160,8 +176,12 @@ class Partition:
         """Note a look at the partition, which found all that is there or not; say whether reading goes on from there.
 
         Otherwise it begins at the start, with nothing: it took, or stood still, for so long that tombstones of what was
-        read before may be gone.
+        read before may be gone. After a shorter pause a new session finds out what another owner did meanwhile.
         """
+        if self._was_away() and self.session.barrier is not None:
+            self.session = Session(self.index.read_to)
+            self._end_at_once(FencedError())
+        self._looked_s = now_s
         if self._whole_at is None or now_s - self._whole_at <= self._patience_s:
             self._whole_at = now_s if is_whole or self._whole_at is None else self._whole_at
             return True
@@ -173,18 +193,22 @@ class Partition:
         )
         self._whole_at = now_s
         self._end_session()
-        self._is_over = True
         self.index = self.index.emptied()
+        self._end_at_once(InDoubtError("the partition is read again from its start"))
+        return False
+
+    def _end_at_once(self, why: FencedError | InDoubtError) -> None:
+        self._over = why
         self._work.set()
         self._read.set()
-        return False
 
     # --- the session --------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Own the partition until cancelled, or it cannot be: one session after the other."""
-        failures = 0
+        failures, is_fenced = 0, False
         while True:
+            await self._may_begin(is_fenced)
             started_ms = self._clock.monotonic_ms()
             try:
                 await self._one_session()
@@ -192,7 +216,8 @@ class Partition:
                 self._refuse(error)
                 return
             except (FencedError, AbortedError, InDoubtError, KafkaError, TimeoutError, OSError) as error:
-                self.why = "another owner has taken over" if isinstance(error, FencedError) else reason_of(error)
+                is_fenced = isinstance(error, FencedError)
+                self.why = "another owner has taken over, or may have" if is_fenced else reason_of(error)
                 log.warning("%s: the session ends: %s", self.index.name, self.why)
                 is_refusal = isinstance(error, AbortedError) and self.is_ready
             finally:
@@ -205,7 +230,7 @@ class Partition:
 
     async def _one_session(self) -> None:
         transactions = Transactions(self._cluster, f"aiodelay.{self.topic}.{self.number}")
-        self._is_over = False
+        self._over = None
         try:
             await transactions.start()
             barrier = Outgoing(self.topic, records.BARRIER, b"", [], self.number)
@@ -244,8 +269,8 @@ class Partition:
         await transactions.commit()
 
     def _check_over(self) -> None:
-        if self._is_over:
-            raise InDoubtError("the partition is read again from its start")
+        if self._over is not None:
+            raise self._over
 
     async def _write(self, transactions: Transactions) -> None:
         """Write what waits, in the order in which it was decided."""
@@ -342,7 +367,8 @@ class Partition:
         """Wait for a session that is ready, at most as long as for an answer; say whether there is one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
-                while not self.is_ready and self.problem is None:
+                while not (self.is_ready or self.is_given_up or self.problem is not None):
+                    self._became_ready.clear()
                     await self._became_ready.wait()
         return self.is_ready
 
@@ -354,10 +380,9 @@ class Partition:
         Raises:
             StoreUnavailableError: The session has ended; some may be settled.
         """
-        if not self.is_ready:
-            raise StoreUnavailableError(self._cluster.name, self.why or "the partition is being read")
         for settlement in settlements:
             await self._until_free(settlement.id)
+        self._check_ready()
         decided = [self.index.settle(settlement) for settlement in settlements]
         self._work.set()
         outcomes: list[SettleOutcome] = []
@@ -367,6 +392,10 @@ class Partition:
             is_void = change is not None and not change.counted and self.index.has_newer(settlement)
             outcomes.append(SettleOutcome.SUPERSEDED if is_void else outcome)
         return outcomes
+
+    def _check_ready(self) -> None:
+        if not self.is_ready:
+            raise StoreUnavailableError(self._cluster.name, self.why or "the partition is being read")
 
     def move(self, lane: Lane, demand: Demand) -> tuple[list[Change], Due]:
         """Decide to move what is due, each message in the transaction that ends it; nothing here waits."""
@@ -432,6 +461,8 @@ class Partition:
             if not await self.until_ready():
                 return Refused("unavailable", self.why or "the partition is being read")
             await self._until_free(command.id)
+            if not self.is_ready:
+                continue
             outcome, change = self.index.command(command)
             if change is None:
                 return outcome
@@ -471,8 +502,13 @@ class Partition:
             await _waited(change)
 
     async def redrive(self, key: DeadKey) -> Outcome:
-        """Give a dead letter a new life."""
+        """Give a dead letter a new life.
+
+        Raises:
+            StoreUnavailableError: The session has ended; nothing was written.
+        """
         await self._until_free(key.id)
+        self._check_ready()
         outcome, change = self.index.redrive_one(key)
         if change is None:
             return outcome
@@ -487,6 +523,7 @@ class Partition:
         Raises:
             StoreUnavailableError: The session has ended.
         """
+        self._check_ready()
         change = self.index.purge_one(key)
         if change is None:
             return False

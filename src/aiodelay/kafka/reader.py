@@ -33,11 +33,17 @@ class Reader:
 
     Args:
         cluster: Where to read.
-        partitions: What is read.
     """
 
-    def __init__(self, cluster: Cluster, partitions: Mapping[TopicPartition, Partition]) -> None:
-        self._cluster, self._partitions = cluster, partitions
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._partitions: Mapping[TopicPartition, Partition] = {}
+        self._changed = asyncio.Event()
+
+    def assign(self, partitions: Mapping[TopicPartition, Partition]) -> None:
+        """Read these partitions from now on, and no others."""
+        self._partitions = partitions
+        self._changed.set()
 
     async def run(self) -> None:
         """Read until cancelled; no error ends this."""
@@ -65,15 +71,14 @@ class Reader:
         )
         try:
             await consumer.start()
-            consumer.assign(list(self._partitions))
-            begins = await consumer.beginning_offsets(list(self._partitions))
-            now = asyncio.get_running_loop().time()
-            for place, partition in self._partitions.items():
-                partition.read_at(now, is_whole=False)
-                consumer.seek(place, max(begins[place], partition.index.read_to))
             while True:
-                await self._read_some(consumer)
-                self._look_at_partitions(consumer)
+                self._changed.clear()
+                partitions = self._partitions
+                await self._seek(consumer, partitions)
+                while partitions and partitions is self._partitions:
+                    await self._read_some(consumer, partitions)
+                    self._look_at_partitions(consumer)
+                await self._changed.wait()
         finally:
             with suppress(TimeoutError, KafkaError):
                 async with asyncio.timeout(CLOSE_S):
@@ -85,10 +90,18 @@ class Reader:
             if found is not None:
                 partition.has_partitions(len(found))
 
-    async def _read_some(self, consumer: AIOKafkaConsumer) -> None:
+    async def _seek(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+        consumer.assign(list(partitions))
+        begins = await consumer.beginning_offsets(list(partitions))
+        now = asyncio.get_running_loop().time()
+        for place, partition in partitions.items():
+            partition.read_at(now, is_whole=False)
+            consumer.seek(place, max(begins[place], partition.index.read_to))
+
+    async def _read_some(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
         now = asyncio.get_running_loop().time()
-        for place, partition in self._partitions.items():
+        for place, partition in partitions.items():
             read_to = await consumer.position(place)
             is_whole = place not in found or read_to >= (consumer.last_stable_offset(place) or 0)
             if not partition.read_at(now, is_whole=is_whole):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Self
 
@@ -15,13 +15,26 @@ from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ClosedError, ConfigurationError, StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.model import Cancel, Command, DeadKey, Lane, Outcome, Put, Refused, SourcePosition, Stored, Unknown
+from aiodelay.model import (
+    Cancel,
+    Command,
+    DeadKey,
+    Lane,
+    Outcome,
+    Put,
+    Refused,
+    SourcePosition,
+    Stored,
+    Unknown,
+    WorkStatus,
+)
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.transitions import due_of, record_of
 from aiodelay.urls import UrlOptions
 
 from . import records
 from .client import Outgoing, Written, reason_of
+from .group import Group
 from .index import Index
 from .options import Cluster, read_cluster
 from .partition import Partition, Place, moved_keys
@@ -80,8 +93,8 @@ def _read_url(url: str) -> _Options:
     create = given.text("create_topic", "false")
     partitions = given.integer("partitions", 6, 1, MAX_PARTITIONS)
     accepted = given.integer("accept_partitions", 0, 1, MAX_PARTITIONS)
-    members = given.integer("members", 1, 1, MAX_PARTITIONS)
-    member = given.integer("member", 0, 0, members - 1)
+    members = given.integer("members", 0, 1, MAX_PARTITIONS)
+    member = given.integer("member", 0, 0, max(members - 1, 0))
     given.finish()
     topics = given.parts.path.removeprefix("/").split(",")
     if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
@@ -94,17 +107,16 @@ def _read_url(url: str) -> _Options:
 
 
 class KafkaStore(Transfers):
-    """Keeps messages in compacted topics, whose partitions this process owns once `work` has been opened.
+    """Keeps messages in compacted topics, whose partitions are shared by all processes that have opened `work`.
 
     What it schedules stands in the first topic. The same id in two topics is two messages: what is asked or commanded
     by id is of the first topic in which one stands.
 
-    It owns all of them, or, as `member` k of `members` n, every n-th from the k-th on. Then it has no verdicts either:
-    a message may be another member's.
+    They are shared anew whenever a process comes or goes, by a consumer group for each topic; or, as `member` k of
+    `members` n, this one owns every n-th from the k-th on. Only a process that owns all has verdicts: elsewhere a
+    message may be another's, and what is asked for is written for its owner to read.
 
-    A process that does not open it only schedules: it reads nothing, takes nothing over, and has no verdicts. Another
-    one that opens it takes the partitions over: this one then dispatches nothing more until the other has gone. Nothing
-    is delivered twice into the same cluster by that.
+    A process that does not open it only schedules: it reads nothing and has no verdicts either.
 
     Args:
         url: `kafka://host:9092/schedules`, more topics after commas, with options.
@@ -121,11 +133,15 @@ class KafkaStore(Transfers):
         self._clock = clock or SystemClock()
         self.targets = Targets(self.cluster, self.now_ms)
         self.moving: dict[KafkaTransfer, None] = {}
-        self.partitions: dict[TopicPartition, Partition] = {}
+        self.partitions: Mapping[TopicPartition, Partition] = {}
         self._counts: dict[str, int] = {}
+        self._patience_s: dict[str, float] = {}
+        self._claims = count(1)
+        self._groups: dict[str, Group] = {}
+        self._reader = Reader(self.cluster)
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
-        self._running: list[asyncio.Task[None]] = []
+        self._running: dict[object, asyncio.Task[None]] = {}
         self._writer = Writer(self.cluster, metadata_max_age_ms=METADATA_MS)
 
     @property
@@ -136,7 +152,7 @@ class KafkaStore(Transfers):
     @property
     def _decides(self) -> bool:
         """Whether it owns every message, and so knows how a command ends."""
-        return bool(self._running) and self._options.members == 1
+        return bool(self.partitions) and len(self.partitions) == sum(self._counts.values())
 
     def now_ms(self) -> int:
         """Return the clock's time."""
@@ -154,20 +170,8 @@ class KafkaStore(Transfers):
             options.cluster, options.topics, create=options.create_topic, partitions=options.partitions
         )
         self._counts = {topic.name: topic.partitions for topic in topics}
-        patience_s = {topic.name: int(topic.settings.get("delete.retention.ms", DAY_MS)) / 2000 for topic in topics}
-        claims = count(1)
-        self.partitions = {
-            TopicPartition(topic, number): Partition(
-                options.cluster,
-                Place(topic, number, partitions, options.accept_partitions == partitions),
-                targets=self.targets,
-                clock=self._clock,
-                claims=claims,
-                on_change=self.wake_all,
-                patience_s=patience_s[topic],
-            )
-            for topic, partitions in self._counts.items()
-            for number in range(options.member, partitions, options.members)
+        self._patience_s = {
+            topic.name: int(topic.settings.get("delete.retention.ms", DAY_MS)) / 2000 for topic in topics
         }
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
@@ -175,23 +179,79 @@ class KafkaStore(Transfers):
         return self
 
     def _own(self) -> None:
-        """Take the partitions over, and read them."""
+        """Begin to own partitions."""
         if self._running or self._tasks is None:
             return
-        reader = Reader(self.cluster, self.partitions)
-        self._running = [self._tasks.create_task(reader.run(), name="aiodelay kafka reader")]
-        for partition in self.partitions.values():
+        if not self._options.members:
+            self._groups = {topic: Group(self.cluster, topic, self._assign) for topic in self._counts}
+        self._running[self._reader] = self._tasks.create_task(self._reader.run(), name="aiodelay kafka reader")
+        for topic, group in self._groups.items():
+            self._running[group] = self._tasks.create_task(group.run(), name=f"aiodelay kafka group {topic}")
+        if not self._groups:
+            for topic, n in self._counts.items():
+                self._assign(topic, range(self._options.member, n, self._options.members))
+
+    def _assign(self, topic: str, numbers: Collection[int]) -> None:
+        """Own these partitions of a topic from now on, and no others; one that stays goes on undisturbed."""
+        if self._tasks is None:
+            return
+        before, wanted = self.partitions, {TopicPartition(topic, n) for n in numbers if n < self._counts[topic]}
+        kept = {place: each for place, each in before.items() if place.topic != topic or place in wanted}
+        added = {place: self._made(place) for place in sorted(wanted - before.keys())}
+        self.partitions = kept | added
+        for place in before.keys() - kept.keys():
+            before[place].give_up()
+            self._running.pop(before[place]).cancel()
+        for partition in added.values():
+            for work in self.works:
+                work.add(partition)
             name = f"aiodelay kafka partition {partition.index.name}"
-            self._running.append(self._tasks.create_task(partition.run(), name=name))
+            self._running[partition] = self._tasks.create_task(partition.run(), name=name)
+        self._reader.assign(self.partitions)
+        self.wake_all()
+
+    def _made(self, place: TopicPartition) -> Partition:
+        n, group = self._counts[place.topic], self._groups.get(place.topic)
+        return Partition(
+            self.cluster,
+            Place(place.topic, place.partition, n, self._options.accept_partitions == n),
+            targets=self.targets,
+            clock=self._clock,
+            claims=self._claims,
+            may_begin=_at_once if group is None else group.may_begin,
+            on_change=self.wake_all,
+            patience_s=self._patience_s[place.topic],
+        )
+
+    async def _until_ready(self) -> None:
+        """Wait for the first share of the partitions, and until it has been read; at most as long as for answers."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.cluster.timeout_ms / 1000):
+                for group in self._groups.values():
+                    await group.was_assigned.wait()
+        await asyncio.gather(*(partition.until_ready() for partition in self.partitions.values()))
+
+    def status(self) -> WorkStatus:
+        """Say how many of the partitions that are owned are ready."""
+        partitions = self.partitions.values()
+        ready, total = sum(partition.is_ready for partition in partitions), len(partitions)
+        whys = [each.why for each in partitions] + [each.why for each in self._groups.values()]
+        why = next(filter(None, whys), "")
+        if any(partition.problem is not None for partition in partitions):
+            return WorkStatus("ended", ready, total, why)
+        if ready == total and all(group.was_assigned.is_set() for group in self._groups.values()):
+            return WorkStatus("ready", ready, total)
+        return WorkStatus("loading", ready, total, why)
 
     async def __aexit__(self, *exc_info: object) -> None:
         tasks, self._tasks = self._tasks, None
-        for task in self._running:
+        for task in self._running.values():
             task.cancel()
         if tasks is not None:
             await tasks.__aexit__(None, None, None)
             await self._writer.__aexit__(None, None, None)
         self._running.clear()
+        self.partitions = {}
         await self.targets.close()
 
     def checked(self) -> None:
@@ -219,7 +279,7 @@ class KafkaStore(Transfers):
         """Return the partition in which a message of this id stands.
 
         Raises:
-            UnsupportedByStoreError: It is another member's.
+            UnsupportedByStoreError: It is another process's.
         """
         return self._where(message_id, lambda index: index.knows(message_id))
 
@@ -233,8 +293,7 @@ class KafkaStore(Transfers):
         found = next((each for each in self.partitions_of(message_id) if is_there(each.index)), None)
         if found is None and places[0] not in self.partitions:
             number = places[0].partition
-            member = number % self._options.members
-            raise UnsupportedByStoreError("lookup", f"partition {number}", f"member {member}, which owns it")
+            raise UnsupportedByStoreError("lookup", f"partition {number}", "the process that owns it")
         return found or self.partitions[places[0]]
 
     def partitions_of(self, message_id: str) -> Sequence[Partition]:
@@ -344,7 +403,7 @@ class KafkaStore(Transfers):
         """Open the dispatching role."""
         self.checked()
         self._own()
-        await asyncio.gather(*(partition.until_ready() for partition in self.partitions.values()))
+        await self._until_ready()
         for problem in (partition.problem for partition in self.partitions.values()):
             if problem is not None:
                 raise problem
@@ -355,6 +414,10 @@ class KafkaStore(Transfers):
         finally:
             work.close()
             self.works.discard(work)
+
+
+async def _at_once(is_fenced: bool) -> None:  # noqa: FBT001 - a callback
+    """Let a session begin: whoever shares partitions by number is their owner."""
 
 
 def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:

@@ -46,11 +46,15 @@ class KafkaWork:
         self._store = store
         self._worker = Worker(lanes, store.now_ms())
         for partition in store.partitions.values():
-            partition.index.add_worker(self._worker)
+            self.add(partition)
         self._turn = 0
         self._last = ""
         self._claimed: dict[Partition, Sequence[Claim]] = {}
         self._places: dict[tuple[str, int], Partition] = {}
+
+    def add(self, partition: Partition) -> None:
+        """Be woken by what comes to a partition."""
+        partition.index.add_worker(self._worker)
 
     def close(self) -> None:
         """Serve nothing more."""
@@ -68,6 +72,8 @@ class KafkaWork:
         claims: list[Claim] = []
         next_due: list[int] = []
         for partition in self._in_turn():
+            if not partition.is_ready:
+                continue  # since the one before was asked
             if is_repeated:
                 claimed = partition.index.claim_again(self._claimed.get(partition, ()), demand)
             else:
@@ -91,8 +97,11 @@ class KafkaWork:
         outcomes: dict[int, SettleOutcome] = {}
         parts: defaultdict[Partition, list[int]] = defaultdict(list)
         for i, settlement in enumerate(settlements):
-            place = self._places.get((settlement.id, settlement.token))
-            parts[place or self._store.partition_of(settlement.id)].append(i)
+            partition = self._place_of(settlement)
+            if partition is None:
+                outcomes[i] = SettleOutcome.GONE
+            else:
+                parts[partition].append(i)
 
         async def settle(partition: Partition, indices: Sequence[int]) -> None:
             settled = await partition.settle([settlements[i] for i in indices])
@@ -108,12 +117,22 @@ class KafkaWork:
             self._places.pop((settlement.id, settlement.token), None)
         return [outcomes[i] for i in range(len(settlements))]
 
+    def _place_of(self, claim: Settlement | Renewal) -> Partition | None:
+        """Return the partition in which a claim is held; None: it is another process's now, or the message is gone."""
+        found = self._places.get((claim.id, claim.token))
+        if found is None:
+            found = next((each for each in self._store.partitions_of(claim.id) if each.index.knows(claim.id)), None)
+        return None if found is None or found.is_given_up else found
+
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         self._store.checked()
         return [self._renew(renewal) for renewal in renewals]
 
     def _renew(self, renewal: Renewal) -> RenewOutcome:
-        partition = self._places.pop((renewal.id, renewal.token), None) or self._store.partition_of(renewal.id)
+        partition = self._place_of(renewal)
+        self._places.pop((renewal.id, renewal.token), None)
+        if partition is None:
+            return RenewOutcome.LOST
         outcome = partition.index.renew(renewal)
         if outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
             self._places[renewal.id, renewal.to] = partition
@@ -146,14 +165,7 @@ class KafkaWork:
         return Tidied(self._store.now_ms(), lapsed, expired, list(states.values()))
 
     def status(self) -> WorkStatus:
-        partitions = self._store.partitions.values()
-        ready = sum(partition.is_ready for partition in partitions)
-        why = next((each.why for each in partitions if each.why), "")
-        if any(partition.problem is not None for partition in partitions):
-            return WorkStatus("ended", ready, len(partitions), why)
-        if ready == len(partitions):
-            return WorkStatus("ready", ready, ready)
-        return WorkStatus("loading", ready, len(partitions), why)
+        return self._store.status()
 
 
 def _left(demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> dict[Lane, Demand]:

@@ -1,0 +1,120 @@
+"""Processes that share a topic as a group: who comes, who goes, and what each of them still has in its hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import pytest_asyncio
+
+from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.identifiers import new_op
+from aiodelay.kafka import KafkaStore
+from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
+from aiodelay.ports import Work
+from tests.faults.test_kafka_members import deliver, values
+from tests.support.kafka import create_topic, new_name
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def _nothing_is_left() -> AsyncIterator[None]:
+    yield
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@asynccontextmanager
+async def member(url: str) -> AsyncIterator[tuple[KafkaStore, Work]]:
+    async with KafkaStore(url) as store, store.work("w", []) as work:
+        yield store, work
+
+
+async def shared(*stores: KafkaStore, n: int) -> None:
+    """Wait until some processes own so many partitions, each one of them, and all are ready."""
+    async with asyncio.timeout(30):
+        while True:
+            owned = [place.partition for store in stores for place in store.partitions]
+            if sorted(owned) == list(range(n)) and all(each.is_ready for s in stores for each in s.partitions.values()):
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_s7_a_group_shares_the_partitions_anew_and_those_that_stay_are_not_disturbed(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=6"
+    target = await create_topic(kafka, new_name())
+    puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(5 * i)) for i in range(600)]
+    async with AsyncExitStack() as stack:
+        first, _ = await stack.enter_async_context(member(url))
+        assert len(first.partitions) == 6
+        assert all(isinstance(each, Stored) for each in await first.apply(puts))
+        tasks = [asyncio.create_task(deliver(first))]
+        before = {place: (each, each.session.barrier) for place, each in first.partitions.items()}
+        async with member(url) as (second, _):
+            tasks.append(asyncio.create_task(deliver(second)))
+            await shared(first, second, n=6)
+            assert len(second.partitions) == 3
+            stayed = {place: (each, each.session.barrier) for place, each in first.partitions.items()}
+            assert stayed.items() <= before.items()
+            await asyncio.sleep(1)
+            tasks.pop().cancel()
+        await shared(first, n=6)
+        kept = {place: each for place, (each, _) in stayed.items()}
+        assert kept.items() <= first.partitions.items()
+        found = await values(kafka, target, len(puts))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert found == Counter(b"%d" % i for i in range(len(puts)))
+
+
+async def test_s7_what_a_former_owner_still_has_in_its_hands_is_lost_to_it(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2"
+    async with member(url) as (first, work):
+        puts = [Put(new_op(), Envelope(f"m{i}", "h"), After(0)) for i in range(20)]
+        await first.apply(puts)
+        claims = (await work.claim({"h": Demand(100)}, request="r", lease_ms=60_000)).claims
+        assert len(claims) == 20
+        async with member(url) as (second, other):
+            await shared(first, second, n=2)
+            lost = [each for each in claims if second.partitions_of(each.record.id)]
+            kept = [each for each in claims if first.partitions_of(each.record.id)]
+            assert len(lost) + len(kept) == 20
+            taken = (await other.claim({"h": Demand(100)}, request="r", lease_ms=60_000)).claims
+            assert {each.record.id for each in taken} == {each.record.id for each in lost}
+            renewals = [Renewal(each.record.id, each.record.revision, each.token, each.token + 1) for each in claims]
+            outcomes = dict(zip(renewals, await work.renew(renewals), strict=True))
+            assert {each.id for each, outcome in outcomes.items() if outcome is RenewOutcome.LOST} == {
+                each.record.id for each in lost
+            }
+            done = [Done(each.record.id, each.record.revision, each.token) for each in lost]
+            assert await work.settle(done) == [SettleOutcome.GONE] * len(lost)
+            assert await other.settle([Done(each.record.id, each.record.revision, each.token) for each in taken]) == [
+                SettleOutcome.SETTLED
+            ] * len(taken)
+
+
+async def test_one_of_several_has_no_verdicts_and_the_only_one_has(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2"
+    async with member(url) as (first, _):
+        await first.apply([Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))])
+        assert (first.traits.cancel, first.traits.changes) == ("verdict", True)
+        async with member(url) as (second, _):
+            await shared(first, second, n=2)
+            for store in (first, second):
+                assert (store.traits.cancel, store.traits.changes) == ("recorded", False)
+            owner, other = (first, second) if first.partitions_of("m") else (second, first)
+            assert await owner.get("m") is not None
+            with pytest.raises(UnsupportedByStoreError, match="partition"):
+                await other.get("m")
+            (answer,) = await other.apply([Cancel(new_op(), "m")])
+            assert isinstance(answer, Stored)
+            assert answer.answer == "recorded"
+            async with asyncio.timeout(10):
+                while await owner.get("m") is not None:  # noqa: ASYNC110 - as a user would look
+                    await asyncio.sleep(0.01)
+        await shared(first, n=2)
+        assert first.traits.cancel == "verdict"
