@@ -178,7 +178,7 @@ async def prepare(cluster: Cluster, names: Sequence[str], *, create: bool, parti
             await admin.start()
             if create:
                 await _create(admin, names, partitions)
-            topics = [await _described(admin, name, cluster) for name in names]
+            topics = [await _described(admin, name, cluster, is_created=create) for name in names]
     except (KafkaError, TimeoutError, OSError) as error:
         raise StoreUnavailableError(cluster.name, reason_of(error)) from error
     finally:
@@ -197,12 +197,10 @@ async def _create(admin: Any, names: Sequence[str], partitions: int) -> None:  #
             raise for_code(code)(name)
 
 
-async def _described(admin: Any, name: str, cluster: Cluster) -> Topic:  # noqa: ANN401 - aiokafka's
+async def _described(admin: Any, name: str, cluster: Cluster, *, is_created: bool) -> Topic:  # noqa: ANN401 - aiokafka's
     (found,) = await admin.describe_topics([name])
-    for _ in range(20):
-        if found["error_code"] != _MISSING:
-            break
-        await asyncio.sleep(0.05)  # it may just have been created
+    while is_created and found["error_code"] == _MISSING:
+        await asyncio.sleep(0.05)  # until this broker has heard of it
         (found,) = await admin.describe_topics([name])
     if found["error_code"] == _MISSING:
         settings = " ".join(f"--config {key}={value}" for key, value in SETTINGS.items())
