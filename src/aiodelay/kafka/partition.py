@@ -114,6 +114,7 @@ class Partition:
         self.problem: StoreMismatchError | None = None
         self.is_given_up = False
         self._looked_s = asyncio.get_running_loop().time()
+        self._serves = False
         self._over: FencedError | InDoubtError | None = None
         self._most = MAX_CLAIM_MESSAGES
         self._marked_ms = 0
@@ -125,7 +126,7 @@ class Partition:
     @property
     def is_ready(self) -> bool:
         """Whether its messages may be claimed and changed."""
-        return self.session.is_ready and not self._was_away() and not self.is_given_up
+        return self._serves and not self._was_away()
 
     def _was_away(self) -> bool:
         """Say whether this process stood still for so long that another owner may have taken over."""
@@ -135,6 +136,7 @@ class Partition:
         """Own it no longer; whoever runs its sessions cancels that."""
         self.is_given_up = True
         self._end_session()
+        self._end_at_once(FencedError())
         self._became_ready.set()
 
     # --- reading, by the reader of the process ------------------------------------------------------------
@@ -179,7 +181,7 @@ class Partition:
         read before may be gone. After a shorter pause a new session finds out what another owner did meanwhile.
         """
         if self._was_away() and self.session.barrier is not None:
-            self.session = Session(self.index.read_to)
+            self._end_session()
             self._end_at_once(FencedError())
         self._looked_s = now_s
         if self._whole_at is None or now_s - self._whole_at <= self._patience_s:
@@ -247,6 +249,7 @@ class Partition:
             await self._check_partitions(transactions)
             self.why = ""
             self.index.quarantine()
+            self._serves = True
             self._became_ready.set()
             self._on_change()
             while True:
@@ -298,6 +301,7 @@ class Partition:
             raise
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in outgoing})
+        self._check_over()  # then nobody waits for these any more
         self._unread += (change for change, _ in batch)
         self._tell_read()  # the reader may have been faster
 
@@ -355,7 +359,7 @@ class Partition:
 
     def _end_session(self) -> None:
         """Undo what was not written, or of which that is not known: the next session reads what was."""
-        self.session = Session(self.index.read_to)
+        self.session, self._serves = Session(self.index.read_to), False
         if self.problem is None:
             self._became_ready.clear()
         self._unread.clear()
