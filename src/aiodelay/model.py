@@ -782,7 +782,7 @@ class JournalEntry(Struct, frozen=True, gc=False):
     """One outcome, written in the step that caused it.
 
     Attributes:
-        number: Grows by one; a gap means that older entries were trimmed.
+        number: Grows, by one where the store counts (`StoreTraits.counted_journal`): then a gap is of trimmed entries.
         event: What happened: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`,
             `again`, `dead`, `dropped`, `skipped`, `lapsed`, `redriven`.
         detail: The reason or the error's text, never a payload.

@@ -79,6 +79,8 @@ class StoreTraits(Struct, frozen=True):
         wakes_other_processes: A put in one process ends `wait` in another before the safety poll.
         positions: `apply` takes an intake's position.
         changes: `apply` knows `Reschedule` and `Fire`.
+        counted_journal: A journal keeps as many entries as it was told, numbered one by one; otherwise as long as its
+            topic keeps them, numbered upwards, those of a message in their order.
         leases_survive: A claim outlives the process that made it, until its lease ends; otherwise it ends with it.
     """
 
@@ -92,6 +94,7 @@ class StoreTraits(Struct, frozen=True):
     positions: bool = True
     changes: bool = True
     leases_survive: bool = True
+    counted_journal: bool = True
 
 
 class Feed(Protocol):

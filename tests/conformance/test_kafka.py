@@ -31,6 +31,7 @@ class OnKafka:
 
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         self.url = f"kafka://{self.bootstrap}/{new_name('schedules')}?create_topic=true&partitions=1"
+        self.url += f"&history={new_name('history')}" if journal else ""
         return open_store(self.url, namespace="", clock=clock)
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:

@@ -44,6 +44,7 @@ from aiodelay.model import (
     Demand,
     Envelope,
     Fire,
+    JournalEntry,
     Lane,
     Outcome,
     Put,
@@ -68,6 +69,10 @@ from .standing import Seen, Standing, after, is_forgettable, is_unread
 __all__ = ["Change", "Due", "Index", "Read"]
 
 log = logging.getLogger("aiodelay.kafka")
+
+
+MOST_NOTES = 10_000
+"""Most entries of the history that wait while its topic takes nothing."""
 
 
 class Read(NamedTuple):
@@ -111,6 +116,7 @@ class Change(Struct, eq=False, gc=False):
         offset: Of its last record, once it is written.
         counted: It was read, and counted.
         refusal: Why Kafka does not take it.
+        notes: What the history is told of it.
         is_written: True once it was read, False once it is known not to have been written.
         waiter: Who waits for that.
     """
@@ -129,6 +135,7 @@ class Change(Struct, eq=False, gc=False):
     is_users: bool = False
     offset: int = -1
     counted: bool = False
+    notes: Sequence[JournalEntry] = ()
     is_written: bool | None = None
     waiter: asyncio.Future[None] | None = None
 
@@ -170,6 +177,7 @@ class Index(Commands, Claims, Looking):
         clock: Where the time is read.
         name: The topic and partition, for logs.
         claims: Numbers for claims.
+        keeps_history: Note what becomes of messages.
     """
 
     read_to: int = 0
@@ -180,9 +188,10 @@ class Index(Commands, Claims, Looking):
     """What an owner has told that is finished."""
     _ended_at: int = -1
 
-    def __init__(self, *, clock: Clock, name: str, claims: count[int]) -> None:
+    def __init__(self, *, clock: Clock, name: str, claims: count[int], keeps_history: bool = False) -> None:
         super().__init__(clock=clock)
-        self.name, self._claims = name, claims
+        self.name, self._claims, self._keeps_history = name, claims, keeps_history
+        self.notes: deque[JournalEntry] = deque(maxlen=MOST_NOTES)  # of what changes nothing; or that wait
         self.changes: deque[Change] = deque()
         self._standings: dict[bytes, Standing] = {}
         self._cancels: deque[bytes] = deque()
@@ -197,8 +206,8 @@ class Index(Commands, Claims, Looking):
 
     def emptied(self) -> Index:
         """Return one that has read nothing, for the same workers."""
-        index = Index(clock=self._clock, name=self.name, claims=self._claims)
-        index._workers = self._workers
+        index = Index(clock=self._clock, name=self.name, claims=self._claims, keeps_history=self._keeps_history)
+        index._workers, index.notes = self._workers, self.notes
         return index
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -375,7 +384,7 @@ class Index(Commands, Claims, Looking):
     def _set_aside(self, key: bytes, entry: Entry) -> None:
         log.error("%s: message %s had ended, and has come back: it becomes a dead letter", self.name, entry.record.id)
         change = Change(key, self.read_to, entry)
-        change.letters = [self._letter(entry.record, "resurrected")]
+        self._give_up(change, entry.record, "resurrected")
         change.outcome = "resurrected"
         self._leased.pop(entry.record.id, None)
         self._reserve(entry)
@@ -610,7 +619,7 @@ class Index(Commands, Claims, Looking):
             entry = self._entries.get(records.id_of(key))
             if key in self._bad:
                 change = Change(key, self.read_to, None)
-                change.letters = [self._unreadable(*self._bad[key])]
+                self._give_up(change, self._unreadable(*self._bad[key]), "undecodable")
             elif key in self._repeated:
                 change = Change(key, self.read_to, None)
             elif entry is not None and entry.token:
@@ -622,12 +631,16 @@ class Index(Commands, Claims, Looking):
                     self._reserve(entry)
             self._offered(change)
 
-    def _unreadable(self, read: Read, problem: str) -> DeadLetter:
+    def _give_up(self, change: Change, record: Record, reason: DeadReason) -> None:
+        self._change = change
+        self._bury(record, reason, self.now_ms())
+        self._change = None
+
+    def _unreadable(self, read: Read, problem: str) -> Record:
         assert read.key is not None
         headers = dict(records.user_headers(read.headers))
         envelope = Envelope(records.id_of(read.key), records.SINK, payload=read.value or b"", headers=headers)
-        record = Record(envelope, read.written_ms, read.written_ms, NO_OP, last_error=problem)
-        return DeadLetter(record, "undecodable", self.now_ms())
+        return Record(envelope, read.written_ms, read.written_ms, NO_OP, last_error=problem)
 
     def _offered(self, change: Change) -> Change | None:
         """Hold a message back until its change is read; one that stands nowhere any more needs none."""
@@ -637,6 +650,7 @@ class Index(Commands, Claims, Looking):
             if change.entry is not None and not change.is_users:
                 with self._reading():
                     self._take_out(change.entry)
+            self.notes += change.notes
             return None
         self._held_back[change.key] = change
         self._begin(change)
@@ -717,8 +731,11 @@ class Index(Commands, Claims, Looking):
         if self._is_reading or (self._change is not None and self._change.key == key):
             super()._end(entry, now)
             return
+        outer = self._change
         with self._changing(key, entry) as change:  # what the tables end by themselves is a change too
             change.letters, self._graves = self._graves, []
+            if outer is None and self.notes:
+                change.notes = [self.notes.pop()]  # of this very end
             super()._end(entry, now)
         self._reserve(entry)
         self._offered(change)
@@ -745,6 +762,17 @@ class Index(Commands, Claims, Looking):
             self._graves.append(letter)
         else:
             self._change.letters = [*self._change.letters, letter]
+        self._note("dead", letter.record, now, reason)
+
+    def _note(self, event: str, record: Record, now: int, detail: str = "") -> None:
+        if not self._keeps_history:
+            return
+        lane = record.envelope.lane
+        entry = JournalEntry(0, now, event, record.id, record.revision, lane, record.due_ms, record.attempt, detail)
+        if self._change is None:
+            self.notes.append(entry)
+        else:
+            self._change.notes = [*self._change.notes, entry]
 
     def _letter(self, record: Record, reason: DeadReason) -> DeadLetter:
         return DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())

@@ -89,6 +89,7 @@ class Partition:
         claims: Numbers for claims, shared by all partitions of a store.
         may_begin: Returns when a session may begin; told whether another owner may have fenced the last one off.
         on_change: Called when there may be something new to claim.
+        history: Topic that is told what becomes of messages; "" = none.
         patience_s: How long reading may stand still, or take, before it begins anew: tombstones go meanwhile.
     """
 
@@ -102,13 +103,16 @@ class Partition:
         claims: count[int],
         may_begin: Callable[[bool], Awaitable[None]],
         on_change: Callable[[], None],
+        history: str,
         patience_s: float,
     ) -> None:
         self._cluster, self._place, self._on_change = cluster, place, on_change
         self.topic, self.number = place.topic, place.number
         self._clock, self._targets = clock, targets
         self._may_begin, self._patience_s = may_begin, patience_s
-        self.index = Index(clock=clock, name=f"{place.topic}/{place.number}", claims=claims)
+        name = f"{place.topic}/{place.number}"
+        self.index = Index(clock=clock, name=name, claims=claims, keeps_history=bool(history))
+        self._history, self._is_told = history, True
         self.session = Session()
         self.why = ""
         self.problem: StoreMismatchError | None = None
@@ -282,12 +286,17 @@ class Partition:
         self._work.clear()
         self._check_over()
         self.index.mend()
+        is_told = await self._is_history_open()
         batch, outgoing = self._batch()
         mark = self._mark()
-        if not batch and mark is None:
-            await self._work.wait(MARK_MS / 1000 if self.index.has_ended else None)
-            return
         outgoing += [] if mark is None else [mark]
+        notes = [*self.index.notes, *(note for change, _ in batch for note in change.notes)]
+        if is_told:
+            outgoing += [Outgoing(self._history, *records.encode_history(note)) for note in notes]
+        if not outgoing:
+            is_waiting = self.index.has_ended or self.index.notes
+            await self._work.wait(MARK_MS / 1000 if is_waiting else None)
+            return
         try:
             offsets = await transactions.begin(outgoing)
             self._note_offsets(batch, offsets)
@@ -299,11 +308,29 @@ class Partition:
             if len(batch) == 1:  # it alone cannot be written; the others have been, or will be
                 batch[0][0].refusal = str(error)
             raise
+        self.index.notes.clear()
+        self.index.notes += [] if is_told else notes
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in outgoing})
         self._check_over()  # then nobody waits for these any more
         self._unread += (change for change, _ in batch)
         self._tell_read()  # the reader may have been faster
+
+    async def _is_history_open(self) -> bool:
+        """Say whether the history is told what happens; while its topic takes nothing, that waits."""
+        history = self._history
+        if not history or history in self._targets.known():
+            return bool(history)
+        blocked = self._targets.blocked.get(history)
+        if blocked is None or blocked.until_ms <= self._clock.now_ms():
+            with suppress(StoreUnavailableError):
+                await self._targets.look([history])
+        is_open = history in self._targets.known()
+        if self._is_told != is_open:
+            level = logging.INFO if is_open else logging.ERROR
+            log.log(level, "%s: history topic %s %s", self.index.name, history, "works" if is_open else "takes nothing")
+        self._is_told = is_open
+        return is_open
 
     def _mark(self) -> Outgoing | None:
         """Return what tells what is finished, now and then."""

@@ -28,6 +28,7 @@ from aiodelay.model import (
     DeadLetter,
     DeadReason,
     Envelope,
+    JournalEntry,
     Late,
     LateAction,
     Record,
@@ -53,11 +54,13 @@ __all__ = [
     "dead_key_of",
     "decode",
     "decode_dead",
+    "decode_history",
     "delivered",
     "encode",
     "encode_cancel",
     "encode_dead",
     "encode_end",
+    "encode_history",
     "encode_hold",
     "encode_mark",
     "encode_record",
@@ -340,6 +343,19 @@ def delivered(envelope: Envelope, delivery_id: str, attempt: int, *, now_ms: int
     if envelope.encoding in ("json", "msgpack"):
         headers.append((HEADER["encoding"], envelope.encoding.encode()))
     return Wire(envelope.key, None if envelope.encoding == "null" else envelope.payload, headers)
+
+
+def encode_history(entry: JournalEntry) -> Wire:
+    """Return the record that a history topic gets; its number is its place there."""
+    return Wire(key_of(base_id(entry.id)), msgspec.json.encode(entry), [])
+
+
+def decode_history(value: bytes | None, number: int) -> JournalEntry | None:
+    """Return what a record of a history topic tells, None if it is none of ours."""
+    try:
+        return msgspec.structs.replace(msgspec.json.decode(value or b"", type=JournalEntry), number=number)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 # --- keys and partitions ----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from aiodelay.model import (
     Cancel,
     Command,
     DeadKey,
+    JournalEntry,
     Lane,
     Outcome,
     Put,
@@ -35,6 +36,7 @@ from aiodelay.urls import UrlOptions
 from . import records
 from .client import Outgoing, Written, reason_of
 from .group import Group
+from .history import read_history
 from .index import Index
 from .options import Cluster, read_cluster
 from .partition import Partition, Place, moved_keys
@@ -62,6 +64,7 @@ _TRAITS = StoreTraits(
     wakes_other_processes=False,
     positions=False,
     leases_survive=False,
+    counted_journal=False,
 )
 
 
@@ -77,6 +80,7 @@ class _Options(Struct, frozen=True):
     create_topic: bool
     partitions: int
     accept_partitions: int
+    history: str
     member: int
     members: int
 
@@ -95,6 +99,7 @@ def _read_url(url: str) -> _Options:
     accepted = given.integer("accept_partitions", 0, 1, MAX_PARTITIONS)
     members = given.integer("members", 0, 1, MAX_PARTITIONS)
     member = given.integer("member", 0, 0, max(members - 1, 0))
+    history = given.text("history")
     given.finish()
     topics = given.parts.path.removeprefix("/").split(",")
     if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
@@ -103,7 +108,11 @@ def _read_url(url: str) -> _Options:
         raise ConfigurationError(f"create_topic in {given.masked}", create, "true or false")
     for topic in topics:
         check_topic(topic, "topic in the store's URL")
-    return _Options(cluster, topics, create == "true", partitions, accepted, member, members)
+    if history:
+        check_topic(history, "history in the store's URL")
+    if history in topics:
+        raise ConfigurationError(f"history in {given.masked}", history, "a topic of its own")
+    return _Options(cluster, topics, create == "true", partitions, accepted, history, member, members)
 
 
 class KafkaStore(Transfers):
@@ -167,7 +176,11 @@ class KafkaStore(Transfers):
             raise ConfigurationError("python", "-O", "Python without -O, which takes away checks of the Kafka client")
         options = self._options
         topics = await prepare(
-            options.cluster, options.topics, create=options.create_topic, partitions=options.partitions
+            options.cluster,
+            options.topics,
+            create=options.create_topic,
+            partitions=options.partitions,
+            history=options.history,
         )
         self._counts = {topic.name: topic.partitions for topic in topics}
         self._patience_s = {
@@ -220,6 +233,7 @@ class KafkaStore(Transfers):
             claims=self._claims,
             may_begin=_at_once if group is None else group.may_begin,
             on_change=self.wake_all,
+            history=self._options.history,
             patience_s=self._patience_s[place.topic],
         )
 
@@ -396,6 +410,18 @@ class KafkaStore(Transfers):
             raise StoreUnavailableError(self.name, f"held in part, or not: {reason_of(error)}") from error
         return was_held != is_held
 
+    # --- the journal --------------------------------------------------------------------------------------
+
+    async def journal(
+        self, *, message_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> Sequence[JournalEntry]:
+        """List what the history topic holds: what became of messages here, as long as the topic keeps it."""
+        self.checked()
+        topic = self._options.history
+        if not topic:
+            raise UnsupportedByStoreError("journal", "off", "'kafka://host/schedules?history=<topic>'")
+        return await read_history(self.cluster, topic, message_id=message_id, after=after, limit=limit)
+
     # --- dispatching --------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -441,8 +467,8 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
     """Open `kafka://host:9092/schedules`.
 
     Options: `create_topic=true`, `partitions` of a topic that is created, `accept_partitions` of one that was given
-    more since, `member` of `members`, `timeout_ms`; to log in `security`, `sasl`, `ca_certs`, `client_cert`,
-    `client_key`.
+    more since, `history`, a topic that is told what becomes of messages, `member` of `members`, `timeout_ms`; to log in
+    `security`, `sasl`, `ca_certs`, `client_cert`, `client_key`.
 
     Raises:
         ConfigurationError: The URL is not of this form, or an option is unknown or out of range.

@@ -89,6 +89,10 @@ class _Rule(NamedTuple):
     should_be: str
 
 
+HISTORY_SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(7 * _DAY_MS)}
+"""What a history topic is created with."""
+
+
 def _at_least(n: int) -> Any:  # noqa: ANN401 - a predicate of text
     return lambda value: int(value) >= n
 
@@ -164,7 +168,9 @@ def check(topic: Topic, bootstrap: str) -> None:
         log.warning("topic %s: %s%s", topic.name, texts, f". To mend it: {command}" if command else "")
 
 
-async def prepare(cluster: Cluster, names: Sequence[str], *, create: bool, partitions: int) -> list[Topic]:
+async def prepare(
+    cluster: Cluster, names: Sequence[str], *, create: bool, partitions: int, history: str = ""
+) -> list[Topic]:
     """Return the topics as they are, checked; create those that are missing if told to.
 
     Raises:
@@ -177,33 +183,62 @@ async def prepare(cluster: Cluster, names: Sequence[str], *, create: bool, parti
         async with asyncio.timeout(cluster.timeout_ms / 1000):
             await admin.start()
             if create:
-                await _create(admin, names, partitions)
-            topics = [await _described(admin, name, cluster, is_created=create) for name in names]
+                await _create(admin, names, partitions, SETTINGS)
+            topics = [await _described(admin, name, cluster, SETTINGS, is_created=create) for name in names]
+            if history and create:
+                await _create(admin, [history], partitions, HISTORY_SETTINGS)
+            kept = [await _described(admin, history, cluster, HISTORY_SETTINGS, is_created=create)] if history else []
     except (KafkaError, TimeoutError, OSError) as error:
         raise StoreUnavailableError(cluster.name, reason_of(error)) from error
     finally:
         await admin.close()
     for topic in topics:
         check(topic, _bootstrap(cluster))
+    for topic in kept:
+        if "compact" in topic.settings.get("cleanup.policy", ""):
+            command = mending(topic.name, _bootstrap(cluster), [_COMPACTED])
+            raise StoreMismatchError(
+                f"topic {history}", f"not fit for a history: {_COMPACTED.text}", f"after: {command}"
+            )
     return topics
 
 
-async def _create(admin: Any, names: Sequence[str], partitions: int) -> None:  # noqa: ANN401 - aiokafka's
+_COMPACTED = Problem(
+    "cleanup.policy",
+    "cleanup.policy is compact: of each id the last entry alone is kept",
+    is_fatal=True,
+    mended="delete",
+)
+
+
+async def _create(
+    admin: Any,  # noqa: ANN401 - aiokafka's
+    names: Sequence[str],
+    partitions: int,
+    settings: Mapping[str, str],
+) -> None:
     replicas = min(3, len((await admin.describe_cluster())["brokers"]))
-    settings = SETTINGS | {"min.insync.replicas": str(min(2, replicas))}
+    settings = {**settings, "min.insync.replicas": str(min(2, replicas))}
     answer = await admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=settings) for name in names])
     for name, code, *_ in answer.topic_errors:
         if code not in (0, _EXISTS):
             raise for_code(code)(name)
 
 
-async def _described(admin: Any, name: str, cluster: Cluster, *, is_created: bool) -> Topic:  # noqa: ANN401 - aiokafka's
+async def _described(
+    admin: Any,  # noqa: ANN401 - aiokafka's
+    name: str,
+    cluster: Cluster,
+    wanted: Mapping[str, str],
+    *,
+    is_created: bool,
+) -> Topic:
     (found,) = await admin.describe_topics([name])
     while is_created and found["error_code"] == _MISSING:
         await asyncio.sleep(0.05)  # until this broker has heard of it
         (found,) = await admin.describe_topics([name])
     if found["error_code"] == _MISSING:
-        settings = " ".join(f"--config {key}={value}" for key, value in SETTINGS.items())
+        settings = " ".join(f"--config {key}={value}" for key, value in wanted.items())
         command = f"kafka-topics.sh --bootstrap-server {_bootstrap(cluster)} --create --topic {name} --partitions 6"
         allowed = f"an existing topic, ?create_topic=true, or: {command} --replication-factor 3 {settings}"
         raise StoreMismatchError(f"topic {name}", "missing", allowed)

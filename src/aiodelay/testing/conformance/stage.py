@@ -181,6 +181,11 @@ class Stage:
         if not self.store.traits.positions:
             self._skip("keeps no positions of intakes")
 
+    def needs_counted_journal(self) -> None:
+        """Skip the test if the store's journal is kept by age."""
+        if not self.store.traits.counted_journal:
+            self._skip("keeps its journal by age")
+
     @property
     def look(self) -> Inspectable:
         """The store as `Inspectable`; skips the test if it is not."""
