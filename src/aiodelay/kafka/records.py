@@ -334,15 +334,20 @@ def delivered(envelope: Envelope, delivery_id: str, attempt: int, *, now_ms: int
     headers: list[tuple[str, bytes]] = list(envelope.headers.items())
     if envelope.trace:
         headers += ((name, text.encode()) for name, text in envelope.trace.items() if name not in envelope.headers)
-    headers += ((TIMESTAMP, b"%d" % (now_ms // 1000)), (SCHEDULE_KEY, key_of(base_id(envelope.id))))
-    if schedules:
-        headers.append((SCHEDULE_TOPIC, schedules.encode()))
-    headers += ((DELIVERY_ID, delivery_id.encode()), (ATTEMPT, b"%d" % attempt))
+    headers += _delivered_headers(now_ms // 1000, schedules, attempt)
+    headers += ((SCHEDULE_KEY, key_of(base_id(envelope.id))), (DELIVERY_ID, delivery_id.encode()))
     if envelope.type:
         headers.append((HEADER["type"], envelope.type.encode()))
     if envelope.encoding in ("json", "msgpack"):
         headers.append((HEADER["encoding"], envelope.encoding.encode()))
     return Wire(envelope.key, None if envelope.encoding == "null" else envelope.payload, headers)
+
+
+@lru_cache(maxsize=64)
+def _delivered_headers(now_s: int, schedules: str, attempt: int) -> list[tuple[str, bytes]]:
+    """Return the headers that records delivered together have in common; nobody changes them."""
+    headers = [(TIMESTAMP, b"%d" % now_s), (ATTEMPT, b"%d" % attempt)]
+    return [*headers, (SCHEDULE_TOPIC, schedules.encode())] if schedules else headers
 
 
 def encode_history(entry: JournalEntry) -> Wire:

@@ -29,6 +29,7 @@ __all__ = ["KafkaSink", "check_topic", "open_sink"]
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 UNAVAILABLE = (KafkaError, TimeoutError, OSError)
+_SENT = Sent()
 _FINAL = (*TOO_LARGE, PolicyViolationError, InvalidTopicError)
 
 
@@ -118,7 +119,10 @@ class KafkaSink:
             SinkUnavailableError: Nothing was written, as far as is known.
         """
         now_ms = self._clock.now_ms()
-        records = [_outgoing(delivery, now_ms) for delivery in deliveries]
+        records = [
+            Outgoing(each.envelope.address, *delivered(each.envelope, each.delivery_id, each.attempt, now_ms=now_ms))
+            for each in deliveries
+        ]
         try:
             written = await self._writer.write(records)
         except UNAVAILABLE as error:
@@ -135,7 +139,7 @@ def _outcome(written: Written, record: Outgoing) -> SendOutcome | None:
     """Return what became of a record; None: that is not known."""
     error = written.error
     if error is None:
-        return Sent()
+        return _SENT
     if written.in_doubt or isinstance(error, TimeoutError | KafkaConnectionError):
         return None
     reason = f"no topic {record.topic!r}" if isinstance(error, UnknownTopicOrPartitionError) else reason_of(error)
@@ -149,11 +153,6 @@ def _read_url(given: str) -> Cluster:
     if url.parts.scheme != "kafka" or url.parts.path.strip("/") or url.parts.fragment:
         raise ConfigurationError("cluster of KafkaSink", url.masked, "host:9092, or kafka://host:9092")
     return cluster
-
-
-def _outgoing(delivery: Delivery, now_ms: int) -> Outgoing:
-    wire = delivered(delivery.envelope, delivery.delivery_id, delivery.attempt, now_ms=now_ms)
-    return Outgoing(delivery.envelope.address, *wire)
 
 
 def open_sink(url: str) -> KafkaSink:

@@ -79,10 +79,8 @@ class Writer:
                     repeats += 1  # the batch before it was refused (K7)
                     queue.append(indices)
                 else:
-                    found |= {
-                        index: written._replace(indices=[index], offset=written.offset + i)
-                        for i, index in enumerate(indices)
-                    }
+                    for offset, index in enumerate(indices, written.offset):
+                        found[index] = Written(indices, written.error, offset, written.in_doubt)
         return [found[i] for i in range(len(records))]
 
     async def _write(self, records: Sequence[Outgoing]) -> Sequence[Written]:
