@@ -78,9 +78,9 @@ async def _until(at_ms: int) -> None:
 
 
 @asynccontextmanager
-async def arriving(bootstrap: str, topic: str, dues: Sequence[int]) -> AsyncIterator[list[float]]:
-    """Read what `read_committed` readers see, and how late it is; at the end all must have come once, none early."""
-    numbers, lateness_ms = list[int](), list[float]()
+async def arriving(bootstrap: str, topic: str, dues: Sequence[int]) -> AsyncIterator[dict[int, float]]:
+    """Read what `read_committed` readers see: how late, by number; at the end all must have come once, none early."""
+    numbers, lateness_ms = list[int](), dict[int, float]()
 
     async def read() -> None:
         while len(numbers) < len(dues):
@@ -88,7 +88,7 @@ async def arriving(bootstrap: str, topic: str, dues: Sequence[int]) -> AsyncIter
             now_ms = time.time_ns() / 1e6
             for record in (each for batch in found.values() for each in batch):
                 numbers.append(number_of(record.value))
-                lateness_ms.append(now_ms - dues[numbers[-1]])
+                lateness_ms[numbers[-1]] = now_ms - dues[numbers[-1]]
 
     consumer = AIOKafkaConsumer(
         topic, bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
@@ -97,7 +97,7 @@ async def arriving(bootstrap: str, topic: str, dues: Sequence[int]) -> AsyncIter
         tasks.create_task(read())
         yield lateness_ms
     check_once_each(numbers, len(dues))
-    check(min(lateness_ms) >= 0, f"a message came {-min(lateness_ms):.3f} ms early")
+    check(min(lateness_ms.values()) >= 0, f"a message came {-min(lateness_ms.values()):.3f} ms early")
 
 
 async def ours(plan: Plan, n: int) -> list[float]:
@@ -117,7 +117,7 @@ async def ours(plan: Plan, n: int) -> list[float]:
                     tasks.create_task(
                         producer.schedule(to_send.event, at=to_send.at, to=to_send.to, key=to_send.key, id=to_send.id)
                     )
-    return lateness_ms
+    return list(lateness_ms.values())
 
 
 async def bare(plan: Plan, n: int) -> list[float]:
@@ -133,7 +133,7 @@ async def bare(plan: Plan, n: int) -> list[float]:
         ):
             for number, share in enumerate(shares):
                 tasks.create_task(_commit_due(plan.kafka, schedules, target, number, share))
-    return lateness_ms
+    return list(lateness_ms.values())
 
 
 async def _commit_due(bootstrap: str, schedules: str, target: str, partition: int, share: Sequence[Arrival]) -> None:

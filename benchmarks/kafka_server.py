@@ -20,7 +20,7 @@ Record: TypeAlias = Any
 """aiokafka's `ConsumerRecord`."""
 LINGER = {"linger_ms": 5, "max_batch_size": 256 << 10}
 """What the bare producers are given."""
-READ_MS = 5_000
+READ_MS = 30_000
 
 
 @contextmanager
