@@ -1,0 +1,294 @@
+"""Processes of a group that are killed, stopped and replaced while schedules are created, replaced and cancelled.
+
+Judged by what a `read_committed` consumer of the target topic finds, id by id, and by what the handlers wrote down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+
+from aiodelay import Message, Scheduler
+from aiodelay.errors import StoreError
+from aiodelay.kafka.records import encode, partition_of
+from tests.faults.programs.kafka_owner import Plan, Run
+from tests.support.kafka import create_topic, new_name
+from tests.support.processes import Crew, Worker
+from tests.support.producing import instant
+
+TAKEOVER_MS = 15_000
+"""From the end of a process to the delivery of what is due of its partitions."""
+SOON_MS, FAR_MS = 6_000, 25_000
+SURE_MS = 13_000
+"""A change that was acknowledged so long before the due time has been read by every owner that may still deliver."""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    with Crew(tmp_path) as crew:
+        yield crew
+
+
+class Group:
+    """The processes of one group, by number; one that has been killed is followed by another."""
+
+    def __init__(self, crew: Crew, store: str, n: int) -> None:
+        self._crew, self._store, self._started = crew, store, 0
+        self.runs_path = crew.folder / "runs.jsonl"
+        self.members = [self._start() for _ in range(n)]
+        for member in self.members:
+            member.line("ready")
+
+    def _start(self) -> Worker:
+        self._started += 1
+        name = f"owner-{self._started}"
+        return self._crew.start("kafka_owner", Plan(name=name, store=self._store, runs=f"{self.runs_path}"), name=name)
+
+    def replace(self, i: int) -> None:
+        """Put another process in the place of one that has ended."""
+        self.members[i] = self._start()
+
+    def end(self) -> None:
+        """End all in an orderly way."""
+        for member in self.members:
+            member.terminate()
+        for member in self.members:
+            has_left(member)
+
+    def runs(self) -> list[Run]:
+        return [msgspec.json.decode(line, type=Run) for line in self.runs_path.read_bytes().splitlines()]
+
+
+def has_left(member: Worker) -> None:
+    """Wait for the end of a process that was told to end, perhaps before it listened."""
+    code = member.wait()
+    assert code in (0, -signal.SIGTERM), f"{member.name} ended with {code}: {member.errors[-2000:]}"
+
+
+class Wanted(msgspec.Struct):
+    """What became of the commands about one id: by version, its due time, and when it was acknowledged."""
+
+    lane: str
+    versions: dict[int, int] = {}
+    acknowledged: set[int] = set()
+    changed_ms: dict[int, int] = {}
+    is_cancelled: bool = False
+    is_sure: bool = True
+
+
+async def use(scheduler: Scheduler, target: str, until_s: float, wanted: dict[str, Wanted], rng: random.Random) -> None:
+    """Schedule, replace and cancel, each id by itself, until a time."""
+
+    async def one(message_id: str) -> None:
+        lane = "work" if rng.random() < 0.3 else "kafka"
+        mine = wanted[message_id] = Wanted(lane)
+        far = rng.random() < 0.2
+        for version in range(rng.choice((1, 1, 2, 3))):
+            due_ms = now_ms() + (FAR_MS if far else rng.randrange(SOON_MS))
+            mine.versions[version] = due_ms
+            to = f"kafka:{target}" if lane == "kafka" else "handler:work"
+            payload = f"{message_id}/{version}".encode()
+            try:
+                await scheduler.schedule(payload, at=instant(due_ms), to=to, id=message_id)
+            except StoreError:
+                mine.is_sure = False
+            else:
+                mine.acknowledged.add(version)
+                mine.changed_ms.update({old: now_ms() for old in range(version) if old not in mine.changed_ms})
+            await asyncio.sleep(rng.uniform(0, 4))
+        if rng.random() < (0.7 if far else 0.2):
+            try:
+                await scheduler.cancel(message_id)
+            except StoreError:
+                mine.is_sure = False
+            else:
+                mine.is_cancelled = True
+                mine.changed_ms.update({old: now_ms() for old in mine.versions if old not in mine.changed_ms})
+
+    async with asyncio.TaskGroup() as tasks:
+        number = 0
+        while time.monotonic() < until_s:
+            number += 1
+            tasks.create_task(one(f"m{number}"))
+            await asyncio.sleep(rng.expovariate(60))
+
+
+async def befall(group: Group, until_s: float, rng: random.Random) -> None:
+    """Kill, stop for short and for long, end and start, until a time; at its end all run."""
+    while time.monotonic() < until_s:
+        await asyncio.sleep(rng.uniform(0.5, 2.5))
+        i = rng.randrange(len(group.members))
+        member = group.members[i]
+        what = rng.choice(("kill", "stop", "pause", "leave"))
+        if what in ("stop", "pause"):
+            member.stop()
+            await asyncio.sleep(12 if what == "stop" else rng.uniform(0.2, 3))
+            member.continue_()
+            continue
+        if what == "kill":
+            member.kill()
+        else:
+            member.terminate()
+            await asyncio.to_thread(has_left, member)
+        await asyncio.sleep(rng.uniform(0, 3))
+        group.replace(i)
+
+
+async def read_until(bootstrap: str, topic: str, expected: set[str], patience_s: float) -> list[ConsumerRecord]:
+    """Read what was committed until all that is expected is there, and for two seconds more."""
+    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    found: list[ConsumerRecord] = []
+    missing = set(expected)
+    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
+        ends = time.monotonic() + patience_s
+        while time.monotonic() < ends:
+            for batch in (await consumer.getmany(timeout_ms=200)).values():
+                found += batch
+                missing -= {record.value.decode() for record in batch}
+            if not missing:
+                ends = min(ends, time.monotonic() + 2)
+    assert not missing, f"lost: {len(missing)}, {sorted(missing)[:10]}"
+    return found
+
+
+def judge(
+    wanted: dict[str, Wanted], lane: str, times: dict[str, list[tuple[int, int]]], *, is_exact: bool
+) -> Counter[str]:
+    """Judge what came out of a lane: per payload, (due time, time of delivery) of each delivery."""
+    counted: Counter[str] = Counter()
+    for message_id, mine in wanted.items():
+        if mine.lane != lane:
+            continue
+        for version, due_ms in mine.versions.items():
+            payload = f"{message_id}/{version}"
+            delivered = times.get(payload, [])
+            counted["delivered"] += bool(delivered)
+            counted["again"] += max(len(delivered) - 1, 0)
+            for _, at_ms in delivered:
+                assert at_ms >= due_ms, f"S1: {payload} was delivered {due_ms - at_ms} ms early"
+            assert not is_exact or len(delivered) <= 1, f"S3: {payload} was delivered {len(delivered)} times"
+            if mine.is_sure and version in mine.changed_ms and mine.changed_ms[version] + SURE_MS < due_ms:
+                assert not delivered, f"S4, S5: {payload} was delivered, and had been changed long before"
+                counted["changed in time"] += 1
+    return counted
+
+
+def last_versions(wanted: dict[str, Wanted], lane: str) -> set[str]:
+    """Return the payloads that must have come out: of messages that nobody cancelled."""
+    return {
+        f"{message_id}/{max(mine.versions)}"
+        for message_id, mine in wanted.items()
+        if mine.lane == lane and mine.is_sure and not mine.is_cancelled
+    }
+
+
+async def storm(kafka: str, crew: Crew, *, n: int, seconds: float, seed: int) -> None:
+    print("seed", seed)
+    rng = random.Random(seed)
+    target = await create_topic(kafka, new_name(), partitions=2)
+    store = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=5"
+    wanted: dict[str, Wanted] = {}
+    async with Scheduler(store, dispatch=False) as producer:
+        group = await asyncio.to_thread(Group, crew, store, n)
+        ends = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(use(producer, target, ends, wanted, rng))
+            tasks.create_task(befall(group, ends, rng))
+    records = await read_until(kafka, target, last_versions(wanted, "kafka"), (FAR_MS + TAKEOVER_MS) / 1000)
+    await asyncio.to_thread(group.end)
+    moved, ran = defaultdict(list), defaultdict(list)
+    for record in records:
+        moved[record.value.decode()].append((0, record.timestamp))
+    for run in group.runs():
+        ran[run.payload].append((run.due_ms, run.started_ms))
+    exactly = judge(wanted, "kafka", moved, is_exact=True)
+    at_least = judge(wanted, "work", ran, is_exact=False)
+    missing = last_versions(wanted, "work") - ran.keys()
+    assert not missing, f"lost: {sorted(missing)[:10]}"
+    print(f"moved: {dict(exactly)}; handled: {dict(at_least)}; {len(wanted)} ids")
+    assert exactly["delivered"] > 5 * seconds
+    assert exactly["changed in time"] + at_least["changed in time"] > 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("n", [2, 3])
+async def test_f3_f26_a_storm_over_a_group(kafka: str, crew: Crew, n: int) -> None:
+    await storm(kafka, crew, n=n, seconds=12, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
+@pytest.mark.timeout(900)
+async def test_f3_f26_a_long_storm_over_a_group(kafka: str, crew: Crew) -> None:
+    await storm(kafka, crew, n=3, seconds=600, seed=random.randrange(1 << 30))
+
+
+# --- one of two is killed ---------------------------------------------------------------------------------
+
+
+async def fill(
+    kafka: str, store: str, target: str, *, far: int, soon: int, from_ms: int, span_ms: int
+) -> dict[str, int]:
+    """Schedule many messages by a client of our own: most of them far ahead; return when the others are due."""
+    topic = store.rpartition("/")[2].partition("?")[0]
+    dues = {f"s{i}": from_ms + span_ms * i // soon for i in range(soon)}
+    all_of_them = dues | {f"f{i}": from_ms + 3_600_000 for i in range(far)}
+    async with AIOKafkaProducer(bootstrap_servers=kafka, linger_ms=20, max_batch_size=262_144, acks="all") as producer:
+        for message_id, due_ms in all_of_them.items():
+            message = Message(message_id.encode() * 20, at=instant(due_ms), to=f"kafka:{target}", id=message_id)
+            key, value, headers = encode(message)
+            await producer.send(topic, value, key, partition=partition_of(key or b"", 3), headers=headers)
+        await producer.flush()
+    return dues
+
+
+async def one_of_two_is_killed(kafka: str, crew: Crew, *, far: int) -> None:
+    target = await create_topic(kafka, new_name())
+    store = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=3"
+    async with Scheduler(store, dispatch=False):
+        pass  # which creates the topic
+    group = await asyncio.to_thread(Group, crew, store, 2)
+    from_ms = now_ms() + 3_000 + far // 4
+    dues = await fill(kafka, store, target, far=far, soon=3_000, from_ms=from_ms, span_ms=12_000)
+    assert now_ms() < from_ms, "filling took too long"
+    await asyncio.sleep((from_ms - now_ms()) / 1000 + 1)
+    killed_ms = now_ms()
+    group.members[0].kill()
+    records = await read_until(kafka, target, {name * 20 for name in dues}, 30)
+    late_ms = [
+        record.timestamp - max(dues[record.value.decode()[: len(record.value) // 20]], killed_ms) for record in records
+    ]
+    early = [record for record in records if record.timestamp < dues[record.value.decode()[: len(record.value) // 20]]]
+    print(f"latest: {max(late_ms)} ms after the kill, or its due time; {far} pending")
+    assert not early
+    assert max(Counter(record.value for record in records).values()) == 1
+    assert max(late_ms) <= TAKEOVER_MS
+    group.members[1].terminate()
+    await asyncio.to_thread(group.members[1].ended_well)
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(120)
+async def test_f1_when_one_of_two_is_killed_all_that_is_due_is_delivered_once_and_soon(kafka: str, crew: Crew) -> None:
+    await one_of_two_is_killed(kafka, crew, far=20_000)
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
+@pytest.mark.timeout(300)
+async def test_f1_when_one_of_two_is_killed_with_a_hundred_thousand_pending(kafka: str, crew: Crew) -> None:
+    await one_of_two_is_killed(kafka, crew, far=100_000)
