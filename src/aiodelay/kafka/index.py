@@ -46,8 +46,10 @@ from aiodelay.model import (
     Fire,
     JournalEntry,
     Lane,
+    LaneCounts,
     Outcome,
     Put,
+    Query,
     Record,
     Refused,
     Renewal,
@@ -55,13 +57,15 @@ from aiodelay.model import (
     Reschedule,
     Settlement,
     SettleOutcome,
+    Snapshot,
     Stored,
     Tidied,
 )
-from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_id
+from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_id, occurrence_of
 
 from . import records
 from .client import Outgoing
+from .far import Far, Row
 from .mark import Mark
 from .records import Glance, Headers, Kind, Memory, Wire
 from .standing import Seen, Standing, after, is_forgettable, is_unread
@@ -73,6 +77,7 @@ log = logging.getLogger("aiodelay.kafka")
 
 MOST_NOTES = 10_000
 """Most entries of the history that wait while its topic takes nothing."""
+EVERYTHING = Query(limit=1000)
 
 
 class Read(NamedTuple):
@@ -187,6 +192,10 @@ class Index(Commands, Claims, Looking):
     mark: Mark = Mark()
     """What an owner has told that is finished."""
     _ended_at: int = -1
+    near_until_ms: int = 1 << 62
+    """What is due later is only noted, in `far`."""
+    edge_ms: int = 0
+    """Nothing that is far is due before this."""
 
     def __init__(self, *, clock: Clock, name: str, claims: count[int], keeps_history: bool = False) -> None:
         super().__init__(clock=clock)
@@ -203,6 +212,8 @@ class Index(Commands, Claims, Looking):
         self._held_back: dict[bytes, Change] = {}
         self._under_way: dict[Change, None] = {}
         self._graves: list[DeadLetter] = []  # of a message that the tables are about to end
+        self.far = Far()
+        self._raised: set[str] = set()  # ids of messages whose revision is not what their record says
 
     def emptied(self) -> Index:
         """Return one that has read nothing, for the same workers."""
@@ -231,7 +242,7 @@ class Index(Commands, Claims, Looking):
         elif glance.kind is Kind.HOLD:
             change_hold = self._release if read.value is None else self._hold
             change_hold(*cast("tuple[Lane, str | None]", records.held_in(read.key)))
-        else:
+        elif not (glance.lane and glance.place_ms > self.near_until_ms and self._read_far(read, read.key, glance)):
             self._read_message(read, read.key, glance)
 
     def _read_own_end(self, key: bytes, offset: int) -> bool:
@@ -256,7 +267,7 @@ class Index(Commands, Claims, Looking):
 
     def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:
         is_put = glance.kind is not Kind.END
-        standing = after(self._standings.get(key), Seen(read.offset, is_put, glance.read_to))
+        standing = after(self._standing(key), Seen(read.offset, is_put, glance.read_to))
         self._standings[key] = standing
         self._hidden.pop(key, None)
         if standing.hidden_at is not None:
@@ -266,6 +277,7 @@ class Index(Commands, Claims, Looking):
                 change.counted = True
             self._bad.pop(key, None)
             self._repeated.pop(key, None)
+            self._leave_far(key)
             with self._reading():
                 if is_put:
                     self._take_in(read, key, glance)
@@ -303,11 +315,12 @@ class Index(Commands, Claims, Looking):
         if glance.read_to is None and record.op != NO_OP:
             if old is not None and old.record.op == record.op:
                 return  # sent again, because its first answer was lost
-            if old is None and self._answers.get(record.op, self.now_ms()) is not None:
+            if old is None and self._has_answered(record.op):
                 self._repeated[key] = None  # and it has ended since
                 return
         if old is not None and glance.read_to is None and record.revision <= old.record.revision:
             record = replace(record, revision=old.record.revision + 1)  # two of one ms, or of a clock that is behind
+            self._raised.add(record.id)
         self._insert(record, glance.place_ms)
 
     def _let_go(self, message_id: str, *, is_users: bool) -> None:
@@ -356,6 +369,128 @@ class Index(Commands, Claims, Looking):
         finally:
             self._is_reading = False
 
+    # --- what is far --------------------------------------------------------------------------------------
+
+    def _read_far(self, read: Read, key: bytes, glance: Glance) -> bool:
+        """Note a message that is due later and of which nothing else is known; say whether that is all to be done."""
+        change = self._held_back.get(key)
+        if key in self._standings or (
+            change is not None and (change.entry is not None or change.offset != read.offset)
+        ):
+            return False
+        if self._leased and records.id_of(key) in self._leased:
+            return False
+        if glance.read_to is None and self._answers.is_any and self._has_answered(records.op_of(read.headers)):
+            return False
+        before = self._standing(key)
+        seen = Seen(read.offset, is_put=True, read_to=glance.read_to)
+        if before is not None and after(before, seen).hidden_at is not None:
+            return False
+        self._leave_far(key)
+        if not self._put_far(key, Row(read.offset, glance.lane, glance.read_to is None), glance.place_ms):
+            return False
+        if change is not None:
+            change.counted = True
+        if glance.read_to is not None:
+            self._forget_cancels(glance.read_to)
+            self._remember(records.id_of(key), records.memory_of(read.headers))
+        return True
+
+    def _has_answered(self, op: bytes) -> bool:
+        return self._answers.get(op, self.now_ms()) is not None
+
+    def _standing(self, key: bytes) -> Standing | None:
+        standing = self._standings.get(key)
+        if standing is None and (row := self.far.find(key)) is not None:
+            return Standing(Seen(row.offset, is_put=True, read_to=None if row.is_users else row.offset))
+        return standing
+
+    def _put_far(self, key: bytes, row: Row, place_ms: int) -> bool:
+        is_first = not self.far
+        if not self.far.add(key, row, place_ms):
+            return False
+        self.edge_ms = self.near_until_ms if is_first else min(self.edge_ms, self.near_until_ms)
+        self._lanes[row.lane].messages += 1
+        return True
+
+    def _leave_far(self, key: bytes) -> None:
+        row = self.far.remove(key)
+        if row is not None:
+            self._lanes[row.lane].messages -= 1
+
+    def lose(self, offsets: Collection[int]) -> int:
+        """Forget what is far and stood at these offsets; return how many messages that were."""
+        gone = self.far.forget(offsets)
+        for lane, n in gone.items():
+            self._lanes[lane].messages -= n
+        return gone.total()
+
+    def come_near(self, read: Read) -> None:
+        """Take in whole what is far, if it still stands."""
+        assert read.key is not None
+        row = self.far.find(read.key)
+        if row is None or row.offset != read.offset:
+            return
+        self._leave_far(read.key)
+        glance = records.glance(read.key, read.value, read.headers)
+        self._standings.setdefault(read.key, Standing(Seen(read.offset, is_put=True, read_to=glance.read_to)))
+        with self._reading():
+            self._take_in(read, read.key, glance)
+        entry = self._entries.get(records.id_of(read.key))
+        if entry is not None and self.mark.covers(read.offset, entry.place_ms):
+            self._set_aside(read.key, entry)
+
+    def put_off(self) -> None:
+        """Only note what is whole although it is due later."""
+        self._raised &= self._entries.keys()
+        for entry in list(self._entries.values()):
+            record, key = entry.record, records.key_of(entry.record.id)
+            standing = self._standings.get(key)
+            if (
+                entry.standing is Place.IN_LANE
+                and entry.place_ms > self.near_until_ms
+                and record.envelope.rule is None
+                and occurrence_of(record.id) is None
+                and record.id not in self._raised
+                and key not in self._held_back
+                and standing is not None
+                and standing.hidden_at is None
+            ):
+                row = Row(standing.seen.offset, record.envelope.lane, standing.seen.read_to is None)
+                if self._put_far(key, row, entry.place_ms):
+                    del self._standings[key]
+                    with self._reading():
+                        self._take_out(entry)
+
+    def peek(self, read: Sequence[Read], query: Query = EVERYTHING) -> list[Snapshot]:
+        """Return what is far, among records that were read again, and within a query's bounds."""
+        found = []
+        for each in read:
+            assert each.key is not None
+            assert each.value is not None
+            row = self.far.find(each.key)
+            if row is None or row.offset != each.offset:
+                continue
+            glance = records.glance(each.key, each.value, each.headers)
+            try:
+                record = records.decode(each.key, each.value, each.headers, written_ms=each.written_ms)
+            except RecordFormatError:
+                continue  # it becomes a dead letter once it is near
+            found.append(self._snapshot(Entry(record, glance.place_ms, 0), self.now_ms()))
+        return [each for each in found if _is_in(each, query)]
+
+    def with_far(self, counted: Mapping[Lane, LaneCounts]) -> Mapping[Lane, LaneCounts]:
+        """Add what is far to counts of what is near."""
+        now, found = self.now_ms(), dict(counted)
+        for lane, n in self.far.by_lane.items():
+            if n:
+                here = found.get(lane) or LaneCounts(read_by_nobody=not self._is_served(lane, now))
+                is_held = self._lanes[lane].is_held
+                found[lane] = (
+                    replace(here, held=here.held + n) if is_held else replace(here, scheduled=here.scheduled + n)
+                )
+        return found
+
     # --- what has come back -------------------------------------------------------------------------------
 
     def next_mark(self) -> Mark | None:
@@ -366,6 +501,8 @@ class Index(Commands, Claims, Looking):
         waiting += self._leased.values()
         waiting += [change.entry for change in self._under_way if change.entry is not None]
         until_ms = min((entry.place_ms - 1 for entry in waiting), default=self.now_ms())
+        if self.far:
+            until_ms = min(until_ms, self.edge_ms - 1)
         mark = Mark(min(until_ms, self.now_ms()), self.read_to)
         return mark if mark.is_beyond(self.mark) else None
 
@@ -519,7 +656,17 @@ class Index(Commands, Claims, Looking):
 
     def knows(self, message_id: str, op: bytes = NO_OP) -> bool:
         """Say whether a message stands here, or a command's answer is remembered here."""
-        return message_id in self._entries or self._answers.get(op, self.now_ms()) is not None
+        is_here = message_id in self._entries or self.is_far(message_id)
+        return is_here or self._has_answered(op)
+
+    @property
+    def pending(self) -> int:
+        """How many messages stand here, near and far."""
+        return len(self._entries) + len(self.far)
+
+    def is_far(self, message_id: str) -> bool:
+        """Say whether a message is only noted."""
+        return self.far.find(records.key_of(message_id)) is not None
 
     def keeps(self, key: DeadKey) -> bool:
         """Say whether a dead letter stands here."""
@@ -614,7 +761,7 @@ class Index(Commands, Claims, Looking):
     def mend(self) -> None:
         """Make changes of what is hidden from the cleaner, and of what cannot be read."""
         for key in [*self._hidden, *self._bad, *self._repeated]:
-            if key in self._held_back:
+            if key in self._held_back or self.far.find(key) is not None:
                 continue
             entry = self._entries.get(records.id_of(key))
             if key in self._bad:
@@ -694,6 +841,10 @@ class Index(Commands, Claims, Looking):
         """Say whether a newer revision of a message stands."""
         entry = self._entries.get(settlement.id)
         return entry is not None and entry.record.revision > settlement.revision
+
+    def hidden_far(self) -> list[str]:
+        """Return the messages that must come near, to be written again."""
+        return [records.id_of(key) for key in self._hidden if self.far.find(key) is not None]
 
     @property
     def needs_mending(self) -> bool:
@@ -776,3 +927,12 @@ class Index(Commands, Claims, Looking):
 
     def _letter(self, record: Record, reason: DeadReason) -> DeadLetter:
         return DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())
+
+
+def _is_in(found: Snapshot, query: Query) -> bool:
+    place_ms = found.next_attempt_ms
+    return (
+        place_ms >= (query.from_ms or 0)
+        and (query.to_ms is None or place_ms < query.to_ms)
+        and (query.after is None or (place_ms, found.record.id) > query.after)
+    )

@@ -43,18 +43,18 @@ class Looking:
     async def get(self, message_id: str) -> Snapshot | None:
         """Return a message that is pending or in flight."""
         self.owned()
-        return await self.partition_of(message_id).index.get(message_id)
+        return await self.partition_of(message_id).horizon.get(message_id)
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
         """List messages by (next attempt, id)."""
-        found = [each for partition in self.owned() for each in await partition.index.search(query)]
+        found = [each for partition in self.owned() for each in await partition.horizon.search(query)]
         return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state."""
         found: dict[Lane, LaneCounts] = {}
         for partition in self.owned():
-            for lane, here in (await partition.index.counts()).items():
+            for lane, here in (await partition.horizon.counts()).items():
                 found[lane] = _added(found.get(lane), here)
         return dict(sorted(found.items()))
 
@@ -62,7 +62,7 @@ class Looking:
         """Count what comes due from now on, by span and lane."""
         found: Counter[tuple[int, Lane]] = Counter()
         for partition in self.owned():
-            for each in await partition.index.load(bucket_ms=bucket_ms, buckets=buckets):
+            for each in await partition.horizon.load(bucket_ms=bucket_ms, buckets=buckets):
                 found[each.from_ms, each.lane] += each.messages
         return [LoadBucket(from_ms, lane, n) for (from_ms, lane), n in sorted(found.items())]
 

@@ -44,6 +44,7 @@ from aiodelay.wakeup import WakeUp
 from . import records
 from .client import Outgoing, reason_of
 from .group import SESSION_MS
+from .horizon import Fetch, Horizon
 from .index import Change, Due, Index, Read
 from .options import Cluster
 from .session import Session
@@ -78,6 +79,9 @@ class Place(NamedTuple):
     is_accepted: bool = False
 
 
+_ENDS = (FencedError, AbortedError, InDoubtError, StoreUnavailableError, KafkaError, TimeoutError, OSError)
+
+
 class Partition:
     """One partition of a schedules topic, while this process owns it.
 
@@ -90,6 +94,8 @@ class Partition:
         may_begin: Returns when a session may begin; told whether another owner may have fenced the last one off.
         on_change: Called when there may be something new to claim.
         history: Topic that is told what becomes of messages; "" = none.
+        fetch: Reads records of the partition again, at offsets.
+        horizon_ms: How far ahead messages are held whole.
         patience_s: How long reading may stand still, or take, before it begins anew: tombstones go meanwhile.
     """
 
@@ -104,6 +110,8 @@ class Partition:
         may_begin: Callable[[bool], Awaitable[None]],
         on_change: Callable[[], None],
         history: str,
+        fetch: Fetch,
+        horizon_ms: int,
         patience_s: float,
     ) -> None:
         self._cluster, self._place, self._on_change = cluster, place, on_change
@@ -125,6 +133,9 @@ class Partition:
         self._whole_at: float | None = None
         self._unread: deque[Change] = deque()
         self._work, self._read = WakeUp(), WakeUp()
+        self.horizon = Horizon(
+            lambda: self.index, fetch, clock, on_near=self._work.set, ms=horizon_ms, name=cluster.name
+        )
         self._became_ready, self._has_read = asyncio.Event(), asyncio.Event()
 
     @property
@@ -148,6 +159,7 @@ class Partition:
     def take_in(self, read: Sequence[Read], read_to: int) -> None:
         """Take in what was read, in order, and that there is nothing else below an offset."""
         index = self.index
+        self.horizon.set()
         for each in read:
             index.read(each)
         index.read_to = max(index.read_to, read_to)
@@ -221,7 +233,7 @@ class Partition:
             except StoreMismatchError as error:
                 self._refuse(error)
                 return
-            except (FencedError, AbortedError, InDoubtError, KafkaError, TimeoutError, OSError) as error:
+            except _ENDS as error:
                 is_fenced = isinstance(error, FencedError)
                 self.why = "another owner has taken over, or may have" if is_fenced else reason_of(error)
                 log.warning("%s: the session ends: %s", self.index.name, self.why)
@@ -285,6 +297,8 @@ class Partition:
             raise self.problem
         self._work.clear()
         self._check_over()
+        for message_id in self.index.hidden_far():
+            await self.horizon.bring(message_id)
         self.index.mend()
         is_told = await self._is_history_open()
         batch, outgoing = self._batch()
@@ -491,7 +505,10 @@ class Partition:
         while True:
             if not await self.until_ready():
                 return Refused("unavailable", self.why or "the partition is being read")
-            await self._until_free(command.id)
+            try:
+                await self._until_at_hand(command.id)
+            except StoreUnavailableError as error:
+                return Refused("unavailable", str(error))
             if not self.is_ready:
                 continue
             outcome, change = self.index.command(command)
@@ -508,6 +525,8 @@ class Partition:
 
     async def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
         """Lease what is due; return once what is late on the way has ended."""
+        if self.horizon.is_behind:
+            await self.horizon.follow()
         before = len(self.index.changes)
         claimed = self.index.claim(demand, lease_ms, turn)
         await self._written_since(before)
@@ -532,13 +551,25 @@ class Partition:
         while (change := self.index.change_of(message_id)) is not None:
             await _waited(change)
 
+    async def _until_at_hand(self, message_id: str) -> None:
+        """Wait until a message is near, and no change of it is being written.
+
+        Raises:
+            StoreUnavailableError: It cannot be read.
+        """
+        await self._until_free(message_id)
+        while self.index.is_far(message_id):
+            await self.horizon.bring(message_id)
+            await self._until_free(message_id)
+
     async def redrive(self, key: DeadKey) -> Outcome:
         """Give a dead letter a new life.
 
         Raises:
-            StoreUnavailableError: The session has ended; nothing was written.
+            StoreUnavailableError: The session has ended, or what stands under its id cannot be read; nothing was
+                written.
         """
-        await self._until_free(key.id)
+        await self._until_at_hand(key.id)
         self._check_ready()
         outcome, change = self.index.redrive_one(key)
         if change is None:

@@ -71,6 +71,7 @@ __all__ = [
     "key_of",
     "mark_of",
     "memory_of",
+    "op_of",
     "partition_of",
     "partitions_in",
     "user_headers",
@@ -443,31 +444,36 @@ class Glance(NamedTuple):
         place_ms: Of a message: when it is to be delivered.
         read_to: Of an owner's record: how far its writer had read. None: a user's.
         problem: What is wrong with it.
+        lane: Of a message that may be left unread until it is near: its lane. "": it is read at once, as series are.
     """
 
     kind: Kind
     place_ms: int = 0
     read_to: int | None = None
     problem: str = ""
+    lane: str = ""
 
 
 _CANCEL = Glance(Kind.END)
 _OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK), PARTITIONS: Glance(Kind.PARTITIONS)}
-_DEAD, _HOLD = Glance(Kind.DEAD), Glance(Kind.HOLD)
+_DEAD, _HOLD, _AGAIN = Glance(Kind.DEAD), Glance(Kind.HOLD), Glance(Kind.PUT)
 _RESERVED = Glance(Kind.BAD, problem="its key is reserved")
 
 
 def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
     """Look at a record as every reader of the topic must; never raises."""
     special = _by_key(key)
-    if special is not None:
+    if special is not None and special is not _AGAIN:
         return special
     if value is None and not headers:
         return _CANCEL
     found = dict(headers)
     try:
         read_to = _number(found, READ_TO) if READ_TO in found else None
-        return Glance(Kind.END, 0, read_to) if value is None else Glance(Kind.PUT, _place_ms(found), read_to)
+        if value is None:
+            return Glance(Kind.END, 0, read_to)
+        lane = "" if HEADER["rule"] in found or special is _AGAIN else _text(found, "lane") or SINK
+        return Glance(Kind.PUT, _place_ms(found), read_to, "", lane)
     except RecordFormatError as error:
         return Glance(Kind.BAD, problem=error.problem)
 
@@ -490,7 +496,7 @@ def _reserved(key: bytes) -> Glance | None:
     number, slash, _ = rest.partition(b"/")
     if slash and number.isdigit() and len(number) <= 15:
         if prefix == b"again":
-            return None
+            return _AGAIN
         if prefix == b"dead":
             return _DEAD
     return _OWN.get(key, _RESERVED)
@@ -649,6 +655,14 @@ def _op(found: Mapping[str, bytes | None]) -> bytes:
     if len(op) != len(NO_OP):
         raise RecordFormatError(f"header {HEADER['op']} is not 16 hexadecimal digits")
     return op
+
+
+def op_of(headers: Headers) -> bytes:
+    """Return the op of the command that made a record; none if it cannot be read."""
+    try:
+        return _op(dict(headers))
+    except RecordFormatError:
+        return NO_OP
 
 
 def _json(found: Mapping[str, bytes | None], name: str) -> object:

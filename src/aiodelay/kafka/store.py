@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import count
 from typing import Self
 
@@ -30,11 +32,13 @@ from aiodelay.model import (
     WorkStatus,
 )
 from aiodelay.ports import StoreTraits, Work
+from aiodelay.timeunits import parse_duration
 from aiodelay.transitions import due_of, record_of
 from aiodelay.urls import UrlOptions
 
 from . import records
 from .client import Outgoing, Written, reason_of
+from .fetcher import Fetcher
 from .group import Group
 from .history import read_history
 from .index import Index
@@ -50,9 +54,12 @@ from .writer import Writer
 
 __all__ = ["KafkaStore", "open_store"]
 
+log = logging.getLogger("aiodelay.kafka")
+
 FORM = "kafka://host:9092/schedules, kafka://host:9092/schedules,others"
 MAX_PARTITIONS = 1000
 DAY_MS = 86_400_000
+LOOK_AHEAD_S, LOOKS_A_MINUTE = 1.0, 60
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -83,6 +90,8 @@ class _Options(Struct, frozen=True):
     history: str
     member: int
     members: int
+    horizon_ms: int
+    max_pending: int
 
 
 def _read_url(url: str) -> _Options:
@@ -100,6 +109,10 @@ def _read_url(url: str) -> _Options:
     members = given.integer("members", 0, 1, MAX_PARTITIONS)
     member = given.integer("member", 0, 0, max(members - 1, 0))
     history = given.text("history")
+    horizon_ms = parse_duration(
+        given.text("horizon", "1h"), field=f"horizon in {given.masked}", error=ConfigurationError, least_ms=1000
+    )
+    max_pending = given.integer("max_pending", 10_000_000, 0, 10**12)
     given.finish()
     topics = given.parts.path.removeprefix("/").split(",")
     if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
@@ -112,7 +125,18 @@ def _read_url(url: str) -> _Options:
         check_topic(history, "history in the store's URL")
     if history in topics:
         raise ConfigurationError(f"history in {given.masked}", history, "a topic of its own")
-    return _Options(cluster, topics, create == "true", partitions, accepted, history, member, members)
+    return _Options(
+        cluster,
+        topics,
+        create == "true",
+        partitions,
+        accepted,
+        history,
+        member,
+        members,
+        horizon_ms,
+        max_pending,
+    )
 
 
 class KafkaStore(Transfers):
@@ -151,6 +175,7 @@ class KafkaStore(Transfers):
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[object, asyncio.Task[None]] = {}
+        self._fetcher = Fetcher(self.cluster)
         self._writer = Writer(self.cluster, metadata_max_age_ms=METADATA_MS)
 
     @property
@@ -200,6 +225,7 @@ class KafkaStore(Transfers):
         self._running[self._reader] = self._tasks.create_task(self._reader.run(), name="aiodelay kafka reader")
         for topic, group in self._groups.items():
             self._running[group] = self._tasks.create_task(group.run(), name=f"aiodelay kafka group {topic}")
+        self._running[self._fetcher] = self._tasks.create_task(self._look_ahead(), name="aiodelay kafka horizon")
         if not self._groups:
             for topic, n in self._counts.items():
                 self._assign(topic, range(self._options.member, n, self._options.members))
@@ -234,8 +260,25 @@ class KafkaStore(Transfers):
             may_begin=_at_once if group is None else group.may_begin,
             on_change=self.wake_all,
             history=self._options.history,
+            fetch=partial(self._fetcher.fetch, place),
+            horizon_ms=self._options.horizon_ms,
             patience_s=self._patience_s[place.topic],
         )
+
+    async def _look_ahead(self) -> None:
+        """Bring near what has come near, until cancelled; tell, once a minute, if there is too much."""
+        turns = count()
+        while True:
+            if next(turns) % LOOKS_A_MINUTE == 0 and (full := self.fullness()):
+                log.error("%s: %s", self.name, full)
+            for partition in list(self.partitions.values()):
+                if partition.is_ready:
+                    try:
+                        if await partition.horizon.follow():
+                            self.wake_all()
+                    except StoreUnavailableError as error:
+                        log.warning("%s: what comes near cannot be read: %s", partition.index.name, error)
+            await asyncio.sleep(LOOK_AHEAD_S)
 
     async def _until_ready(self) -> None:
         """Wait for the first share of the partitions, and until it has been read; at most as long as for answers."""
@@ -254,7 +297,7 @@ class KafkaStore(Transfers):
         if any(partition.problem is not None for partition in partitions):
             return WorkStatus("ended", ready, total, why)
         if ready == total and all(group.was_assigned.is_set() for group in self._groups.values()):
-            return WorkStatus("ready", ready, total)
+            return WorkStatus("ready", ready, total, self.fullness())
         return WorkStatus("loading", ready, total, why)
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -265,6 +308,7 @@ class KafkaStore(Transfers):
             await tasks.__aexit__(None, None, None)
             await self._writer.__aexit__(None, None, None)
         self._running.clear()
+        await self._fetcher.close()
         self.partitions = {}
         await self.targets.close()
 
@@ -318,6 +362,13 @@ class KafkaStore(Transfers):
         key = records.key_of(message_id)
         return [TopicPartition(topic, records.partition_of(key, n)) for topic, n in self._counts.items()]
 
+    def fullness(self) -> str:
+        """Say, in words, that more is pending than was allowed; "" if it is not."""
+        most, pending = self._options.max_pending, sum(each.index.pending for each in self.partitions.values())
+        if not most or pending < most:
+            return ""
+        return f"{pending} messages are pending, and max_pending={most} allows no more: raise it, or add processes"
+
     def wake_all(self) -> None:
         """End every wait of this process."""
         for work in self.works:
@@ -335,24 +386,26 @@ class KafkaStore(Transfers):
         if not self._decides:
             return await self._record(commands)
         by_id: dict[str, list[int]] = {}
+        full = self.fullness()
         for i, command in enumerate(commands):
             by_id.setdefault(command.id, []).append(i)
         outcomes: list[Outcome | None] = [None] * len(commands)
 
         async def carry_out(indices: Sequence[int]) -> None:
             for i in indices:
-                outcomes[i] = await self._commanded(commands[i])
+                outcomes[i] = await self._commanded(commands[i], full)
 
         async with asyncio.TaskGroup() as tasks:
             for indices in by_id.values():
                 tasks.create_task(carry_out(indices))
         return [outcome for outcome in outcomes if outcome is not None]
 
-    async def _commanded(self, command: Command) -> Outcome:
+    async def _commanded(self, command: Command, full: str) -> Outcome:
         """Carry out a command as the owner: a put in the first topic, others where the message stands."""
         partitions = self.partitions_of(command.id)
         if isinstance(command, Put):
-            return await partitions[0].command(command)
+            is_new = not partitions[0].index.knows(command.id, command.op)
+            return Refused("full", full) if full and is_new else await partitions[0].command(command)
         for partition in partitions:
             await partition.until_ready()
         return await self._where(command.id, lambda index: index.knows(command.id, command.op)).command(command)

@@ -145,6 +145,9 @@ class KafkaTransfer:
 
     async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
         self._store.checked()
+        for partition in list(self._store.partitions.values()):
+            if partition.is_ready and partition.horizon.is_behind:
+                await partition.horizon.follow()
         changed = await self._look_again()
         changes = self._settled(settlements)
         taking = self._taken(demand, changes)

@@ -167,6 +167,11 @@ class Remembered(Generic[K, V]):
         found = self._values.get(what)
         return found[1] if found is not None and found[0] > now_ms else None
 
+    @property
+    def is_any(self) -> bool:
+        """Whether there may be anything."""
+        return bool(self._values)
+
     def forget(self, now_ms: int, limit: int) -> None:
         """Drop what is past its time, oldest first."""
         past = takewhile(lambda item: item[1][0] <= now_ms, self._values.items())
