@@ -229,7 +229,7 @@ def test_an_occurrence_stands_beside_its_series_in_the_same_partition() -> None:
 
 def test_three_headers_are_enough() -> None:
     headers = [*PLAIN, ("scheduler-target-key", b"vid1")]
-    assert records.glance(b"k", b"v", headers) == records.Glance(Kind.PUT, 1_893_499_201_000)
+    assert records.glance(b"k", b"v", headers) == records.Glance(Kind.PUT, 1_893_499_201_000, lane="kafka")
     record = records.decode(b"k", b"v", headers, written_ms=77)
     assert record == Record(
         Envelope("k", "kafka", "online-videos", payload=b"v", key=b"vid1"), 77, 1_893_499_201_000, NO_OP
