@@ -35,7 +35,7 @@ __all__ = ["BENCHMARK", "Waiting", "message"]
 MESSAGES = 20_000
 PARTITIONS = 3
 BARE_BATCH = 500
-AHEAD = timedelta(hours=1)
+AHEAD = timedelta(minutes=30)
 GOAL = Goal("at least", 0.7)
 POLL_S = 0.002
 

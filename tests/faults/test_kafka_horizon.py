@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from msgspec.structs import replace
 
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
+from aiodelay.kafka import index as indices
 from aiodelay.kafka import store as stores
 from aiodelay.kafka.index import Index
-from aiodelay.model import At, Cancel, Fire, Query, Refused, Reschedule, State, Stored
+from aiodelay.kafka.pace import Pace
+from aiodelay.model import At, Cancel, Fire, Late, Query, Refused, Reschedule, State, Stored
 from tests.support.kafka import create_topic, new_name
 
 from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, read, transfer
@@ -177,3 +181,47 @@ async def test_r1_more_than_max_pending_is_refused_and_told(kafka: str, caplog: 
             async with asyncio.timeout(20):
                 while "4 messages are pending, and max_pending=3" not in caplog.text:  # noqa: ASYNC110 - nothing tells
                     await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["live", "after a restart"])
+async def test_what_is_overdue_leaves_oldest_first_at_its_pace_and_holds_up_nothing_else(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    monkeypatch.setattr(indices, "OVERDUE_MS", 500)
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(opened(kafka, schedules, "catch_up=40"))
+        since = now_ms() - 60_000
+        overdue = [put(i, target, since - 10 * (i * 7 % 100)) for i in range(100)]
+        dropped = replace(put(500, target, since), late=Late.drop(after="1s"))
+        await store.apply([*overdue, dropped])
+        if restarts:
+            await stack.aclose()
+            store = await stack.enter_async_context(opened(kafka, schedules, "catch_up=40"))
+        began = time.monotonic()
+        assert await transfer(store, ALL) <= 5
+        await store.apply([put(1000, target, now_ms())])
+        assert await transfer(store, ALL) >= 1
+        assert any(record.value == b"1000" for record in await read(kafka, target))
+        async with asyncio.timeout(60):
+            while await store.counts():
+                await transfer(store, ALL)
+                await asyncio.sleep(0.02)
+        assert time.monotonic() - began > 100 / 40 - 0.2
+    found = [int(record.value) for record in await read(kafka, target)]
+    found.remove(1000)
+    assert found == sorted(range(100), key=lambda i: -(i * 7 % 100))
+
+
+async def test_a_pace_is_kept_whatever_the_clock_does() -> None:
+    pace = Pace(1000)
+    pace.take(5000)
+    assert [pace.take(5000 + 10 * i) for i in range(1, 4)] == [10, 10, 10]
+    pace.give_back(4)
+    assert pace.take(5030) == 4
+    assert pace.take(4000) == 0
+    assert pace.take(4010) == 10
+    assert pace.take(9_000_000) == 100
+    slow = Pace(2)
+    slow.take(0)
+    assert sum(slow.take(10 * i) for i in range(1, 301)) in (6, 7)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from aiodelay.memory.claims import Claims
 from aiodelay.memory.commands import Commands
 from aiodelay.memory.looking import Looking
 from aiodelay.memory.tables import Worker
-from aiodelay.memory.waiting import Entry
+from aiodelay.memory.waiting import Entry, Waiting
 from aiodelay.memory.waiting import Standing as Place
 from aiodelay.model import (
     MAX_CLAIM_MESSAGES,
@@ -47,6 +47,7 @@ from aiodelay.model import (
     JournalEntry,
     Lane,
     LaneCounts,
+    LaneState,
     Outcome,
     Put,
     Query,
@@ -67,6 +68,7 @@ from . import records
 from .client import Outgoing
 from .far import Far, Row
 from .mark import Mark
+from .pace import OVERDUE_MS, PAUSE_MS, Pace
 from .records import Glance, Headers, Kind, Memory, Wire
 from .standing import Seen, Standing, after, is_forgettable, is_unread
 
@@ -182,6 +184,7 @@ class Index(Commands, Claims, Looking):
         clock: Where the time is read.
         name: The topic and partition, for logs.
         claims: Numbers for claims.
+        pace: How fast what is overdue leaves, shared by all partitions of a store.
         keeps_history: Note what becomes of messages.
     """
 
@@ -197,8 +200,11 @@ class Index(Commands, Claims, Looking):
     edge_ms: int = 0
     """Nothing that is far is due before this."""
 
-    def __init__(self, *, clock: Clock, name: str, claims: count[int], keeps_history: bool = False) -> None:
+    def __init__(
+        self, *, clock: Clock, name: str, claims: count[int], pace: Pace | None = None, keeps_history: bool = False
+    ) -> None:
         super().__init__(clock=clock)
+        self._pace = pace or Pace(0)
         self.name, self._claims, self._keeps_history = name, claims, keeps_history
         self.notes: deque[JournalEntry] = deque(maxlen=MOST_NOTES)  # of what changes nothing; or that wait
         self.changes: deque[Change] = deque()
@@ -213,11 +219,19 @@ class Index(Commands, Claims, Looking):
         self._under_way: dict[Change, None] = {}
         self._graves: list[DeadLetter] = []  # of a message that the tables are about to end
         self.far = Far()
+        self._backlog: defaultdict[Lane, Waiting] = defaultdict(lambda: Waiting(_is_in_lane))
+        self._released: set[Entry] = set()
         self._raised: set[str] = set()  # ids of messages whose revision is not what their record says
 
     def emptied(self) -> Index:
         """Return one that has read nothing, for the same workers."""
-        index = Index(clock=self._clock, name=self.name, claims=self._claims, keeps_history=self._keeps_history)
+        index = Index(
+            clock=self._clock,
+            name=self.name,
+            claims=self._claims,
+            pace=self._pace,
+            keeps_history=self._keeps_history,
+        )
         index._workers, index.notes = self._workers, self.notes
         return index
 
@@ -499,6 +513,7 @@ class Index(Commands, Claims, Looking):
             return None
         waiting = [entry for lane in self._lanes.values() for entry in lane.foremost()]
         waiting += self._leased.values()
+        waiting += [] if (overdue := self._overdue()) is None else [overdue]
         waiting += [change.entry for change in self._under_way if change.entry is not None]
         until_ms = min((entry.place_ms - 1 for entry in waiting), default=self.now_ms())
         if self.far:
@@ -552,6 +567,52 @@ class Index(Commands, Claims, Looking):
     def remove_worker(self, worker: Worker) -> None:
         """Forget a worker."""
         self._workers.discard(worker)
+
+    # --- catching up --------------------------------------------------------------------------------------
+
+    def _first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
+        if not self._pace.rate:
+            return super()._first_due(lanes, now)
+        self._let_go_overdue(now)
+        while (entry := super()._first_due(lanes, now)) is not None and self._is_held_up(entry, now):
+            lane = entry.record.envelope.lane
+            self._lanes[lane].take_first()
+            self._backlog[lane].push(entry.place_ms, entry)
+        return entry
+
+    def _is_held_up(self, entry: Entry, now: int) -> bool:
+        """Say whether a message is overdue, and its turn has not come."""
+        return entry.place_ms < now - OVERDUE_MS and entry not in self._released
+
+    def _let_go_overdue(self, now: int) -> None:
+        """Return what is overdue to its lane, oldest first, as many as the pace allows."""
+        first = self._overdue()
+        if first is None:
+            return
+        self._released = {entry for entry in self._released if entry.standing is Place.IN_LANE}
+        left = self._pace.take(now)
+        while left and first is not None:
+            lane = first.record.envelope.lane
+            self._backlog[lane].pop()
+            self._lanes[lane].add(first)
+            self._released.add(first)
+            left, first = left - 1, self._overdue()
+        self._pace.give_back(left)
+
+    def _overdue(self) -> Entry | None:
+        found = (entry for backlog in self._backlog.values() if (entry := backlog.first()) is not None)
+        return min(found, key=lambda entry: entry.order, default=None)
+
+    def _next_due_ms(self, demand: Mapping[Lane, Demand]) -> int | None:
+        due_ms, first = super()._next_due_ms(demand), self._overdue()
+        if first is None:
+            return due_ms
+        again_ms = self.now_ms() + PAUSE_MS
+        return again_ms if due_ms is None else min(due_ms, again_ms)
+
+    def _lane_state(self, name: Lane, now: int) -> LaneState:
+        state, first = super()._lane_state(name, now), self._backlog[name].first()
+        return state if first is None else replace(state, oldest_due_ms=min(state.oldest_due_ms or now, first.place_ms))
 
     # --- moving -------------------------------------------------------------------------------------------
 
@@ -824,6 +885,9 @@ class Index(Commands, Claims, Looking):
 
     def give_back(self) -> list[Change]:
         """Undo all changes under way: what was leased is so again, what was not stands in its lane; return them."""
+        while (overdue := self._overdue()) is not None:
+            lane = overdue.record.envelope.lane
+            self._lanes[lane].add(self._backlog[lane].pop())
         changes = list(self._under_way)
         self._held_back.clear()
         self._under_way.clear()
@@ -927,6 +991,10 @@ class Index(Commands, Claims, Looking):
 
     def _letter(self, record: Record, reason: DeadReason) -> DeadLetter:
         return DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())
+
+
+def _is_in_lane(entry: Entry) -> bool:
+    return entry.standing is Place.IN_LANE
 
 
 def _is_in(found: Snapshot, query: Query) -> bool:

@@ -47,6 +47,7 @@ from .group import SESSION_MS
 from .horizon import Fetch, Horizon
 from .index import Change, Due, Index, Read
 from .options import Cluster
+from .pace import Pace
 from .session import Session
 from .targets import Targets, refused_topics
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
@@ -94,6 +95,7 @@ class Partition:
         may_begin: Returns when a session may begin; told whether another owner may have fenced the last one off.
         on_change: Called when there may be something new to claim.
         history: Topic that is told what becomes of messages; "" = none.
+        pace: How fast what is overdue leaves, shared likewise.
         fetch: Reads records of the partition again, at offsets.
         horizon_ms: How far ahead messages are held whole.
         patience_s: How long reading may stand still, or take, before it begins anew: tombstones go meanwhile.
@@ -110,6 +112,7 @@ class Partition:
         may_begin: Callable[[bool], Awaitable[None]],
         on_change: Callable[[], None],
         history: str,
+        pace: Pace,
         fetch: Fetch,
         horizon_ms: int,
         patience_s: float,
@@ -119,7 +122,7 @@ class Partition:
         self._clock, self._targets = clock, targets
         self._may_begin, self._patience_s = may_begin, patience_s
         name = f"{place.topic}/{place.number}"
-        self.index = Index(clock=clock, name=name, claims=claims, keeps_history=bool(history))
+        self.index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
         self._history, self._is_told = history, True
         self.session = Session()
         self.why = ""

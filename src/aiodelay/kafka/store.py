@@ -43,6 +43,7 @@ from .group import Group
 from .history import read_history
 from .index import Index
 from .options import Cluster, read_cluster
+from .pace import Pace
 from .partition import Partition, Place, moved_keys
 from .reader import METADATA_MS, Reader
 from .sink import check_topic
@@ -92,6 +93,7 @@ class _Options(Struct, frozen=True):
     members: int
     horizon_ms: int
     max_pending: int
+    catch_up: int
 
 
 def _read_url(url: str) -> _Options:
@@ -113,6 +115,7 @@ def _read_url(url: str) -> _Options:
         given.text("horizon", "1h"), field=f"horizon in {given.masked}", error=ConfigurationError, least_ms=1000
     )
     max_pending = given.integer("max_pending", 10_000_000, 0, 10**12)
+    catch_up = given.integer("catch_up", 0, 0, 10**9)
     given.finish()
     topics = given.parts.path.removeprefix("/").split(",")
     if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
@@ -136,6 +139,7 @@ def _read_url(url: str) -> _Options:
         members,
         horizon_ms,
         max_pending,
+        catch_up,
     )
 
 
@@ -175,6 +179,7 @@ class KafkaStore(Transfers):
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[object, asyncio.Task[None]] = {}
+        self._pace = Pace(self._options.catch_up)
         self._fetcher = Fetcher(self.cluster)
         self._writer = Writer(self.cluster, metadata_max_age_ms=METADATA_MS)
 
@@ -260,6 +265,7 @@ class KafkaStore(Transfers):
             may_begin=_at_once if group is None else group.may_begin,
             on_change=self.wake_all,
             history=self._options.history,
+            pace=self._pace,
             fetch=partial(self._fetcher.fetch, place),
             horizon_ms=self._options.horizon_ms,
             patience_s=self._patience_s[place.topic],
@@ -520,8 +526,8 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
     """Open `kafka://host:9092/schedules`.
 
     Options: `create_topic=true`, `partitions` of a topic that is created, `accept_partitions` of one that was given
-    more since, `history`, a topic that is told what becomes of messages, `member` of `members`, `timeout_ms`; to log in
-    `security`, `sasl`, `ca_certs`, `client_cert`, `client_key`.
+    more since, `history`, a topic that is told what becomes of messages, `member` of `members`, `horizon`,
+    `max_pending`, `catch_up`, `timeout_ms`; to log in `security`, `sasl`, `ca_certs`, `client_cert`, `client_key`.
 
     Raises:
         ConfigurationError: The URL is not of this form, or an option is unknown or out of range.
