@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+import msgspec
 import pytest
 import pytest_asyncio
 
+from aiodelay import Conflict, Context, Every, Scheduler, event
 from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
@@ -19,6 +21,11 @@ from tests.faults.test_kafka_members import deliver, values
 from tests.support.kafka import create_topic, new_name
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
+
+
+@event("tick")
+class Tick(msgspec.Struct):
+    pass
 
 
 @pytest_asyncio.fixture(autouse=True)
@@ -118,3 +125,72 @@ async def test_one_of_several_has_no_verdicts_and_the_only_one_has(kafka: str) -
                     await asyncio.sleep(0.01)
         await shared(first, n=2)
         assert first.traits.cancel == "verdict"
+
+
+def keep(payload: bytes, delay_ms: int = 3_600_000) -> Put:
+    return Put(new_op(), Envelope("m", "kafka", "t", payload=payload), After(delay_ms), conflict=Conflict.keep())
+
+
+async def payload_in(store: KafkaStore, *, after: bytes | None) -> bytes | None:
+    """Return the payload of `m` once it is no more what it was, or does not change for a second."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1 if after else 10):
+            while (found := await store.get("m")) is None or found.record.envelope.payload == after:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    return None if found is None else found.record.envelope.payload
+
+
+async def test_a_put_that_gives_way_is_decided_by_the_owner(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2"
+    async with KafkaStore(url) as producer, member(url) as (first, _):
+        async with member(url) as (second, _):
+            await shared(first, second, n=2)
+            owner, other = (first, second) if first.partitions_of("m") else (second, first)
+            assert isinstance((await other.apply([keep(b"1")]))[0], Stored)
+            assert await payload_in(owner, after=None) == b"1"
+            for store in (other, producer, owner):
+                assert isinstance((await store.apply([keep(b"2")]))[0], Stored)
+            assert await payload_in(owner, after=b"1") == b"1"
+            await other.apply([Cancel(new_op(), "m"), keep(b"3")])
+            assert await payload_in(owner, after=b"1") == b"3"
+        await shared(first, n=2)
+        assert await payload_in(first, after=b"3") == b"3"
+        await first.apply([Cancel(new_op(), "m")])
+    async with KafkaStore(url) as producer:
+        assert isinstance((await producer.apply([keep(b"4")]))[0], Stored)
+    for _ in range(2):  # while nobody owned the partition; and it is not done twice
+        async with member(url) as (store, _):
+            assert await payload_in(store, after=None) == b"4"
+    async with member(url) as (store, _):
+        assert (await store.apply([Cancel(new_op(), "m")]))[0] != Stored("recorded", 0, 0)
+    async with member(url) as (store, _):
+        await asyncio.sleep(0.5)
+        assert await store.get("m") is None
+
+
+async def test_a_handlers_own_series_recurs_whoever_owns_it(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=4"
+    dues: list[int] = []
+
+    async def until(n: int) -> None:
+        async with asyncio.timeout(20):
+            while len(dues) < n:  # noqa: ASYNC110 - as a user would look
+                await asyncio.sleep(0.05)
+
+    def scheduler() -> Scheduler:
+        made = Scheduler(url)
+
+        async def tick(event: Tick, context: Context) -> None:
+            dues.append(round(context.due.timestamp() * 1000))
+
+        made.add_handler(tick, every=Every("300ms"))
+        return made
+
+    async with scheduler(), scheduler():
+        await until(4)
+        async with scheduler():
+            pass
+    n = len(dues)
+    async with scheduler():
+        await until(n + 3)
+    assert len(dues) - len(set(dues)) <= 4, "at most what was in flight at one of four changes of owner"

@@ -70,11 +70,11 @@ async def test_s7_members_share_the_partitions_and_one_that_is_replaced_loses_an
 async def test_a_member_says_what_it_cannot_know(kafka: str) -> None:
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2&members=2&member="
     async with KafkaStore(f"{url}0") as store, store.work("w", []):
-        assert store.traits.conflicts == {"replace"}
+        assert store.traits.conflicts == {"replace", "keep"}
         assert store.traits.cancel == "recorded"
         envelope = Envelope("m", "kafka", "t")
         with pytest.raises(UnsupportedByStoreError):
-            await store.apply([Put(new_op(), envelope, After(0), conflict=Conflict.keep())])
+            await store.apply([Put(new_op(), envelope, After(0), conflict=Conflict.error())])
         others = next(f"m{i}" for i in range(99) if _is_others(store, f"m{i}"))
         with pytest.raises(UnsupportedByStoreError, match="partition 1"):
             await store.get(others)

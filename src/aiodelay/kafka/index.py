@@ -118,6 +118,7 @@ class Change(Struct, eq=False, gc=False):
         memory: What is to be remembered although its record is gone.
         targets: Records for other topics, in the same transaction.
         purged: A dead letter that ends with it.
+        asked: The key of a put unless a message stands, which ends with it.
         entry: What it is about, held back meanwhile; None: nothing in the tables.
         is_users: It ends as if a user had cancelled it, and counts whatever was written meanwhile.
         offset: Of its last record, once it is written.
@@ -136,6 +137,7 @@ class Change(Struct, eq=False, gc=False):
     others: Sequence[tuple[Record, int]] = ()
     outcome: str = "ended"
     purged: DeadKey | None = None
+    asked: bytes = b""
     memory: Memory | None = None
     refusal: str = ""
     targets: Sequence[Outgoing] = ()
@@ -155,7 +157,7 @@ class Change(Struct, eq=False, gc=False):
     def wires(self) -> Iterable[Wire]:
         """Return its records, in order."""
         is_end = self.put is None and not self.is_users
-        if is_end and self.key and not self.letters and not self.others and self.purged is None:
+        if is_end and self.key and not (self.letters or self.others or self.purged or self.asked):
             return (records.encode_end(self.key, read_to=self.read_to, outcome=self.outcome, memory=self.memory),)
         return self._all_wires()
 
@@ -166,6 +168,8 @@ class Change(Struct, eq=False, gc=False):
             yield records.encode_record(record, read_to=self.read_to, place_ms=place_ms)
         if self.purged is not None:
             yield Wire(records.dead_key(self.purged), None, [])
+        if self.asked:
+            yield records.encode_end(records.KEEP + self.asked, read_to=self.read_to, outcome=self.outcome)
         if not self.key:
             return
         if self.is_users:
@@ -175,6 +179,14 @@ class Change(Struct, eq=False, gc=False):
         else:
             record, place_ms = self.put
             yield records.encode_record(record, read_to=self.read_to, place_ms=place_ms, memory=self.memory)
+
+
+class _Asked(Struct, gc=False):
+    """A put that counts unless a message stands: where it was read, and what was decided of it."""
+
+    offset: int
+    put: Put
+    change: Change | None = None
 
 
 class Index(Commands, Claims, Looking):
@@ -213,6 +225,7 @@ class Index(Commands, Claims, Looking):
         self._hidden: dict[bytes, None] = {}
         self._bad: dict[bytes, tuple[Read, str]] = {}
         self._repeated: dict[bytes, None] = {}
+        self._asked: dict[bytes, _Asked] = {}
         self._change: Change | None = None
         self._is_reading = False
         self._held_back: dict[bytes, Change] = {}
@@ -256,8 +269,23 @@ class Index(Commands, Claims, Looking):
         elif glance.kind is Kind.HOLD:
             change_hold = self._release if read.value is None else self._hold
             change_hold(*cast("tuple[Lane, str | None]", records.held_in(read.key)))
+        elif read.key.startswith(records.KEEP):
+            self._read_asked(read, read.key.removeprefix(records.KEEP), glance.read_to)
         elif not (glance.lane and glance.place_ms > self.near_until_ms and self._read_far(read, read.key, glance)):
             self._read_message(read, read.key, glance)
+
+    def _read_asked(self, read: Read, key: bytes, read_to: int | None) -> None:
+        """Take in a put that counts unless a message stands, or its end."""
+        if read.value is None:
+            if key in self._asked and (read_to is None or self._asked[key].offset < read_to):
+                del self._asked[key]
+            return
+        try:
+            put = records.kept_put(key, read.value, read.headers, written_ms=read.written_ms)
+        except RecordFormatError as error:
+            log.warning("%s, offset %d: a put unless one stands %s; skipped", self.name, read.offset, error.problem)
+        else:
+            self._asked[key] = _Asked(read.offset, put)
 
     def _read_own_end(self, key: bytes, offset: int) -> bool:
         """Take in what this index has decided itself, a message's end, if it counts: all that it says is known."""
@@ -838,6 +866,17 @@ class Index(Commands, Claims, Looking):
                     change.put = entry.record, entry.place_ms
                     self._reserve(entry)
             self._offered(change)
+        for key, asked in self._asked.items():
+            if asked.change is None and key not in self._held_back and self.far.find(key) is None:
+                asked.change = self._put_unless_one_stands(key, asked.put)
+
+    def _put_unless_one_stands(self, key: bytes, put: Put) -> Change:
+        _, change = self.command(put)
+        if change is None:
+            change = Change(b"", self.read_to, None)
+            self._begin(change)
+        change.asked = key
+        return change
 
     def _give_up(self, change: Change, record: Record, reason: DeadReason) -> None:
         self._change = change
@@ -891,6 +930,8 @@ class Index(Commands, Claims, Looking):
         changes = list(self._under_way)
         self._held_back.clear()
         self._under_way.clear()
+        for asked in self._asked.values():
+            asked.change = None
         for change in changes:
             entry = change.entry
             if entry is None or self._entries.get(entry.record.id) is not entry:
@@ -907,13 +948,13 @@ class Index(Commands, Claims, Looking):
         return entry is not None and entry.record.revision > settlement.revision
 
     def hidden_far(self) -> list[str]:
-        """Return the messages that must come near, to be written again."""
-        return [records.id_of(key) for key in self._hidden if self.far.find(key) is not None]
+        """Return the messages that must come near, to be written again, or since a put asks for them."""
+        return [records.id_of(key) for key in (*self._hidden, *self._asked) if self.far.find(key) is not None]
 
     @property
     def needs_mending(self) -> bool:
         """Whether there is something that only writing sets right."""
-        return bool(self._hidden or self._bad or self._repeated or self.changes)
+        return bool(self._hidden or self._bad or self._repeated or self._asked or self.changes)
 
     @contextmanager
     def _changing(self, key: bytes, entry: Entry | None) -> Iterator[Change]:

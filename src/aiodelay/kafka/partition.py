@@ -299,9 +299,9 @@ class Partition:
         if self.problem is not None:
             raise self.problem
         self._work.clear()
-        self._check_over()
         for message_id in self.index.hidden_far():
             await self.horizon.bring(message_id)
+        self._check_over()
         self.index.mend()
         is_told = await self._is_history_open()
         batch, outgoing = self._batch()

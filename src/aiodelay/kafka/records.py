@@ -24,6 +24,8 @@ from aiodelay.model import (
     FIELDS,
     NO_HEADERS,
     NO_TRACE,
+    At,
+    Conflict,
     DeadKey,
     DeadLetter,
     DeadReason,
@@ -31,6 +33,7 @@ from aiodelay.model import (
     JournalEntry,
     Late,
     LateAction,
+    Put,
     Record,
 )
 from aiodelay.timeunits import to_epoch_ms
@@ -41,6 +44,7 @@ from .mark import Mark
 __all__ = [
     "BARRIER",
     "FORMAT",
+    "KEEP",
     "MARK",
     "PARTITIONS",
     "SINK",
@@ -62,12 +66,14 @@ __all__ = [
     "encode_end",
     "encode_history",
     "encode_hold",
+    "encode_keep",
     "encode_mark",
     "encode_record",
     "glance",
     "held_in",
     "id_of",
     "java_partition",
+    "kept_put",
     "key_of",
     "mark_of",
     "memory_of",
@@ -84,7 +90,7 @@ SINK = "kafka"
 """The name of the sink whose addresses are topics, and so the lane of what goes to one."""
 RESERVED = b"\x00aiodelay/"
 BARRIER, MARK, PARTITIONS = RESERVED + b"barrier", RESERVED + b"mark", RESERVED + b"partitions"
-AGAIN, DEAD, HOLD = RESERVED + b"again/", RESERVED + b"dead/", RESERVED + b"hold/"
+AGAIN, DEAD, HOLD, KEEP = (RESERVED + name for name in (b"again/", b"dead/", b"hold/", b"keep/"))
 MAX_KEY = 255
 
 EPOCH, TARGET_TOPIC, TARGET_KEY = "scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"
@@ -249,6 +255,24 @@ def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
         error = getattr(record, name)
         if error is not None:
             yield name, error.encode(errors="backslashreplace")
+
+
+def encode_keep(record: Record) -> Wire:
+    """Return the record by which a user asks for a put unless a message stands under its key: the owner decides."""
+    wire = encode_record(record)
+    assert wire.key is not None
+    return wire._replace(key=KEEP + wire.key)
+
+
+def kept_put(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Put:
+    """Return the put that a record of `encode_keep` asks for; `key` is the message's.
+
+    Raises:
+        RecordFormatError: It holds no message.
+    """
+    record = decode(key, value, headers, written_ms=written_ms)
+    late = Late(record.late, record.expires_ms - record.due_ms) if record.late else Late()
+    return Put(record.op, record.envelope, At(record.due_ms), Conflict.keep(), late)
 
 
 def encode_cancel(key: bytes, memory: Memory | None = None) -> Wire:
@@ -490,6 +514,8 @@ def _by_key(key: bytes | None) -> Glance | None:
 
 
 def _reserved(key: bytes) -> Glance | None:
+    if key.startswith(KEEP) and 0 < len(key) - len(KEEP) <= MAX_KEY:
+        return None
     if key.startswith(HOLD):
         return _RESERVED if held_in(key) is None else _HOLD
     prefix, _, rest = key.removeprefix(RESERVED).partition(b"/")

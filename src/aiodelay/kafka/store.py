@@ -76,7 +76,9 @@ _TRAITS = StoreTraits(
 )
 
 
-_PRODUCER_TRAITS = replace(_TRAITS, conflicts=frozenset({"replace"}), cancel="recorded", lookup="owner", changes=False)
+_PRODUCER_TRAITS = replace(
+    _TRAITS, conflicts=frozenset({"replace", "keep"}), cancel="recorded", lookup="owner", changes=False
+)
 _UNAVAILABLE = (KafkaError, TimeoutError, OSError)
 
 
@@ -390,7 +392,12 @@ class KafkaStore(Transfers):
         if source is not None:
             raise UnsupportedByStoreError("source", source.source, "none: a Kafka store keeps no positions of intakes")
         if not self._decides:
-            return await self._record(commands)
+            try:
+                return await self._record(commands)
+            except UnsupportedByStoreError as error:
+                if not self._groups:
+                    raise
+                return [Refused("unavailable", str(error)) for _ in commands]  # until just now it owned all
         by_id: dict[str, list[int]] = {}
         full = self.fullness()
         for i, command in enumerate(commands):
@@ -426,8 +433,7 @@ class KafkaStore(Transfers):
         topic, n = next(iter(self._counts.items()))
         for command in commands:
             wire, answer = _recorded(command, now)
-            assert wire.key is not None
-            outgoing.append(Outgoing(topic, *wire, records.partition_of(wire.key, n)))
+            outgoing.append(Outgoing(topic, *wire, records.partition_of(records.key_of(command.id), n)))
             answers.append(answer)
         try:
             found = await (await self._writer.start()).partitions(topic)
@@ -507,13 +513,14 @@ async def _at_once(is_fenced: bool) -> None:  # noqa: FBT001 - a callback
 
 def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:
     """Return what a user writes, and the answer once it is written."""
-    if isinstance(command, Put) and command.conflict.mode == "replace":
+    if isinstance(command, Put) and command.conflict.mode in ("replace", "keep"):
         record = record_of(command, due_of(command.due, now), now)
-        return records.encode_record(record), Stored("stored", now, record.due_ms)
+        wire = records.encode_record(record) if command.conflict.mode == "replace" else records.encode_keep(record)
+        return wire, Stored("stored", now, record.due_ms)
     if isinstance(command, Cancel):
         return records.encode_cancel(records.key_of(command.id)), Stored("recorded", 0, 0)
     what = f"conflict {command.conflict.mode}" if isinstance(command, Put) else type(command).__name__
-    raise UnsupportedByStoreError("command", what, "replace and cancel; or a process that dispatches")
+    raise UnsupportedByStoreError("command", what, "replace, keep and cancel; or a process that owns all")
 
 
 def _told(written: Written, answer: Stored) -> Outcome:
