@@ -83,10 +83,10 @@ EVERYTHING = Query(limit=1000)
 
 
 class Read(NamedTuple):
-    """A record as it was read."""
+    """A record as it was read; aiokafka's own stands for one as well."""
 
     offset: int
-    written_ms: int
+    timestamp: int
     key: bytes | None
     value: bytes | None
     headers: Headers
@@ -347,7 +347,7 @@ class Index(Commands, Claims, Looking):
             if glance.problem:
                 raise RecordFormatError(glance.problem)  # noqa: TRY301 - one way for both kinds of bad records
             assert read.value is not None
-            record = records.decode(key, read.value, read.headers, written_ms=read.written_ms)
+            record = records.decode(key, read.value, read.headers, written_ms=read.timestamp)
         except RecordFormatError as error:
             log.warning("%s, offset %d: %s; it is kept as a dead letter", self.name, read.offset, error.problem)
             self._let_go(records.id_of(key), is_users=True)
@@ -887,7 +887,7 @@ class Index(Commands, Claims, Looking):
         assert read.key is not None
         headers = dict(records.user_headers(read.headers))
         envelope = Envelope(records.id_of(read.key), records.SINK, payload=read.value or b"", headers=headers)
-        return Record(envelope, read.written_ms, read.written_ms, NO_OP, last_error=problem)
+        return Record(envelope, read.timestamp, read.timestamp, NO_OP, last_error=problem)
 
     def _offered(self, change: Change) -> Change | None:
         """Hold a message back until its change is read; one that stands nowhere any more needs none."""

@@ -12,7 +12,6 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from .client import CLOSE_S, quiet, reason_of
-from .index import Read
 from .options import Cluster
 from .partition import Partition
 
@@ -107,8 +106,6 @@ class Reader:
             if not partition.read_at(now, is_whole=is_whole):
                 consumer.seek(place, (await consumer.beginning_offsets([place]))[place])
                 continue
-            batch = [
-                Read(each.offset, each.timestamp, each.key, each.value, each.headers) for each in found.get(place, ())
-            ]
+            batch = found.get(place, ())
             if batch or read_to > partition.index.read_to:
                 partition.take_in(batch, read_to)

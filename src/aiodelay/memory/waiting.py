@@ -144,7 +144,10 @@ class LaneQueue:
 
     def parks(self, entry: Entry) -> bool:
         """Say whether the entry waits aside because its address is held or blocked."""
-        return entry.record.envelope.address in self.held or entry.record.envelope.address in self.blocked
+        if not (self.held or self.blocked):
+            return False
+        address = entry.record.envelope.address
+        return address in self.held or address in self.blocked
 
     def _put_back(self, address: str) -> None:
         for entry in self._parked.pop(address, {}).values():
