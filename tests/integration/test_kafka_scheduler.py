@@ -9,6 +9,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 
 from aiodelay import CancelOutcome, Conflict, Context, DuplicateIdError, Every, Retry, Scheduler
+from aiodelay.kafka import KafkaSink
+from aiodelay.kafka.client import Producer
+from aiodelay.kafka.writer import Writer
 from aiodelay.model import Promise
 from tests.support.kafka import create_topic, new_name
 
@@ -58,3 +61,23 @@ async def test_a_scheduler_delivers_retries_recurs_and_cancels(kafka: str) -> No
     assert (blocked.address, blocked.messages) == ("no-such-topic", 1)
     assert [attempt for number, attempt in runs if number == 1] == [1, 2]
     assert {number for number, _ in runs} == {1, 3}
+
+
+async def test_what_the_store_moves_by_itself_needs_no_producer_of_its_sink(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = Writer.start, list[Writer]()
+
+    async def noted(self: Writer) -> Producer:
+        started.append(self)
+        return await start(self)
+
+    monkeypatch.setattr(Writer, "start", noted)
+    target, sink = await create_topic(kafka, new_name()), KafkaSink(kafka)
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    async with Scheduler(url, sinks=[sink]) as scheduler:
+        await scheduler.schedule(b"out", to=f"kafka:{target}", delay="10ms")
+        await scheduler.run_until_idle()
+        assert sink._writer not in started
+    async with Scheduler("memory://", sinks=[sink]):
+        assert sink._writer in started
