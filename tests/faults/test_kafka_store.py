@@ -21,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
     ResourceType,
 )
 
+from aiodelay import Scheduler
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
@@ -28,7 +29,7 @@ from aiodelay.kafka import topic as topics
 from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.index import Read
 from aiodelay.kafka.transactions import Transactions
-from aiodelay.model import At, Cancel, Demand, Done, Envelope, Put, Query, Stored
+from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Put, Query, Stored
 from aiodelay.transitions import occurrence_id
 from tests.support.kafka import create_topic, new_name, started
 
@@ -73,11 +74,12 @@ class PlainClient:
     """Schedules as a program in any language would: key, value, three headers."""
 
     def __init__(self, bootstrap: str, schedules: str, partitioner: str = "murmur2_random") -> None:
-        self._producer = OtherProducer({"bootstrap.servers": bootstrap, "partitioner": partitioner, "linger.ms": 0})
+        options = {"bootstrap.servers": bootstrap, "partitioner": partitioner, "linger.ms": 0}
+        self._producer = OtherProducer(options | {"message.max.bytes": 2_000_000})
         self._schedules = schedules
 
     def schedule(
-        self, key: bytes, value: bytes | None, epoch: int, topic: str, target_key: bytes = b"", **more: bytes
+        self, key: bytes, value: bytes | None, epoch: int, topic: str, target_key: bytes = b"", **more: bytes | None
     ) -> None:
         headers: dict[str, str | bytes | None]
         headers = {"scheduler-epoch": str(epoch), "scheduler-target-topic": topic, "caller": b"me"}
@@ -178,6 +180,69 @@ async def test_f33_what_cannot_be_read_becomes_a_dead_letter_and_holds_up_nobody
 
 def put(number: int, topic: str, due_ms: int) -> Put:
     return Put(new_op(), Envelope(f"m{number}", "kafka", topic, payload=b"%d" % number), At(due_ms))
+
+
+BAD: dict[str, tuple[dict[str, bytes | None], str]] = {
+    "text for epoch": ({"scheduler-epoch": b"tomorrow"}, "header scheduler-epoch is 'tomorrow', not a whole number"),
+    "a fraction": ({"scheduler-epoch": b"1.5"}, "header scheduler-epoch is '1.5', not a whole number"),
+    "negative": ({"scheduler-epoch": b"-1"}, "header scheduler-epoch is '-1', not a whole number"),
+    "null epoch": ({"scheduler-epoch": None}, "header scheduler-epoch is null, not a whole number"),
+    "no epoch": ({"scheduler-epoch": b""}, "header scheduler-epoch is '', not a whole number"),
+    "ms": ({"scheduler-epoch": b"1893499200001"}, "header scheduler-epoch is too large: it counts seconds"),
+    "huge": ({"scheduler-epoch": b"9" * 5000}, "not a whole number"),
+    "null topic": (
+        {"scheduler-target-topic": None},
+        "header scheduler-target-topic is '', which is not a topic's name",
+    ),
+    "no topic's name": ({"scheduler-target-topic": b"a/b"}, "header scheduler-target-topic is 'a/b', which is not"),
+    "Kafka's own": ({"scheduler-target-topic": b"__consumer_offsets"}, "which is not a topic's name"),
+    "later": ({"aiodelay-format": b"2"}, "its format is 2, and this version reads formats up to 1"),
+    "pickle": ({"aiodelay-encoding": b"pickle"}, "unknown encoding 'pickle'"),
+    "due": ({"aiodelay-due-ms": b"0x1"}, "header aiodelay-due-ms is '0x1', not a whole number"),
+    "rule": ({"aiodelay-rule": b"not JSON"}, "header aiodelay-rule is not JSON"),
+    "no rule of ours": ({"aiodelay-rule": b'{"kind": "moon"}'}, "its recurrence rule a dict is not valid"),
+}
+
+
+async def test_l5_bad_records_of_plain_clients_become_dead_letters_that_say_why(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    async with Scheduler(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=3") as scheduler:
+        client = PlainClient(kafka, schedules)
+        for i, (name, (bad, _)) in enumerate(BAD.items()):
+            client.schedule(name.encode(), b"x" * i, 1, target, b"", **bad)
+            client.schedule(b"good %d" % i, b"%d" % i, 1, target)
+        client.schedule(b"large", b"x" * 1_500_000, 1, target)  # more than the target takes
+        async with asyncio.timeout(30):
+            while len(letters := await letters_of(scheduler)) < len(BAD) or await taken(scheduler) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        for name in BAD:
+            client.schedule(name.encode(), name.encode(), 1, target)  # the same key, mended
+        async with asyncio.timeout(30):
+            while await taken(scheduler) > 1 or not await last_error(scheduler, "large"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert "MessageSizeTooLarge" in await last_error(scheduler, "large")
+    for i, (name, (_, problem)) in enumerate(BAD.items()):
+        letter = letters[name]
+        assert letter.reason == "undecodable"
+        assert problem in (letter.record.last_error or ""), name
+        assert letter.record.envelope.payload == b"x" * i
+        assert letter.record.envelope.headers["caller"] == b"me"
+    values = Counter(record.value for record in await read(kafka, target))
+    assert values == Counter([b"%d" % i for i in range(len(BAD))] + [name.encode() for name in BAD])
+
+
+async def letters_of(scheduler: Scheduler) -> dict[str, DeadLetter]:
+    return {letter.record.id: letter async for letter in scheduler.dead_letters()}
+
+
+async def last_error(scheduler: Scheduler, message_id: str) -> str:
+    found = await scheduler.get(message_id)
+    return "" if found is None else found.record.last_error or ""
+
+
+async def taken(scheduler: Scheduler) -> int:
+    counts = (await scheduler.counts()).get("kafka")
+    return 0 if counts is None else counts.scheduled + counts.overdue + counts.in_flight
 
 
 async def test_s3_a_thousand_messages_arrive_exactly_once(kafka: str) -> None:

@@ -36,6 +36,7 @@ from aiodelay.model import (
     Put,
     Record,
 )
+from aiodelay.recurrence import decode_rule
 from aiodelay.timeunits import to_epoch_ms
 from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of
 
@@ -72,6 +73,7 @@ __all__ = [
     "glance",
     "held_in",
     "id_of",
+    "is_topic",
     "java_partition",
     "kept_put",
     "key_of",
@@ -103,6 +105,7 @@ HEADER = {field.name: field.header for field in FIELDS if field.header is not No
 _OURS = frozenset({EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC})
 _PREFIX = "aiodelay-"
 _MOST_MS = (1 << 48) - 1
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _LATE = {LateAction.DROP: b"drop", LateAction.DEAD_LETTER: b"dead_letter"}
 _ENCODINGS: dict[str, Literal["", "json", "msgpack", "null"]] = {
@@ -564,6 +567,11 @@ def partitions_in(value: bytes | None) -> int | None:
     return int(value) if value is not None and value.isdigit() and len(value) <= 9 else None
 
 
+def is_topic(name: str) -> bool:
+    """Say whether a topic that messages may go to can have this name."""
+    return _TOPIC.fullmatch(name) is not None and name not in (".", "..") and not name.startswith("__")
+
+
 def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Record:
     """Return the message that a record holds.
 
@@ -593,7 +601,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
         dict(user_headers(headers)) or NO_HEADERS,
         _object(found, "trace") or NO_TRACE,
         _number(found, HEADER["version"], (1 << 63) - 1) if HEADER["version"] in found else None,
-        _object(found, "rule"),
+        _rule(found),
     )
     return Record(
         envelope,
@@ -628,11 +636,10 @@ def _destination(found: Mapping[str, bytes | None]) -> tuple[str, str]:
     lane = _text(found, "lane")
     if lane:
         return lane, _text(found, "address")
-    topic = found.get(TARGET_TOPIC) or b""
-    try:
-        return SINK, topic.decode("ascii")
-    except UnicodeDecodeError:
-        raise RecordFormatError(f"header {TARGET_TOPIC} is not a topic's name") from None
+    topic = (found.get(TARGET_TOPIC) or b"").decode(errors="replace")
+    if READ_TO not in found and not is_topic(topic):
+        raise RecordFormatError(f"header {TARGET_TOPIC} is {shortened(topic)}, which is not a topic's name")
+    return SINK, topic
 
 
 def dead_key_of(key: bytes) -> DeadKey:
@@ -701,6 +708,13 @@ def _json(found: Mapping[str, bytes | None], name: str) -> object:
         return None if text is None else msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         raise RecordFormatError(f"header {HEADER[name]} is not JSON") from None
+
+
+def _rule(found: Mapping[str, bytes | None]) -> dict[str, str | int] | None:
+    rule = _object(found, "rule")
+    if rule is not None:
+        decode_rule(rule)
+    return cast("dict[str, str | int] | None", rule)
 
 
 def _object(found: Mapping[str, bytes | None], name: str) -> Any:  # noqa: ANN401 - what the field's type says

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self
@@ -22,12 +21,11 @@ from aiodelay.urls import UrlOptions
 
 from .client import Outgoing, Written, reason_of
 from .options import Cluster, read_cluster
-from .records import SINK, delivered
+from .records import SINK, delivered, is_topic
 from .writer import TOO_LARGE, Writer
 
 __all__ = ["KafkaSink", "check_topic", "open_sink"]
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 UNAVAILABLE = (KafkaError, TimeoutError, OSError)
 _SENT = Sent()
 _FINAL = (*TOO_LARGE, PolicyViolationError, InvalidTopicError)
@@ -39,7 +37,7 @@ def check_topic(topic: str, field: str = "topic in to") -> str:
     Raises:
         TargetError: Says what is allowed.
     """
-    if not _TOPIC.fullmatch(topic) or topic in (".", "..") or topic.startswith("__"):
+    if not is_topic(topic):
         raise TargetError(
             field, shortened(topic), "1 to 249 of A-Z a-z 0-9 . _ -, not '.', '..' or beginning with '__'"
         )
