@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import (
     BrokerResponseError,
     KafkaConnectionError,
@@ -28,7 +28,7 @@ from aiodelay.errors import cut
 from .options import Cluster
 from .records import java_partition
 
-__all__ = ["BATCH_BYTES", "Outgoing", "Producer", "Written", "quiet", "reason_of"]
+__all__ = ["BATCH_BYTES", "Outgoing", "Producer", "Written", "quiet", "reason_of", "stop"]
 
 BATCH_BYTES = 524_288
 """Most bytes of a batch: half of what a broker takes unless told otherwise."""
@@ -80,6 +80,16 @@ def reason_of(error: BaseException) -> str:
     if type(error) is TimeoutError:
         return "no answer in time"
     return cut(str(error) or type(error).__name__, 200)
+
+
+async def stop(consumer: AIOKafkaConsumer) -> None:
+    """End a consumer; what it cannot do in time, or at all, because the cluster is away, ends with its connections."""
+    stopping = asyncio.create_task(consumer.stop(), name="aiodelay kafka consumer stops")
+    stopping.add_done_callback(_note)
+    await asyncio.wait([stopping], timeout=CLOSE_S)
+    await consumer._client.close()
+    await asyncio.wait([stopping], timeout=CLOSE_S)
+    stopping.cancel()
 
 
 class Producer:

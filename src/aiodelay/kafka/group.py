@@ -10,13 +10,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection
-from contextlib import suppress
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 
 from .assignor import Assignor
-from .client import CLOSE_S, quiet, reason_of
+from .client import quiet, reason_of, stop
 from .options import Cluster
 
 __all__ = ["SESSION_MS", "Group"]
@@ -86,9 +85,7 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
                 await consumer.getmany(timeout_ms=SESSION_MS)  # nothing, but errors: all partitions are paused
         finally:
             self._settled.clear()
-            with suppress(TimeoutError, KafkaError):
-                async with asyncio.timeout(CLOSE_S):
-                    await consumer.stop()
+            await stop(consumer)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         """Begin nothing new until the group has been shared out."""

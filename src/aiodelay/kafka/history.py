@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from contextlib import suppress
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
@@ -14,7 +13,7 @@ from aiodelay.model import JournalEntry
 from aiodelay.transitions import base_id
 
 from . import records
-from .client import CLOSE_S, quiet, reason_of
+from .client import quiet, reason_of, stop
 from .options import Cluster
 
 __all__ = ["read_history"]
@@ -44,9 +43,7 @@ async def read_history(
     except (KafkaError, TimeoutError, OSError) as error:
         raise StoreUnavailableError(cluster.name, reason_of(error)) from error
     finally:
-        with suppress(TimeoutError, KafkaError):
-            async with asyncio.timeout(CLOSE_S):
-                await consumer.stop()
+        await stop(consumer)
 
 
 async def _entries(consumer: AIOKafkaConsumer, message_id: str | None, after: int, limit: int) -> list[JournalEntry]:

@@ -61,6 +61,8 @@ STABLE_MS = 10_000
 MARK_MS = 5_000
 """How often it is written what is finished."""
 MOST_ATTEMPTS = 10
+OPEN_S = 5.0
+"""A transaction that is open for so long is said to be."""
 FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
 
 
@@ -134,6 +136,8 @@ class Partition:
         self._most = MAX_CLAIM_MESSAGES
         self._marked_ms = 0
         self._whole_at: float | None = None
+        self._open: tuple[int | None, float] = (None, 0.0)
+        self._is_stalled = False
         self._unread: deque[Change] = deque()
         self._work, self._read = WakeUp(), WakeUp()
         self.horizon = Horizon(
@@ -192,6 +196,18 @@ class Partition:
             log.error("%s: nothing more is delivered or changed: %s", self.index.name, problem)
         self._work.set()
         self._became_ready.set()
+
+    def open_at(self, offset: int | None, now_s: float) -> None:
+        """Note where a transaction is open that nothing can be read beyond; None: nowhere."""
+        before, since_s = self._open
+        if offset != before:
+            if self._is_stalled:
+                self.why, self._is_stalled = "", False
+            self._open = offset, now_s
+        elif offset is not None and now_s - since_s > OPEN_S and not self._is_stalled:
+            self._is_stalled = True
+            self.why = f"a transaction is open at offset {offset}, and nothing after it can be read"
+            log.warning("%s: %s (kafka-transactions.sh tells whose it is)", self.index.name, self.why)
 
     def read_at(self, now_s: float, *, is_whole: bool) -> bool:
         """Note a look at the partition, which found all that is there or not; say whether reading goes on from there.
@@ -504,7 +520,16 @@ class Partition:
             await _waited(again)
 
     async def command(self, command: Command) -> Outcome:
-        """Carry out a command as the owner: the answer is final."""
+        """Carry out a command as the owner: the answer is final, unless it does not come in time."""
+        if not await self.until_ready():
+            return Refused("unavailable", self.why or "the partition is being read")
+        try:
+            async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                return await self._commanded(command)
+        except TimeoutError:
+            return Unknown(self.why or "not written, or not read back, in time")
+
+    async def _commanded(self, command: Command) -> Outcome:
         while True:
             if not await self.until_ready():
                 return Refused("unavailable", self.why or "the partition is being read")

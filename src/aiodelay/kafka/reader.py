@@ -6,12 +6,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
-from contextlib import suppress
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from .client import CLOSE_S, quiet, reason_of
+from .client import quiet, reason_of, stop
 from .options import Cluster
 from .partition import Partition
 
@@ -79,15 +78,16 @@ class Reader:
                     self._look_at_partitions(consumer)
                 await self._changed.wait()
         finally:
-            with suppress(TimeoutError, KafkaError):
-                async with asyncio.timeout(CLOSE_S):
-                    await consumer.stop()
+            await stop(consumer)
 
     def _look_at_partitions(self, consumer: AIOKafkaConsumer) -> None:
         for place, partition in self._partitions.items():
             found = consumer.partitions_for_topic(place.topic)
             if found is not None:
                 partition.has_partitions(len(found))
+            end, high = consumer.last_stable_offset(place), consumer.highwater(place)
+            is_open = end is not None and high is not None and end < high
+            partition.open_at(end if is_open else None, asyncio.get_running_loop().time())
 
     async def _seek(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         consumer.assign(list(partitions))
