@@ -281,7 +281,7 @@ class Index(Commands, Claims, Looking):
                 del self._asked[key]
             return
         try:
-            put = records.kept_put(key, read.value, read.headers, written_ms=read.written_ms)
+            put = records.kept_put(key, read.value, read.headers, written_ms=read.timestamp)
         except RecordFormatError as error:
             log.warning("%s, offset %d: a put unless one stands %s; skipped", self.name, read.offset, error.problem)
         else:
@@ -515,7 +515,7 @@ class Index(Commands, Claims, Looking):
                 continue
             glance = records.glance(each.key, each.value, each.headers)
             try:
-                record = records.decode(each.key, each.value, each.headers, written_ms=each.written_ms)
+                record = records.decode(each.key, each.value, each.headers, written_ms=each.timestamp)
             except RecordFormatError:
                 continue  # it becomes a dead letter once it is near
             found.append(self._snapshot(Entry(record, glance.place_ms, 0), self.now_ms()))
