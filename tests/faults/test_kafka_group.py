@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import msgspec
 import pytest
 import pytest_asyncio
+from aiokafka import AIOKafkaProducer
 
 from aiodelay import Conflict, Context, Every, Scheduler, event
 from aiodelay.errors import UnsupportedByStoreError
@@ -225,3 +226,33 @@ async def test_f3_a_process_that_stood_still_delivers_nothing_before_it_knows_wh
             partition.take_in(batch, read_to)
         assert await partition.until_ready()
         assert (await work.claim({"h": Demand(10)}, request="3", lease_ms=60_000)).claims == []
+
+
+async def test_f27_a_transaction_that_another_program_leaves_open_holds_up_its_partition_alone_and_is_told(
+    kafka: str,
+) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=2&timeout_ms=1000"
+    async with KafkaStore(url) as producer:
+        puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(20)]
+        await producer.apply(puts)
+    other = AIOKafkaProducer(bootstrap_servers=kafka, transactional_id=new_name())
+    await other.start()
+    try:
+        await other.begin_transaction()
+        await other.send_and_wait(schedules, b"", b"other", partition=0)
+        async with member(url) as (store, work):
+            held = {put.envelope.payload for put in puts if store.partitions_of(put.id)[0].number == 0}
+            async with asyncio.timeout(10):
+                while "transaction" not in work.status().why:  # noqa: ASYNC110 - as a user would look
+                    await asyncio.sleep(0.01)
+            task = asyncio.create_task(deliver(store))
+            first = await values(kafka, target, len(puts) - len(held))
+            assert not held & first.keys()
+            await other.abort_transaction()
+            assert await values(kafka, target, len(puts)) == Counter(put.envelope.payload for put in puts)
+            assert work.status().why == ""
+            task.cancel()
+            await asyncio.wait([task])
+    finally:
+        await other.stop()
