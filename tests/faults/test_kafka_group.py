@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaProducer
 from aiodelay import Conflict, Context, Every, Scheduler, event
 from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore
+from aiodelay.kafka import KafkaStore, partition
 from aiodelay.kafka.group import SESSION_MS
 from aiodelay.kafka.index import Read
 from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
@@ -204,33 +204,34 @@ async def test_f3_a_process_that_stood_still_delivers_nothing_before_it_knows_wh
 ) -> None:
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1&members=1"
     async with member(url) as (stale, work), member(url) as (other, others):
-        (partition,) = stale.partitions.values()
+        (mine,) = stale.partitions.values()
         await other.apply([Put(new_op(), Envelope(f"m{i}", "h"), After(0)) for i in range(10)])
         async with asyncio.timeout(10):
-            while (await partition.index.counts()).get("h") is None or not partition.is_ready:  # noqa: ASYNC110
+            while (await mine.index.counts()).get("h") is None or not mine.is_ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         missed: list[tuple[Sequence[Read], int]] = []
         with monkeypatch.context() as patched:
-            patched.setattr(partition, "take_in", lambda *read: missed.append(read))
+            patched.setattr(mine, "take_in", lambda *read: missed.append(read))
             done: list[Done] = []
             async with asyncio.timeout(20):
                 while len(done) < 10:
                     claims = (await others.claim({"h": Demand(10)}, request=new_name(), lease_ms=60_000)).claims
                     done += [Done(each.record.id, each.record.revision, each.token) for each in claims]
             assert await others.settle(done) == [SettleOutcome.SETTLED] * 10
-            partition._looked_s -= SESSION_MS / 1000 + 1
+            mine._looked_s -= SESSION_MS / 1000 + 1
             assert (await work.claim({"h": Demand(10)}, request="1", lease_ms=60_000)).claims == []
             await asyncio.sleep(0.5)  # the reader has looked again
             assert (await work.claim({"h": Demand(10)}, request="2", lease_ms=60_000)).claims == []
         for batch, read_to in missed:
-            partition.take_in(batch, read_to)
-        assert await partition.until_ready()
+            mine.take_in(batch, read_to)
+        assert await mine.until_ready()
         assert (await work.claim({"h": Demand(10)}, request="3", lease_ms=60_000)).claims == []
 
 
-async def test_f27_a_transaction_that_another_program_leaves_open_holds_up_its_partition_alone_and_is_told(
-    kafka: str,
+async def test_f27_a_transaction_that_was_open_at_the_start_holds_up_its_partition_alone_and_is_told(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(partition, "OPEN_S", 0.5)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=2&timeout_ms=1000"
     async with KafkaStore(url) as producer:

@@ -279,8 +279,7 @@ class Partition:
             self.session = Session(self.index.read_to).with_barrier(offset)
             while not self.session.is_ready:
                 self._read.clear()
-                if not await self._read.wait(self._cluster.timeout_ms / 1000):
-                    self._tell_stall(offset)
+                await self._read.wait(self._cluster.timeout_ms / 1000)
                 self._check_over()
             await self._check_partitions(transactions)
             self.why = ""
@@ -306,12 +305,6 @@ class Partition:
             raise moved_keys(self.topic, before, now)
         await transactions.begin([Outgoing(self.topic, records.PARTITIONS, b"%d" % now, [], self.number)])
         await transactions.commit()
-
-    def _tell_stall(self, barrier: int) -> None:
-        why = f"read to offset {self.index.read_to} of {barrier} and not on: is a transaction of another program open?"
-        if why != self.why:
-            self.why = why
-            log.warning("%s: %s", self.index.name, why)
 
     def _check_over(self) -> None:
         if self._over is not None:

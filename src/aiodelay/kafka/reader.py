@@ -75,13 +75,13 @@ class Reader:
                 await self._seek(consumer, partitions)
                 while partitions and partitions is self._partitions:
                     await self._read_some(consumer, partitions)
-                    self._look_at_partitions(consumer)
+                    self._look_at_partitions(consumer, partitions)
                 await self._changed.wait()
         finally:
             await stop(consumer)
 
-    def _look_at_partitions(self, consumer: AIOKafkaConsumer) -> None:
-        for place, partition in self._partitions.items():
+    def _look_at_partitions(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+        for place, partition in partitions.items():
             found = consumer.partitions_for_topic(place.topic)
             if found is not None:
                 partition.has_partitions(len(found))
