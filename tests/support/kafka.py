@@ -22,7 +22,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
-__all__ = ["Broker", "Given", "choice", "create_topic", "find", "new_name", "started"]
+__all__ = ["Broker", "Given", "choice", "create_topic", "find", "logins", "new_name", "started"]
 
 GIVEN = "AIODELAY_TEST_KAFKA"
 VERSION = os.environ.get("AIODELAY_TEST_KAFKA_VERSION", "4.1.0")
@@ -74,14 +74,15 @@ class Broker:
     """A node of our own, broker and controller in one, on free ports, in a folder of its own.
 
     Args:
-        settings: Further settings of the broker, in the place of the usual ones.
+        settings: Further settings of the broker, in the place of the usual ones; `{port}`, `{controller}` and `{login}`
+            stand for its ports, of which the last is one that `logins` listens at.
     """
 
     def __init__(self, **settings: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-kafka-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None
-        port, controller = _free_ports(2)
-        self.bootstrap = f"127.0.0.1:{port}"
+        port, controller, login = _free_ports(3)
+        self.bootstrap, self.login = f"127.0.0.1:{port}", f"127.0.0.1:{login}"
         here = Path(self._folder.name)
         lines = SETTINGS | {
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
@@ -89,7 +90,8 @@ class Broker:
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
             "log.dirs": f"{here / 'logs'}",
         }
-        lines |= {name.replace("_", "."): value for name, value in settings.items()}
+        ports = {"port": port, "controller": controller, "login": login}
+        lines |= {name.replace("_", "."): value.format(**ports) for name, value in settings.items()}
         self._file = here / "server.properties"
         self._file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
         self._log = here / "log"
@@ -163,6 +165,25 @@ def started(**settings: str) -> Broker:
     broker = Broker(**settings)
     broker.start()
     return broker
+
+
+def logins(*users: str) -> dict[str, str]:
+    """Return settings by which users log in, each with their name as password, and may do only what they were granted.
+
+    Who does not log in may do anything.
+    """
+    listeners = "PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login}"
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    known = " ".join(f'user_{user}="{user}"' for user in users)
+    return {
+        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{{controller}}",
+        "advertised_listeners": listeners,
+        "listener_security_protocol_map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT",
+        "listener_name_login_sasl_enabled_mechanisms": "PLAIN",
+        "listener_name_login_plain_sasl_jaas_config": f"{module} required {known};",
+        "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super_users": "User:ANONYMOUS",
+    }
 
 
 def _has_docker() -> bool:
