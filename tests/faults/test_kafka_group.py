@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, partition
 from aiodelay.kafka.group import SESSION_MS
-from aiodelay.kafka.index import Read
+from aiodelay.kafka.index import Index, Read
 from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
 from aiodelay.ports import Work
 from tests.faults.test_kafka_members import deliver, values
@@ -257,3 +258,37 @@ async def test_f27_a_transaction_that_was_open_at_the_start_holds_up_its_partiti
             await asyncio.wait([task])
     finally:
         await other.stop()
+
+
+async def test_a_fault_of_our_own_ends_no_loop(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    target = await create_topic(kafka, new_name())
+    faults: Counter[str] = Counter()
+
+    def at_first(of: type, name: str) -> None:
+        real = getattr(of, name)
+
+        def broken(*args: Any) -> Any:  # noqa: ANN401 - whatever it is
+            faults[name] += 1
+            if faults[name] == 5:
+                raise ZeroDivisionError(name)
+            return real(*args)
+
+        monkeypatch.setattr(of, name, broken)
+
+    async with member(url) as (store, _):
+        task = asyncio.create_task(deliver(store))
+        at_first(partition.Partition, "take_in")
+        at_first(Index, "mend")
+        puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(50)]
+        for put in puts:
+            async with asyncio.timeout(20):
+                while not isinstance((await store.apply([put]))[0], Stored):  # noqa: ASYNC110 - as a caller would
+                    await asyncio.sleep(0.05)
+        assert await values(kafka, target, len(puts)) == Counter(put.envelope.payload for put in puts)
+        assert min(faults["take_in"], faults["mend"]) > 5
+        task.cancel()
+        await asyncio.wait([task])
+    assert caplog.text.count("ZeroDivisionError: ") >= 2

@@ -28,12 +28,23 @@ from aiodelay.errors import cut
 from .options import Cluster
 from .records import java_partition
 
-__all__ = ["BATCH_BYTES", "Outgoing", "Producer", "Written", "quiet", "reason_of", "stop"]
+__all__ = [
+    "BATCH_BYTES",
+    "UNAVAILABLE",
+    "Outgoing",
+    "Producer",
+    "Written",
+    "log_failure",
+    "quiet",
+    "reason_of",
+    "stop",
+]
 
 BATCH_BYTES = 524_288
 """Most bytes of a batch: half of what a broker takes unless told otherwise."""
 REQUEST_BYTES = 2 << 20
 CLOSE_S = 2.0
+UNAVAILABLE = (KafkaError, TimeoutError, OSError)
 
 
 class Outgoing(Struct, frozen=True, gc=False):
@@ -73,6 +84,14 @@ def quiet() -> None:
     log = logging.getLogger("aiokafka")
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
+
+
+def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, expected: tuple[type, ...]) -> None:
+    """Log why something begins anew; with its traceback, as an error, if it is a fault of our own."""
+    if isinstance(error, expected):
+        log.warning("%s: %s", what, reason)
+    else:
+        log.error("%s, by a fault of aiodelay itself: %s", what, reason, exc_info=error)
 
 
 def reason_of(error: BaseException) -> str:

@@ -12,10 +12,9 @@ import random
 from collections.abc import Callable, Collection
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import KafkaError
 
 from .assignor import Assignor
-from .client import quiet, reason_of, stop
+from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
 from .options import Cluster
 
 __all__ = ["SESSION_MS", "Group"]
@@ -60,10 +59,10 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         while True:
             try:
                 await self._be_member()
-            except (KafkaError, TimeoutError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - as in `Partition.run`
                 failures += 1
                 self.why = reason_of(error)
-                log.warning("the group of %s on %s: %s", self._topic, self._cluster.name, self.why)
+                log_failure(log, f"the group of {self._topic} is left", self.why, error, UNAVAILABLE)
             pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 

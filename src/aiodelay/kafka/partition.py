@@ -11,7 +11,6 @@ from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
-from aiokafka.errors import KafkaError
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
@@ -42,7 +41,7 @@ from aiodelay.transitions import delivery_id
 from aiodelay.wakeup import WakeUp
 
 from . import records
-from .client import Outgoing, reason_of
+from .client import UNAVAILABLE, Outgoing, log_failure, reason_of
 from .group import SESSION_MS
 from .horizon import Fetch, Horizon
 from .index import Change, Due, Index, Read
@@ -82,7 +81,7 @@ class Place(NamedTuple):
     is_accepted: bool = False
 
 
-_ENDS = (FencedError, AbortedError, InDoubtError, StoreUnavailableError, KafkaError, TimeoutError, OSError)
+_ENDS = (FencedError, AbortedError, InDoubtError, StoreUnavailableError, *UNAVAILABLE)
 
 
 class Partition:
@@ -252,10 +251,10 @@ class Partition:
             except StoreMismatchError as error:
                 self._refuse(error)
                 return
-            except _ENDS as error:
+            except Exception as error:  # noqa: BLE001 - one that stopped and told nobody would be the worst of faults
                 is_fenced = isinstance(error, FencedError)
                 self.why = "another owner has taken over, or may have" if is_fenced else reason_of(error)
-                log.warning("%s: the session ends: %s", self.index.name, self.why)
+                log_failure(log, f"{self.index.name}: the session ends", self.why, error, _ENDS)
                 is_refusal = isinstance(error, AbortedError) and self.is_ready
             finally:
                 self._end_session()

@@ -8,9 +8,8 @@ import random
 from collections.abc import Mapping
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
 
-from .client import quiet, reason_of, stop
+from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
 from .options import Cluster
 from .partition import Partition
 
@@ -49,9 +48,9 @@ class Reader:
         while True:
             try:
                 await self._read_on()
-            except (KafkaError, TimeoutError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - as in `Partition.run`
                 failures += 1
-                log.warning("reading %s fails: %s", self._cluster.name, reason_of(error))
+                log_failure(log, f"reading {self._cluster.name} fails", reason_of(error), error, UNAVAILABLE)
             pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 

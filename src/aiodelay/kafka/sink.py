@@ -9,7 +9,6 @@ from typing import Any, Self
 from aiokafka.errors import (
     InvalidTopicError,
     KafkaConnectionError,
-    KafkaError,
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
@@ -19,14 +18,13 @@ from aiodelay.errors import ConfigurationError, SinkUnavailableError, TargetErro
 from aiodelay.model import Delivery, Demand, Failed, SendOutcome, Sent
 from aiodelay.urls import UrlOptions
 
-from .client import Outgoing, Written, reason_of
+from .client import UNAVAILABLE, Outgoing, Written, reason_of
 from .options import Cluster, read_cluster
 from .records import SINK, delivered, is_topic
 from .writer import TOO_LARGE, Writer
 
 __all__ = ["KafkaSink", "check_topic", "open_sink"]
 
-UNAVAILABLE = (KafkaError, TimeoutError, OSError)
 _SENT = Sent()
 _FINAL = (*TOO_LARGE, PolicyViolationError, InvalidTopicError)
 

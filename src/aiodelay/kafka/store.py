@@ -11,7 +11,6 @@ from itertools import count
 from typing import Self
 
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -37,7 +36,7 @@ from aiodelay.transitions import due_of, record_of
 from aiodelay.urls import UrlOptions
 
 from . import records
-from .client import Outgoing, Written, reason_of
+from .client import UNAVAILABLE, Outgoing, Written, log_failure, reason_of
 from .fetcher import Fetcher
 from .group import Group
 from .history import read_history
@@ -79,7 +78,6 @@ _TRAITS = StoreTraits(
 _PRODUCER_TRAITS = replace(
     _TRAITS, conflicts=frozenset({"replace", "keep"}), cancel="recorded", lookup="owner", changes=False
 )
-_UNAVAILABLE = (KafkaError, TimeoutError, OSError)
 
 
 class _Options(Struct, frozen=True):
@@ -284,8 +282,9 @@ class KafkaStore(Transfers):
                     try:
                         if await partition.horizon.follow():
                             self.wake_all()
-                    except StoreUnavailableError as error:
-                        log.warning("%s: what comes near cannot be read: %s", partition.index.name, error)
+                    except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+                        what = f"{partition.index.name}: what comes near cannot be read"
+                        log_failure(log, what, reason_of(error), error, (StoreUnavailableError,))
             await asyncio.sleep(LOOK_AHEAD_S)
 
     async def _until_ready(self) -> None:
@@ -440,7 +439,7 @@ class KafkaStore(Transfers):
             if found is not None and found != n:
                 return [Refused("unavailable", str(moved_keys(topic, n, found))) for _ in commands]
             written = await self._writer.write(outgoing)
-        except _UNAVAILABLE as error:
+        except UNAVAILABLE as error:
             return [Refused("unavailable", reason_of(error)) for _ in commands]
         return [_told(each, answer) for each, answer in zip(written, answers, strict=True)]
 
@@ -471,7 +470,7 @@ class KafkaStore(Transfers):
                         raise each.error
                     if place in self.partitions:
                         await self.partitions[place].until_read(each.offset)
-        except _UNAVAILABLE as error:
+        except UNAVAILABLE as error:
             raise StoreUnavailableError(self.name, f"held in part, or not: {reason_of(error)}") from error
         return was_held != is_held
 
