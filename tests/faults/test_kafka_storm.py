@@ -19,8 +19,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 
 from aiodelay import Message, Scheduler
 from aiodelay.errors import StoreError
-from aiodelay.kafka.records import encode, partition_of
+from aiodelay.kafka.records import BARRIER, encode, partition_of
 from tests.faults.programs.kafka_owner import Plan, Run
+from tests.faults.test_kafka_store import read as read_all
 from tests.support.kafka import create_topic, new_name
 from tests.support.processes import Crew, Worker
 from tests.support.producing import instant
@@ -243,6 +244,35 @@ async def test_f3_f26_a_storm_over_a_group(kafka: str, crew: Crew, n: int) -> No
 @pytest.mark.timeout(900)
 async def test_f3_f26_a_long_storm_over_a_group(kafka: str, crew: Crew) -> None:
     await storm(kafka, crew, n=3, seconds=600, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(120)
+async def test_f3_one_that_stood_still_for_too_long_does_not_fight_for_what_it_has_lost(kafka: str, crew: Crew) -> None:
+    target, schedules = await create_topic(kafka, new_name()), new_name("schedules")
+    store = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=4"
+    async with Scheduler(store, dispatch=False) as producer:
+        group = await asyncio.to_thread(Group, crew, store, 2)
+        expected = {f"m{i}" for i in range(400)}
+        await producer.schedule_many(
+            Message(name.encode(), delay=f"{80 * i}ms", to=f"kafka:{target}", id=name)
+            for i, name in enumerate(sorted(expected))
+        )
+    await asyncio.sleep(2)
+    group.members[0].stop()
+    await asyncio.sleep(13)
+    continued_ms = now_ms()
+    group.members[0].continue_()
+    records = await read_until(kafka, target, expected, 40)
+    assert max(Counter(record.value for record in records).values()) == 1
+    begun = Counter(
+        record.partition
+        for record in await read_all(kafka, schedules)
+        if record.key == BARRIER and record.timestamp > continued_ms
+    )
+    assert begun, "it has got none back"
+    assert max(begun.values()) == 1, "each partition changes hands once"
+    await asyncio.to_thread(group.end)
 
 
 # --- one of two is killed ---------------------------------------------------------------------------------
