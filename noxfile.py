@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 EVERYTHING_TESTED = ["tests", "docs", "README.md"]
 # Tests of faults mostly wait. Workers take whole stretches of files, whose servers they share.
-IN_PARALLEL = ["--numprocesses=4", "--dist=worksteal"]
+IN_PARALLEL = ["--numprocesses=3", "--dist=worksteal"]
 PURE_MODULES = ["errors", "model", "recurrence", "retry", "timeunits", "transitions", "urls"]
 WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"]
 REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/sqlite/schema.sql"}

@@ -35,7 +35,7 @@ from . import (
 from .harness import Benchmark, Plan, Row
 from .kafka_server import running_broker
 from .redis_server import running_server
-from .report import as_json, as_line, as_markdown, put_between_markers, surroundings
+from .report import as_json, as_line, as_markdown, by_family, put_between_markers, surroundings
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     bf1_memory_dispatch.BENCHMARK,
@@ -91,11 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(map(as_line, measured)), flush=True)
             rows += measured
     if options.json is not None:
-        options.json.write_bytes(as_json(rows, around))
+        before = options.json.read_bytes() if options.json.exists() else b""
+        options.json.write_bytes(as_json(before, rows, around))
     if options.markdown is not None:
         document = options.markdown.read_text(encoding="utf-8")
-        table = as_markdown(rows, around)
-        options.markdown.write_text(put_between_markers(document, table), encoding="utf-8")
+        for family, measured in by_family(rows).items():
+            document = put_between_markers(document, family, as_markdown(measured, around))
+        options.markdown.write_text(document, encoding="utf-8")
     return 0
 
 
@@ -111,9 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a Kafka broker (default: start one)")
     parser.add_argument("--directory", type=Path, help="where files go (default: the system's, often /tmp)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, beside those of other families")
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the table between the markers of this file"
+        "--markdown", type=Path, metavar="FILE", help="write each family's table between its markers in this file"
     )
     return parser
 

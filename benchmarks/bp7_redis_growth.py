@@ -21,6 +21,7 @@ from aiodelay.model import (
     Done,
     Envelope,
     Put,
+    Query,
     Renewal,
     RenewOutcome,
     Reschedule,
@@ -44,6 +45,7 @@ ROUNDS_OF_ALL = 10
 LOGGED_US = 500
 """Scripts that took no longer are not looked at."""
 SHORT_LEASE_MS = 10
+MOST_LISTED = 1_000
 GOAL = Goal("at most", 5.0)
 
 
@@ -79,6 +81,7 @@ async def large_batches(plan: Plan, n: int) -> list[dict[str, float]]:
                 for _ in range(plan.size(ROUNDS_OF_ALL)):
                     await change(store, chance)
                     await deliver(store, work)
+                    await look(store)
                 rounds.append(await _longest(client))
     return rounds
 
@@ -114,6 +117,13 @@ async def deliver(store: RedisStore, work: Work) -> None:
     claims = await claim_all(work)
     await settle(work, [Done(each.record.id, each.record.revision, each.token) for each in claims])
     await work.tidy([LANE], limit=AT_ONCE)
+
+
+async def look(store: RedisStore) -> None:
+    """Look at as many as a page may hold, and at what comes due within two weeks by the hour."""
+    check(bool(await store.search(Query(limit=MOST_LISTED))), "what is pending was not listed")
+    await store.load(bucket_ms=3_600_000, buckets=14 * 24)
+    await store.counts()
 
 
 async def claim_all(work: Work, lease_ms: int = LEASE_MS) -> list[Claim]:

@@ -18,10 +18,7 @@ from tests.support import kafka
 from .harness import Plan, Row
 from .redis_server import names_of_build
 
-__all__ = ["BEGIN", "END", "as_json", "as_line", "as_markdown", "put_between_markers", "surroundings"]
-
-BEGIN = "<!-- benchmarks: begin -->"
-END = "<!-- benchmarks: end -->"
+__all__ = ["as_json", "as_line", "as_markdown", "by_family", "put_between_markers", "surroundings"]
 
 
 def surroundings(plan: Plan) -> dict[str, str]:
@@ -73,6 +70,14 @@ def _load() -> str:
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
+def by_family(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows by what they are about: the two letters that an id begins with. Each family has its own table."""
+    families: dict[str, list[Row]] = {}
+    for row in rows:
+        families.setdefault(row.id[:2], []).append(row)
+    return families
+
+
 def as_line(row: Row) -> str:
     """Return a row for the terminal."""
     low, high = row.spread
@@ -81,9 +86,16 @@ def as_line(row: Row) -> str:
     return f"{row.id}  {row.what}: {row.median:.3g} [{low:.3g}-{high:.3g}] {row.unit}{goal} {verdict}; {row.beside}"
 
 
-def as_json(rows: Sequence[Row], around: dict[str, str]) -> bytes:
-    """Return everything, each round's value included."""
-    results = [
+def as_json(before: bytes, rows: Sequence[Row], around: dict[str, str]) -> bytes:
+    """Return everything, each round's value included; of families that were not measured, what was there before."""
+    families = msgspec.json.decode(before) if before else {}
+    for family, measured in by_family(rows).items():
+        families[family] = {"surroundings": around, "results": _results(measured)}
+    return msgspec.json.format(msgspec.json.encode(families), indent=2) + b"\n"
+
+
+def _results(rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [
         {
             "id": row.id,
             "what": row.what,
@@ -97,7 +109,6 @@ def as_json(rows: Sequence[Row], around: dict[str, str]) -> bytes:
         }
         for row in rows
     ]
-    return msgspec.json.format(msgspec.json.encode({"surroundings": around, "results": results}), indent=2) + b"\n"
 
 
 def as_markdown(rows: Sequence[Row], around: dict[str, str]) -> str:
@@ -117,14 +128,15 @@ def as_markdown(rows: Sequence[Row], around: dict[str, str]) -> str:
     )
 
 
-def put_between_markers(document: str, text: str) -> str:
-    """Return the document with `text` in the place of what stands between its markers.
+def put_between_markers(document: str, family: str, text: str) -> str:
+    """Return the document with `text` in the place of what stands between a family's markers.
 
     Raises:
         ValueError: It does not have both markers, once each and in order.
     """
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"the document must hold {BEGIN!r} and then {END!r}, once each")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+    begin, end = f"<!-- {family}: begin -->", f"<!-- {family}: end -->"
+    before, found_begin, rest = document.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end or begin in rest or end in after:
+        raise ValueError(f"the document must hold {begin!r} and then {end!r}, once each")
+    return f"{before}{begin}\n{text}\n{end}{after}"

@@ -181,9 +181,11 @@ def codec_named(encoding: str) -> Codec:
 
 _PREFIX = struct.Struct(">BBH6s6s6sHBB8s")  # format, flags, lane, revision, due, expires, attempt, lapses, kills, op
 _PREFIX_READ = struct.Struct(">BBQQIHBB8s")  # the same bytes, numbers of 6 bytes together with their neighbours
+_PREFIX_SIZE = _PREFIX.size
 _U48, _U16 = (1 << 48) - 1, (1 << 16) - 1
 _RECURRING, _ALONE, _NO_RETRY, _HAS_VERSION = 1, 2, 4, 32
 _LATE_SHIFT, _LATE_MASK = 3, 3
+_DELIVER = LateAction.DELIVER  # to look up a member of an enum takes as long as to make a record
 _MOST_ATTEMPTS = 65_535
 _body_encoder = msgspec.msgpack.Encoder()
 
@@ -204,7 +206,7 @@ class _Body(msgspec.Struct, omit_defaults=True, gc=False):
     g: str | None = None
 
 
-_body_decoder = msgspec.msgpack.Decoder(_Body)
+_read_body = msgspec.msgpack.Decoder(_Body).decode
 
 
 def encode_record(record: Record, lane_number: int) -> bytes:
@@ -298,21 +300,21 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
     Raises:
         RecordFormatError: It is cut short, damaged, or of a newer format.
     """
-    if len(data) < _PREFIX.size or data[0] != FORMAT_VERSION:
+    if len(data) < _PREFIX_SIZE or data[0] != FORMAT_VERSION:
         raise RecordFormatError(_problem_of_prefix(data))
     _, flags, lane_revision, due_expires, expires, attempt, lapses, kills, op = _PREFIX_READ.unpack_from(data)
     number = lane_revision >> 48
-    version_end = _PREFIX.size + (8 if flags & _HAS_VERSION else 0)
+    version_end = _PREFIX_SIZE + (8 if flags & _HAS_VERSION else 0)
     try:
-        body = _body_decoder.decode(data[version_end:])
-        late = LateAction(flags >> _LATE_SHIFT & _LATE_MASK) if flags else LateAction.DELIVER
+        body = _read_body(data[version_end:])
+        late = LateAction(flags >> _LATE_SHIFT & _LATE_MASK) if flags else _DELIVER
         trace = _read_trace(body.c) if body.c else NO_TRACE
         lane_name = lane(number)
     except (msgspec.MsgspecError, ValueError) as error:
         raise RecordFormatError(f"it is damaged ({_first_line(error)})") from None
     except LookupError:
         raise RecordFormatError(f"no lane has the number {number}") from None
-    version = int.from_bytes(data[_PREFIX.size : version_end], "big") if flags & _HAS_VERSION else None
+    version = int.from_bytes(data[_PREFIX_SIZE:version_end], "big") if flags & _HAS_VERSION else None
     envelope = Envelope(  # by position, here and below: keywords cost half as much again
         message_id,
         lane_name,
@@ -347,4 +349,4 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
 def _problem_of_prefix(data: bytes) -> str:
     if data and data[0] != FORMAT_VERSION:
         return f"format {data[0]} is not known; the newest known is {FORMAT_VERSION}"
-    return f"{len(data)} bytes are shorter than the prefix of {_PREFIX.size}"
+    return f"{len(data)} bytes are shorter than the prefix of {_PREFIX_SIZE}"

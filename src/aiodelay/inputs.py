@@ -195,7 +195,8 @@ def split_target(to: object, *, field: str = "to") -> tuple[str, str]:
     Raises:
         TargetError: It is not of that form.
     """
-    allowed = "'<sink>:<address>', such as 'stdout:audit'"
+    allowed = "'<source>:<address>'" if field == "source" else "'<sink>:<address>'"
+    allowed += ", such as 'redis-list:orders'"
     if not isinstance(to, str):
         raise TargetError(field, kind_of(to), allowed)
     sink, colon, address = to.partition(":")

@@ -4,8 +4,10 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,6 +186,23 @@ def test_redis_is_started_for_the_demo_and_ends_with_it(tmp_path: Path, folder: 
         told = assert_quiet_end(program, folder)
     assert told.others == [], "nothing remains of it"
     assert_summary_agrees(told)
+
+
+def test_no_server_outlives_a_killed_demo(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"TMPDIR": str(folder), "DOCKER_HOST": "unix:///nowhere/docker.sock", "AIODELAY_TEST_REDIS_URL": ""}
+    with aiodelay("demo", "--store", "redis", cwd=tmp_path, environment=environment) as demo:
+        demo.out.wait_for("  delivered  ")
+        (server_folder,) = folder.glob("aiodelay-redis-*")
+        monkeypatch.chdir(server_folder)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(DEADLINE_S)
+            connection.connect("redis.sock")
+            demo.send(signal.SIGKILL)
+            assert connection.recv(1) == b""
+    give_up = time.monotonic() + DEADLINE_S
+    while server_folder.exists():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
 
 
 def test_what_remains_on_a_redis_server_is_resumed(tmp_path: Path) -> None:

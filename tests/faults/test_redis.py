@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -383,11 +384,26 @@ async def test_no_server_says_so(server: RedisServer) -> None:
 
 @in_loop
 async def test_replicated_without_replicas_is_unknown(server: RedisServer) -> None:
-    async with opened(server.port, durability="replicated:1", timeout_ms=100) as store:
+    async with opened(server.port, durability="replicated:1", timeout_ms=1_000) as store:
         outcome = await do(store, put())
         assert isinstance(outcome, Unknown)
         assert "0 of 1 replicas" in outcome.detail
         assert await ids(store) == ["m"]
+
+
+@in_loop
+async def test_b2_answers_that_come_late_do_not_set_the_clock_back(server: RedisServer) -> None:
+    """A wait until something is due would last longer by as much."""
+    seconds = time.time() - time.monotonic()
+    async with proxied(server.port) as proxy, opened(proxy.port) as store, store.work("w", [LANE]) as work:
+        for _ in range(3):
+            asking = asyncio.create_task(claim(work))
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # noqa: ASYNC251 - as a handler does that keeps the loop
+            await asking
+        proxy.delay_answers_s = 0.5
+        await do(store, put("m", 60_000))
+        assert abs(store.now_ms() - (seconds + time.monotonic()) * 1000) < 100
 
 
 @in_loop
@@ -459,3 +475,21 @@ async def test_f18_wake_ups_come_back_after_the_connection_was_killed(server: Re
             command = put(f"m{number}")
             assert any([isinstance(await do(other, command), Stored) for _ in range(4)])
             assert await waits(work) <= 2.5
+
+
+def test_wake_ups_that_stay_away_are_told_once(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.command("ACL", "SETUSER", "deaf", "on", "nopass", "~*", "+@all", "-xread")
+
+    async def play() -> None:
+        url = f"redis://deaf:any@127.0.0.1:{server.port}"
+        async with RedisStore(url, namespace="faults") as store, store.work("w", [LANE]):
+            async with asyncio.timeout(20):
+                while not caplog.records:  # noqa: ASYNC110 - nobody says when
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(2.5)
+
+    with caplog.at_level(logging.WARNING, "aiodelay.redis"):
+        asyncio.run(play())
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert "no wake-ups" in told
+    assert "xread" in told

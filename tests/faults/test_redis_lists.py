@@ -308,19 +308,15 @@ def test_a_list_without_the_right_to_write_loses_nothing_and_holds_up_no_other(
 
 
 @in_loop
-async def test_a_flood_for_a_full_list_costs_others_little_and_the_server_no_long_script(server: RedisServer) -> None:
+async def test_a_flood_for_a_full_list_costs_others_little_and_no_script_reads_it_all(server: RedisServer) -> None:
     async with opened(server.port) as store:
         await put(store, 20_000)
         others = await put(store, 10, OTHER)
-        server.command(
-            "CONFIG", "SET", "slowlog-log-slower-than", "25000"
-        )  # five times what is allowed: others run here
-        server.command("SLOWLOG", "RESET")
-        started = time.monotonic()
+        steps = 0
         while await ids_in(store, OTHER) != others:
             await move(store, max_length=100)
-        assert time.monotonic() - started < 5
-        assert await store.command("SLOWLOG", "LEN") == 0
+            steps += 1
+        assert 20 <= steps <= 25, "a script sets at most 1,000 aside, and hardly fewer"
         later = await put(store, 1, OTHER)
         await move(store, max_length=100)
         assert await ids_in(store, OTHER) == others + later
@@ -355,6 +351,12 @@ def start_role(scene: RedisScene, name: str, role: str, point: FailurePoint | No
     return scene.start(name, serve=("list",), source=f"redis-list:{LIST}", run_ms=20, until="sigterm", point=point)
 
 
+def end(worker: Worker) -> None:
+    worker.line("ready")  # one that was just started may not listen to signals yet
+    worker.terminate()
+    worker.ended_well()
+
+
 def test_f1_three_roles_as_processes_and_each_is_killed(redis_scene: RedisScene) -> None:
     scene = redis_scene
     handlers = [start_role(scene, f"handler{i}", "handles") for i in range(2)]
@@ -370,8 +372,7 @@ def test_f1_three_roles_as_processes_and_each_is_killed(redis_scene: RedisScene)
     handlers.append(start_role(scene, "heir", "handles"))
     wait_until_drained(scene)
     for worker in (movers[1], *handlers[1:]):
-        worker.terminate()
-        worker.ended_well()
+        end(worker)
     report = scene.judge(Limits(takeover_ms=TAKEOVER_MS))
     assert report.delivered >= 300
 
@@ -393,8 +394,7 @@ def test_l5_a_message_that_kills_its_processes_is_given_up_and_its_neighbours_ar
         assert worker.wait() == -9
     wait_until_drained(scene)
     for each in (mover, worker):
-        each.terminate()
-        each.ended_well()
+        end(each)
     scene.judge(Limits(takeover_ms=TAKEOVER_MS, poison={"m-5": "killed_worker"}))
 
 
@@ -411,8 +411,7 @@ def test_f41_handlers_told_to_end_give_back_what_has_not_begun(redis_scene: Redi
     last = start_role(scene, "last", "handles")
     wait_until_drained(scene)
     for each in (mover, last):
-        each.terminate()
-        each.ended_well()
+        end(each)
     report = scene.judge()
     assert report.duplicates == 0
 
@@ -425,8 +424,7 @@ def test_s3_retries_of_what_came_from_a_list_are_shared_by_all_who_handle_it(red
     scene.start("producer", burst=burst, until="produced").ended_well()
     wait_until_drained(scene)
     for worker in crew:
-        worker.terminate()
-        worker.ended_well()
+        end(worker)
     report = scene.judge()
     assert (report.delivered, report.duplicates) == (100, 0)
 
@@ -447,6 +445,5 @@ def test_f1_a_storm_of_kills_of_movers_and_handlers(redis_scene: RedisScene, see
     producer.ended_well()
     wait_until_drained(scene)
     for worker in crew.values():
-        worker.terminate()
-        worker.ended_well()
+        end(worker)
     scene.judge(Limits(takeover_ms=TAKEOVER_MS))

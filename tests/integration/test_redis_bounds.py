@@ -128,3 +128,78 @@ def test_a_release_that_was_cut_short_goes_on_when_it_is_repeated(url: str) -> N
             assert (await store.counts())[LANE].overdue == 2_000
 
     asyncio.run(play())
+
+
+async def pages(store: RedisStore, limit: int) -> list[str]:
+    found: list[str] = []
+    after = None
+    while page := await store.search(Query(limit=limit, after=after)):
+        found += [each.record.id for each in page]
+        after = page[-1].next_attempt_ms, page[-1].record.id
+    return found
+
+
+def test_what_comes_due_at_one_instant_is_listed_a_part_at_a_time(url: str) -> None:
+    async def play() -> None:
+        async with Watched(url, namespace="instant", clock=VirtualClock()) as store, store.work("w", [LANE]) as work:
+            await put(store, 3_000, 1)
+            names = sorted(f"-{i}" for i in range(3_000))
+            assert await pages(store, 700) == names
+            for i in range(3):
+                assert len((await work.claim({LANE: Demand(500)}, request=f"r{i}", lease_ms=15_000)).claims) == 500
+            assert await pages(store, 1_000) == names
+            for i in range(20):
+                await store.hold(LANE, f"{i}")
+                await put(store, 100, 1, f"{i}")
+            assert await pages(store, 900) == sorted([*names, *(f"{i}-{j}" for i in range(20) for j in range(100))])
+            assert store.most("range") <= 2 + 2 * 2_000
+
+    asyncio.run(play())
+
+
+def test_large_messages_in_flight_are_listed_a_few_at_a_time(url: str) -> None:
+    async def play() -> None:
+        async with Watched(url, namespace="in flight", clock=VirtualClock()) as store, store.work("w", [LANE]) as work:
+            await put(store, N, SIZE)
+            for i in range(N):
+                await work.claim({LANE: Demand(N)}, request=f"r{i}", lease_ms=15_000)
+            assert await pages(store, N) == sorted(f"-{i}" for i in range(N))
+            assert store.most("range") <= 2 + 2 * 2 * AT_ONCE
+
+    asyncio.run(play())
+
+
+def test_dead_letters_of_one_instant_are_listed_a_part_at_a_time(url: str) -> None:
+    async def play() -> None:
+        async with Watched(url, namespace="graves", clock=VirtualClock()) as store, store.work("w", [LANE]) as work:
+            await put(store, 1_500, 1)
+            for i in range(3):
+                claims = (await work.claim({LANE: Demand(500)}, request=f"r{i}", lease_ms=15_000)).claims
+                key = ((each.record.id, each.record.revision, each.token) for each in claims)
+                await work.settle([Dead(*each, "rejected", 1) for each in key])
+            found: list[str] = []
+            after = None
+            while letters := await store.dead_letters(after=after, limit=400):
+                found += [each.record.id for each in letters]
+                last = letters[-1]
+                after = last.at_ms, last.record.id, last.record.revision
+            assert found == sorted(f"-{i}" for i in range(1_500))
+            assert store.most("range") <= 2 + 2 * 1_000
+
+    asyncio.run(play())
+
+
+def test_the_load_of_many_addresses_is_counted_a_part_at_a_time(url: str) -> None:
+    async def play() -> None:
+        clock = VirtualClock()
+        async with Watched(url, namespace="load", clock=clock) as store:
+            for i in range(60):
+                await store.hold(LANE, f"{i}")
+                envelopes = (Envelope(f"{i}-{j}", LANE, f"{i}") for j in range(100))
+                await store.apply([Put(new_op(), each, After(j * 10)) for j, each in enumerate(envelopes)])
+            load = await store.load(bucket_ms=100, buckets=50)
+            assert [each.messages for each in load] == [600] * 10
+            assert [each.from_ms for each in load] == [clock.now_ms() + i * 100 for i in range(10)]
+            assert len(store.answers["load"]) == 2
+
+    asyncio.run(play())

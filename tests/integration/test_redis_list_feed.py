@@ -36,7 +36,7 @@ from aiodelay.ports import Feed
 from aiodelay.redis import RedisListSource, RedisStore
 from aiodelay.redis.elements import decode_element, encode_element
 from aiodelay.testing.faults import FaultyStore
-from aiodelay.transitions import delivery_id, token_for
+from aiodelay.transitions import delivery_id, token_counter, token_for
 from tests.support.servers import redis_servers, serving
 
 LANE = "orders"
@@ -133,7 +133,7 @@ def dead(each: Claim) -> Dead:
 
 
 def renewal(each: Claim, ends_ms: int) -> Renewal:
-    return Renewal(each.record.id, each.record.revision, each.token, token_for(ends_ms, 0))
+    return Renewal(each.record.id, each.record.revision, each.token, token_for(ends_ms, token_counter(each.token)))
 
 
 async def lapse() -> None:
@@ -204,6 +204,28 @@ async def test_a_claim_whose_answer_was_lost_is_given_again(scene: Scene) -> Non
 
 
 @on_list
+async def test_s2_the_end_of_poison_whose_answer_was_lost_costs_no_other_element(scene: Scene) -> None:
+    feed = await scene.feed()
+    await scene.push(b"garbage", element("a"), b"rubbish", element("b"), element("c"), element("d"), element("e"))
+    run = feed._run  # type: ignore[attr-defined]
+
+    async def lose(script: str, *arguments: object) -> object:
+        answer = await run(script, *arguments)
+        if script == "drop":
+            raise StoreUnavailableError("list", "lost")
+        return answer
+
+    feed._run = lose  # type: ignore[attr-defined]
+    with pytest.raises(StoreUnavailableError):
+        await claim(feed, 5)
+    feed._run = run  # type: ignore[attr-defined]
+    claims = [each for _ in range(2) for each in await claim(feed, 5)]
+    assert ids(claims) == ["a", "b", "c", "d", "e"]
+    assert await feed.settle([done(each) for each in claims]) == [SettleOutcome.SETTLED] * 5
+    assert await scene.leftovers() == []
+
+
+@on_list
 async def test_the_same_message_pushed_twice_is_settled_twice(scene: Scene) -> None:
     feed = await scene.feed()
     await scene.push(element("m"), element("m"))
@@ -237,6 +259,18 @@ async def test_what_is_given_back_unrun_stands_where_it_stood(scene: Scene) -> N
     assert await scene.leftovers() == []
 
 
+@on_list
+async def test_l1_large_elements_that_are_given_back_at_once_all_stand_where_they_stood(scene: Scene) -> None:
+    feed = await scene.feed()
+    await scene.push(*[element(f"m{i}", bytes(400_000)) for i in range(6)])
+    before = await scene.elements()
+    claims = [each for _ in range(3) for each in await claim(feed)]
+    released = [again(each, each.record.due_ms, 0, None) for each in claims]
+    assert await feed.settle(released) == [SettleOutcome.SETTLED] * 6
+    assert await scene.elements() == before
+    assert await scene.leftovers() == []
+
+
 # --- leases -----------------------------------------------------------------------------------------------
 
 
@@ -255,6 +289,18 @@ async def test_l1_what_a_dead_consumer_had_taken_returns_in_order(scene: Scene) 
     assert await dead_one.settle([done(taken[0]), again(taken[1], 10**14)]) == [SettleOutcome.GONE] * 2
     assert await dead_one.renew([renewal(taken[2], scene.store.now_ms() + 1000)]) == [RenewOutcome.LOST]
     assert list(await scene.store.search(_ALL)) == []  # type: ignore[attr-defined]
+
+
+@on_list
+async def test_s7_what_was_taken_from_a_list_returns_to_no_other(scene: Scene) -> None:
+    dead_one = await scene.feed()
+    await scene.push(element("m"))
+    await claim(dead_one, lease_ms=SHORT_MS)
+    await lapse()
+    key, scene.key = scene.key, f"{{{scene.key}}}"
+    assert await claim(await scene.feed()) == []
+    scene.key = key
+    assert ids(await claim(await scene.feed())) == ["m"]
 
 
 @on_list
@@ -288,6 +334,40 @@ async def test_l1_more_than_one_script_may_move_returns_step_by_step_in_order(sc
     for _ in range(3):
         await other.claim({LANE: Demand(0)}, request="r", lease_ms=15_000)
     assert await scene.ids() == [f"m{i:04}" for i in range(1300)]
+
+
+@on_list
+async def test_l1_what_one_lost_and_took_again_is_settled_as_it_was_taken_last(scene: Scene) -> None:
+    feed = await scene.feed()
+    await scene.push(element("m"))
+    (lost,) = await claim(feed, lease_ms=SHORT_MS)
+    await lapse()
+    (held,) = await claim(feed)
+    ends_ms = scene.store.now_ms() + 15_000
+    assert await feed.renew([renewal(held, ends_ms), renewal(lost, ends_ms)]) == [
+        RenewOutcome.RENEWED,
+        RenewOutcome.LOST,
+    ]
+    assert await feed.settle([done(lost), done(held)]) == [SettleOutcome.GONE, SettleOutcome.SETTLED]
+    assert await scene.leftovers() == []
+
+
+@on_list
+async def test_l1_what_a_failover_brought_back_is_not_kept_by_one_who_knows_nothing_of_it(scene: Scene) -> None:
+    feed = await scene.feed("busy")
+    await scene.push(element("m"), element("running"))
+    first, running = await claim(feed)
+    taken = f"{{{scene.key}}}:aiodelay:taken:busy"
+    before: list[bytes] = await scene.direct.command("HGETALL", taken)
+    assert await feed.settle([again(first, first.record.due_ms, 0, None)]) == [SettleOutcome.SETTLED]
+    await scene.direct.command("DEL", scene.key)  # a replica that had not heard of the release is the server now
+    fields = before if isinstance(before, list) else [each for pair in before.items() for each in pair]
+    await scene.direct.command("HSET", taken, *fields)
+    while not (claims := await claim(feed)):
+        assert await feed.renew([renewal(running, scene.store.now_ms() + 15_000)]) == [RenewOutcome.RENEWED]
+    assert ids(claims) == ["m"]
+    assert await feed.settle([done(claims[0]), done(running)]) == [SettleOutcome.SETTLED] * 2
+    assert await scene.leftovers() == []
 
 
 @on_list

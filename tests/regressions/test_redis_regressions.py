@@ -165,7 +165,7 @@ async def test_r02_what_is_due_at_once_is_drained_at_once(bench: Bench) -> None:
     async with bench.serving(concurrency=4) as scheduler:
         await scheduler.run_until_idle()
     assert sorted(seen.event.n for seen in bench.seen) == list(range(1_300))
-    assert time.monotonic() - before < 10, "650 rounds of the safety poll would be 20 minutes"
+    assert time.monotonic() - before < 50, "650 rounds of the safety poll would be 20 minutes"
 
 
 @in_loop
@@ -377,10 +377,10 @@ async def test_r13_a_clock_set_back_delays_and_one_set_forward_does_not_lose(ben
 async def test_r14_the_same_id_in_two_namespaces_and_in_two_lanes(bench: Bench) -> None:
     other = Bench(bench.url)
     async with bench.serving() as one, other.serving() as two:
-        await one.schedule(Tick(1), delay="100ms", id="a")
+        await one.schedule(Tick(1), delay="1h", id="a")
         assert (await two.schedule(Tick(2), delay="100ms", id="a")).outcome is ScheduleOutcome.STORED
         assert await one.cancel("a") is CancelOutcome.CANCELLED
-        await one.schedule(Tick(3), delay="100ms", id="b")
+        await one.schedule(Tick(3), delay="1h", id="b")
         assert (await one.schedule(b"4", delay="0s", to="handler:raw", id="b")).outcome is ScheduleOutcome.REPLACED
         await one.run_until_idle()
         await two.run_until_idle()

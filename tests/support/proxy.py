@@ -30,6 +30,7 @@ class Proxy:
         self._host, self._port = host, port
         self._loop = asyncio.get_running_loop()
         self.mode: Mode = "pass"
+        self.delay_answers_s = 0.0
         self.port = 0
         self.connections: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,6 +70,8 @@ class Proxy:
                 break
             while self.mode == "black hole" or number <= self._frozen:  # noqa: ASYNC110 - as a test sets it
                 await asyncio.sleep(0.01)
+            if cut_by == "lose answers":
+                await asyncio.sleep(self.delay_answers_s)
             if self.mode == "lossy" and random.random() < LOSSES:
                 writer.write(data[: random.randrange(len(data))])
                 break

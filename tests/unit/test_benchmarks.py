@@ -30,7 +30,7 @@ from benchmarks.harness import (
     raw_payload,
 )
 from benchmarks.redis_server import running_server
-from benchmarks.report import BEGIN, END, as_json, as_line, as_markdown, put_between_markers, surroundings
+from benchmarks.report import as_json, as_line, as_markdown, put_between_markers, surroundings
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -136,6 +136,9 @@ def test_payloads_have_the_agreed_size(number: int) -> None:
 # --- reports ----------------------------------------------------------------------------------------------
 
 
+BEGIN, END = "<!-- BF: begin -->", "<!-- BF: end -->"
+
+
 def test_a_line_says_whether_the_goal_is_met() -> None:
     assert as_line(row(0.7, 0.6, 0.8)) == (
         "BF0  nothing at all: 0.7 [0.6-0.8] x bare (goal ≥ 0.5) met; 2 µs, bare 1 µs"
@@ -158,7 +161,11 @@ def test_the_table_shows_goal_median_spread_and_verdict() -> None:
 
 
 def test_json_holds_every_rounds_value() -> None:
-    report = json.loads(as_json([row(0.7, 0.6, 0.8)], {"Python": "3.14.0"}))
+    before = b'{"BP": "kept", "BF": "replaced"}'
+    reports = json.loads(as_json(before, [row(0.7, 0.6, 0.8)], {"Python": "3.14.0"}))
+    assert set(reports) == {"BP", "BF"}
+    assert reports["BP"] == "kept"
+    report = reports["BF"]
     assert report["surroundings"] == {"Python": "3.14.0"}
     assert report["results"] == [
         {
@@ -184,18 +191,19 @@ def test_surroundings_name_versions_and_machine(tmp_path: Path) -> None:
 
 def test_the_table_replaces_what_stands_between_the_markers() -> None:
     document = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert put_between_markers(document, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    assert put_between_markers(document, "BF", "new") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
 
 
 @pytest.mark.parametrize("document", ["", BEGIN, f"{END}\n{BEGIN}", f"{BEGIN}{BEGIN}{END}", f"{BEGIN}{END}{END}"])
 def test_a_document_without_its_markers_is_left_alone(document: str) -> None:
     with pytest.raises(ValueError, match="once each"):
-        put_between_markers(document, "new")
+        put_between_markers(document, "BF", "new")
 
 
 def test_performance_page_has_the_markers() -> None:
     page = Path(__file__).parents[2] / "docs" / "performance.md"
-    assert put_between_markers(page.read_text(encoding="utf-8"), "new")
+    for family in {benchmark.id[:2] for benchmark in BENCHMARKS}:
+        assert put_between_markers(page.read_text(encoding="utf-8"), family, "new")
 
 
 # --- all of it --------------------------------------------------------------------------------------------
@@ -227,7 +235,7 @@ def test_the_command_writes_both_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert main([*arguments, "--markdown", f"{page}", "--json", f"{data}"]) == 0
     assert "BF1" in capsys.readouterr().out
     assert "| BF1 |" in page.read_text(encoding="utf-8")
-    assert json.loads(data.read_bytes())["results"]
+    assert json.loads(data.read_bytes())["BF"]["results"]
     assert {path.name for path in tmp_path.iterdir()} == {"page.md", "data.json"}
 
 

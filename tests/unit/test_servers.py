@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,43 @@ def test_the_one_given_comes_first_and_its_password_is_not_shown(bare: pytest.Mo
     assert [each.name for each in redis_programs()] == ["redis-7.4.2"], "for tests that kill servers"
 
 
+class NoSuchImage(BaseHTTPRequestHandler):
+    """A Docker daemon that has no image, and gets none."""
+
+    def do_GET(self) -> None:
+        self.answer(200, b'{"ApiVersion": "1.47"}')
+
+    def do_POST(self) -> None:
+        self.answer(404, b'{"message": "manifest unknown"}')
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_image_that_docker_cannot_get_is_named(bare: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoSuchImage) as daemon:
+        thread = threading.Thread(target=daemon.serve_forever)
+        thread.start()
+        try:
+            bare.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{daemon.server_port}")
+            found = redis_servers()
+            assert [each.image for each in found] == list(servers.IMAGES)
+            for each in found:
+                told = f"Docker does not start {each.image}: .*manifest unknown"
+                with pytest.raises(AiodelayError, match=told), serving(each):
+                    pass
+        finally:
+            daemon.shutdown()
+            thread.join()
+
+
 def test_programs_one_for_each_version_that_is_new_enough_and_runs(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare.setenv("PATH", str(tmp_path))
     program(tmp_path, "redis-server", "Redis server v=6.0.16 sha=0")
@@ -103,3 +143,18 @@ def test_a_server_keeps_what_it_holds_over_a_kill_and_nothing_over_its_end(bare:
     assert os.getsid(server.pid) != os.getsid(0), "Ctrl-C must not reach it"
     server.stop()
     assert not server.folder.exists()
+
+
+def test_a_server_starts_in_a_folder_whose_name_is_longer_than_a_socket_may_be(
+    bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bare.undo()
+    forget()
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    bare.setattr(tempfile, "tempdir", str(long))
+    for found in redis_programs():
+        server = RedisServer(found.program)
+        server.start()
+        assert server.socket.is_socket()
+        server.stop()

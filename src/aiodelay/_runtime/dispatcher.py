@@ -11,9 +11,10 @@ from typing import Protocol
 
 from aiodelay.errors import StoreError
 from aiodelay.identifiers import new_id
-from aiodelay.model import Claimed, Demand, Lane
+from aiodelay.model import Claimed, Demand, Lane, SettleOutcome
 from aiodelay.ports import Feed
 
+from . import settling
 from .backoff import Backoff
 from .leases import Held, LeaseBook, Taker
 from .runners import Runners
@@ -68,6 +69,14 @@ class Subscription(Subscriber, Taker, Protocol):
         ...
 
 
+class _Nobody:
+    """Takes a suspect that came while another was on its own: it goes back unrun, lest it be held to blame."""
+
+    def settled(self, held: Held, outcome: SettleOutcome) -> None: ...
+
+    def lost(self, held: Held) -> None: ...
+
+
 class Dispatcher:
     """Runs one store's loop over all subscriptions of this process.
 
@@ -76,7 +85,7 @@ class Dispatcher:
         book: Where claims go.
         subscriptions: By lane; read afresh in every round, so that handlers may come and go.
         lease_ms: How long a claim lasts.
-        may_claim: Says whether fresh work may be claimed now: not while the event loop lags.
+        may_claim: Says whether fresh work may be claimed now: not while the event loop lags, nor beside a suspect.
     """
 
     def __init__(
@@ -157,6 +166,10 @@ class Dispatcher:
                 return claimed
 
     def _deliver(self, claimed: Claimed) -> None:
+        if claimed.claims[0].record.alone and not self._may_claim():
+            for held in self._book.add(claimed.claims, _Nobody()):
+                self._book.settle(held, settling.release(held.claim.record, held.claim.token))
+            return
         for lane, claims in groupby(claimed.claims, LANE_OF):
             subscription = self._lanes[lane]
             subscription.deliver(self._book.add(list(claims), subscription))

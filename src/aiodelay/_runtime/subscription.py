@@ -151,7 +151,8 @@ class HandlerSubscription:
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         self.in_flight -= 1
-        self._start_runner()
+        if self._waiting:
+            self._start_runner()
 
     def lost(self, held: Held) -> None:
         run = self._running.get(id(held))

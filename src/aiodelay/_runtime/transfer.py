@@ -72,14 +72,13 @@ class TransferSubscription:
             self.moves.clear()
             try:
                 transferred = await self._transfer(series)
+                backoff.succeeded(log, what)
+                series = [self._settlement(record) for record in transferred.series]
+                await self._sleep(transferred)
             except StoreError as error:
                 await backoff.failed(log, what, error)
             except (Exception, CancelledError) as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
                 await backoff.failed(log, what, error, is_bug=True)
-            else:
-                backoff.succeeded(log, what)
-                series = [self._settlement(record) for record in transferred.series]
-                await self._sleep(transferred)
 
     async def _transfer(self, series: list[Settlement]) -> Transferred:
         self.in_flight = 1

@@ -22,21 +22,19 @@ from .waiting import Waiters
 
 __all__ = ["Base"]
 
-STEP_MS = 20.0
-
 
 class _ServerTime:
-    """The server's clock as far as answers tell: the largest distance from ours heard lately is the truest."""
+    """How far the server's clock is ahead of ours, as far as answers tell: each sets a least and a most."""
 
     def __init__(self, server_ms: float) -> None:
         loop = asyncio.get_running_loop()
         self._local_s = loop.time
         self._ahead_ms = server_ms - self._local_s() * 1000
 
-    def heard(self, now_ms: int) -> None:
-        ahead_ms = now_ms - self._local_s() * 1000
-        if ahead_ms > self._ahead_ms or ahead_ms < self._ahead_ms - STEP_MS:
-            self._ahead_ms = ahead_ms
+    def heard(self, now_ms: int, asked_s: float) -> None:
+        """Take note of the server's whole ms at some instant since `asked_s`."""
+        least_ms, most_ms = now_ms - self._local_s() * 1000, now_ms + 1 - asked_s * 1000
+        self._ahead_ms = min(max(self._ahead_ms, least_ms), most_ms)
 
     def now_ms(self) -> float:
         return self._local_s() * 1000 + self._ahead_ms
@@ -157,12 +155,15 @@ class Base:
 
     # --- time ---------------------------------------------------------------------------------------------
 
-    def heard(self, now: bytes) -> int:
-        """Take note of the server's time in an answer, and return it."""
+    def heard(self, now: bytes, asked_s: float) -> int:
+        """Take note of the server's time in an answer to what was asked at `asked_s` of the loop's time, and return it.
+
+        The answer may have been long under way: through the network, a durability level, or a loop that was busy.
+        """
         now_ms = int(now)
         opened = self._opened
         if opened is not None and opened.time is not None and self._clock is None:
-            opened.time.heard(now_ms)
+            opened.time.heard(now_ms, asked_s)
         return now_ms
 
     def now_ms(self) -> int:

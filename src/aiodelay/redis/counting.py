@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def _parked(flat: Sequence[bytes]) -> dict[bytes, int]:
     return found
 
 
-def add_load(found: dict[tuple[int, Lane], int], lane: Lane, first: int, counted: Sequence[bytes]) -> None:
+def add_load(found: Counter[tuple[int, Lane]], lane: Lane, first: int, counted: Sequence[bytes]) -> None:
     """Add the answer of `load.lua`, whose spans begin at the span `first`."""
     for span, messages in zip(counted[::2], counted[1::2], strict=True):
-        found[first + int(span), lane] = int(messages)
+        found[first + int(span), lane] += int(messages)

@@ -20,7 +20,7 @@ __all__ = ["Element", "decode_element", "encode_element"]
 
 _PREFIX, _VERSION_FLAG = 34, 32
 _PUSHED = b"\xa1q\xcf"
-_BIN = {0xC4: 1, 0xC5: 2}
+_read_parts = msgspec.msgpack.Decoder(tuple[bytes, bytes, msgspec.Raw]).decode
 
 
 class Element(msgspec.Struct, frozen=True, gc=False):
@@ -57,23 +57,14 @@ def decode_element(element: bytes, *, lane: str) -> Element:
     Raises:
         RecordFormatError: It is not three MessagePack values as described, or of a newer format.
     """
-    member, at = _read_bin(element, 0)
-    prefix, at = _read_bin(element, at)
+    try:
+        member, prefix, body = _read_parts(b"\x93" + element)  # as a list of three
+    except msgspec.MsgspecError:
+        raise RecordFormatError("it is not three MessagePack values") from None
     if not member or len(prefix) != _PREFIX + (8 if prefix[1:2] and prefix[1] & _VERSION_FLAG else 0):
         raise RecordFormatError("it does not begin with an id and a record's prefix")
-    record = decode_record(prefix + element[at:], message_id=text_of(member), lane=lambda number: lane)
+    record = decode_record(prefix + bytes(body), message_id=text_of(member), lane=lambda number: lane)
     if record.envelope.rule is not None:
         raise RecordFormatError("it recurs: a list holds single occurrences")
     pushed_ms = int.from_bytes(element[-8:], "big") if element[-11:-8] == _PUSHED else None
     return Element(replace(record, envelope=replace(record.envelope, address="")), pushed_ms)
-
-
-def _read_bin(element: bytes, at: int) -> tuple[bytes, int]:
-    width = _BIN.get(element[at]) if at < len(element) else None
-    if width is None:
-        raise RecordFormatError("it is not three MessagePack values")
-    start = at + 1 + width
-    ends = start + int.from_bytes(element[at + 1 : start], "big")
-    if ends > len(element):
-        raise RecordFormatError("it is cut short")
-    return element[start:ends], ends

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from aiodelay.model import RETRY_WINDOW_MS, Claim, Done, Renewal, RenewOutcome, Settlement
 from aiodelay.transitions import NO_OP
@@ -18,7 +19,7 @@ SLACK_MS = 1_000
 _TEXT, _OCCURRENCE = 2, 3
 
 
-class Held(NamedTuple):
+class Held(Struct, frozen=True, gc=False):
     """A claim given out: its id as Redis holds it, its lane's number, and itself."""
 
     member: bytes
@@ -46,19 +47,19 @@ class HeldClaims:
         """Note what was given out."""
         if len(self._held) >= MOST_HELD:  # never settled: lost, or lapsed
             self._held.clear()
-        self._held.update((each.claim.record.envelope.id, each) for each in held)
+        self._held |= {each.claim.record.envelope.id: each for each in held}
 
     def renewed(self, renewals: Iterable[Renewal], outcomes: Iterable[RenewOutcome]) -> None:
         """Note new tokens, and know those no more that were not renewed."""
         for renewal, outcome in zip(renewals, outcomes, strict=True):
             held = self._held.pop(renewal.id, None)
             if held is not None and outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
-                self._held[renewal.id] = held._replace(claim=Claim(held.claim.record, renewal.to))
+                self._held[renewal.id] = Held(held.member, held.lane, Claim(held.claim.record, renewal.to))
 
-    def take(self, settlement: Settlement) -> Held | None:
-        """Return what is known of a claim that is to be ended; it is known no more."""
-        held = self._held.pop(settlement.id, None)
-        return held if held is not None and held.claim.token == settlement.token else None
+    def take(self, settlements: Iterable[Settlement]) -> list[Held | None]:
+        """Return what is known of claims that are to be ended; they are known no more."""
+        found = [(settlement.token, self._held.pop(settlement.id, None)) for settlement in settlements]
+        return [held if held is not None and held.claim.token == token else None for token, held in found]
 
 
 def plain_arguments(ended: Sequence[Held], now_ms: int) -> tuple[list[Arg], list[int]]:
@@ -74,9 +75,9 @@ def plain_arguments(ended: Sequence[Held], now_ms: int) -> tuple[list[Arg], list
     lists: dict[tuple[int, int], list[int]] = {}
     memories: list[Arg] = []
     recent_ms = now_ms - SLACK_MS - RETRY_WINDOW_MS
-    for i, (member, lane, claim) in enumerate(ended):
-        lists.setdefault((lane, claim.token), []).append(i)
-        record = claim.record
+    for i, held in enumerate(ended):
+        member, record = held.member, held.claim.record
+        lists.setdefault((held.lane, held.claim.token), []).append(i)
         if record.revision > recent_ms and record.op != NO_OP:
             until = (record.revision + RETRY_WINDOW_MS).to_bytes(6, "big")
             answer = b"s" + record.revision.to_bytes(6, "big") + record.due_ms.to_bytes(6, "big")

@@ -72,7 +72,7 @@ def member_of(message_id: str) -> bytes:
 def text_of(member: bytes) -> str:
     """Return the id that stands as `member`."""
     tag, rest = member[:1], member[1:]
-    if len(rest) == 16 and tag == _OWN:
+    if tag == _OWN and len(rest) == 16:
         return rest.hex()
     if tag == _SERIES and len(rest) >= 7:
         return occurrence_id(text_of(rest[:-6]), int.from_bytes(rest[-6:], "big"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
@@ -61,7 +62,7 @@ class Looking(Base):
         at = 0
         while at < len(members):
             reply = await self.run("look", members[at : at + AT_ONCE])
-            now_ms, held = self.heard(reply[0]), frozenset(reply[1])
+            now_ms, held = int(reply[0]), frozenset(reply[1])
             values, tokens = reply[2::2], reply[3::2]
             lanes = await self.lanes_of([value for value in values if value])
             for member, value, token in zip(members[at:], values, tokens, strict=False):
@@ -100,10 +101,22 @@ class Looking(Base):
         tie: Arg = ""
         if query.after is not None and (query.from_ms is None or query.after[0] >= query.from_ms):
             tie, from_ = query.after[0], f"({query.after[0]}"
-        reply = await self.run("range", ["lanes", tie, from_, to, query.limit, *query.lanes])
-        places = ((int(place), text_of(member), member) for member, place in _pairs(reply[1:]))
-        found = {(place, name): member for place, name, member in places if _is_after((place, name), query)}
-        return {place: found[place] for place in nsmallest(query.limit, found)}
+        found: dict[tuple[int, str], bytes] = {}
+        async for pairs in self._range("lanes", [tie, from_, to, query.limit], query.lanes):
+            places = ((int(place), text_of(member), member) for member, place in pairs)
+            found |= {(place, name): member for place, name, member in places if _is_after((place, name), query)}
+            found = {place: found[place] for place in nsmallest(query.limit, found)}
+        return found
+
+    async def _range(
+        self, what: str, which: list[Arg], lanes: Sequence[Lane] = ()
+    ) -> AsyncIterator[Iterable[tuple[bytes, bytes]]]:
+        """Read what `range.lua` names, until nothing is left: so many as stand at one ms would take the server long."""
+        reply = await self.run("range", [what, *which, *lanes])
+        yield _pairs(reply[2:])
+        while reply[1]:
+            reply = await self.run("range", ["left", *which, *reply[1]])
+            yield _pairs(reply[2:])
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state.
@@ -115,13 +128,17 @@ class Looking(Base):
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due from now on, by span and lane."""
         reply = await self.run("counts", [])
-        now_ms = self.heard(reply[0])
-        found: dict[tuple[int, Lane], int] = {}
+        now_ms = int(reply[0])
+        found = Counter[tuple[int, Lane]]()
         for lane in map(bytes.decode, reply[4::6]):
             for first in range(0, buckets, SPANS_AT_ONCE):
                 spans = min(SPANS_AT_ONCE, buckets - first)
-                counted = await self.run("load", [lane, now_ms + first * bucket_ms, bucket_ms, spans])
+                which: list[Arg] = [lane, now_ms + first * bucket_ms, bucket_ms, spans]
+                left, *counted = await self.run("load", which)
                 add_load(found, lane, first, counted)
+                while left:
+                    left, *counted = await self.run("load", [*which, *left])
+                    add_load(found, lane, first, counted)
         return [LoadBucket(now_ms + span * bucket_ms, lane, found[span, lane]) for span, lane in sorted(found)]
 
     async def position(self, source: str) -> int | None:
@@ -172,12 +189,14 @@ class Looking(Base):
     async def _dead_places(self, after: tuple[int, str, int] | None, limit: int) -> dict[tuple[int, str, int], bytes]:
         """Return the keys in `dead` of the first letters by time, in order."""
         tie, from_ = ("", "-inf") if after is None else (str(after[0]), f"({after[0]}")
-        reply = await self.run("range", ["graves", tie, from_, "+inf", limit])
-        order = {
-            (int(at_ms), text_of(key[:-6]), int.from_bytes(key[-6:], "big")): key for key, at_ms in _pairs(reply[1:])
-        }
-        first = nsmallest(limit, (each for each in order if after is None or each > after))
-        return {each: order[each] for each in first}
+        found: dict[tuple[int, str, int], bytes] = {}
+        async for pairs in self._range("graves", [tie, from_, "+inf", limit]):
+            for key, at_ms in pairs:
+                place = int(at_ms), text_of(key[:-6]), int.from_bytes(key[-6:], "big")
+                if after is None or place > after:
+                    found[place] = key
+            found = {place: found[place] for place in nsmallest(limit, found)}
+        return found
 
     async def _letters(self, order: Mapping[tuple[int, str, int], bytes]) -> list[DeadLetter]:
         letters: list[DeadLetter] = []

@@ -87,13 +87,14 @@ class RedisStore(Transfers):
             arguments: list[Arg] = ["", ""] if source is None else [source.source, source.position]
             for i in chunk:
                 arguments += written[i]
+            asked_s = asyncio.get_running_loop().time()
             try:
                 now, *answers = await self._run("apply", arguments, durable=True)
             except Fault as fault:
                 for i in chunk:
                     outcomes[i] = outcome_of(fault)
                 break
-            self.heard(now)
+            self.heard(now, asked_s)
             for i, answer in zip(chunk, answers, strict=False):  # fewer, where it would have taken the server long
                 outcomes[i] = answer_of(answer, commands[i])
             left = left[len(answers) :]

@@ -39,6 +39,7 @@ from aiodelay.transitions import (
     after_renewal,
     is_killer,
     is_late,
+    token_counter,
     token_deadline_ms,
     token_for,
 )
@@ -58,6 +59,7 @@ __all__ = ["RedisListSource", "open_list_source"]
 log = logging.getLogger("aiodelay.redis")
 
 LONGEST_WAIT_S = 30.0
+_Key: TypeAlias = tuple[str, int, int]  # id, revision, the token's counter: of copies of a message each has its own
 _PutBackCall: TypeAlias = Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]]
 
 
@@ -104,8 +106,8 @@ class RedisListSource:
             yield feed
 
 
-class _Taken(Struct):
-    """An element that was taken and not yet settled."""
+class _Taken(Struct, gc=False):
+    """An element that was taken, and neither settled nor lost."""
 
     number: int
     record: Record
@@ -114,20 +116,20 @@ class _Taken(Struct):
 class _ListFeed:
     """One process's taking from one list.
 
-    Elements are numbered as they are taken. A claim whose answer was lost is repeated with the same first number, which
-    gives the same elements. Tokens and times are on the scheduler's clock; the list's server is told durations only.
+    Elements are numbered as they are taken. A claim that failed is repeated with the same first number, which gives the
+    same elements. Tokens and times are on the scheduler's clock; the list's server is told durations only.
     """
 
     def __init__(
         self, client: Client, server: str, address: str, consumer: str, *, store: tuple[_PutBackCall, Callable[[], int]]
     ) -> None:
         key, self._is_raw = split_address(address)
-        tagged = key if "{" in key else f"{{{key}}}"
+        tagged = f"{key}:" if "{" in key else f"{{{key}}}"
         self._keys = [key, f"{tagged}:aiodelay:consumers", f"{tagged}:aiodelay:taken:{consumer}"]
         self._client, self._name, self._consumer = client, f"list {key} at {server}", consumer
         self._put_back, self._now_ms = store
-        self._next, self._lease_ms = 1, LEASE_MS
-        self._taken: dict[tuple[str, int], list[_Taken]] = {}
+        self._next, self._shall_repeat, self._lease_ms = 1, False, LEASE_MS
+        self._taken: dict[_Key, _Taken] = {}
         self._wakeup = WakeUp()
         self._shall_listen = False
         self.listener = ListListener(client, key, self._wakeup.set)
@@ -144,25 +146,32 @@ class _ListFeed:
         """Take elements for one lane's handler; what can never be handled is given up on the way."""
         ((lane, wanted),) = demand.items()
         self._lease_ms, asked_ms = lease_ms, self._now_ms()
-        now, ends, *elements = await self._run("take", self._next, wanted.messages, wanted.max_bytes, lease_ms)
+        arguments = (self._next, wanted.messages, wanted.max_bytes, lease_ms, int(self._shall_repeat))
+        self._shall_repeat, known = True, len(self._taken)
+        now, ends, held, *elements = await self._run("take", *arguments)
         server_ms, now_ms = int(now), self._now_ms()
         claims: list[Claim] = []
-        taken: list[_Taken] = []
+        taken: dict[_Key, _Taken] = {}
         ended: dict[int, PutBack | None] = {}
         for number, element in enumerate(elements, self._next):
+            if element is None:  # it was ended by an earlier try
+                continue
             judged = self._judged(element, lane, now_ms)
             if isinstance(judged, Element):
                 record, pushed_ms = judged.record, judged.pushed_ms
                 queued_ms = None if pushed_ms is None else max(server_ms - pushed_ms, 0)
-                claims.append(Claim(record, token_for(asked_ms + lease_ms, number), queued_ms))
-                taken.append(_Taken(number, record))
+                token = token_for(asked_ms + lease_ms, number)
+                claims.append(Claim(record, token, queued_ms))
+                taken[record.envelope.id, record.revision, token_counter(token)] = _Taken(number, record)
             else:
                 ended[number] = judged
+        if held > known + len(elements):
+            await self._give_back_strays(range(self._next, self._next + len(elements)))
         if ended:
             await self._end_unrun(ended)
         self._next += len(elements)
-        for each in taken:
-            self._taken.setdefault((each.record.envelope.id, each.record.revision), []).append(each)
+        self._shall_repeat = False
+        self._taken.update(taken)
         self._shall_listen = not claims
         if claims:  # there may be more: only a list that gave nothing is listened to
             return Claimed(claims, now_ms, now_ms)
@@ -191,11 +200,20 @@ class _ListFeed:
             await self._put_back(letters)
         await self._run("drop", len(ended), *ended)
 
+    async def _give_back_strays(self, just_taken: range) -> None:
+        """Give back what the server says that this process holds, though it does not: a failover undid its end."""
+        known = {*just_taken, *(taken.number for taken in self._taken.values())}
+        try:
+            numbers = [int(number) for number in await self._client.command("HKEYS", self._keys[2])]
+        except Fault as fault:
+            raise StoreUnavailableError(self._name, fault.reason) from fault
+        await self._run("drop", 0, *(number for number in numbers if number not in known))
+
     # --- settling -----------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims: first what goes back to the store is there, then all leave the list."""
-        found = self._found(settlements)
+        found = [self._taken.get(_key(settlement)) for settlement in settlements]
         leaving: list[tuple[Settlement, _Taken]] = []
         over: list[int] = []
         back: list[int] = []
@@ -209,9 +227,14 @@ class _ListFeed:
             else:
                 leaving.append((settlement, taken))
         over += await self._put_back_all(leaving)
-        letters = await self._run("drop", len(over), *over, *back) if over or back else b""
-        settled = {number for number, letter in zip(over + back, letters, strict=True) if letter == ord("s")}
-        self._forget(settlements, found)
+        settled: set[int] = set()
+        while over or back:
+            letters = await self._run("drop", len(over), *over, *back)
+            answered = list(zip(over + back, letters, strict=True))
+            settled.update(number for number, letter in answered if letter == ord("s"))
+            over, back = [], [number for number, letter in answered if letter == ord("m")]
+        for settlement in settlements:
+            self._taken.pop(_key(settlement), None)
         return [
             SettleOutcome.SETTLED if taken is not None and taken.number in settled else SettleOutcome.GONE
             for taken in found
@@ -230,37 +253,21 @@ class _ListFeed:
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Prolong the lease on all that this process has taken."""
-        found = self._found(renewals)
+        found = [self._taken.get(_key(renewal)) for renewal in renewals]
         held = [each for each in found if each is not None]
         lease_ms = max(token_deadline_ms(renewal.to) for renewal in renewals) - self._now_ms()
         numbers = [f"a{each.number}" if each.record.alone else each.number for each in held]
         letters = await self._run("keep", lease_ms, *numbers) if held else b""
         kept = {each.number for each, letter in zip(held, letters, strict=True) if letter == ord("r")}
-        for each in held:
-            each.record = after_renewal(each.record)
-        return [
-            RenewOutcome.RENEWED if each is not None and each.number in kept else RenewOutcome.LOST for each in found
-        ]
-
-    def _found(self, asked: Sequence[Settlement] | Sequence[Renewal]) -> list[_Taken | None]:
-        """Return what each of these names; of a message that was taken twice, any one, and each once."""
-        seen: dict[tuple[str, int], int] = {}
-        found: list[_Taken | None] = []
-        for each in asked:
-            key = (each.id, each.revision)
-            copies, before = self._taken.get(key, ()), seen.get(key, 0)
-            found.append(copies[before] if before < len(copies) else None)
-            seen[key] = before + 1
-        return found
-
-    def _forget(self, settlements: Sequence[Settlement], found: Sequence[_Taken | None]) -> None:
-        for settlement, taken in zip(settlements, found, strict=True):
-            if taken is not None:
-                key = (settlement.id, settlement.revision)
-                copies = self._taken[key]
-                copies.remove(taken)
-                if not copies:
-                    del self._taken[key]
+        outcomes: list[RenewOutcome] = []
+        for renewal, each in zip(renewals, found, strict=True):
+            if each is not None and each.number in kept:
+                each.record = after_renewal(each.record)
+                outcomes.append(RenewOutcome.RENEWED)
+            else:
+                self._taken.pop(_key(renewal), None)
+                outcomes.append(RenewOutcome.LOST)
+        return outcomes
 
     # --- waiting ------------------------------------------------------------------------------------------
 
@@ -281,6 +288,10 @@ class _ListFeed:
         """Forget wake-ups so far."""
         self._wakeup.clear()
         self._shall_listen = False
+
+
+def _key(asked: Settlement | Renewal) -> _Key:
+    return asked.id, asked.revision, token_counter(asked.token)
 
 
 def _is_release(settlement: Settlement, taken: _Taken) -> bool:

@@ -102,7 +102,7 @@ class Transfers(Looking):
         """List destinations that take nothing now."""
         found: list[Blocked] = []
         for lane, address, why, messages in await self.run("blocked", []):
-            found.append(Blocked(lane.decode(), address.decode(), why.decode("utf-8", "backslashreplace"), messages))
+            found.append(Blocked(lane.decode(), _shown(address), _shown(why), messages))
         return sorted(found, key=lambda each: (each.lane, each.address))
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
@@ -139,15 +139,15 @@ class _ListTransfer:
         arguments: list[Arg] = [self.sink.name, messages, max_bytes, self.sink.max_length]
         for settlement in (*settlements, *self._unreadable):
             arguments += _arguments(settlement)
-        self._looked_s = asyncio.get_running_loop().time()
+        asked_s = self._looked_s = asyncio.get_running_loop().time()
         now, moved, next_due, changed, *series = await self._store.run("transfer", arguments)
         self._unreadable = []
         records = await self._read(series)
         return Transferred(
             int(moved),
             records,
-            {address.decode(): why.decode("utf-8", "backslashreplace") for address, why in _pairs(changed)},
-            self._store.heard(now),
+            {_shown(address): _shown(why) for address, why in _pairs(changed)},
+            self._store.heard(now, asked_s),
             int(next_due) if next_due else None,
         )
 
@@ -194,6 +194,11 @@ def _arguments(settlement: Settlement) -> list[Arg]:
     assert isinstance(settlement, Dead), "an occurrence that is moved is not tried again"
     error = b"" if settlement.error is None else b"e" + settlement.error.encode("utf-8", "backslashreplace")
     return [*head, f"x{settlement.reason}", error, then]
+
+
+def _shown(text: bytes) -> str:
+    """Decode a key or a reason, which other programs may have written in bytes that are no UTF-8."""
+    return text.decode("utf-8", "backslashreplace")
 
 
 def _pairs(flat: Sequence[Any]) -> Iterator[tuple[bytes, bytes]]:

@@ -24,6 +24,8 @@ GRACE_S = 2.0
 """How much longer than asked for an answer may take before the connection counts as dead."""
 MOST_BACKOFF_S = 2.0
 START_S = 1.0
+LASTING = 5
+"""So many failures in a row, over some seconds, are told as a warning."""
 
 
 class BlockingReader(ABC):
@@ -47,6 +49,8 @@ class BlockingReader(ABC):
                 failures += 1
                 if failures == 1:
                     log.info("wake-ups interrupted: %s", error)
+                elif failures == LASTING:
+                    log.warning("there are no wake-ups, so that messages may be late by some seconds: %s", error)
             except Exception:
                 failures += 1
                 log.exception("reading wake-ups failed; the safety poll goes on")

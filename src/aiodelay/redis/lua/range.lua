@@ -1,29 +1,48 @@
--- range: names messages by place, or dead letters by time; writes nothing.
+-- range: names messages by place, or dead letters by time, a bounded number at a time; writes nothing.
 --@ base record memory moves
--- ARGV[4] 'graves', or 'lanes'
+-- ARGV[4] 'lanes', 'graves', or 'left': what an answer has left
 -- ARGV[5] everything at this ms as well, '' = nothing more
 -- ARGV[6], ARGV[7] from and to, as ZRANGEBYSCORE takes them
 -- ARGV[8] so many of each set, and all that stand at the ms of the last
--- From ARGV[9] on: lanes; none = all.
--- Returns now, then id (or key in `dead`) and ms of each, in no order.
-local answer = { text(now) }
+-- From ARGV[9] on: lanes, none = all; or what was left.
+-- Returns now, {what is left to be read: set, ms, where to go on, ...}, then id (or key in `dead`) and ms of each, in no
+-- order. Those of one ms are read from the last to the first: so nothing is missed because the first are claimed meanwhile.
+local left = {}
+local answer = { text(now), left }
 local FROM, TO, LIMIT = ARGV[6], ARGV[7], tonumber(ARGV[8])
+local MOST = 500
+local unread, bytes = MOST, 0
 
-local function add(found, skips)
+local function leave(set, ms, at)
+  left[#left + 1], left[#left + 2], left[#left + 3] = set, ms, at
+end
+
+local function add(set, found)
+  local skips = set == 'graves' and 1 or 7
   for i = 1, #found, 2 do
     answer[#answer + 1] = sub(found[i], skips)
     answer[#answer + 1] = found[i + 1]
   end
+  unread = unread - #found / 2
 end
 
-local function add_page(key, skips)
-  if ARGV[5] ~= '' then add(call('ZRANGEBYSCORE', key, ARGV[5], ARGV[5], 'WITHSCORES'), skips) end
-  local found = call('ZRANGEBYSCORE', key, FROM, TO, 'WITHSCORES', 'LIMIT', 0, LIMIT)
-  if #found < 2 * LIMIT then return add(found, skips) end
+local function add_tie(set, ms, read)
+  local key = TAG .. set
+  local ends, count = call('ZCOUNT', key, '-inf', ms) - read, call('ZCOUNT', key, ms, ms) - read
+  local n = math.max(math.min(count, unread), 0)
+  if n > 0 then add(set, call('ZRANGE', key, ends - n, ends - 1, 'WITHSCORES')) end
+  if n < count then leave(set, ms, text(read + n)) end
+end
+
+local function add_page(set)
+  if unread <= 0 then return leave(set, '', '') end
+  if ARGV[5] ~= '' then add_tie(set, ARGV[5], 0) end
+  local found = call('ZRANGEBYSCORE', TAG .. set, FROM, TO, 'WITHSCORES', 'LIMIT', 0, LIMIT)
+  if #found < 2 * LIMIT then return add(set, found) end
   local last = found[#found]
   while #found > 0 and found[#found] == last do found[#found], found[#found - 1] = nil, nil end
-  add(found, skips)
-  add(call('ZRANGEBYSCORE', key, last, last, 'WITHSCORES'), skips)
+  add(set, found)
+  add_tie(set, last, 0)
 end
 
 local function is_within(place)
@@ -33,33 +52,58 @@ local function is_within(place)
   return TO == '+inf' or place < tonumber(to)
 end
 
-local function add_leased(n)
-  for _, id in ipairs(call('ZRANGE', leased_key(n), 0, -1)) do
-    local e = load(id)
+-- A claim's messages, which have one token, are read together: no more than a claim may take.
+local function add_leased(set, token)
+  local from = token == '' and '-inf' or '(' .. token
+  local leased = call('ZRANGEBYSCORE', TAG .. set, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 2 * MOST)
+  for i = 1, #leased, 2 do
+    if (unread <= 0 or bytes >= MOST_BYTES) and leased[i + 1] ~= token then return leave(set, '', token) end
+    token, unread = leased[i + 1], unread - 1
+    local e = load(leased[i])
+    bytes = bytes + (e and #e.value or 0)
     if e and is_within(e.place) then
-      answer[#answer + 1] = id
+      answer[#answer + 1] = leased[i]
       answer[#answer + 1] = text(e.place)
     end
   end
 end
 
-if ARGV[4] == 'graves' then
-  add_page(GRAVES, 1)
-  return answer
-end
-local names = {}
-for a = 9, #ARGV do names[#names + 1] = ARGV[a] end
-if #names == 0 then names = call('HKEYS', LANES) end
-local wanted = {}
-for _, name in ipairs(names) do
-  local n = known_lane(name)
-  if n then
-    wanted[text(n)] = true
-    add_page(due_key(n), 7)
-    add_leased(n)
+local function add_lanes()
+  local names = {}
+  for a = 9, #ARGV do names[#names + 1] = ARGV[a] end
+  if #names == 0 then names = call('HKEYS', LANES) end
+  local wanted = {}
+  for _, name in ipairs(names) do
+    local n = known_lane(name)
+    if n then
+      wanted[text(n)] = true
+      add_page('due:' .. n)
+      add_leased('leased:' .. n, '')
+    end
+  end
+  for _, name in ipairs(call('SMEMBERS', PARKED)) do
+    if wanted[string.match(name, '^(%d+):')] then add_page('parked:' .. name) end
   end
 end
-for _, name in ipairs(call('SMEMBERS', PARKED)) do
-  if wanted[string.match(name, '^(%d+):')] then add_page(TAG .. 'parked:' .. name, 7) end
+
+local function add_left()
+  for a = 9, #ARGV, 3 do
+    local set, ms, at = ARGV[a], ARGV[a + 1], ARGV[a + 2]
+    if sub(set, 1, 7) == 'leased:' then
+      add_leased(set, at)
+    elseif ms == '' then
+      add_page(set)
+    else
+      add_tie(set, ms, tonumber(at))
+    end
+  end
+end
+
+if ARGV[4] == 'graves' then
+  add_page('graves')
+elseif ARGV[4] == 'lanes' then
+  add_lanes()
+else
+  add_left()
 end
 return answer

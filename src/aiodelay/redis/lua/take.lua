@@ -1,20 +1,23 @@
 -- take: moves elements from a list's head to what a consumer has taken; they are its own until its lease ends.
 --@ taken
--- ARGV[3] number of the first element; an answer that was lost is given again by it
+-- ARGV[3] number of the first element
 -- ARGV[4] most elements, ARGV[5] most bytes; one larger element is taken alone
 -- ARGV[6] how long the lease lasts, ms
--- Returns now, when the lease of another consumer ends ('' = there is none), then elements.
+-- ARGV[7] '1' if a call with this first number was made before: what it took is given again
+-- Returns now, when the lease of another consumer ends ('' = there is none), how many the consumer holds with what was
+-- taken, then elements; nil in the place of one that
+-- was taken before and has ended.
 local FIRST, CHUNK = tonumber(ARGV[3]), 32
 local most, most_bytes = math.min(tonumber(ARGV[4]), MOST), math.min(tonumber(ARGV[5]), MOST_BYTES)
 
 local function taken_before()
-  local found = {}
-  while #found < MOST do
-    local element = call('HGET', TAKEN, text(FIRST + #found))
-    if not element then break end
-    found[#found + 1] = element
+  local numbers, found, last = {}, {}, 0
+  for i = 1, MOST do numbers[i] = text(FIRST + i - 1) end
+  for i, element in ipairs(call('HMGET', TAKEN, unpack(numbers))) do
+    found[i] = element
+    if element then last = i end
   end
-  return found
+  return { unpack(found, 1, last) }
 end
 
 -- Returns the element as it is taken; nil if it is to be taken alone, and others were taken before it.
@@ -30,7 +33,9 @@ end
 local function first_elements()
   local found, bytes = {}, 0
   while #found < most do
-    local chunk = redis.pcall('LRANGE', LIST, #found, #found + math.min(CHUNK, most - #found) - 1)
+    local fits = #found > 0 and math.floor((most_bytes - bytes) / (bytes / #found + 1)) or 1 -- were all of a size
+    local limit = math.max(1, math.min(CHUNK, most - #found, fits))
+    local chunk = redis.pcall('LRANGE', LIST, #found, #found + limit - 1)
     if chunk.err then return chunk end
     if #chunk == 0 then return found end
     for _, element in ipairs(chunk) do
@@ -70,7 +75,7 @@ local function next_end()
 end
 
 call('ZREM', CONSUMERS, '') -- under OOM a script may write only if its first write frees memory
-local elements = taken_before()
+local elements = ARGV[7] == '1' and taken_before() or {}
 if #elements > 0 then
   lease()
 else
@@ -78,6 +83,6 @@ else
   elements = take()
   if elements.err then return elements end
 end
-local answer = { text(now), next_end() }
-for i, element in ipairs(elements) do answer[2 + i] = element end
+local answer = { text(now), next_end(), call('HLEN', TAKEN) }
+for i, element in ipairs(elements) do answer[3 + i] = element end
 return answer

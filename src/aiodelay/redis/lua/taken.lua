@@ -53,17 +53,20 @@ local function leave_if_empty(consumer)
   if call('EXISTS', taken_key(consumer)) == 0 then call('ZREM', CONSUMERS, consumer) end
 end
 
+local given, given_bytes = 0, 0
+
 -- Gives elements back to the head of the list, those with the highest numbers first: so they stand as they stood.
+-- No more than one script may move: the rest stays taken.
 local function give_back(consumer, numbers, changed)
   local key = taken_key(consumer)
   table.sort(numbers, function(a, b) return a > b end)
-  local elements, fields, bytes = {}, {}, 0
-  for i, number in ipairs(numbers) do
-    if i > MOST or bytes > MOST_BYTES then break end
+  local elements, fields = {}, {}
+  for _, number in ipairs(numbers) do
+    if given >= MOST or given_bytes > MOST_BYTES then break end
     local element = call('HGET', key, text(number))
     if element then
       elements[#elements + 1], fields[#fields + 1] = changed and changed(element) or element, text(number)
-      bytes = bytes + #element
+      given, given_bytes = given + 1, given_bytes + #element
     end
   end
   if #elements > 0 then

@@ -15,14 +15,14 @@ local MOST = 500
 local N, MAX_LENGTH, NOW = known_lane(ARGV[4]), tonumber(ARGV[7]), text(now)
 local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
 local moved, messages, bytes, read, read_bytes = 0, 0, 0, 0, 0
-local targets, in_order, series = {}, {}, {}
+local targets, in_order, rooms, series = {}, {}, {}, {}
 local has_blocked = N and call('EXISTS', blocked_key(N)) == 1
 
 local function target_of(address)
   local t = targets[address]
   if t then return t end
   local key, options = string.match(address, '^([^?]*)(.*)$')
-  t = { address = address, key = key, is_raw = options == '?format=raw', room = math.huge, is_held = is_held(N, address),
+  t = { address = address, key = key, is_raw = options == '?format=raw', is_held = is_held(N, address),
     is_blocked = has_blocked and call('ZSCORE', blocked_key(N), address) and true, elements = {}, ids = {}, from = {},
     memories = {}, others = {}, parked = {}, places = {} }
   targets[address], in_order[#in_order + 1] = t, t
@@ -30,23 +30,26 @@ local function target_of(address)
   if sub(key, 1, #TAG) ~= TAG then length = redis.pcall('LLEN', key) end
   if type(length) == 'table' then
     t.broken = length.err
-  elseif MAX_LENGTH > 0 then
-    t.room = MAX_LENGTH - length
+  elseif not rooms[key] then
+    rooms[key] = MAX_LENGTH > 0 and MAX_LENGTH - length or math.huge
   end
   return t
 end
 
 local function why_not(t)
-  return t.broken or t.room <= 0 and 'full: ' .. MAX_LENGTH .. ' elements' or nil
+  return t.broken or rooms[t.key] <= 0 and 'full: ' .. MAX_LENGTH .. ' elements' or nil
 end
 
 -- --- what a list holds of a message: id, prefix, body with the time of its push; or the payload alone --------------
 
 local written, written_plain
 do
-  local function bin(s)
-    if #s < 256 then return '\196' .. string.char(#s) .. s end
-    return pack('>BH', 0xc5, #s) .. s
+  local HEADS, MAPS = {}, {} -- what a binary of so many bytes begins with; a map that has one value more
+  for first = 0x80, 0x8e do MAPS[first] = string.char(first + 1) end
+
+  local function head_of_bin(size)
+    HEADS[size] = size < 256 and '\196' .. string.char(size) or pack('>BH', 0xc5, size)
+    return HEADS[size]
   end
 
   local PUSHED = '\161q' .. pack('>BI8', 0xcf, now)
@@ -55,9 +58,9 @@ do
     local size = PREFIX_SIZE + (e.version and 8 or 0)
     local record = e.body and record_bytes(e) or sub(e.value, e.body_at - size)
     local map = byte(record, size + 1)
-    local head = bin(e.id) .. '\196' .. string.char(size) .. sub(record, 1, size)
-    if map >= 0x8f then return head .. sub(record, size + 1) end -- no room for one more key
-    return head .. string.char(map + 1) .. sub(record, size + 2) .. PUSHED
+    local head = head_of_bin(#e.id) .. e.id .. head_of_bin(size) .. sub(record, 1, size)
+    if not MAPS[map] then return head .. sub(record, size + 1) end -- no room for one more key
+    return head .. MAPS[map] .. sub(record, size + 2) .. PUSHED
   end
 
   local function payload_of(e)
@@ -72,8 +75,9 @@ do
     return t.is_raw and payload_of(e) or element_of(e)
   end
 
-  function written_plain(id, value) -- of a value without flags that stands at its due time
-    return bin(id) .. '\196\34' .. sub(value, 7, 40) .. string.char(byte(value, 41) + 1) .. sub(value, 42) .. PUSHED
+  function written_plain(id, value) -- of a value without flags that stands at its due time; one concatenation, no calls
+    return (HEADS[#id] or head_of_bin(#id)) .. id .. '\196\34' .. sub(value, 7, 40) .. MAPS[byte(value, 41)]
+      .. sub(value, 42) .. PUSHED
   end
 end
 
@@ -121,7 +125,7 @@ end
 
 local walk, try_blocked
 do
-  local MOST_READ, MOST_TRIED, MOST_SERIES, FIRST_READ = 1000, 20, 100, 20
+  local MOST_READ, MOST_TRIED, MOST_SERIES, MOST_TARGETS, GROWTH = 1000, 20, 100, 250, 20
 
   -- Reads the address and the size of the usual value: no flags, at its due time, a body of a few texts and bytes, no key
   -- and no headers. Returns nil for any other, which goes the long way.
@@ -161,15 +165,16 @@ do
     t.from[key] = members
     members[#members + 1] = name
     t.elements[#t.elements + 1], t.ids[#t.ids + 1] = element, id
-    t.room, messages, bytes = t.room - 1, messages + 1, bytes + size
+    rooms[t.key], messages, bytes = rooms[t.key] - 1, messages + 1, bytes + size
   end
 
   local function look_at_plain(t, key, name, id, value, size)
     if not has_room(size) then return 'stop' end
     take(t, key, name, id, size, t.is_raw and written(t, parse(id, value)) or written_plain(id, value))
-    local memories, until_ms, op = t.memories, unpack_bytes('>I6', value, 11) + WINDOW, sub(value, 33, 40)
-    if until_ms > now and op ~= NO_OP then
-      memories[#memories + 1], memories[#memories + 2] = 'o' .. op, u48(until_ms) .. 's' .. sub(value, 11, 22)
+    local memories, until_ms = t.memories, unpack_bytes('>I6', value, 11) + WINDOW
+    if until_ms > now and sub(value, 33, 40) ~= NO_OP then
+      memories[#memories + 1] = 'o' .. sub(value, 33, 40)
+      memories[#memories + 1] = u48(until_ms) .. 's' .. sub(value, 11, 22)
     end
     if byte(id) ~= 1 then memories[#memories + 1], memories[#memories + 2] = 'r' .. id, sub(value, 11, 16) end
     return nil
@@ -189,6 +194,7 @@ do
       if pass(N, key, name, id, value, e) then return 'gone' end
       address = address_of(e)
     end
+    if not targets[address] and #in_order == MOST_TARGETS then return 'stop' end
     local t = trying or target_of(address)
     if t.is_held or why_not(t) or (t.is_blocked and not trying) then
       if trying then return 'stop' end
@@ -207,8 +213,9 @@ do
   end
 
   local function next_limit() -- so many as may be read, were they as large as those before
-    local fits = read > 0 and floor((MOST_BYTES - read_bytes) / (read_bytes / read + 1)) or FIRST_READ
-    return math.max(1, math.min(MOST, fits))
+    if read == 0 then return 1 end
+    local fits = floor((MOST_BYTES - read_bytes) / (read_bytes / read + 1))
+    return math.max(1, math.min(read * GROWTH, MOST, fits))
   end
 
   function walk(key, trying)
@@ -254,7 +261,7 @@ do
     if not why_not(t) then
       local length = redis.pcall('RPUSH', t.key, written(t, as_occurrence(e)))
       if type(length) ~= 'table' then
-        t.room, t.has_moved, moved = t.room - 1, true, moved + 1
+        rooms[t.key], t.has_moved, moved = rooms[t.key] - 1, true, moved + 1
         return true
       end
       t.broken = length.err
