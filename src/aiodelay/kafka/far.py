@@ -1,6 +1,6 @@
 """Messages that are due beyond the horizon: of each, where it stands and about when it is due; about 35 bytes.
 
-A table of SQLite in memory, by 96 bits of the key's hash, which is this process's own. What there is besides, also the
+A table of SQLite in memory, by 88 bits of the key's hash, which is this process's own. What there is besides, also the
 key, is read again from the partition when it comes near.
 """
 
@@ -144,4 +144,4 @@ class Far:
 
 
 def _hashed(key: bytes) -> _Hash:
-    return hash(key), hash(b"\0" + key) & 0xFFFFFFFF
+    return hash(key), (hash(b"\0" + key) & 0xFFFFFF) - 0x800000  # which takes 3 bytes

@@ -80,6 +80,8 @@ log = logging.getLogger("aiodelay.kafka")
 MOST_NOTES = 10_000
 """Most entries of the history that wait while its topic takes nothing."""
 EVERYTHING = Query(limit=1000)
+STRAY_SAMPLE = 64
+"""Of what is far, one key in so many is looked at, whether it stands in its own partition: that takes long."""
 
 
 class Read(NamedTuple):
@@ -207,6 +209,10 @@ class Index(Commands, Claims, Looking):
     mark: Mark = Mark()
     """What an owner has told that is finished."""
     _ended_at: int = -1
+    place: tuple[int, int] = 0, 1
+    """The partition's number, and how many the topic has."""
+    is_mixed: bool = False
+    """Keys stand here that should stand in another partition."""
     near_until_ms: int = 1 << 62
     """What is due later is only noted, in `far`."""
     edge_ms: int = 0
@@ -245,7 +251,7 @@ class Index(Commands, Claims, Looking):
             pace=self._pace,
             keeps_history=self._keeps_history,
         )
-        index._workers, index.notes = self._workers, self.notes
+        index._workers, index.notes, index.place = self._workers, self.notes, self.place
         return index
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -355,6 +361,7 @@ class Index(Commands, Claims, Looking):
             self._let_go(records.id_of(key), is_users=True)
             self._bad[key] = read, error.problem
             return
+        self._look_for_strays(key)
         old = self._entries.get(record.id)
         if glance.read_to is None and record.op != NO_OP:
             if old is not None and old.record.op == record.op:
@@ -432,6 +439,8 @@ class Index(Commands, Claims, Looking):
             standing = after(self._standing(key), Seen(read.offset, is_put=True, read_to=read_to))
             if standing.seen.offset != read.offset:
                 return False
+        if not read.offset % STRAY_SAMPLE:
+            self._look_for_strays(key)
         self.far.put(key, glance.place_ms, read.offset, glance.lane, is_users=read_to is None)
         if change is not None:
             change.counted = True
@@ -439,6 +448,19 @@ class Index(Commands, Claims, Looking):
             self._forget_cancels(read_to)
             self._remember(records.id_of(key), records.memory_of(read.headers))
         return True
+
+    def _look_for_strays(self, key: bytes) -> None:
+        """Take note, once, of a key that stands in a partition that is not its own; it is delivered from here."""
+        number, partitions = self.place
+        if partitions > 1 and not self.is_mixed and (own := records.partition_of(key, partitions)) != number:
+            self.is_mixed = True
+            log.warning(
+                "%s: message %s stands here, and its own partition is %d: who wrote it has another partitioner than "
+                "Java's. What is written of one id must go to one partition, to replace and cancel what was before",
+                self.name,
+                records.id_of(key),
+                own,
+            )
 
     def _has_answered(self, op: bytes) -> bool:
         return self._answers.get(op, self.now_ms()) is not None
