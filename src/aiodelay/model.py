@@ -418,7 +418,7 @@ class CancelOutcome(StrEnum):
     """What `cancel()` came to.
 
     `IN_FLIGHT`: this attempt goes on, no retry and no recurrence follows. `RECORDED`: it is cancelled, unless it is
-    being delivered just now; only a process that dispatches could say.
+    being delivered just now; only a process that owns all could say.
     """
 
     CANCELLED = "cancelled"

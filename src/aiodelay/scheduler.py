@@ -263,7 +263,7 @@ class Scheduler(Operations):
 
         Returns:
             `CANCELLED`: it will not be delivered. `IN_FLIGHT`: this attempt goes on; no retry, no recurrence follows.
-            `NOT_FOUND`: nothing of this id is scheduled. `RECORDED`: from a process with `dispatch=False` on Kafka: it
+            `NOT_FOUND`: nothing of this id is scheduled. `RECORDED`: from a process that does not own all on Kafka: it
             will not be delivered, unless that has begun.
 
         Raises:
@@ -282,7 +282,7 @@ class Scheduler(Operations):
 
         Raises:
             ScheduleTimeError: As in `schedule`.
-            UnsupportedByStoreError: On Kafka, a process with `dispatch=False` cannot.
+            UnsupportedByStoreError: On Kafka, only a process that owns all partitions can.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
         self._check_changes("reschedule")
@@ -296,7 +296,7 @@ class Scheduler(Operations):
             `FIRED`, `NOT_FOUND`, or `IN_FLIGHT`: it is being delivered already.
 
         Raises:
-            UnsupportedByStoreError: On Kafka, a process with `dispatch=False` cannot.
+            UnsupportedByStoreError: On Kafka, only a process that owns all partitions can.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
         self._check_changes("fire")
@@ -305,7 +305,7 @@ class Scheduler(Operations):
 
     def _check_changes(self, what: str) -> None:
         if not self._store.traits.changes:
-            raise UnsupportedByStoreError("command", what, "schedule, cancel; or a process that dispatches")
+            raise UnsupportedByStoreError("command", what, "schedule, cancel; or a process that owns all")
 
     # --- handlers -----------------------------------------------------------------------------------------
 

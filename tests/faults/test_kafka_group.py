@@ -292,3 +292,20 @@ async def test_a_fault_of_our_own_ends_no_loop(
         task.cancel()
         await asyncio.wait([task])
     assert caplog.text.count("ZeroDivisionError: ") >= 2
+
+
+async def test_one_too_many_waits_and_takes_over_when_another_goes(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    async with AsyncExitStack() as stack:
+        first, _ = await stack.enter_async_context(member(url))
+        async with member(url) as (second, work):
+            await shared(first, second, n=1)
+            idle = next(store for store in (first, second) if not store.partitions)
+            assert idle.status().phase == "ready"
+            assert (await idle.counts(), idle.traits.cancel) == ({}, "recorded")
+            await idle.apply([Put(new_op(), Envelope("m", "h"), After(0))])
+            await stack.aclose()
+            await shared(second, n=1)
+            async with asyncio.timeout(10):
+                while not (await work.claim({"h": Demand(1)}, request=new_name(), lease_ms=1000)).claims:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,18 +29,26 @@ from tests.support.kafka import Broker, create_topic, logins, new_name, started
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
 
-T, G, X = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
-OWNER = {
-    "read": (T, "schedules", AclOperation.READ),
-    "write": (T, "schedules", AclOperation.WRITE),
-    "settings": (T, "schedules", AclOperation.DESCRIBE_CONFIGS),
-    "group": (G, "aiodelay.schedules", AclOperation.READ),
-    "transactions": (X, "aiodelay.schedules.", AclOperation.WRITE),
-    "target": (T, "target", AclOperation.WRITE),
-    "history": (T, "history", AclOperation.WRITE),
-    "journal": (T, "history", AclOperation.READ),
+KINDS = {"Topic": ResourceType.TOPIC, "Group": ResourceType.GROUP, "TransactionalId": ResourceType.TRANSACTIONAL_ID}
+OPERATIONS = {
+    "Read": AclOperation.READ,
+    "Write": AclOperation.WRITE,
+    "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
 }
-PRODUCER = {"write": OWNER["write"], "settings": OWNER["settings"]}
+PAGE = (Path(__file__).parents[2] / "docs" / "kafka.md").read_text().partition("\n## Rights\n")[2]
+ROW = re.compile(r"^\| ([a-z ]+) \| (\w+) `([\w.]+)`.*? \| (\w+) \|", re.MULTILINE)
+Right = tuple[ResourceType, str, AclOperation]
+
+
+def rights_of(who: str) -> dict[str, Right]:
+    return {
+        f"{op} {kind} {name}": (KINDS[kind], name, OPERATIONS[op])
+        for by, kind, name, op in ROW.findall(PAGE)
+        if by == who
+    }
+
+
+OWNER, PRODUCER = rights_of("dispatches"), rights_of("only schedules")
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +79,12 @@ class Rights:
         where = f"{self._broker.login}/{self.name('schedules')}"
         return f"kafka://{user}:{user}@{where}?security=SASL_PLAINTEXT&timeout_ms=3000{options}"
 
-    async def grant(self, user: str, *rights: tuple[ResourceType, str, AclOperation]) -> None:
+    async def grant(self, user: str, *rights: Right) -> None:
         made = self._admin.create_acls([AclBinding(*self._binding(user, *right)) for right in rights])
         for each in made.values():
             await asyncio.to_thread(each.result, 10)
 
-    async def revoke(self, user: str, right: tuple[ResourceType, str, AclOperation]) -> None:
+    async def revoke(self, user: str, right: Right) -> None:
         (ended,) = self._admin.delete_acls([AclBindingFilter(*self._binding(user, *right))]).values()
         await asyncio.to_thread(ended.result, 10)
 
@@ -120,10 +130,10 @@ async def test_what_the_page_names_is_enough(broker: Broker) -> None:
 
 
 TOLD = {
-    "read": ("TopicAuthorizationFailed", "schedules"),
-    "write": ("TopicAuthorizationFailed", "schedules"),
-    "group": ("GroupAuthorizationFailed", "aiodelay.schedules"),
-    "transactions": ("TransactionalIdAuthorizationFailed", "schedules"),
+    "Read Topic schedules": ("TopicAuthorizationFailed", "schedules"),
+    "Write Topic schedules": ("TopicAuthorizationFailed", "schedules"),
+    "Read Group aiodelay.schedules": ("GroupAuthorizationFailed", "aiodelay.schedules"),
+    "Write TransactionalId aiodelay.schedules.": ("TransactionalIdAuthorizationFailed", "schedules"),
 }
 
 
@@ -148,4 +158,4 @@ async def test_what_is_missing_is_told_and_costs_nothing_but_time(
     error, name = TOLD[missing]
     assert error in refused + caplog.text
     assert rights.name(name) in refused + caplog.text
-    assert bool(refused) is (missing != "group")  # without which it owns nothing, and schedules as others do
+    assert bool(refused) is ("Group" not in missing)  # without which it owns nothing, and schedules as others do

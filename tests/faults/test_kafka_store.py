@@ -25,11 +25,12 @@ from aiodelay import Scheduler
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
+from aiodelay.kafka import index as indices
 from aiodelay.kafka import topic as topics
 from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.index import Read
 from aiodelay.kafka.transactions import Transactions
-from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Put, Query, Stored
+from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire, Put, Query, Stored
 from aiodelay.transitions import occurrence_id
 from tests.support.kafka import create_topic, new_name, started
 
@@ -154,6 +155,38 @@ async def test_a_plain_client_schedules_a_tombstone(kafka: str) -> None:
         await moved(store, 1)
     (record,) = await read(kafka, target)
     assert (record.key, record.value) == (b"vid1", None)
+
+
+@pytest.mark.parametrize("horizon", ["1h", "1s"], ids=["near", "far"])
+async def test_what_stands_in_another_partition_than_its_own_is_delivered_and_answers_to_its_id(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, horizon: str
+) -> None:
+    monkeypatch.setattr(indices, "STRAY_SAMPLE", 1)
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=3&horizon={horizon}"
+    async with KafkaStore(url) as store, store.work("w", ["kafka"]):
+        client, due = PlainClient(kafka, schedules, "consistent_random"), now_ms() // 1000 + 3000
+        for i in range(12):
+            client.schedule(b"m%d" % i, b"old", due, target)
+        async with asyncio.timeout(20):
+            while sum(each.scheduled for each in (await store.counts()).values()) < 12:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        standing = [partition for partition in store.partitions.values() if partition.index.is_mixed]
+        assert standing
+        assert "has another partitioner than Java's" in caplog.text
+        for i in range(12):
+            assert (await store.get(f"m{i}")) is not None
+        cancelled = await store.apply([Cancel(new_op(), f"m{i}") for i in range(4)])
+        replaced = await store.apply([put(i, target, now_ms()) for i in range(4, 8)])
+        fired = await store.apply([Fire(new_op(), f"m{i}") for i in range(8, 12)])
+        answers = [each.answer for each in (*cancelled, *replaced, *fired) if isinstance(each, Stored)]
+        assert answers == ["cancelled"] * 4 + ["replaced"] * 4 + ["fired"] * 4
+        await moved(store, 8)
+        assert await store.counts() == {}
+    async with KafkaStore(url) as store, store.work("w", ["kafka"]):
+        assert await store.counts() == {}
+    counted = Counter(record.value for record in await read(kafka, target))
+    assert counted == {b"old": 4, b"4": 1, b"5": 1, b"6": 1, b"7": 1}
 
 
 async def test_f33_what_cannot_be_read_becomes_a_dead_letter_and_holds_up_nobody(kafka: str) -> None:

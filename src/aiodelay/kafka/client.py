@@ -103,12 +103,17 @@ def reason_of(error: BaseException) -> str:
 
 async def stop(consumer: AIOKafkaConsumer) -> None:
     """End a consumer; what it cannot do in time, or at all, because the cluster is away, ends with its connections."""
-    stopping = asyncio.create_task(consumer.stop(), name="aiodelay kafka consumer stops")
-    stopping.add_done_callback(_note)
-    await asyncio.wait([stopping], timeout=CLOSE_S)
-    await consumer._client.close()
-    await asyncio.wait([stopping], timeout=CLOSE_S)
-    stopping.cancel()
+    async with asyncio.TaskGroup() as tasks:
+        stopping = tasks.create_task(_stop(consumer), name="aiodelay kafka consumer stops")
+        await asyncio.wait([stopping], timeout=CLOSE_S)
+        await consumer._client.close()
+        await asyncio.wait([stopping], timeout=CLOSE_S)
+        stopping.cancel()
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    with suppress(KafkaError, OSError):
+        await consumer.stop()
 
 
 class Producer:

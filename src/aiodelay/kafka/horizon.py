@@ -55,7 +55,7 @@ class Horizon:
 
     def set(self) -> None:
         """Let the index know up to when it takes messages in whole."""
-        self._index().near_until_ms = self._clock.now_ms() + self._ms
+        self._index().look_ahead(self._clock.now_ms() + self._ms)
 
     @property
     def is_behind(self) -> bool:
@@ -73,7 +73,7 @@ class Horizon:
             return False
         async with self._lock:
             index, until_ms = self._index(), self._clock.now_ms() + self._ms
-            index.near_until_ms = until_ms
+            index.look_ahead(until_ms)
             index.put_off()
             found: list[tuple[int, int, Lane]] = []
             for rows in index.far.due(to_ms=until_ms):
@@ -148,7 +148,7 @@ class Horizon:
             index.come_near(read)
         self._on_near()
         missing = set(offsets) - {read.offset for read in found}
-        if missing and (n := index.lose(missing)):
+        if missing and (n := index.far.forget(missing)):
             log.error("%s: the records of %d messages are gone: deleted, or cut off", index.name, n)
 
     async def _read(self, offsets: Sequence[int]) -> list[Read]:

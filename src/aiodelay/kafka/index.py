@@ -66,7 +66,7 @@ from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_
 
 from . import records
 from .client import Outgoing
-from .far import Far, Row
+from .far import Far
 from .mark import Mark
 from .pace import OVERDUE_MS, PAUSE_MS, Pace
 from .records import Glance, Headers, Kind, Memory, Wire
@@ -80,6 +80,8 @@ log = logging.getLogger("aiodelay.kafka")
 MOST_NOTES = 10_000
 """Most entries of the history that wait while its topic takes nothing."""
 EVERYTHING = Query(limit=1000)
+STRAY_SAMPLE = 64
+"""Of what is far, one key in so many is looked at, whether it stands in its own partition: that takes long."""
 
 
 class Read(NamedTuple):
@@ -207,6 +209,10 @@ class Index(Commands, Claims, Looking):
     mark: Mark = Mark()
     """What an owner has told that is finished."""
     _ended_at: int = -1
+    place: tuple[int, int] = 0, 1
+    """The partition's number, and how many the topic has."""
+    is_mixed: bool = False
+    """Keys stand here that should stand in another partition."""
     near_until_ms: int = 1 << 62
     """What is due later is only noted, in `far`."""
     edge_ms: int = 0
@@ -245,7 +251,7 @@ class Index(Commands, Claims, Looking):
             pace=self._pace,
             keeps_history=self._keeps_history,
         )
-        index._workers, index.notes = self._workers, self.notes
+        index._workers, index.notes, index.place = self._workers, self.notes, self.place
         return index
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -256,6 +262,8 @@ class Index(Commands, Claims, Looking):
         if read.value is None and read.key is not None and self._read_own_end(read.key, read.offset):
             return
         glance = records.glance(read.key, read.value, read.headers)
+        if glance.lane and glance.place_ms > self.near_until_ms and self._read_far(read, glance):
+            return
         if read.key is None or (glance.kind is Kind.BAD and read.key.startswith(records.RESERVED)):
             log.warning("%s, offset %d: %s; skipped", self.name, read.offset, glance.problem)
         elif glance.kind is Kind.DEAD:
@@ -271,7 +279,7 @@ class Index(Commands, Claims, Looking):
             change_hold(*cast("tuple[Lane, str | None]", records.held_in(read.key)))
         elif read.key.startswith(records.KEEP):
             self._read_asked(read, read.key.removeprefix(records.KEEP), glance.read_to)
-        elif not (glance.lane and glance.place_ms > self.near_until_ms and self._read_far(read, read.key, glance)):
+        else:
             self._read_message(read, read.key, glance)
 
     def _read_asked(self, read: Read, key: bytes, read_to: int | None) -> None:
@@ -319,7 +327,7 @@ class Index(Commands, Claims, Looking):
                 change.counted = True
             self._bad.pop(key, None)
             self._repeated.pop(key, None)
-            self._leave_far(key)
+            self.far.remove(key)
             with self._reading():
                 if is_put:
                     self._take_in(read, key, glance)
@@ -353,6 +361,7 @@ class Index(Commands, Claims, Looking):
             self._let_go(records.id_of(key), is_users=True)
             self._bad[key] = read, error.problem
             return
+        self._look_for_strays(key)
         old = self._entries.get(record.id)
         if glance.read_to is None and record.op != NO_OP:
             if old is not None and old.record.op == record.op:
@@ -413,8 +422,10 @@ class Index(Commands, Claims, Looking):
 
     # --- what is far --------------------------------------------------------------------------------------
 
-    def _read_far(self, read: Read, key: bytes, glance: Glance) -> bool:
+    def _read_far(self, read: Read, glance: Glance) -> bool:
         """Note a message that is due later and of which nothing else is known; say whether that is all to be done."""
+        key, read_to = read.key, glance.read_to
+        assert key is not None
         change = self._held_back.get(key)
         if key in self._standings or (
             change is not None and (change.entry is not None or change.offset != read.offset)
@@ -422,21 +433,34 @@ class Index(Commands, Claims, Looking):
             return False
         if self._leased and records.id_of(key) in self._leased:
             return False
-        if glance.read_to is None and self._answers.is_any and self._has_answered(records.op_of(read.headers)):
+        if read_to is None and self._answers.is_any and self._has_answered(records.op_of(read.headers)):
             return False
-        before = self._standing(key)
-        seen = Seen(read.offset, is_put=True, read_to=glance.read_to)
-        if before is not None and after(before, seen).hidden_at is not None:
-            return False
-        self._leave_far(key)
-        if not self._put_far(key, Row(read.offset, glance.lane, glance.read_to is None), glance.place_ms):
-            return False
+        if read_to is not None:
+            standing = after(self._standing(key), Seen(read.offset, is_put=True, read_to=read_to))
+            if standing.seen.offset != read.offset:
+                return False
+        if not read.offset % STRAY_SAMPLE:
+            self._look_for_strays(key)
+        self.far.put(key, glance.place_ms, read.offset, glance.lane, is_users=read_to is None)
         if change is not None:
             change.counted = True
-        if glance.read_to is not None:
-            self._forget_cancels(glance.read_to)
+        if read_to is not None:
+            self._forget_cancels(read_to)
             self._remember(records.id_of(key), records.memory_of(read.headers))
         return True
+
+    def _look_for_strays(self, key: bytes) -> None:
+        """Take note, once, of a key that stands in a partition that is not its own; it is delivered from here."""
+        number, partitions = self.place
+        if partitions > 1 and not self.is_mixed and (own := records.partition_of(key, partitions)) != number:
+            self.is_mixed = True
+            log.warning(
+                "%s: message %s stands here, and its own partition is %d: who wrote it has another partitioner than "
+                "Java's. What is written of one id must go to one partition, to replace and cancel what was before",
+                self.name,
+                records.id_of(key),
+                own,
+            )
 
     def _has_answered(self, op: bytes) -> bool:
         return self._answers.get(op, self.now_ms()) is not None
@@ -447,25 +471,10 @@ class Index(Commands, Claims, Looking):
             return Standing(Seen(row.offset, is_put=True, read_to=None if row.is_users else row.offset))
         return standing
 
-    def _put_far(self, key: bytes, row: Row, place_ms: int) -> bool:
-        is_first = not self.far
-        if not self.far.add(key, row, place_ms):
-            return False
-        self.edge_ms = self.near_until_ms if is_first else min(self.edge_ms, self.near_until_ms)
-        self._lanes[row.lane].messages += 1
-        return True
-
-    def _leave_far(self, key: bytes) -> None:
-        row = self.far.remove(key)
-        if row is not None:
-            self._lanes[row.lane].messages -= 1
-
-    def lose(self, offsets: Collection[int]) -> int:
-        """Forget what is far and stood at these offsets; return how many messages that were."""
-        gone = self.far.forget(offsets)
-        for lane, n in gone.items():
-            self._lanes[lane].messages -= n
-        return gone.total()
+    def look_ahead(self, until_ms: int) -> None:
+        """Hold whole what is due until then, from now on."""
+        self.edge_ms = min(self.edge_ms, until_ms) if self.far else until_ms
+        self.near_until_ms = until_ms
 
     def come_near(self, read: Read) -> None:
         """Take in whole what is far, if it still stands."""
@@ -473,7 +482,7 @@ class Index(Commands, Claims, Looking):
         row = self.far.find(read.key)
         if row is None or row.offset != read.offset:
             return
-        self._leave_far(read.key)
+        self.far.remove(read.key)
         glance = records.glance(read.key, read.value, read.headers)
         self._standings.setdefault(read.key, Standing(Seen(read.offset, is_put=True, read_to=glance.read_to)))
         with self._reading():
@@ -498,11 +507,11 @@ class Index(Commands, Claims, Looking):
                 and standing is not None
                 and standing.hidden_at is None
             ):
-                row = Row(standing.seen.offset, record.envelope.lane, standing.seen.read_to is None)
-                if self._put_far(key, row, entry.place_ms):
-                    del self._standings[key]
-                    with self._reading():
-                        self._take_out(entry)
+                is_users = standing.seen.read_to is None
+                self.far.put(key, entry.place_ms, standing.seen.offset, record.envelope.lane, is_users=is_users)
+                del self._standings[key]
+                with self._reading():
+                    self._take_out(entry)
 
     def peek(self, read: Sequence[Read], query: Query = EVERYTHING) -> list[Snapshot]:
         """Return what is far, among records that were read again, and within a query's bounds."""
@@ -586,7 +595,10 @@ class Index(Commands, Claims, Looking):
 
     def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
         """Do a step of housekeeping."""
-        return self._tidy(worker, lanes, limit)
+        tidied = self._tidy(worker, lanes, limit)
+        listed = {state.lane for state in tidied.lanes}
+        far = [lane for lane, n in self.far.by_lane.items() if n and lane not in listed]
+        return replace(tidied, lanes=[*tidied.lanes, *(self._lane_state(lane, tidied.now_ms) for lane in far)])
 
     def add_worker(self, worker: Worker) -> None:
         """Count a worker as alive."""

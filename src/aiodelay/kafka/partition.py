@@ -124,6 +124,7 @@ class Partition:
         self._may_begin, self._patience_s = may_begin, patience_s
         name = f"{place.topic}/{place.number}"
         self.index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
+        self.index.place = place.number, place.partitions
         self._history, self._is_told = history, True
         self.session = Session()
         self.why = ""

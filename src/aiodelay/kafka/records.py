@@ -103,6 +103,8 @@ DEAD_REASON, DEAD_AT = "aiodelay-dead-reason", "aiodelay-dead-at-ms"
 OUTCOME, DELIVERY_ID, ATTEMPT = "aiodelay-outcome", "aiodelay-delivery-id", "aiodelay-attempt"
 HEADER = {field.name: field.header for field in FIELDS if field.header is not None}
 _OURS = frozenset({EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC})
+_FORMAT = b"%d" % FORMAT
+_LANE, _DUE_MS, _RULE = HEADER["lane"], HEADER["due_ms"], HEADER["rule"]
 _PREFIX = "aiodelay-"
 _MOST_MS = (1 << 48) - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -503,8 +505,8 @@ def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
         read_to = _number(found, READ_TO) if READ_TO in found else None
         if value is None:
             return Glance(Kind.END, 0, read_to)
-        lane = "" if HEADER["rule"] in found or special is _AGAIN else _text(found, "lane") or SINK
-        return Glance(Kind.PUT, _place_ms(found), read_to, "", lane)
+        lane = _text(found, "lane") or SINK if _LANE in found else SINK
+        return Glance(Kind.PUT, _place_ms(found), read_to, "", "" if _RULE in found or special is _AGAIN else lane)
     except RecordFormatError as error:
         return Glance(Kind.BAD, problem=error.problem)
 
@@ -536,7 +538,8 @@ def _reserved(key: bytes) -> Glance | None:
 
 
 def _place_ms(found: Mapping[str, bytes | None]) -> int:
-    if FORMAT_HEADER in found and (version := _number(found, FORMAT_HEADER)) > FORMAT:
+    is_plain = found.get(FORMAT_HEADER, _FORMAT) == _FORMAT
+    if not is_plain and (version := _number(found, FORMAT_HEADER)) > FORMAT:
         raise RecordFormatError(f"its format is {version}, and this version reads formats up to {FORMAT}")
     if TARGET_TOPIC not in found and HEADER["lane"] not in found:
         raise RecordFormatError(f"it has no header {TARGET_TOPIC}")
@@ -544,8 +547,8 @@ def _place_ms(found: Mapping[str, bytes | None]) -> int:
 
 
 def _due_ms(found: Mapping[str, bytes | None]) -> int:
-    if HEADER["due_ms"] in found:
-        return _number(found, HEADER["due_ms"])
+    if _DUE_MS in found:
+        return _number(found, _DUE_MS)
     if EPOCH not in found:
         raise RecordFormatError(f"it has no header {EPOCH}")
     due_ms = _number(found, EPOCH) * 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
@@ -363,7 +363,15 @@ class KafkaStore(Transfers):
 
     def partitions_of(self, message_id: str) -> Sequence[Partition]:
         """Return the partitions that are owned in which messages of this id may stand, in the order of the topics."""
-        return [self.partitions[place] for place in self._places(message_id) if place in self.partitions]
+        return [each for place in self._places(message_id) for each in self._at(place)]
+
+    def _at(self, own: TopicPartition) -> Iterator[Partition]:
+        """Return a key's own partition, if it is owned, and those of its topic in which other keys stand as well."""
+        if own in self.partitions:
+            yield self.partitions[own]
+        for place, partition in self.partitions.items():
+            if partition.index.is_mixed and place.topic == own.topic and place != own:
+                yield partition
 
     def _places(self, message_id: str) -> list[TopicPartition]:
         key = records.key_of(message_id)
@@ -416,8 +424,9 @@ class KafkaStore(Transfers):
         """Carry out a command as the owner: a put in the first topic, others where the message stands."""
         partitions = self.partitions_of(command.id)
         if isinstance(command, Put):
-            is_new = not partitions[0].index.knows(command.id, command.op)
-            return Refused("full", full) if full and is_new else await partitions[0].command(command)
+            first = list(self._at(self._places(command.id)[0]))
+            known = next((each for each in first if each.index.knows(command.id, command.op)), None)
+            return Refused("full", full) if full and known is None else await (known or first[0]).command(command)
         for partition in partitions:
             await partition.until_ready()
         return await self._where(command.id, lambda index: index.knows(command.id, command.op)).command(command)
