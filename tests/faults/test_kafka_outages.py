@@ -13,7 +13,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from aiodelay import OutcomeUnknownError, Scheduler, StoreBusyError, StoreUnavailableError
-from aiodelay.kafka import partition
+from aiodelay.identifiers import new_op
+from aiodelay.kafka import KafkaStore, partition
+from aiodelay.model import After, Envelope, Put, Query, Stored, Unknown
 from tests.support.kafka import Broker, create_topic, new_name, started
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
@@ -66,7 +68,7 @@ async def schedule_all(scheduler: Scheduler, target: str, stored: set[bytes], in
         await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("fault", ["killed", "frozen"])
+@pytest.mark.parametrize("fault", ["killed", "frozen", "full"])
 async def test_f21_through_an_outage_what_was_acknowledged_arrives_once(broker: Broker, fault: str) -> None:
     target = await create_topic(broker.bootstrap, new_name())
     stored, in_doubt = set[bytes](), set[bytes]()
@@ -75,6 +77,11 @@ async def test_f21_through_an_outage_what_was_acknowledged_arrives_once(broker: 
         await asyncio.sleep(0.5)
         if fault == "killed":
             broker.kill()
+            await asyncio.to_thread(broker.start)
+        elif fault == "full":
+            broker.fill_disk()
+            await asyncio.sleep(2)
+            broker.kill()  # it has ended by itself, or will
             await asyncio.to_thread(broker.start)
         else:
             broker.freeze()
@@ -157,6 +164,19 @@ async def test_f27_a_strangers_open_transaction_delays_and_harms_nothing(
     assert set(found) - {b"meanwhile"} == {b"before", b"after"}
     assert max(found.values()) == 1
     assert any("a transaction is open at offset" in each.message for each in caplog.records)
+
+
+async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_back(broker: Broker) -> None:
+    topic = new_name("schedules")
+    url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2&timeout_ms=1000"
+    put = Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))
+    async with KafkaStore(url) as store, store.work("w", []):
+        async with left_open(broker.bootstrap, topic, 6000), asyncio.timeout(3):
+            assert isinstance((await store.apply([put]))[0], Unknown)
+        async with asyncio.timeout(20):
+            while not isinstance((await store.apply([put]))[0], Stored):
+                continue
+        assert [each.record.id for each in await store.search(Query())] == ["m"]
 
 
 async def scheduler_takes(scheduler: Scheduler, target: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -121,6 +122,11 @@ class Broker:
     def thaw(self) -> None:
         """Let it go on."""
         self._signal(signal.SIGCONT)
+
+    def fill_disk(self) -> None:
+        """Let its files grow no more, as on a full disk, until it is started again."""
+        assert self._process is not None
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (1, 1))
 
     def stop(self) -> None:
         """End it, and remove its folder."""
