@@ -13,7 +13,13 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from aiodelay import CancelOutcome, FireOutcome, Scheduler
-from aiodelay.errors import AiodelayError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.errors import (
+    AiodelayError,
+    StoreMismatchError,
+    StoreUnavailableError,
+    TargetNotAllowedError,
+    UnsupportedByStoreError,
+)
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, reader
 from aiodelay.model import After, Cancel, Dead, Demand, Envelope, Put, Refused, Stored
@@ -126,6 +132,14 @@ async def test_claims_and_dead_letters_of_one_id_in_two_topics_are_kept_apart(ka
 async def test_topics_that_cannot_be_are_refused(path: str) -> None:
     with pytest.raises(AiodelayError, match=r"kafka://|topic"):
         KafkaStore(f"kafka://localhost/{path}")
+
+
+async def test_a_message_to_a_schedules_topic_of_its_own_is_refused(kafka: str) -> None:
+    first, second = new_name("first"), new_name("second")
+    async with Scheduler(url_of(kafka, first, second)) as scheduler:
+        for topic in (first, second):
+            with pytest.raises(TargetNotAllowedError, match="would come back"):
+                await scheduler.schedule(b"", to=f"kafka:{topic}", delay="1h")
 
 
 # --- a topic that is not what it was ----------------------------------------------------------------------

@@ -165,7 +165,7 @@ class KafkaStore(Transfers):
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self._options = _read_url(url)
-        self.cluster = self._options.cluster
+        self.cluster, self.schedules = self._options.cluster, self._options.topics
         self.name = self.cluster.name
         self._clock = clock or SystemClock()
         self.targets = Targets(self.cluster, self.now_ms)

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from aiodelay.errors import StoreUnavailableError
+from aiodelay.errors import StoreUnavailableError, TargetNotAllowedError, shortened
 from aiodelay.model import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
@@ -44,13 +44,14 @@ class Transfers(Looking):
 
     name: str
     cluster: Cluster
+    schedules: Sequence[str]
     targets: Targets
     moving: dict[KafkaTransfer, None]
 
     @property
     def sinks(self) -> Sequence[Sink]:
         """The sinks that this store brings along."""
-        return [KafkaSink(self.cluster, messages=MOST_MESSAGES)]
+        return [_OwnTopics(self.cluster, self.schedules)]
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -124,6 +125,20 @@ class _Taking:
         """Say whether more is to be taken; with series, and topics of which nothing is known, the caller goes on."""
         has_room = self.messages > 0 and self.bytes >= MAX_CLAIM_BYTES
         return has_room and partition.is_ready and not self.series and not self.unknown
+
+
+class _OwnTopics(KafkaSink):
+    """The topics of a store's own cluster, but for those that hold its schedules."""
+
+    def __init__(self, cluster: Cluster, schedules: Sequence[str]) -> None:
+        super().__init__(cluster, messages=MOST_MESSAGES)
+        self._schedules = schedules
+
+    def check(self, address: str) -> None:
+        super().check(address)
+        if address in self._schedules:
+            allowed = "a topic that holds none of this store's schedules: there it would come back"
+            raise TargetNotAllowedError("topic in to", shortened(address), allowed)
 
 
 class KafkaTransfer:
