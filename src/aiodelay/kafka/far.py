@@ -1,4 +1,4 @@
-"""Messages that are due beyond the horizon: of each, where it stands and about when it is due; about 35 bytes.
+"""Messages that are due beyond the horizon: of each, where it stands and about when it is due; less than 40 bytes.
 
 A table of SQLite in memory, by 88 bits of the key's hash, which is this process's own. What there is besides, also the
 key, is read again from the partition when it comes near.
@@ -49,6 +49,9 @@ class Far:
             "CREATE TEMP TABLE new (hash INTEGER, tag INTEGER, due INTEGER, offset INTEGER, kind INTEGER)",
         ):
             self._table.execute(statement)
+
+    def __del__(self) -> None:
+        self._table.close()
 
     def __bool__(self) -> bool:
         return bool(self._size or self._new)
