@@ -88,7 +88,7 @@ def test_another_program_schedules_and_cancels(server: RedisServer, by: str) -> 
                 Envelope("m1", LANE, payload=b"hello"),
                 b"op-00001",
             )
-            assert 0 < snapshot.record.due_ms - store.now_ms() <= 600_000
+            assert 0 < snapshot.record.due_ms - store.now_ms() <= 601_000  # its estimate of the server's clock may lag
             first = send(server, cancel, cli)
             assert await store.get("m1") is None
             assert first[-12:] == send(server, cancel, cli)[-12:]

@@ -62,7 +62,7 @@ class Base:
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
         self._options, self._keys, self._clock = options, keys, clock
         self._opened: _Opened | None = None
-        self.waiters = Waiters()
+        self.waiters: Waiters = Waiters()
 
     @property
     def name(self) -> str:

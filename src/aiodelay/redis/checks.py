@@ -16,7 +16,7 @@ from .options import Options
 
 __all__ = ["SCHEMA", "check_server", "server_time_ms", "warn_of_skew"]
 
-log = logging.getLogger("aiodelay.redis")
+log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 SCHEMA = 1
 """Version of the layout of keys."""

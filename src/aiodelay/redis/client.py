@@ -21,7 +21,7 @@ from .scripts import NAMES, Arg, packed, script
 
 __all__ = ["Client"]
 
-log = logging.getLogger("aiodelay.redis")
+log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 RENEW_AFTER = 3
 """So many failed connections in a row, and all connections are made anew, names looked up afresh."""

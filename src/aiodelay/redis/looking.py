@@ -33,7 +33,7 @@ from .scripts import Arg
 
 __all__ = ["Looking"]
 
-log = logging.getLogger("aiodelay.redis")
+log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 AT_ONCE = 200
 """Most records to look at in one call."""

@@ -56,7 +56,7 @@ from .waking import ListListener, listening
 
 __all__ = ["RedisListSource", "open_list_source"]
 
-log = logging.getLogger("aiodelay.redis")
+log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 LONGEST_WAIT_S = 30.0
 _Key: TypeAlias = tuple[str, int, int]  # id, revision, the token's counter: of copies of a message each has its own

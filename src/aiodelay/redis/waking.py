@@ -17,7 +17,7 @@ from .scripts import Arg, packed
 
 __all__ = ["BlockingReader", "ListListener", "Listener", "listening"]
 
-log = logging.getLogger("aiodelay.redis")
+log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 BLOCK_MS = 5_000
 GRACE_S = 2.0

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RedisWork"]
 
-log = logging.getLogger("aiodelay.redis")
+log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 _COST = MAX_CLAIM_BYTES // 80
 """What an end that is not plain counts beside its bytes: at most 80 a script, which reads and rewrites each record."""
@@ -68,7 +68,7 @@ class RedisWork:
 
     def __init__(self, store: RedisStore, worker: str) -> None:
         self._store, self._worker = store, worker
-        self.waiter = Waiter()
+        self.waiter: Waiter = Waiter()
         self._held = HeldClaims()
         self._turn = 0
         self._last = ""

@@ -197,7 +197,7 @@ class RedisServer:
         self.program = program
         self._options, self._environment = options, environment or {}
         self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-redis-", ignore_cleanup_errors=True)
-        self.port = free_port()
+        self.port: int = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
 

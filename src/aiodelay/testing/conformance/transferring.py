@@ -54,10 +54,13 @@ class _Moves:
 
     def __init__(self, suite: TransferConformance, stage: Stage, *, limit: int = 0) -> None:
         assert isinstance(stage.store, Transfer)
-        self.stage, self.store, self.suite = stage, stage.store, suite
-        self.sink = suite.make_sink(stage.store, limit=limit)
+        self.stage: Stage = stage
+        self.store: Transfer = stage.store
+        self.suite: TransferConformance = suite
+        self.sink: Sink = suite.make_sink(stage.store, limit=limit)
         own = uuid4().hex
-        self.here, self.there = f"here-{own}", own[:8]
+        self.here: str = f"here-{own}"
+        self.there: str = own[:8]
 
     def put(self, message_id: str, due_ms: int = 0, *, address: str = "", **fields: object) -> Put:
         place = address or self.here
