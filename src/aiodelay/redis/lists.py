@@ -16,7 +16,7 @@ from .faults import Fault
 from .options import Options, read_options, read_url
 from .scripts import Arg
 
-__all__ = ["RedisListSink", "open_list_sink", "split_address"]
+__all__ = ["ListEnd", "RedisListSink", "open_list_sink", "split_address"]
 
 NAME = "redis-list"
 MAX_LENGTH, MOST_LENGTH = 10_000, 1 << 40
@@ -40,28 +40,20 @@ def split_address(address: str) -> tuple[str, bool]:
     return key, is_raw
 
 
-class RedisListSink:
-    """Pushes messages to the right end of Redis lists; an address is a list's key.
-
-    A Redis store brings one for its own server along, and moves messages there exactly once. From any other store they
-    are claimed, pushed and settled: at least once.
+class ListEnd:
+    """What the sink and the source of lists stand on: a server, and the form of an address.
 
     Args:
-        server: A URL as of a Redis store: `redis://user:password@host:6379/0`.
-        max_length: A list that holds so many elements takes no more until it is shorter; 0 = any number.
+        server: A URL as of a Redis store.
 
     Raises:
-        ConfigurationError: The URL or the number cannot be used.
+        ConfigurationError: The URL cannot be used.
     """
 
     name: str = NAME
-    limits: Demand = Demand(MAX_CLAIM_MESSAGES)
 
-    def __init__(self, server: str | Options, *, max_length: int = MAX_LENGTH) -> None:
-        if isinstance(max_length, bool) or not isinstance(max_length, int) or not 0 <= max_length <= MOST_LENGTH:
-            raise ConfigurationError("max_length", shortened(max_length), f"an integer from 0 to {MOST_LENGTH}")
+    def __init__(self, server: str | Options) -> None:
         self.options: Options = read_url(server) if isinstance(server, str) else server
-        self.max_length: int = max_length
         self._client: Client | None = None
 
     def check(self, address: str) -> None:
@@ -76,6 +68,29 @@ class RedisListSink:
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
+
+
+class RedisListSink(ListEnd):
+    """Pushes messages to the right end of Redis lists; an address is a list's key.
+
+    A Redis store brings one for its own server along, and moves messages there exactly once. From any other store they
+    are claimed, pushed and settled: at least once.
+
+    Args:
+        server: A URL as of a Redis store: `redis://user:password@host:6379/0`.
+        max_length: A list that holds so many elements takes no more until it is shorter; 0 = any number.
+
+    Raises:
+        ConfigurationError: The URL or the number cannot be used.
+    """
+
+    limits: Demand = Demand(MAX_CLAIM_MESSAGES)
+
+    def __init__(self, server: str | Options, *, max_length: int = MAX_LENGTH) -> None:
+        if isinstance(max_length, bool) or not isinstance(max_length, int) or not 0 <= max_length <= MOST_LENGTH:
+            raise ConfigurationError("max_length", shortened(max_length), f"an integer from 0 to {MOST_LENGTH}")
+        super().__init__(server)
+        self.max_length: int = max_length
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
         """Push the messages, those of one list at once.

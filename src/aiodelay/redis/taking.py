@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
@@ -49,8 +49,8 @@ from aiodelay.wakeup import WakeUp
 from .client import Client
 from .elements import Element, decode_element
 from .faults import Fault
-from .lists import NAME, split_address
-from .options import Options, read_options, read_url
+from .lists import ListEnd, split_address
+from .options import read_options
 from .scripts import Arg
 from .waking import ListListener, listening
 
@@ -63,7 +63,7 @@ _Key: TypeAlias = tuple[str, int, int]  # id, revision, the token's counter: of 
 _PutBackCall: TypeAlias = Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]]
 
 
-class RedisListSource:
+class RedisListSource(ListEnd):
     """Takes messages from the left end of Redis lists; an address is a list's key, as of `RedisListSink`.
 
     What a process has taken is its own until its lease ends; then it returns to the head of the list. Retries and dead
@@ -75,25 +75,6 @@ class RedisListSource:
     Raises:
         ConfigurationError: The URL cannot be used.
     """
-
-    name: str = NAME
-
-    def __init__(self, server: str | Options) -> None:
-        self.options: Options = read_url(server) if isinstance(server, str) else server
-        self._client: Client | None = None
-
-    def check(self, address: str) -> None:
-        """Refuse an address that is not of the form `<key>` or `<key>?format=raw`, and aiodelay's own keys."""
-        split_address(address)
-
-    async def __aenter__(self) -> Self:
-        self._client = Client(self.options)
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
 
     @asynccontextmanager
     async def feed(
