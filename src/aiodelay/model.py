@@ -446,12 +446,18 @@ class FireOutcome(StrEnum):
 class SourcePosition(Struct, frozen=True):
     """Where an intake stands: stored in the step that stores what was read up to it.
 
+    Commands are carried out only if the stored position is `first`, or none is stored; otherwise all are refused as
+    `passed`. So one of two readers of the same records stores them, and a store that has lost its last seconds is not
+    left with a gap: whoever is refused reads on from the position that it asks for.
+
     Attributes:
         source: Names one ordered stream, such as a topic's partition.
-        position: The next position to read; commands that come with one already passed are refused as `passed`.
+        first: The position from which the commands were read.
+        position: The next position to read.
     """
 
     source: str
+    first: int
     position: int
 
 

@@ -219,7 +219,8 @@ class Store(Protocol):
 
         Args:
             commands: Each with its op id.
-            source: Moves an intake's position in the same step: then either all are carried out, or none.
+            source: Moves an intake's position in the same step: then either all are carried out, or none, as where
+                another reader has moved it (`passed`).
         """
         ...
 

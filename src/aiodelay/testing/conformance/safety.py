@@ -124,7 +124,7 @@ class SafetyRules(Bench):
     @staged
     async def test_s2_positions_survive_reopening(self, stage: Stage) -> None:
         stage.needs_positions()
-        await stage.store.apply([], source=SourcePosition("source", 7))
+        await stage.store.apply([], source=SourcePosition("source", 0, 7))
         await stage.reopen()
         assert await stage.look.position("source") == 7
 
