@@ -139,7 +139,7 @@ class Scheduler(Operations):
         on_alarm: Callable[[Alarm], object] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        namespace = check_namespace(namespace)
+        self.namespace = namespace = check_namespace(namespace)
         self._store = registry.open_store(store, namespace=namespace, clock=clock)
         self._sinks = _all_sinks(
             self._store, [registry.open_sink(sink) for sink in listed(sinks, "sinks", "['stdout:']")]
@@ -583,12 +583,21 @@ class Scheduler(Operations):
         Raises:
             UnknownSinkError: This scheduler does not have it.
         """
-        if sink not in self._sinks:
-            raise UnknownSinkError("sink", shortened(sink), ", ".join(sorted(self._sinks)) or "none: there is none")
+        found = self._sink(sink)
         if isinstance(self._store, Transfer):
-            return self._store.reaches(self._sinks[sink])
+            return self._store.reaches(found)
         reason = f"{self._store.name} and {sink} share no system: claimed, sent, settled"
         return Reach(Promise.AT_LEAST_ONCE, reason)
+
+    def _sink(self, name: str) -> Sink:
+        """Return a sink.
+
+        Raises:
+            UnknownSinkError: This scheduler does not have it.
+        """
+        if name not in self._sinks:
+            raise UnknownSinkError("sink", shortened(name), ", ".join(sorted(self._sinks)) or "none: there is none")
+        return self._sinks[name]
 
     @property
     def overdue_age_ms(self) -> int:

@@ -42,9 +42,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"handlers", "messages", "commands", "operations", "bulk", "scheduler"},
         {"values", "decisions", "arguments", "runtime"},
     ),
+    "boxes": ({"delay_box"}, {"values", "decisions", "arguments", "kafka", "face"}),
     "package": ({""}, {"values", "decisions", "arguments", "runtime", "face"}),
     "testing": ({"testing"}, {"values", "decisions", "memory", "arguments", "runtime", "face", "package"}),
-    "cli": ({"cli", "__main__"}, {"values", "decisions", "arguments", "face", "package", "testing"}),
+    "cli": ({"cli", "__main__"}, {"values", "decisions", "arguments", "face", "boxes", "package", "testing"}),
 }
 UPWARD_FOR_TYPES = {("context", "scheduler")}
 """What is imported from a layer above, for annotations alone."""

@@ -32,12 +32,15 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
 
     Args:
         cluster: Where it is.
-        topic: What is shared; the group is `aiodelay.<topic>`.
+        topic: What is shared.
+        name: The group's.
         on_assigned: Called with the topic and this member's partitions, whenever the group has been shared out.
     """
 
-    def __init__(self, cluster: Cluster, topic: str, on_assigned: Callable[[str, Collection[int]], None]) -> None:
-        self._cluster, self._topic, self._on_assigned = cluster, topic, on_assigned
+    def __init__(
+        self, cluster: Cluster, topic: str, name: str, on_assigned: Callable[[str, Collection[int]], None]
+    ) -> None:
+        self._cluster, self._topic, self.name, self._on_assigned = cluster, topic, name, on_assigned
         self.was_assigned = asyncio.Event()
         self._settled = asyncio.Event()
         self._consumer: AIOKafkaConsumer | None = None
@@ -70,7 +73,7 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         quiet()
         consumer = self._consumer = AIOKafkaConsumer(
             **self._cluster.client,
-            group_id=f"aiodelay.{self._topic}",
+            group_id=self.name,
             partition_assignment_strategy=[Assignor],
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,

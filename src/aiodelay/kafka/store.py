@@ -226,7 +226,9 @@ class KafkaStore(Transfers):
         if self._running or self._tasks is None:
             return
         if not self._options.members:
-            self._groups = {topic: Group(self.cluster, topic, self._assign) for topic in self._counts}
+            self._groups = {
+                topic: Group(self.cluster, topic, f"aiodelay.{topic}", self._assign) for topic in self._counts
+            }
         self._running[self._reader] = self._tasks.create_task(self._reader.run(), name="aiodelay kafka reader")
         for topic, group in self._groups.items():
             self._running[group] = self._tasks.create_task(group.run(), name=f"aiodelay kafka group {topic}")

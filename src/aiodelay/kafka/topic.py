@@ -16,7 +16,7 @@ from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from .client import quiet, reason_of
 from .options import Cluster
 
-__all__ = ["SETTINGS", "Problem", "Topic", "check", "mending", "prepare", "problems"]
+__all__ = ["SETTINGS", "Problem", "Topic", "check", "mending", "prepare", "prepare_intake", "problems"]
 
 log = logging.getLogger("aiodelay.kafka")
 
@@ -203,6 +203,45 @@ async def prepare(
     return topics
 
 
+async def prepare_intake(
+    cluster: Cluster, dead_topics: Mapping[str, str], *, create: bool, partitions: int
+) -> list[Topic]:
+    """Return topics as they are; create what is missing of them, if told to, and of their dead topics always.
+
+    Args:
+        cluster: Where they are.
+        dead_topics: By topic.
+        create: Whether to create missing topics as well.
+        partitions: Of topics that are created.
+
+    Raises:
+        StoreUnavailableError: The cluster does not answer, or a topic may not be created.
+        StoreMismatchError: A topic is missing.
+    """
+    quiet()
+    admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
+    try:
+        async with asyncio.timeout(cluster.timeout_ms / 1000):
+            await admin.start()
+            known = {each["topic"] for each in await admin.describe_topics() if not each["error_code"]}
+            if create:
+                await _create(admin, [topic for topic in dead_topics if topic not in known], partitions, {})
+            topics = [await _described(admin, topic, cluster, {}, is_created=create) for topic in dead_topics]
+            for topic in topics:
+                if dead_topics[topic.name] not in known:
+                    await _create(admin, [dead_topics[topic.name]], topic.partitions, DEAD_SETTINGS)
+            for dead in set(dead_topics.values()):
+                await _described(admin, dead, cluster, DEAD_SETTINGS, is_created=True)
+            return topics
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+    finally:
+        await admin.close()
+
+
+DEAD_SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(30 * _DAY_MS), "max.message.bytes": str(2 << 20)}
+"""What a delay box's dead topic is created with."""
+
 _COMPACTED = Problem(
     "cleanup.policy",
     "cleanup.policy is compact: of each id the last entry alone is kept",
@@ -217,6 +256,8 @@ async def _create(
     partitions: int,
     settings: Mapping[str, str],
 ) -> None:
+    if not names:
+        return
     replicas = min(3, len((await admin.describe_cluster())["brokers"]))
     settings = {**settings, "min.insync.replicas": str(min(2, replicas))}
     answer = await admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=settings) for name in names])
