@@ -181,7 +181,7 @@ def _scheduler_of(store: str | Store, cluster: Cluster, namespace: str) -> Sched
 
 
 def _checked(store: Store) -> Storing:
-    if not isinstance(store, Inspectable) or not store.traits.positions:
+    if not isinstance(store, Inspectable) or store.traits.positions == "none":
         raise UnsupportedByStoreError("store", store.name, "one that keeps positions of intakes")
     return cast("Storing", store)
 

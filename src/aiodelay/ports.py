@@ -77,7 +77,8 @@ class StoreTraits(Struct, frozen=True):
         order_per_group: Claims of a lane leave by due time, then scheduling order (S9).
         safety_poll_ms: A message is claimable at most this much after its due time even if every wake-up is lost.
         wakes_other_processes: A put in one process ends `wait` in another before the safety poll.
-        positions: `apply` takes an intake's position.
+        positions: What `apply` carries out that comes with an intake's position: `all`, or only what can be `recorded`
+            without a verdict (replace, keep and cancel). `none`: it takes no positions.
         changes: `apply` knows `Reschedule` and `Fire`.
         counted_journal: A journal keeps as many entries as it was told, numbered one by one; otherwise as long as its
             topic keeps them, numbered upwards, those of a message in their order.
@@ -91,7 +92,7 @@ class StoreTraits(Struct, frozen=True):
     order_per_group: bool
     safety_poll_ms: int
     wakes_other_processes: bool
-    positions: bool = True
+    positions: Literal["all", "recorded", "none"] = "all"
     changes: bool = True
     leases_survive: bool = True
     counted_journal: bool = True

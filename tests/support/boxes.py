@@ -28,14 +28,13 @@ def send(
     *,
     headers: Mapping[str, str | bytes | None] | None = None,
     key: bytes | None = None,
-    partition: int | None = None,
+    partition: int = -1,
     timestamp_ms: int = 0,
 ) -> None:
     """Write records, in order, and wait until they are there."""
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5})
-    where = {} if partition is None else {"partition": partition}
     for value in values:
-        producer.produce(topic, value, key, headers=dict(headers or {}), timestamp=timestamp_ms, **where)
+        producer.produce(topic, value, key, headers=dict(headers or {}), timestamp=timestamp_ms, partition=partition)
     assert producer.flush(PATIENCE_S) == 0
 
 
@@ -77,7 +76,7 @@ class Out:
                 self.records.append(record)
 
     @property
-    def values(self) -> list[bytes]:
+    def values(self) -> list[bytes | None]:
         """What has come so far."""
         return [record.value() for record in self.records]
 

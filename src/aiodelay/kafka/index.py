@@ -270,6 +270,8 @@ class Index(Commands, Claims, Looking):
             self._read_dead(read)
         elif glance.kind is Kind.BARRIER:
             self._forget_cancels(read.offset)
+        elif glance.kind is Kind.INTAKE:
+            pass  # `Positions` reads it, for whoever takes in
         elif glance.kind is Kind.PARTITIONS:
             self.partitions = records.partitions_in(read.value)
         elif glance.kind is Kind.MARK:

@@ -66,10 +66,6 @@ class Looking:
                 found[each.from_ms, each.lane] += each.messages
         return [LoadBucket(from_ms, lane, n) for (from_ms, lane), n in sorted(found.items())]
 
-    async def position(self, source: str) -> int | None:
-        """Return an intake's position: none is kept yet."""
-        return None
-
     async def dead_letters(
         self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
     ) -> Sequence[DeadLetter]:

@@ -45,6 +45,7 @@ from .mark import Mark
 __all__ = [
     "BARRIER",
     "FORMAT",
+    "INTAKE",
     "KEEP",
     "MARK",
     "PARTITIONS",
@@ -69,6 +70,7 @@ __all__ = [
     "encode_hold",
     "encode_keep",
     "encode_mark",
+    "encode_position",
     "encode_record",
     "glance",
     "held_in",
@@ -82,6 +84,7 @@ __all__ = [
     "op_of",
     "partition_of",
     "partitions_in",
+    "position_in",
     "user_headers",
 ]
 
@@ -92,6 +95,7 @@ SINK = "kafka"
 """The name of the sink whose addresses are topics, and so the lane of what goes to one."""
 RESERVED = b"\x00aiodelay/"
 BARRIER, MARK, PARTITIONS = RESERVED + b"barrier", RESERVED + b"mark", RESERVED + b"partitions"
+INTAKE = RESERVED + b"intake/"
 AGAIN, DEAD, HOLD, KEEP = (RESERVED + name for name in (b"again/", b"dead/", b"hold/", b"keep/"))
 MAX_KEY = 255
 
@@ -355,6 +359,18 @@ def mark_of(value: bytes | None) -> Mark:
         return Mark()
 
 
+def encode_position(source: str, position: int) -> Wire:
+    """Return the record that keeps an intake's position."""
+    return Wire(INTAKE + source.encode(), b"%d" % position, [])
+
+
+def position_in(key: bytes, value: bytes | None) -> tuple[str, int] | None:
+    """Return the source and the position that a record keeps, None if it keeps none."""
+    if not key.startswith(INTAKE) or value is None or not value.isdigit():
+        return None
+    return key.removeprefix(INTAKE).decode(errors="replace"), int(value)
+
+
 def delivered(envelope: Envelope, delivery_id: str, attempt: int, *, now_ms: int, schedules: str = "") -> Wire:
     """Return the record that a target topic gets.
 
@@ -466,6 +482,7 @@ class Kind(Enum):
     PARTITIONS = auto()
     HOLD = auto()
     DEAD = auto()
+    INTAKE = auto()
     BAD = auto()
 
 
@@ -488,6 +505,7 @@ class Glance(NamedTuple):
 
 
 _CANCEL = Glance(Kind.END)
+_INTAKE = Glance(Kind.INTAKE)
 _OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK), PARTITIONS: Glance(Kind.PARTITIONS)}
 _DEAD, _HOLD, _AGAIN = Glance(Kind.DEAD), Glance(Kind.HOLD), Glance(Kind.PUT)
 _RESERVED = Glance(Kind.BAD, problem="its key is reserved")
@@ -527,6 +545,8 @@ def _reserved(key: bytes) -> Glance | None:
         return None
     if key.startswith(HOLD):
         return _RESERVED if held_in(key) is None else _HOLD
+    if key.startswith(INTAKE):
+        return _INTAKE
     prefix, _, rest = key.removeprefix(RESERVED).partition(b"/")
     number, slash, _ = rest.partition(b"/")
     if slash and number.isdigit() and len(number) <= 15:

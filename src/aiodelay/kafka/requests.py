@@ -108,7 +108,7 @@ def _fields(value: bytes | None) -> Mapping[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise BadRequestError(f"its value is no JSON text: {name} stands in it")
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_Object, parse_float=Decimal, parse_constant=_refuse_constant)

@@ -44,10 +44,12 @@ from .index import Index
 from .options import Cluster, read_cluster
 from .pace import Pace
 from .partition import Partition, Place, moved_keys
+from .positions import PassedError, Positions
 from .reader import METADATA_MS, Reader
 from .sink import check_topic
 from .targets import Targets
 from .topic import prepare
+from .transactions import AbortedError, FencedError, InDoubtError
 from .transfer import SAFETY_POLL_MS, KafkaTransfer, Transfers
 from .work import KafkaWork
 from .writer import Writer
@@ -60,6 +62,7 @@ FORM = "kafka://host:9092/schedules, kafka://host:9092/schedules,others"
 MAX_PARTITIONS = 1000
 DAY_MS = 86_400_000
 LOOK_AHEAD_S, LOOKS_A_MINUTE = 1.0, 60
+READ_S = 2.0
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -69,7 +72,7 @@ _TRAITS = StoreTraits(
     order_per_group=False,
     safety_poll_ms=SAFETY_POLL_MS,
     wakes_other_processes=False,
-    positions=False,
+    positions="recorded",
     leases_survive=False,
     counted_journal=False,
 )
@@ -179,6 +182,7 @@ class KafkaStore(Transfers):
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[object, asyncio.Task[None]] = {}
+        self._positions = Positions(self.cluster, self.schedules[0])
         self._pace = Pace(self._options.catch_up)
         self._fetcher = Fetcher(self.cluster)
         self._writer = Writer(self.cluster, metadata_max_age_ms=METADATA_MS)
@@ -315,6 +319,7 @@ class KafkaStore(Transfers):
             task.cancel()
         if tasks is not None:
             await tasks.__aexit__(None, None, None)
+            await self._positions.close()
             await self._writer.__aexit__(None, None, None)
         self._running.clear()
         await self._fetcher.close()
@@ -399,7 +404,11 @@ class KafkaStore(Transfers):
         """Carry out commands; those of one message in order."""
         self.checked()
         if source is not None:
-            raise UnsupportedByStoreError("source", source.source, "none: a Kafka store keeps no positions of intakes")
+            assert self._tasks is not None
+            storing = self._tasks.create_task(
+                self._store_read(*self._recordable(commands), source), name="aiodelay kafka intake"
+            )
+            return await asyncio.shield(storing)  # K3
         if not self._decides:
             try:
                 return await self._record(commands)
@@ -433,11 +442,74 @@ class KafkaStore(Transfers):
             await partition.until_ready()
         return await self._where(command.id, lambda index: index.knows(command.id, command.op)).command(command)
 
+    async def _store_read(
+        self, outgoing: Sequence[Outgoing], answers: Sequence[Stored], source: SourcePosition
+    ) -> Sequence[Outcome]:
+        """Write commands as any user may, with the position of the intake that read them; never raises."""
+        outcome: Outcome
+        try:
+            if refusal := self.fullness():
+                return [Refused("full", refusal) for _ in answers]
+            if refusal := await self._moved_keys():
+                return [Refused("unavailable", refusal) for _ in answers]
+            offsets = await self._positions.store(outgoing, source)
+        except (PassedError, FencedError):
+            outcome = Refused("passed")
+        except InDoubtError as error:
+            outcome = Unknown(reason_of(error))
+        except (AbortedError, *UNAVAILABLE) as error:
+            outcome = Refused("unavailable", reason_of(error))
+        except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+            log_failure(log, f"{self.name}: an intake's batch", reason_of(error), error, ())
+            outcome = Unknown(reason_of(error))
+        else:
+            await self._until_read(outgoing, offsets)
+            return answers
+        return [outcome for _ in answers]
+
+    async def _until_read(self, outgoing: Sequence[Outgoing], offsets: Sequence[int]) -> None:
+        """Wait until what was written has been read, as far as this process reads it and that comes soon."""
+        last: dict[TopicPartition, int] = {}
+        for record, offset in zip(outgoing, offsets, strict=True):
+            assert record.partition is not None
+            last[TopicPartition(record.topic, record.partition)] = offset
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READ_S):
+                for place, offset in last.items():
+                    if place in self.partitions:
+                        await self.partitions[place].until_read(offset)
+
+    async def position(self, source: str) -> int | None:
+        """Return an intake's position."""
+        self.checked()
+        try:
+            (written,) = await self._writer.write([self._positions.barrier])
+            if written.error is not None:
+                raise written.error
+            return await self._positions.read(source, written.offset)
+        except UNAVAILABLE as error:
+            raise StoreUnavailableError(self.name, reason_of(error)) from error
+
     async def _record(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """Write commands as any user may; whoever owns the partitions reads them.
 
         Raises:
             UnsupportedByStoreError: Only an owner could carry one out; nothing was written.
+        """
+        outgoing, answers = self._recordable(commands)
+        try:
+            if refusal := await self._moved_keys():
+                return [Refused("unavailable", refusal) for _ in commands]
+            written = await self._writer.write(outgoing)
+        except UNAVAILABLE as error:
+            return [Refused("unavailable", reason_of(error)) for _ in commands]
+        return [_told(each, answer) for each, answer in zip(written, answers, strict=True)]
+
+    def _recordable(self, commands: Sequence[Command]) -> tuple[list[Outgoing], list[Stored]]:
+        """Return what commands come to as any user may write them, and their answers once that is written.
+
+        Raises:
+            UnsupportedByStoreError: Only an owner could carry one out.
         """
         now, outgoing, answers = self.now_ms(), [], []
         topic, n = next(iter(self._counts.items()))
@@ -445,14 +517,17 @@ class KafkaStore(Transfers):
             wire, answer = _recorded(command, now)
             outgoing.append(Outgoing(topic, *wire, records.partition_of(records.key_of(command.id), n)))
             answers.append(answer)
-        try:
-            found = await (await self._writer.start()).partitions(topic)
-            if found is not None and found != n:
-                return [Refused("unavailable", str(moved_keys(topic, n, found))) for _ in commands]
-            written = await self._writer.write(outgoing)
-        except UNAVAILABLE as error:
-            return [Refused("unavailable", reason_of(error)) for _ in commands]
-        return [_told(each, answer) for each, answer in zip(written, answers, strict=True)]
+        return outgoing, answers
+
+    async def _moved_keys(self) -> str:
+        """Say why nothing may be written: the topic has another number of partitions than it had; "" if it has not.
+
+        Raises:
+            KafkaError, TimeoutError, OSError: The cluster does not say.
+        """
+        topic, n = next(iter(self._counts.items()))
+        found = await (await self._writer.start()).partitions(topic)
+        return "" if found is None or found == n else str(moved_keys(topic, n, found))
 
     # --- holds --------------------------------------------------------------------------------------------
 

@@ -375,7 +375,7 @@ class CommandRules(Bench):
 
     @staged
     async def test_a_refused_command_does_not_stop_its_batch(self, stage: Stage) -> None:
-        stage.needs_positions()
+        stage.needs_positions(verdict=True)
         stage.needs_conflict("error")
         await stage.stored(stage.put("a", lane=OTHER))
         puts: list[Put] = [stage.put("a", conflict=Conflict.error()), stage.put("b")]

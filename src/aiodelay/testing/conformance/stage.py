@@ -176,10 +176,12 @@ class Stage:
         if not self.store.traits.order_per_group:
             self._skip("does not promise an order")
 
-    def needs_positions(self) -> None:
-        """Skip the test if the store keeps no positions of intakes."""
-        if not self.store.traits.positions:
+    def needs_positions(self, *, verdict: bool = False) -> None:
+        """Skip the test if the store keeps no positions of intakes, or, if asked, has no verdicts with them."""
+        if self.store.traits.positions == "none":
             self._skip("keeps no positions of intakes")
+        if verdict and self.store.traits.positions == "recorded":
+            self._skip("records what comes with a position, without a verdict")
 
     def needs_counted_journal(self) -> None:
         """Skip the test if the store's journal is kept by age."""
