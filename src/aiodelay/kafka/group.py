@@ -1,7 +1,8 @@
-"""A process's place in the group of those that share a topic. It says who should own a partition; the epoch decides.
+"""A process's place in the group of those that share a topic: it says who should own a partition.
 
-So nothing is stopped while members are shared out anew: what a member keeps it goes on with, and what it has lost it
-gives up when it learns so, fenced by the new owner or not. Reading is not done here, by which it would stop as well.
+Nothing is stopped while partitions are shared out anew: what a member keeps it goes on with, and what it has lost it
+gives up when it learns so. What fences it off is another matter: of a store's partitions an epoch, of a source's the
+group's generation, without which no offset is committed. Reading is not done here, by which it would stop as well.
 """
 
 from __future__ import annotations
@@ -9,21 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
+from aiokafka.errors import CommitFailedError
+from aiokafka.structs import OffsetAndMetadata
 
 from .assignor import Assignor
 from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
+from .incarnation import topic_id
 from .options import Cluster
 
-__all__ = ["SESSION_MS", "Group"]
+__all__ = ["METADATA_MS", "SESSION_MS", "Group"]
 
 log = logging.getLogger("aiodelay.kafka")
 
 SESSION_MS = 10_000
 """After so long without a heartbeat a member's partitions are given to others."""
 HEARTBEAT_MS = 1_000
+METADATA_MS = 10_000
+"""How old what is known of topics may become."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
 
@@ -35,12 +42,22 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         topic: What is shared.
         name: The group's.
         on_assigned: Called with the topic and this member's partitions, whenever the group has been shared out.
+        assignors: How partitions are shared; with more than ours, other clients may be members beside us.
+        before_revoked: Called while this member still has what it had, before the group is shared out anew.
     """
 
     def __init__(
-        self, cluster: Cluster, topic: str, name: str, on_assigned: Callable[[str, Collection[int]], None]
+        self,
+        cluster: Cluster,
+        topic: str,
+        name: str,
+        on_assigned: Callable[[str, Collection[int]], None],
+        *,
+        assignors: Sequence[type[AbstractPartitionAssignor]] = (Assignor,),
+        before_revoked: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._cluster, self._topic, self.name, self._on_assigned = cluster, topic, name, on_assigned
+        self._assignors, self._before_revoked = assignors, before_revoked
         self.was_assigned = asyncio.Event()
         self._settled = asyncio.Event()
         self._consumer: AIOKafkaConsumer | None = None
@@ -74,11 +91,12 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         consumer = self._consumer = AIOKafkaConsumer(
             **self._cluster.client,
             group_id=self.name,
-            partition_assignment_strategy=[Assignor],
+            partition_assignment_strategy=self._assignors,
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
             enable_auto_commit=False,
             request_timeout_ms=self._cluster.timeout_ms,
+            metadata_max_age_ms=METADATA_MS,
         )
         try:
             consumer.subscribe([self._topic], listener=self)
@@ -87,11 +105,56 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
                 await consumer.getmany(timeout_ms=SESSION_MS)  # nothing, but errors: all partitions are paused
         finally:
             self._settled.clear()
+            self._consumer = None
             await stop(consumer)
 
-    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+    async def topic_id(self, place: TopicPartition) -> str:
+        """Return the id of the topic that bears the name now.
+
+        Raises:
+            KafkaError: There is no such topic now, or no answer.
+            TimeoutError: Not in time.
+        """
+        client = self._member()._client
+        leader = client.cluster.leader_for_partition(place)
+        node = leader if leader is not None and leader >= 0 else client.get_random_node()
+        async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+            return str(await topic_id(client, node, place.topic))
+
+    async def committed(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Return what the group has committed, where it has.
+
+        Raises:
+            KafkaError: They cannot be read.
+            TimeoutError: Not in time.
+        """
+        async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+            found = await self._member()._coordinator.fetch_committed_offsets(list(places))
+        return {place: each for place, each in found.items() if each.offset >= 0}
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Commit offsets, if this process is a member of the group's generation.
+
+        Raises:
+            KafkaError: They were not committed: `CommitFailedError` if it is no member, or will not be.
+            TimeoutError: They may have been committed.
+        """
+        consumer = self._member()
+        if consumer._coordinator.generation < 0:
+            raise CommitFailedError
+        async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+            await consumer.commit(dict(offsets))
+
+    def _member(self) -> AIOKafkaConsumer:
+        if self._consumer is None or self._consumer._coordinator is None:
+            raise CommitFailedError
+        return self._consumer
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         """Begin nothing new until the group has been shared out."""
         self._settled.clear()
+        if self._before_revoked is not None:
+            await self._before_revoked()
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """Take what is ours, and give up the rest."""

@@ -50,6 +50,7 @@ from aiodelay.model import (
     LaneState,
     Outcome,
     Put,
+    PutBack,
     Query,
     Record,
     Refused,
@@ -187,7 +188,7 @@ class _Asked(Struct, gc=False):
     """A put that counts unless a message stands: where it was read, and what was decided of it."""
 
     offset: int
-    put: Put
+    put: Put | PutBack
     change: Change | None = None
 
 
@@ -280,18 +281,23 @@ class Index(Commands, Claims, Looking):
             change_hold = self._release if read.value is None else self._hold
             change_hold(*cast("tuple[Lane, str | None]", records.held_in(read.key)))
         elif read.key.startswith(records.KEEP):
-            self._read_asked(read, read.key.removeprefix(records.KEEP), glance.read_to)
+            self._read_asked(read, read.key.removeprefix(records.KEEP), glance)
         else:
             self._read_message(read, read.key, glance)
 
-    def _read_asked(self, read: Read, key: bytes, read_to: int | None) -> None:
-        """Take in a put that counts unless a message stands, or its end."""
+    def _read_asked(self, read: Read, key: bytes, glance: Glance) -> None:
+        """Take in a put that counts unless a message stands, or its end; an owner's puts back what had left."""
+        read_to = glance.read_to
         if read.value is None:
             if key in self._asked and (read_to is None or self._asked[key].offset < read_to):
                 del self._asked[key]
             return
         try:
-            put = records.kept_put(key, read.value, read.headers, written_ms=read.timestamp)
+            put: Put | PutBack
+            if read_to is None:
+                put = records.kept_put(key, read.value, read.headers, written_ms=read.timestamp)
+            else:
+                put = records.asked_back(key, read.value, read.headers, place_ms=glance.place_ms)
         except RecordFormatError as error:
             log.warning("%s, offset %d: a put unless one stands %s; skipped", self.name, read.offset, error.problem)
         else:
@@ -843,6 +849,18 @@ class Index(Commands, Claims, Looking):
         change.purged = key
         return outcome, self._offered(change)
 
+    def put_back_one(self, message: PutBack) -> tuple[Stored, Change | None]:
+        """Decide to take a message back, unless one stands under its id, or it is a dead letter already."""
+        is_dead = message.reason is not None
+        with self._changing(b"" if is_dead else records.key_of(message.record.id), None) as change:
+            stored = self._put_back(message, self.now_ms())
+        if stored.answer == "kept":
+            return stored, None
+        if is_dead:
+            self._begin(change)
+            return stored, change
+        return stored, self._offered(change)
+
     def purge_one(self, key: DeadKey) -> Change | None:
         """Decide to delete a dead letter, if there is one."""
         if key not in self._dead:
@@ -884,8 +902,8 @@ class Index(Commands, Claims, Looking):
             if asked.change is None and key not in self._held_back and self.far.find(key) is None:
                 asked.change = self._put_unless_one_stands(key, asked.put)
 
-    def _put_unless_one_stands(self, key: bytes, put: Put) -> Change:
-        _, change = self.command(put)
+    def _put_unless_one_stands(self, key: bytes, put: Put | PutBack) -> Change:
+        _, change = self.command(put) if isinstance(put, Put) else self.put_back_one(put)
         if change is None:
             change = Change(b"", self.read_to, None)
             self._begin(change)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.urls import UrlOptions
 
-__all__ = ["FORMS", "MAX_TIMEOUT_MS", "Cluster", "read_cluster"]
+__all__ = ["FORMS", "MAX_TIMEOUT_MS", "Cluster", "read_cluster", "read_url"]
 
 FORMS = "kafka://host:9092,host2:9092, kafka://user:password@host:9092?security=SASL_SSL&sasl=SCRAM-SHA-512"
 MAX_TIMEOUT_MS = 600_000
@@ -69,6 +69,20 @@ def read_cluster(given: UrlOptions) -> Cluster:
     if security.endswith("SSL"):
         client["ssl_context"] = _tls(given)
     return Cluster(masked, client, timeout_ms)
+
+
+def read_url(given: str, whose: str) -> Cluster:
+    """Read what a sink or a source is given: `host:9092`, several with commas, or a URL.
+
+    Raises:
+        ConfigurationError: It is of neither form, or an option is unknown or out of range.
+    """
+    url = UrlOptions(given if "://" in given else f"kafka://{given}")
+    cluster = read_cluster(url)
+    url.finish()
+    if url.parts.scheme != "kafka" or url.parts.path.strip("/") or url.parts.fragment:
+        raise ConfigurationError(f"cluster of {whose}", url.masked, "host:9092, or kafka://host:9092")
+    return cluster
 
 
 def _hosts(parts: SplitResult, masked: str) -> list[str]:

@@ -29,6 +29,7 @@ from aiodelay.model import (
     Done,
     Lane,
     Outcome,
+    PutBack,
     Record,
     Refused,
     Settlement,
@@ -550,6 +551,32 @@ class Partition:
                 assert isinstance(outcome, Stored)
                 self.index.answered(command, outcome)
                 return outcome
+
+    async def put_back(self, message: PutBack) -> Stored:
+        """Take a message back as the owner; what stands under its id stays.
+
+        Raises:
+            StoreUnavailableError: Not written, or not read back, in time.
+        """
+        try:
+            async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                while True:
+                    await self.until_ready()
+                    await self._until_at_hand(message.record.id)
+                    self._check_ready()
+                    stored, change = self.index.put_back_one(message)
+                    if change is None:
+                        return stored
+                    self._work.set()
+                    if not await _waited(change):
+                        if change.refusal:
+                            raise StoreUnavailableError(self._cluster.name, change.refusal)
+                        continue  # what was written after all stands there, and is kept
+                    is_shadowed = message.reason is None and not change.counted
+                    return replace(stored, answer="kept") if is_shadowed else stored
+        except TimeoutError:
+            reason = self.why or "not written, or not read back, in time"
+            raise StoreUnavailableError(self._cluster.name, reason) from None
 
     async def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
         """Lease what is due; return once what is late on the way has ended."""

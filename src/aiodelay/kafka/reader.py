@@ -10,18 +10,17 @@ from collections.abc import Mapping
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
+from .group import METADATA_MS
 from .options import Cluster
 from .partition import Partition
 
-__all__ = ["METADATA_MS", "Reader"]
+__all__ = ["Reader"]
 
 log = logging.getLogger("aiodelay.kafka")
 
 WAIT_MS = 200
 MOST_RECORDS = 2_000
 FETCH_BYTES = 8 << 20
-METADATA_MS = 10_000
-"""How old what is known of topics may become."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
 

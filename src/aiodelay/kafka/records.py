@@ -34,11 +34,12 @@ from aiodelay.model import (
     Late,
     LateAction,
     Put,
+    PutBack,
     Record,
 )
 from aiodelay.recurrence import decode_rule
 from aiodelay.timeunits import to_epoch_ms
-from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of
+from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of, retry_place
 
 from .mark import Mark
 
@@ -56,6 +57,7 @@ __all__ = [
     "Memory",
     "Message",
     "Wire",
+    "asked_back",
     "dead_key",
     "dead_key_of",
     "decode",
@@ -63,6 +65,7 @@ __all__ = [
     "decode_history",
     "delivered",
     "encode",
+    "encode_back",
     "encode_cancel",
     "encode_dead",
     "encode_end",
@@ -85,6 +88,7 @@ __all__ = [
     "partition_of",
     "partitions_in",
     "position_in",
+    "received",
     "user_headers",
 ]
 
@@ -288,6 +292,27 @@ def kept_put(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> 
     return Put(record.op, record.envelope, At(record.due_ms), Conflict.keep(), late)
 
 
+def encode_back(message: PutBack, now_ms: int) -> Wire:
+    """Return the record by which one who is not the owner puts a message back.
+
+    A dead letter is written as it will stand; of another the owner decides, as of a put that keeps what is there.
+    """
+    if message.reason is not None:
+        return encode_dead(DeadLetter(message.record, message.reason, now_ms))
+    wire = encode_record(message.record, read_to=0, place_ms=retry_place(message.record, message.due_ms))
+    assert wire.key is not None
+    return wire._replace(key=KEEP + wire.key)
+
+
+def asked_back(key: bytes, value: bytes, headers: Headers, *, place_ms: int) -> PutBack:
+    """Return the message that such a record puts back; `key` is the message's.
+
+    Raises:
+        RecordFormatError: It holds no message.
+    """
+    return PutBack(decode(key, value, headers, written_ms=0), place_ms)
+
+
 def encode_cancel(key: bytes, memory: Memory | None = None) -> Wire:
     """Return the tombstone by which a user cancels."""
     return Wire(key, None, _remembering(memory))
@@ -398,6 +423,25 @@ def _delivered_headers(now_s: int, schedules: str, attempt: int) -> list[tuple[s
     """Return the headers that records delivered together have in common; nobody changes them."""
     headers = [(TIMESTAMP, b"%d" % now_s), (ATTEMPT, b"%d" % attempt)]
     return [*headers, (SCHEDULE_TOPIC, schedules.encode())] if schedules else headers
+
+
+def received(message_id: str, lane: str, key: bytes | None, value: bytes | None, headers: Headers) -> Envelope:
+    """Return a message for a handler, made of a record of a topic: anybody's, or one that `delivered` has made.
+
+    Args:
+        message_id: What it is called here.
+        lane: The handler's.
+        key: The record's key.
+        value: Its value; None is a payload that is null.
+        headers: Its headers; of several with one name, the last counts.
+    """
+    payload = b"" if value is None else value
+    if not headers:
+        return Envelope(message_id, lane, "", "", "null" if value is None else "", payload, key)
+    found = dict(headers)
+    encoding = "null" if value is None else _ENCODINGS.get(_text(found, "encoding"), "")
+    own = dict(user_headers(headers)) or NO_HEADERS
+    return Envelope(message_id, lane, "", _text(found, "type"), encoding, payload, key, own)
 
 
 def encode_history(entry: JournalEntry) -> Wire:

@@ -14,12 +14,11 @@ from aiokafka.errors import (
 )
 
 from aiodelay.clock import Clock, SystemClock
-from aiodelay.errors import ConfigurationError, SinkUnavailableError, TargetError, shortened
+from aiodelay.errors import SinkUnavailableError, TargetError, shortened
 from aiodelay.model import Delivery, Demand, Failed, SendOutcome, Sent
-from aiodelay.urls import UrlOptions
 
 from .client import UNAVAILABLE, Outgoing, Written, reason_of
-from .options import Cluster, read_cluster
+from .options import Cluster, read_url
 from .records import SINK, delivered, is_topic
 from .writer import TOO_LARGE, Writer
 
@@ -73,7 +72,7 @@ class KafkaSink:
         clock: Clock | None = None,
         **options: Any,  # noqa: ANN401 - aiokafka's
     ) -> None:
-        self.cluster = _read_url(cluster) if isinstance(cluster, str) else cluster
+        self.cluster = read_url(cluster, "KafkaSink") if isinstance(cluster, str) else cluster
         self.name, self.limits = name, Demand(messages, max_bytes)
         self._clock, self._options = clock or SystemClock(), options
         self._writer = Writer(self.cluster, **options)
@@ -140,15 +139,6 @@ def _outcome(written: Written, record: Outgoing) -> SendOutcome | None:
         return None
     reason = f"no topic {record.topic!r}" if isinstance(error, UnknownTopicOrPartitionError) else reason_of(error)
     return Failed(reason, retryable=not isinstance(error, _FINAL))
-
-
-def _read_url(given: str) -> Cluster:
-    url = UrlOptions(given if "://" in given else f"kafka://{given}")
-    cluster = read_cluster(url)
-    url.finish()
-    if url.parts.scheme != "kafka" or url.parts.path.strip("/") or url.parts.fragment:
-        raise ConfigurationError("cluster of KafkaSink", url.masked, "host:9092, or kafka://host:9092")
-    return cluster
 
 
 def open_sink(url: str) -> KafkaSink:

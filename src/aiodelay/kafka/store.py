@@ -24,6 +24,7 @@ from aiodelay.model import (
     Lane,
     Outcome,
     Put,
+    PutBack,
     Refused,
     SourcePosition,
     Stored,
@@ -38,14 +39,14 @@ from aiodelay.urls import UrlOptions
 from . import records
 from .client import UNAVAILABLE, Outgoing, Written, log_failure, reason_of
 from .fetcher import Fetcher
-from .group import Group
+from .group import METADATA_MS, Group
 from .history import read_history
 from .index import Index
 from .options import Cluster, read_cluster
 from .pace import Pace
 from .partition import Partition, Place, moved_keys
 from .positions import PassedError, Positions
-from .reader import METADATA_MS, Reader
+from .reader import Reader
 from .sink import check_topic
 from .targets import Targets
 from .topic import prepare
@@ -528,6 +529,55 @@ class KafkaStore(Transfers):
         topic, n = next(iter(self._counts.items()))
         found = await (await self._writer.start()).partitions(topic)
         return "" if found is None or found == n else str(moved_keys(topic, n, found))
+
+    # --- what comes back ----------------------------------------------------------------------------------
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        """Take messages back: those of partitions that are owned as their owner, others by asking for it in writing."""
+        self.checked()
+        answers = [Stored("stored", each.record.revision, each.record.due_ms) for each in messages]
+        elsewhere: list[PutBack] = []
+        owned: dict[str, list[int]] = {}
+        for i, message in enumerate(messages):
+            if self._owner_of(message) is None:
+                elsewhere.append(message)
+            else:
+                owned.setdefault(message.record.id, []).append(i)
+
+        async def put_back(indices: Sequence[int]) -> None:
+            for i in indices:
+                if (owner := self._owner_of(messages[i])) is None:
+                    raise StoreUnavailableError(self.name, "the partition is another process's now")
+                answers[i] = await owner.put_back(messages[i])
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if elsewhere:
+                    tasks.create_task(self._ask_back(elsewhere))
+                for indices in owned.values():
+                    tasks.create_task(put_back(indices))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return answers
+
+    def _owner_of(self, message: PutBack) -> Partition | None:
+        """Return where a message is put, if that partition is owned."""
+        return self.partitions.get(self._places(message.record.id)[0])
+
+    async def _ask_back(self, messages: Sequence[PutBack]) -> None:
+        now = self.now_ms()
+        topic, n = next(iter(self._counts.items()))
+        outgoing = [
+            Outgoing(topic, *records.encode_back(each, now), records.partition_of(records.key_of(each.record.id), n))
+            for each in messages
+        ]
+        try:
+            written = await self._writer.write(outgoing)
+            error = next((each.error for each in written if each.error is not None), None)
+            if error is not None:
+                raise error
+        except UNAVAILABLE as error:
+            raise StoreUnavailableError(self.name, reason_of(error)) from error
 
     # --- holds --------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from .looking import Looking
 from .options import Cluster
 from .partition import Partition
 from .sink import KafkaSink
+from .source import KafkaSource
 from .targets import Targets
 
 __all__ = ["SAFETY_POLL_MS", "KafkaTransfer", "Transfers"]
@@ -55,8 +56,8 @@ class Transfers(Looking):
 
     @property
     def sources(self) -> Sequence[Source]:
-        """The sources that this store brings along: none."""
-        return []
+        """The sources that this store brings along."""
+        return [KafkaSource(self.cluster)]
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""

@@ -35,10 +35,11 @@ from aiodelay.ports import Feed
 from aiodelay.transitions import (
     KILLS_TO_DEATH,
     NO_OP,
-    after_failure,
     after_renewal,
     is_killer,
     is_late,
+    is_release,
+    returned,
     token_counter,
     token_deadline_ms,
     token_for,
@@ -195,15 +196,15 @@ class _ListFeed:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims: first what goes back to the store is there, then all leave the list."""
         found = [self._taken.get(_key(settlement)) for settlement in settlements]
-        leaving: list[tuple[Settlement, _Taken]] = []
+        leaving: list[tuple[Again | Dead, _Taken]] = []
         over: list[int] = []
         back: list[int] = []
         for settlement, taken in zip(settlements, found, strict=True):
             if taken is None:
                 continue
-            if type(settlement) is Done:
+            if isinstance(settlement, Done):
                 over.append(taken.number)
-            elif _is_release(settlement, taken):
+            elif is_release(taken.record, settlement):
                 back.append(taken.number)
             else:
                 leaving.append((settlement, taken))
@@ -221,7 +222,7 @@ class _ListFeed:
             for taken in found
         ]
 
-    async def _put_back_all(self, pairs: Sequence[tuple[Settlement, _Taken]]) -> list[int]:
+    async def _put_back_all(self, pairs: Sequence[tuple[Again | Dead, _Taken]]) -> list[int]:
         """Put messages into the store; return the numbers of those that nobody else has taken since."""
         if not pairs:
             return []
@@ -229,7 +230,7 @@ class _ListFeed:
         letters = await self._run("keep", self._lease_ms, *numbers)
         kept = [pair for pair, letter in zip(pairs, letters, strict=True) if letter == ord("r")]
         if kept:
-            await self._put_back([_put_back(*pair) for pair in kept])
+            await self._put_back([returned(taken.record, settlement) for settlement, taken in kept])
         return [taken.number for _, taken in kept]
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
@@ -273,25 +274,6 @@ class _ListFeed:
 
 def _key(asked: Settlement | Renewal) -> _Key:
     return asked.id, asked.revision, token_counter(asked.token)
-
-
-def _is_release(settlement: Settlement, taken: _Taken) -> bool:
-    """Say whether a message was never run: it stays what it is, and returns to the list."""
-    record = taken.record
-    return (
-        isinstance(settlement, Again)
-        and settlement.error is None
-        and settlement.attempt == record.attempt
-        and settlement.due_ms <= record.due_ms
-    )
-
-
-def _put_back(settlement: Settlement, taken: _Taken) -> PutBack:
-    assert not isinstance(settlement, Done)
-    record = after_failure(taken.record, settlement)
-    if isinstance(settlement, Dead):
-        return PutBack(record, record.due_ms, settlement.reason)
-    return PutBack(record, settlement.due_ms)
 
 
 def _unreadable(element: bytes, lane: Lane, now_ms: int, problem: str) -> PutBack:
