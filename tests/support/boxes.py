@@ -6,16 +6,16 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-__all__ = ["Out", "request", "send"]
+__all__ = ["Out", "headers_of", "request", "send"]
 
 PATIENCE_S = 60.0
 
 
-def request(topic: str, message: object, countdown: float | None = None, **fields: object) -> bytes:
+def request(topic: str, message: object, countdown: float | None = None, **fields: Any) -> bytes:  # noqa: ANN401 - JSON
     """Return the JSON of a request."""
     given = {} if countdown is None else {"countdown": countdown}
     return json.dumps({"topic": topic, "message": message, **given, **fields}).encode()
@@ -36,6 +36,11 @@ def send(
     for value in values:
         producer.produce(topic, value, key, headers=dict(headers or {}), timestamp=timestamp_ms, partition=partition)
     assert producer.flush(PATIENCE_S) == 0
+
+
+def headers_of(record: Message) -> dict[str, bytes | None]:
+    """Return a record's headers."""
+    return dict(cast("list[tuple[str, bytes | None]]", record.headers() or []))
 
 
 class Out:
@@ -76,9 +81,9 @@ class Out:
                 self.records.append(record)
 
     @property
-    def values(self) -> list[bytes | None]:
+    def values(self) -> list[bytes]:
         """What has come so far."""
-        return [record.value() for record in self.records]
+        return [record.value() or b"" for record in self.records]
 
     def close(self) -> None:
         """Disconnect."""

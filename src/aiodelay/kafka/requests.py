@@ -151,7 +151,8 @@ def _topic(given: Mapping[str, Any], allowed: Collection[str]) -> str:
 def _due(given: Mapping[str, Any], *, from_arrival: bool, written_ms: int, now_ms: int) -> At | After:
     countdown, at = given.get("countdown"), given.get("at")
     if (countdown is None) == (at is None):
-        raise BadRequestError(f"it has {'neither' if at is None else 'both'} countdown and at; one says when")
+        got = "neither countdown nor at" if at is None else "both countdown and at"
+        raise BadRequestError(f"it has {got}; one of them says when")
     if countdown is None:
         due_ms = to_epoch_ms(_instant(at), field="at")
         check_horizon(due_ms, now_ms, "at")
