@@ -1,4 +1,4 @@
-"""The broker that BK1 to BK6 run on, and what their bare sides and checks need of it."""
+"""The broker that the BK benchmarks run on, and what their bare sides and checks need of it."""
 
 from __future__ import annotations
 
