@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,9 @@ class Scene:
         self.topic = asyncio.run(create_topic(bootstrap, new_name(), PARTITIONS))
         self._files: list[Path] = []
         self._observer = Consumer({"bootstrap.servers": bootstrap, "group.id": self.group})
+
+    def close(self) -> None:
+        self._observer.close()
 
     def fill(self, n: int, *, first: int = 0) -> None:
         for number in range(PARTITIONS):
@@ -90,8 +94,7 @@ def test_s2_b1_offsets_pass_nothing_that_has_not_ended_when_a_reader_is_killed(
     own_broker: Broker, tmp_path: Path
 ) -> None:
     chance, n, twice_at_most = random.Random(1), 1_500, 0
-    with Crew(tmp_path) as crew:
-        scene = Scene(own_broker.bootstrap, tmp_path, crew)
+    with Crew(tmp_path) as crew, closing(Scene(own_broker.bootstrap, tmp_path, crew)) as scene:
         scene.fill(n)
         for _ in range(4):
             reader, before = scene.reader(), sum(scene.committed())
@@ -113,8 +116,7 @@ def test_s2_b1_offsets_pass_nothing_that_has_not_ended_when_a_reader_is_killed(
 @pytest.mark.timeout(120)
 def test_s7_one_that_was_stopped_and_wakes_moves_no_offset_back(own_broker: Broker, tmp_path: Path) -> None:
     n = 1_000
-    with Crew(tmp_path) as crew:
-        scene = Scene(own_broker.bootstrap, tmp_path, crew)
+    with Crew(tmp_path) as crew, closing(Scene(own_broker.bootstrap, tmp_path, crew)) as scene:
         scene.fill(n)
         stopped = scene.reader()
         while sum(scene.committed()) < 100:
@@ -137,8 +139,7 @@ def test_s7_one_that_was_stopped_and_wakes_moves_no_offset_back(own_broker: Brok
 
 @pytest.mark.timeout(120)
 def test_l4_what_is_read_goes_on_when_the_broker_was_away(own_broker: Broker, tmp_path: Path) -> None:
-    with Crew(tmp_path) as crew:
-        scene = Scene(own_broker.bootstrap, tmp_path, crew)
+    with Crew(tmp_path) as crew, closing(Scene(own_broker.bootstrap, tmp_path, crew)) as scene:
         scene.fill(600)
         reader = scene.reader()
         while sum(scene.committed()) < 100:
