@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from aiodelay import Scheduler
@@ -63,7 +63,7 @@ async def ours(plan: Plan, n: int, records: list[Record]) -> float:
     return watch.seconds
 
 
-async def bare(bootstrap: str, records: Sequence[Record]) -> float:
+async def bare(bootstrap: str, records: Sequence[Record], number_in: Callable[[bytes], int] = number_of) -> float:
     """The bare limit: the same records, by aiokafka's plain call, each acknowledged by the broker."""
     async with topics(bootstrap, PARTITIONS) as (_, target):
         with Stopwatch() as watch:
@@ -73,7 +73,7 @@ async def bare(bootstrap: str, records: Sequence[Record]) -> float:
                 ]
                 await asyncio.gather(*sent)
         arrived = await delivered(bootstrap, target, len(records))
-        check_once_each((number_of(each.value) for each in arrived), len(records))
+        check_once_each((number_in(each.value) for each in arrived), len(records))
     return watch.seconds
 
 

@@ -22,9 +22,9 @@ from aiodelay.transitions import NO_OP
 
 from .records import SINK, Headers, is_topic, user_headers
 
-__all__ = ["BadRequestError", "Rules", "read_request"]
+__all__ = ["FIELDS", "BadRequestError", "Rules", "read_request"]
 
-_FIELDS = ("topic", "message", "countdown", "at", "id", "key", "headers")
+FIELDS = ("topic", "message", "countdown", "at", "id", "key", "headers")
 _MOST_S = MAX_HORIZON_MS // 1000
 
 
@@ -102,8 +102,8 @@ def _fields(value: bytes | None) -> Mapping[str, Any]:
     if not isinstance(found, _Object):
         raise BadRequestError(f"its value is {_kind(found)}, not a JSON object")
     names = _once(found, "it")
-    for name in names.keys() - set(_FIELDS):
-        raise BadRequestError(f"it has a field {shortened(name)}; known are {', '.join(_FIELDS)}")
+    for name in names.keys() - set(FIELDS):
+        raise BadRequestError(f"it has a field {shortened(name)}; known are {', '.join(FIELDS)}")
     return names
 
 
