@@ -55,6 +55,8 @@ class DelayBox:
         allow: Topics that messages may go to.
         countdown_from: Where a countdown begins: at the `record`'s time, or at its `arrival` here.
         dead_topic: Where refused records go; None = `<topic>.dead`. It is created if it is missing.
+        begin_after: A consumer group of another system: where no position is stored yet, the box begins at what that
+            group has committed, instead of at the topic's beginning.
         namespace: Keeps several boxes in one store apart; not with a `Scheduler`, which has one.
         max_payload: Most bytes of a message.
 
@@ -70,6 +72,7 @@ class DelayBox:
         allow: Collection[str],
         countdown_from: Literal["record", "arrival"] = "record",
         dead_topic: str | None = None,
+        begin_after: str | None = None,
         namespace: str = "default",
         max_payload: int = 262_144,
     ) -> None:
@@ -89,6 +92,7 @@ class DelayBox:
             raise ConfigurationError(
                 "allow", min(loops), "topics that the box neither reads nor gives refused records to"
             )
+        self._begin_after = begin_after or ""
         self._own = not isinstance(store, Scheduler)
         self._scheduler = store if isinstance(store, Scheduler) else _scheduler_of(store, self._cluster, namespace)
         self._intakes: dict[TopicPartition, asyncio.Task[None]] = {}
@@ -127,9 +131,9 @@ class DelayBox:
             await self._tasks.__aenter__()
             stack.push_async_callback(self._tasks.__aexit__, None, None, None)
             self._store = store
-            self._groups = [self._group(topic.name) for topic in topics]
+            self._groups = {topic.name: self._group(topic.name) for topic in topics}
             self._running = [
-                self._tasks.create_task(group.run(), name=f"aiodelay {group.name}") for group in self._groups
+                self._tasks.create_task(group.run(), name=f"aiodelay {group.name}") for group in self._groups.values()
             ]
             stack.callback(self._stop)
             self._stack = stack.pop_all()
@@ -158,7 +162,14 @@ class DelayBox:
             self._intakes.pop(place).cancel()
         for place in sorted(wanted - self._intakes.keys()):
             intake = Intake(
-                self._cluster, place, self._store, self._put_of, dead=self._dead, dead_topic=self._dead_topics[topic]
+                self._cluster,
+                place,
+                self._store,
+                self._put_of,
+                dead=self._dead,
+                dead_topic=self._dead_topics[topic],
+                begin_after=self._begin_after,
+                may_go_on=self._groups[topic].is_settled,
             )
             name = f"aiodelay delay box {topic}/{place.partition}"
             self._intakes[place] = self._tasks.create_task(intake.run(), name=name)

@@ -7,10 +7,11 @@ import json
 import time
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 
 from aiodelay.delay_box import DelayBox
 from aiodelay.errors import ConfigurationError, StoreUnavailableError
@@ -18,7 +19,7 @@ from aiodelay.memory import MemoryStore
 from aiodelay.redis import RedisStore
 from aiodelay.redis.black_box import take_over_black_box
 from aiodelay.redis.imports import Imported
-from tests.support.boxes import Out
+from tests.support.boxes import Out, request, send
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
 
@@ -40,11 +41,23 @@ class BlackBox:
     def __init__(self, server: RedisServer, kafka: str) -> None:
         self.redis: Any = redis.Redis(port=server.port)
         self._producer = Producer({"bootstrap.servers": kafka})
+        self._kafka = kafka
 
     def add(self, member: str, topic: str, message: object, due: float, *, lives_ms: int | None = None) -> None:
         """`SET U '{"topic", "message"}'`, with `EX` or without, then `zadd blackbox-delay-key NX <due> U`."""
         self.redis.set(member, json.dumps({"topic": topic, "message": message}), px=lives_ms)
         self.redis.zadd(KEY, {member: due}, nx=True)
+
+    def consume(self, topic: str, n: int) -> None:
+        """Take in n requests, and commit that, as group `black-box`."""
+        options = {"bootstrap.servers": self._kafka, "group.id": "black-box", "auto.offset.reset": "earliest"}
+        consumer = Consumer(options | {"enable.auto.commit": False})
+        consumer.subscribe([topic])
+        for record in consumer.consume(n, 30):
+            request = json.loads(record.value() or b"")
+            self.add(str(uuid4()), request["topic"], request["message"], time.time() + request["countdown"])
+            consumer.commit(message=record, asynchronous=False)
+        consumer.close()
 
     def tick(self) -> int:
         """Do what it does every second."""
@@ -84,6 +97,21 @@ async def test_a_running_box_is_taken_over_with_nothing_lost_or_doubled(server: 
         number = int(record.value() or b"")
         due = now + 1 + number / 1000 if 40 <= number < 1_240 else now - 10
         assert record.timestamp()[1] >= int(due * 1000)
+    out.close()
+
+
+async def test_its_topic_is_taken_over_where_its_group_stands(server: RedisServer, kafka: str) -> None:
+    intake, target = await create_topic(kafka, new_name("TB")), await create_topic(kafka, new_name("T"))
+    box, out = BlackBox(server, kafka), Out(kafka, target)
+    await asyncio.to_thread(send, kafka, intake, [request(target, f"{number}", 1) for number in range(50)])
+    await asyncio.to_thread(box.consume, intake, 30)
+    async with RedisStore(server.url) as store:
+        assert (await take_over_black_box(server.url, store, allow=[target])).stored == 30
+    for _ in range(2):  # the second time its own position stands
+        async with DelayBox(server.url, f"kafka://{kafka}/{intake}", allow=[target], begin_after="black-box"):
+            await out.until(50)
+            await out.quiet()
+    assert sorted(map(int, out.values)) == list(range(50))
     out.close()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from aiodelay import ConfigurationError, Scheduler
@@ -153,6 +154,26 @@ async def test_where_a_countdown_begins(kafka: str, urls: dict[str, str], countd
         (record,) = await out.until(1)
         waited_ms = record.timestamp()[1] - (written_ms if countdown_from == "record" else opened_ms)
         assert 3_900 <= waited_ms <= 6_000, waited_ms
+
+
+async def test_what_a_producer_aborts_was_never_asked_for(kafka: str, urls: dict[str, str]) -> None:
+    place = await placed(kafka, urls["sqlite"], partitions=1)
+    producer = Producer({"bootstrap.servers": kafka, "transactional.id": place.intake})
+    producer.init_transactions(10)
+    for number in range(6):
+        producer.begin_transaction()
+        producer.produce(place.intake, request(place.target, f"{number}", 0))
+        producer.flush(10)
+        if number % 2:
+            producer.commit_transaction(10)
+        else:
+            producer.abort_transaction(10)
+    async with place.out() as out:
+        for _ in range(2):
+            async with place.box():
+                await out.until(3)
+                await out.quiet()
+        assert sorted(out.values) == [b"1", b"3", b"5"]
 
 
 # --- what is refused --------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ def delay_box(
     allow: Annotated[list[str], Parameter(negative="")],
     countdown_from: Literal["record", "arrival"] = "record",
     dead_topic: str | None = None,
+    begin_after: str | None = None,
     namespace: str = "default",
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
     verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative="")] = False,
@@ -42,6 +43,7 @@ def delay_box(
         allow: A topic that messages may go to; may be repeated.
         countdown_from: Where a countdown begins: at the record's time, or at its arrival here.
         dead_topic: Where records go that cannot be read or are not allowed; without it, the topic's name and ".dead".
+        begin_after: Consumer group of another system: where no position is stored yet, begin at what it has committed.
         namespace: Keeps several boxes in one store apart.
         quiet: Log warnings and errors only.
         verbose: Log also what aiodelay does in detail.
@@ -58,7 +60,13 @@ def delay_box(
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
     box = DelayBox(
-        store, source, allow=allow, countdown_from=countdown_from, dead_topic=dead_topic, namespace=namespace
+        store,
+        source,
+        allow=allow,
+        countdown_from=countdown_from,
+        dead_topic=dead_topic,
+        begin_after=begin_after,
+        namespace=namespace,
     )
     asyncio.run(_run(box, f"{masked_url(source)} into {masked_url(store)}"))
 

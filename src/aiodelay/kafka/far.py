@@ -42,7 +42,8 @@ class Far:
         self._lanes: list[Lane] = []
         self._kinds: dict[tuple[Lane, bool], int] = {}
         self._new: dict[_Hash, tuple[int, int, int, int, int]] = {}  # what is not in the table yet
-        self._table = sqlite3.connect(":memory:", isolation_level=None)
+        # One loop uses it, but the garbage collector may close it in any thread.
+        self._table = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         for statement in (
             "PRAGMA journal_mode = OFF",
             f"CREATE TABLE far ({_COLUMNS}) WITHOUT ROWID",

@@ -73,6 +73,10 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             await asyncio.sleep(2 * HEARTBEAT_MS / 1000)
         await self._settled.wait()
 
+    async def is_settled(self) -> None:
+        """Return when the group is not being shared out."""
+        await self._settled.wait()
+
     async def run(self) -> None:
         """Be a member until cancelled; no error ends this."""
         failures = 0

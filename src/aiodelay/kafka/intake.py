@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
@@ -83,6 +83,8 @@ class Intake:
         put_of: The put that a record asks for, given the id it has without one of its own; raises `BadRequestError`.
         dead: Writes what is refused; open.
         dead_topic: Where that goes.
+        begin_after: The group whose committed offset is the beginning where no position is stored; "": none.
+        may_go_on: Returns when the partition is surely this reader's, as far as its group knows.
     """
 
     def __init__(
@@ -94,9 +96,12 @@ class Intake:
         *,
         dead: Writer,
         dead_topic: str,
+        begin_after: str,
+        may_go_on: Callable[[], Awaitable[object]],
     ) -> None:
         self._cluster, self._place, self._store, self._put_of = cluster, place, store, put_of
         self._dead, self._dead_topic = dead, dead_topic
+        self._begin_after, self._may_go_on = begin_after, may_go_on
         self._name = f"{place.topic}/{place.partition}"
         self._id = ""
         self._written: set[int] = set()
@@ -126,7 +131,6 @@ class Intake:
             enable_auto_commit=False,
             request_timeout_ms=self._cluster.timeout_ms,
             max_partition_fetch_bytes=FETCH_BYTES,
-            check_crcs=True,
         )
         try:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
@@ -136,6 +140,7 @@ class Intake:
                 source = source_of(self._place.topic, self._id, self._place.partition)
                 position = await self._begin(consumer, source)
             while True:
+                await self._may_go_on()
                 position = await self._take_some(consumer, source, position)
         finally:
             await stop(consumer)
@@ -160,6 +165,8 @@ class Intake:
         first = (await consumer.beginning_offsets([place]))[place]
         end = (await consumer.end_offsets([place]))[place]
         position = await self._store.position(source)
+        if position is None and (position := await self._committed()) is not None:
+            log.info("%s: begins at %d, which group %s has committed", self._name, position, self._begin_after)
         if position is None:
             log.info("%s: no position is stored; it is read from its beginning, %d", self._name, first)
             position = first
@@ -172,6 +179,24 @@ class Intake:
         self._cut_off_at = 0.0
         consumer.seek(place, max(position, first))
         return position
+
+    async def _committed(self) -> int | None:
+        """Return the offset that another system's group has committed, None if there is none."""
+        if not self._begin_after:
+            return None
+        consumer = AIOKafkaConsumer(
+            **self._cluster.client,
+            group_id=self._begin_after,
+            enable_auto_commit=False,
+            request_timeout_ms=self._cluster.timeout_ms,
+        )
+        try:
+            await consumer.start()
+            consumer.assign([self._place])  # and so it does not join
+            offset: int | None = await consumer.committed(self._place)
+            return offset
+        finally:
+            await stop(consumer)
 
     def _check_cut_off(self, position: int, end: int) -> None:
         """Return once a partition has ended before its position for so long that it must have been cut off."""
