@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -16,7 +16,7 @@ from aiodelay import Scheduler, SinkUnavailableError
 from aiodelay.kafka import KafkaSink
 from aiodelay.kafka.client import REQUEST_BYTES
 from aiodelay.model import Delivery, Envelope, Failed, Sent
-from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.kafka import Broker, create_topic, new_name
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
@@ -35,14 +35,6 @@ async def read(bootstrap: str, topic: str, n: int) -> list[ConsumerRecord]:
             for batch in (await consumer.getmany(timeout_ms=100)).values():
                 records += batch
         return records
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[Broker]:
-    """One that may be frozen and killed."""
-    broker = started()
-    yield broker
-    broker.stop()
 
 
 @asynccontextmanager
