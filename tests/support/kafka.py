@@ -15,6 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -278,7 +279,9 @@ def _jars() -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             _fetch(Path(folder))
-            (Path(folder) / "jars").rename(jars)
+            with suppress(OSError):  # another process was faster
+                (Path(folder) / "jars").rename(jars)
+    assert jars.is_dir(), f"{jars} could not be made"
     return jars
 
 
