@@ -313,16 +313,18 @@ class Index(Commands, Claims, Looking):
         super()._take_out(entry)
         self._ended_at = offset
         self._forget_cancels(change.read_to)
+        self._remember(entry.record.id, change.memory)  # also if whoever asked for it waits no more
         return True
 
     def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:
         is_put = glance.kind is not Kind.END
         standing = after(self._standing(key), Seen(read.offset, is_put, glance.read_to))
+        counts = standing.seen.offset == read.offset
         self._standings[key] = standing
         self._hidden.pop(key, None)
         if standing.hidden_at is not None:
             self._hidden[key] = None
-        if standing.seen.offset == read.offset:
+        if counts:
             if (change := self._held_back.get(key)) is not None and change.offset == read.offset:
                 change.counted = True
             self._bad.pop(key, None)
@@ -337,13 +339,14 @@ class Index(Commands, Claims, Looking):
                     self._cancels.append(key)
         if glance.read_to is not None:
             self._forget_cancels(glance.read_to)
-        self._remember(records.id_of(key), records.memory_of(read.headers))
+        self._remember(records.id_of(key), records.memory_of(read.headers), counts=counts)
 
-    def _remember(self, message_id: str, memory: Memory | None) -> None:
-        """Remember what a record tells of what is gone."""
+    def _remember(self, message_id: str, memory: Memory | None, *, counts: bool = True) -> None:
+        """Remember what a record tells of what is gone; if it does not count, not the answer to its own command."""
         now = self.now_ms()
         for op, answer, revision, due_ms, until_ms in [] if memory is None else memory.answers:
-            if until_ms > now and self._answers.get(bytes.fromhex(op), now) is None:
+            is_so = counts or answer == "stored"
+            if is_so and until_ms > now and self._answers.get(bytes.fromhex(op), now) is None:
                 stored = Stored(cast("Any", answer), revision, due_ms)
                 self._answers.add(bytes.fromhex(op), stored, until_ms=until_ms)
         if memory is not None and memory.version is not None and memory.version[1] > now:
@@ -899,7 +902,8 @@ class Index(Commands, Claims, Looking):
         assert read.key is not None
         headers = dict(records.user_headers(read.headers))
         envelope = Envelope(records.id_of(read.key), records.SINK, payload=read.value or b"", headers=headers)
-        return Record(envelope, read.timestamp, read.timestamp, NO_OP, last_error=problem)
+        written_ms = max(read.timestamp, 0)
+        return Record(envelope, written_ms, written_ms, NO_OP, last_error=problem)
 
     def _offered(self, change: Change) -> Change | None:
         """Hold a message back until its change is read; one that stands nowhere any more needs none."""

@@ -374,16 +374,15 @@ class Partition:
         return Outgoing(self.topic, *records.encode_mark(mark), self.number)
 
     def _refused(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
-        """Note which topics have refused all that they are given; say whether there was one."""
-        refused = {
-            topic: reason_of(each.error)
-            for each in error.written
-            if each.error is not None
-            for topic in refused_topics(each.error, {outgoing[i].topic for i in each.indices})
-            if topic != self.topic
-        }
-        for topic, reason in refused.items():
-            self._targets.refused(topic, reason)
+        """Say whether topics have refused all that they are given, and note which: then it is no record's fault."""
+        failed = [(outgoing[each.indices[0]].topic, each.error) for each in error.written if each.error is not None]
+        refused: dict[str, str] = {}
+        for topic, why in failed:
+            named = [topic] if topic == self._history else refused_topics(why, topic)
+            refused |= dict.fromkeys(named, reason_of(why))
+        if self.topic not in refused:  # otherwise nothing is known of the others
+            for topic, reason in refused.items():
+                self._targets.refused(topic, reason)
         return bool(refused)
 
     @staticmethod

@@ -106,6 +106,7 @@ _OURS = frozenset({EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCH
 _FORMAT = b"%d" % FORMAT
 _LANE, _DUE_MS, _RULE = HEADER["lane"], HEADER["due_ms"], HEADER["rule"]
 _PREFIX = "aiodelay-"
+_NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)  # ValueError: a text in it that is not UTF-8
 _MOST_MS = (1 << 48) - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -312,9 +313,12 @@ def memory_of(headers: Headers) -> Memory | None:
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text, type=Memory)
-    except (msgspec.DecodeError, RecursionError):
+        memory = msgspec.json.decode(text, type=Memory)
+        for op, *_ in memory.answers:
+            bytes.fromhex(op)
+    except _NOT_JSON:
         return None
+    return memory
 
 
 def encode_dead(letter: DeadLetter) -> Wire:
@@ -333,7 +337,7 @@ def held_in(key: bytes) -> tuple[str, str | None] | None:
     """Return the lane, and the address of it, that such a record's key names; None if it names none."""
     try:
         return msgspec.json.decode(key.removeprefix(HOLD), type=tuple[str, str | None])
-    except (msgspec.DecodeError, RecursionError):
+    except _NOT_JSON:
         return None
 
 
@@ -351,7 +355,7 @@ def mark_of(value: bytes | None) -> Mark:
     """Return what a mark tells; nothing, if it cannot be read."""
     try:
         return msgspec.json.decode(value or b"", type=Mark)
-    except (msgspec.DecodeError, RecursionError):
+    except _NOT_JSON:
         return Mark()
 
 
@@ -393,7 +397,7 @@ def decode_history(value: bytes | None, number: int) -> JournalEntry | None:
     """Return what a record of a history topic tells, None if it is none of ours."""
     try:
         return msgspec.structs.replace(msgspec.json.decode(value or b"", type=JournalEntry), number=number)
-    except (msgspec.DecodeError, RecursionError):
+    except _NOT_JSON:
         return None
 
 
@@ -489,14 +493,14 @@ class Glance(NamedTuple):
 
 _CANCEL = Glance(Kind.END)
 _OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK), PARTITIONS: Glance(Kind.PARTITIONS)}
-_DEAD, _HOLD, _AGAIN = Glance(Kind.DEAD), Glance(Kind.HOLD), Glance(Kind.PUT)
+_DEAD, _HOLD, _WHOLE = Glance(Kind.DEAD), Glance(Kind.HOLD), Glance(Kind.PUT)
 _RESERVED = Glance(Kind.BAD, problem="its key is reserved")
 
 
 def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
     """Look at a record as every reader of the topic must; never raises."""
     special = _by_key(key)
-    if special is not None and special is not _AGAIN:
+    if special is not None and special is not _WHOLE:
         return special
     if value is None and not headers:
         return _CANCEL
@@ -506,7 +510,7 @@ def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
         if value is None:
             return Glance(Kind.END, 0, read_to)
         lane = _text(found, "lane") or SINK if _LANE in found else SINK
-        return Glance(Kind.PUT, _place_ms(found), read_to, "", "" if _RULE in found or special is _AGAIN else lane)
+        return Glance(Kind.PUT, _place_ms(found), read_to, "", "" if _RULE in found or special is _WHOLE else lane)
     except RecordFormatError as error:
         return Glance(Kind.BAD, problem=error.problem)
 
@@ -522,19 +526,24 @@ def _by_key(key: bytes | None) -> Glance | None:
     return None
 
 
-def _reserved(key: bytes) -> Glance | None:
-    if key.startswith(KEEP) and 0 < len(key) - len(KEEP) <= MAX_KEY:
-        return None
+def _reserved(key: bytes) -> Glance:
     if key.startswith(HOLD):
         return _RESERVED if held_in(key) is None else _HOLD
+    if key.startswith(KEEP):
+        return _WHOLE if _is_plain(key.removeprefix(KEEP)) else _RESERVED
     prefix, _, rest = key.removeprefix(RESERVED).partition(b"/")
-    number, slash, _ = rest.partition(b"/")
+    number, slash, of = rest.partition(b"/")
     if slash and number.isdigit() and len(number) <= 15:
-        if prefix == b"again":
-            return _AGAIN
-        if prefix == b"dead":
+        if prefix == b"again" and _is_plain(of):
+            return _WHOLE
+        if prefix == b"dead" and (_is_plain(of) or (of.startswith(AGAIN) and _reserved(of) is _WHOLE)):
             return _DEAD
     return _OWN.get(key, _RESERVED)
+
+
+def _is_plain(key: bytes) -> bool:
+    """Say whether a schedule of somebody's can stand under this key."""
+    return 0 < len(key) <= MAX_KEY and not key.startswith(RESERVED)
 
 
 def _place_ms(found: Mapping[str, bytes | None]) -> int:
@@ -608,7 +617,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
     )
     return Record(
         envelope,
-        _field(found, "revision", written_ms),
+        _field(found, "revision", max(written_ms, 0)),
         _due_ms(found),
         _op(found),
         _field(found, "expires_ms"),
@@ -637,7 +646,7 @@ def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
 
 def _destination(found: Mapping[str, bytes | None]) -> tuple[str, str]:
     lane = _text(found, "lane")
-    if lane:
+    if lane not in ("", SINK):
         return lane, _text(found, "address")
     topic = (found.get(TARGET_TOPIC) or b"").decode(errors="replace")
     if READ_TO not in found and not is_topic(topic):
@@ -709,7 +718,7 @@ def _json(found: Mapping[str, bytes | None], name: str) -> object:
     text = found.get(HEADER[name])
     try:
         return None if text is None else msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except _NOT_JSON:
         raise RecordFormatError(f"header {HEADER[name]} is not JSON") from None
 
 
