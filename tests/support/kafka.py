@@ -99,6 +99,11 @@ class Broker:
         self._log = here / "log"
         self._java("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c").wait(START_S)
 
+    def setting(self, name: str) -> str:
+        """Return one of its settings."""
+        (found,) = (line for line in self._file.read_text().splitlines() if line.startswith(f"{name}="))
+        return found.removeprefix(f"{name}=")
+
     def start(self) -> None:
         """Start it, and return once a group and a transaction have worked."""
         self._process = self._java("kafka.Kafka")
