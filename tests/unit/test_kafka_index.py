@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aiodelay.kafka import records
 from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.index import Change, Index, Read
-from aiodelay.kafka.records import encode_cancel, encode_end, encode_keep, encode_record
+from aiodelay.kafka.records import Memory, encode_cancel, encode_end, encode_keep, encode_record
 from aiodelay.model import At, Cancel, Command, Demand, Envelope, Fire, LateAction, Put, Record, Reschedule, Stored
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import NO_OP
@@ -106,6 +106,25 @@ def test_a_commands_answer_is_remembered_though_nobody_waits_for_it(name: str) -
     assert isinstance(again, Stored)
     assert again.answer in {outcome.answer, "stored"}
     assert nothing is None
+
+
+def test_what_was_put_twice_and_ended_in_between_does_not_come_back() -> None:
+    clock = VirtualClock()
+    for due_ms in DUES:
+        index = Index(clock=clock, name="t/0", claims=count(1))
+        index.look_ahead(NOW + HORIZON_MS)
+        record = Record(Envelope("m", "kafka", "t"), 0, due_ms, b"12345678")
+        memory = Memory([(record.op.hex(), "stored", 1, due_ms, NOW + 1000)])
+        for offset in (0, 1):  # the second, because its first answer was lost
+            index.read(Read(offset, NOW, *encode_record(record)))
+        far = index.far.find(b"m")
+        index.read(Read(2, NOW, *encode_end(b"m", read_to=1, outcome="delivered", memory=memory)))
+        if far is not None:
+            index.come_near(Read(1, NOW, *encode_record(record)))
+        assert moving(index) == []
+        index.mend()
+        (ending,) = index.changes
+        assert [wire.value for wire in ending.wires()] == [None]
 
 
 # --- what is far ------------------------------------------------------------------------------------------

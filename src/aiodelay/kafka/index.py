@@ -65,6 +65,7 @@ from aiodelay.model import (
 from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_id, occurrence_of
 
 from . import records
+from .checkpoint import Checkpoint
 from .client import Outgoing
 from .far import Far
 from .mark import Mark
@@ -200,6 +201,7 @@ class Index(Commands, Claims, Looking):
         claims: Numbers for claims.
         pace: How fast what is overdue leaves, shared by all partitions of a store.
         keeps_history: Note what becomes of messages.
+        far: What is far already.
     """
 
     read_to: int = 0
@@ -219,7 +221,14 @@ class Index(Commands, Claims, Looking):
     """Nothing that is far is due before this."""
 
     def __init__(
-        self, *, clock: Clock, name: str, claims: count[int], pace: Pace | None = None, keeps_history: bool = False
+        self,
+        *,
+        clock: Clock,
+        name: str,
+        claims: count[int],
+        pace: Pace | None = None,
+        keeps_history: bool = False,
+        far: Far | None = None,
     ) -> None:
         super().__init__(clock=clock)
         self._pace = pace or Pace(0)
@@ -232,24 +241,27 @@ class Index(Commands, Claims, Looking):
         self._bad: dict[bytes, tuple[Read, str]] = {}
         self._repeated: dict[bytes, None] = {}
         self._asked: dict[bytes, _Asked] = {}
+        self._kept_at: dict[bytes, int] = {}  # where holds and dead letters stand
+        self._checkpoint: Checkpoint | None = None  # while it is taken up
         self._change: Change | None = None
         self._is_reading = False
         self._held_back: dict[bytes, Change] = {}
         self._under_way: dict[Change, None] = {}
         self._graves: list[DeadLetter] = []  # of a message that the tables are about to end
-        self.far = Far()
+        self.far = Far() if far is None else far
         self._backlog: defaultdict[Lane, Waiting] = defaultdict(lambda: Waiting(_is_in_lane))
         self._released: set[Entry] = set()
         self._raised: set[str] = set()  # ids of messages whose revision is not what their record says
 
-    def emptied(self) -> Index:
-        """Return one that has read nothing, for the same workers."""
+    def emptied(self, far: Far) -> Index:
+        """Return one that has read nothing but what is far, for the same workers."""
         index = Index(
             clock=self._clock,
             name=self.name,
             claims=self._claims,
             pace=self._pace,
             keeps_history=self._keeps_history,
+            far=far,
         )
         index._workers, index.notes, index.place = self._workers, self.notes, self.place
         return index
@@ -267,6 +279,7 @@ class Index(Commands, Claims, Looking):
         if read.key is None or (glance.kind is Kind.BAD and read.key.startswith(records.RESERVED)):
             log.warning("%s, offset %d: %s; skipped", self.name, read.offset, glance.problem)
         elif glance.kind is Kind.DEAD:
+            self._keep_at(read.key, read)
             self._read_dead(read)
         elif glance.kind is Kind.BARRIER:
             self._forget_cancels(read.offset)
@@ -275,12 +288,19 @@ class Index(Commands, Claims, Looking):
         elif glance.kind is Kind.MARK:
             self._read_mark(records.mark_of(read.value))
         elif glance.kind is Kind.HOLD:
+            self._keep_at(read.key, read)
             change_hold = self._release if read.value is None else self._hold
             change_hold(*cast("tuple[Lane, str | None]", records.held_in(read.key)))
         elif read.key.startswith(records.KEEP):
             self._read_asked(read, read.key.removeprefix(records.KEEP), glance.read_to)
         else:
             self._read_message(read, read.key, glance)
+
+    def _keep_at(self, key: bytes, read: Read) -> None:
+        if read.value is None:
+            self._kept_at.pop(key, None)
+        else:
+            self._kept_at[key] = read.offset
 
     def _read_asked(self, read: Read, key: bytes, read_to: int | None) -> None:
         """Take in a put that counts unless a message stands, or its end."""
@@ -340,6 +360,17 @@ class Index(Commands, Claims, Looking):
         if glance.read_to is not None:
             self._forget_cancels(glance.read_to)
         self._remember(records.id_of(key), records.memory_of(read.headers), counts=counts)
+        if standing.hidden_at == read.offset:
+            self._end_repeated(key)
+
+    def _end_repeated(self, key: bytes) -> None:
+        """End what a user has put a second time, unread by an owner that tells that it has ended."""
+        entry, seen = self._entries.get(records.id_of(key)), self._standings[key].seen
+        if entry is None or entry.token or seen.read_to is not None or not self._has_answered(entry.record.op):
+            return
+        self._repeated[key] = None
+        with self._reading():
+            self._take_out(entry)
 
     def _remember(self, message_id: str, memory: Memory | None, *, counts: bool = True) -> None:
         """Remember what a record tells of what is gone; if it does not count, not the answer to its own command."""
@@ -366,8 +397,17 @@ class Index(Commands, Claims, Looking):
             return
         self._look_for_strays(key)
         old = self._entries.get(record.id)
-        if glance.read_to is None and record.op != NO_OP:
+        self._raised.discard(record.id)
+        if self._checkpoint is not None:
+            if read.offset in self._checkpoint.repeated:
+                self._repeated[key] = None
+                return
+            if (revision := self._checkpoint.revisions.get(read.offset)) is not None:
+                record = replace(record, revision=revision)
+                self._raised.add(record.id)
+        elif glance.read_to is None and record.op != NO_OP:
             if old is not None and old.record.op == record.op:
+                self._raised.add(record.id)
                 return  # sent again, because its first answer was lost
             if old is None and self._has_answered(record.op):
                 self._repeated[key] = None  # and it has ended since
@@ -422,6 +462,52 @@ class Index(Commands, Claims, Looking):
             yield
         finally:
             self._is_reading = False
+
+    # --- checkpoints --------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Return what this index knows of what has been read, beside what is far."""
+        now, standings = self.now_ms(), self._standings
+        offsets = [standing.seen.offset for standing in standings.values()]
+        offsets += [at for key in self._hidden if (at := standings[key].hidden_at) is not None]
+        offsets += [asked.offset for asked in self._asked.values()]
+        offsets += self._kept_at.values()
+        raised = [(standings.get(records.key_of(each)), self._entries.get(each)) for each in self._raised]
+        return Checkpoint(
+            sorted(offsets),
+            self.edge_ms,
+            self.mark,
+            self._ended_at,
+            self.partitions,
+            self.is_mixed,
+            {standings[key].seen.offset for key in self._repeated},
+            {
+                standing.seen.offset: entry.record.revision
+                for standing, entry in raised
+                if entry is not None and standing is not None and standing.seen.is_put
+            },
+            [
+                (op.hex(), stored.answer, stored.revision, stored.due_ms, until_ms)
+                for op, stored, until_ms in self._answers.items(now)
+                if isinstance(stored, Stored)
+            ],
+            {message_id: (version, until_ms) for message_id, version, until_ms in self._tombstones.items(now)},
+        )
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Begin to take up a checkpoint, with what is far already: its records are to be read next, in order, whole."""
+        self._checkpoint = checkpoint
+
+    def go_on(self) -> None:
+        """Go on from the checkpoint, all of whose records have been read that are still there."""
+        checkpoint, self._checkpoint = self._checkpoint, None
+        assert checkpoint is not None
+        self.read_to, self.edge_ms = checkpoint.read_to, checkpoint.edge_ms
+        self.mark, self._ended_at = checkpoint.mark, checkpoint.ended_at
+        self.partitions, self.is_mixed = checkpoint.partitions, checkpoint.is_mixed
+        self._remember("", Memory(checkpoint.answers))
+        for message_id, version in checkpoint.versions.items():
+            self._remember(message_id, Memory(version=version))
 
     # --- what is far --------------------------------------------------------------------------------------
 

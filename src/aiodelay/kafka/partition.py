@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
@@ -41,7 +42,9 @@ from aiodelay.transitions import delivery_id
 from aiodelay.wakeup import WakeUp
 
 from . import records
+from .checkpoint import Witness
 from .client import UNAVAILABLE, Outgoing, log_failure, reason_of
+from .disk import Disk
 from .group import SESSION_MS
 from .horizon import Fetch, Horizon
 from .index import Change, Due, Index, Read
@@ -59,6 +62,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 5.0
 STABLE_MS = 10_000
 MARK_MS = 5_000
 """How often it is written what is finished."""
+CHECKPOINT_S, LONGEST_CHECKPOINT_S = 10.0, 60.0
+"""How often an index on disk is brought up to date, at most and at least."""
+CHECKPOINT_SHARE = 0.01
+"""Of the time, at most, that this may take."""
 MOST_ATTEMPTS = 10
 OPEN_S = 5.0
 """A transaction that is open for so long is said to be."""
@@ -100,6 +107,8 @@ class Partition:
         fetch: Reads records of the partition again, at offsets.
         horizon_ms: How far ahead messages are held whole.
         patience_s: How long reading may stand still, or take, before it begins anew: tombstones go meanwhile.
+        disk: Where the index is kept; None = only in memory.
+        on_open: Called when it is known from where on it is to be read.
     """
 
     def __init__(
@@ -117,11 +126,18 @@ class Partition:
         fetch: Fetch,
         horizon_ms: int,
         patience_s: float,
+        disk: Disk | None,
+        on_open: Callable[[], None],
     ) -> None:
         self._cluster, self._place, self._on_change = cluster, place, on_change
         self.topic, self.number = place.topic, place.number
         self._clock, self._targets = clock, targets
         self._may_begin, self._patience_s = may_begin, patience_s
+        self._disk, self._on_open = disk, on_open
+        self.is_open = disk is None
+        self._last: Read | None = None
+        self._witness: Witness | None = None
+        self._checkpoint_to, self._checkpoint_s, self._checkpoint_took_s = 0, 0.0, 0.0
         name = f"{place.topic}/{place.number}"
         self.index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
         self.index.place = place.number, place.partitions
@@ -148,7 +164,7 @@ class Partition:
     @property
     def is_ready(self) -> bool:
         """Whether its messages may be claimed and changed."""
-        return self._serves and not self._was_away()
+        return self._serves and not self._was_away() and not self.index.far.problem
 
     def _was_away(self) -> bool:
         """Say whether this process stood still for so long that another owner may have taken over."""
@@ -158,17 +174,31 @@ class Partition:
         """Own it no longer; whoever runs its sessions cancels that."""
         self.is_given_up = True
         self._end_session()
+        self.close()
         self._end_at_once(FencedError())
         self._became_ready.set()
+
+    def close(self) -> None:
+        """Leave the index on disk as it is now, if it is kept there."""
+        self._write_checkpoint()
+        self.index.far.close()
 
     # --- reading, by the reader of the process ------------------------------------------------------------
 
     def take_in(self, read: Sequence[Read], read_to: int) -> None:
         """Take in what was read, in order, and that there is nothing else below an offset."""
         index = self.index
+        if self.is_given_up:
+            return
         self.horizon.set()
-        for each in read:
-            index.read(each)
+        try:
+            for each in read:
+                index.read(each)
+        except StoreUnavailableError:  # the file's: what is at hand is worth nothing, as `read_at` will find
+            self._end_session()
+            self._end_at_once(InDoubtError(index.far.problem))
+            return
+        self._last = read[-1] if read else self._last
         index.read_to = max(index.read_to, read_to)
         self.session = self.session.with_read(index.read_to)
         self._tell_read()
@@ -219,20 +249,45 @@ class Partition:
             self._end_session()
             self._end_at_once(FencedError())
         self._looked_s = now_s
-        if self._whole_at is None or now_s - self._whole_at <= self._patience_s:
+        is_patient = self._whole_at is None or now_s - self._whole_at <= self._patience_s
+        if problem := self.index.far.problem:
+            log.error("%s: index= in the URL: %s; the index is held in memory", self.index.name, problem)
+        elif is_patient:
             self._whole_at = now_s if is_whole or self._whole_at is None else self._whole_at
             return True
-        log.error(
-            "%s: not read to its end for %d s; it is read again from its start, since tombstones may be gone "
-            "(half of delete.retention.ms)",
-            self.index.name,
-            now_s - self._whole_at,
-        )
+        else:
+            why = "it was not read to its end for half of delete.retention.ms, and tombstones may be gone"
+            log.error("%s: read again from its start: %s", self.index.name, why)
         self._whole_at = now_s
         self._end_session()
-        self.index = self.index.emptied()
+        self.index, self._last, self._witness = self.index.emptied(self.index.far.emptied()), None, None
         self._end_at_once(InDoubtError("the partition is read again from its start"))
         return False
+
+    def keep(self, now_s: float) -> None:
+        """Bring the index on disk up to date, now and then."""
+        is_new = self.index.read_to > self._checkpoint_to
+        pause_s = max(CHECKPOINT_S if is_new else LONGEST_CHECKPOINT_S, self._checkpoint_took_s / CHECKPOINT_SHARE)
+        if now_s >= self._checkpoint_s + pause_s:
+            self._write_checkpoint()
+            self._checkpoint_s = now_s
+            self._checkpoint_took_s = asyncio.get_running_loop().time() - now_s
+
+    def _write_checkpoint(self) -> None:
+        """Write how the index stands, if it is kept on disk and has read anything."""
+        index, last, now_s = self.index, self._last, asyncio.get_running_loop().time()
+        if not index.far.is_in_file or index.far.problem or not self.is_open or self._whole_at is None:
+            return
+        if last is not None:
+            self._witness = Witness.of(last.offset, last.timestamp, last.key, last.value)
+        if self._witness is None:
+            return
+        checkpoint = index.checkpoint()
+        checkpoint.witness = self._witness
+        checkpoint.whole_ms = self._clock.now_ms() - int((now_s - self._whole_at) * 1000)
+        self._checkpoint_to = index.read_to
+        with suppress(StoreUnavailableError):  # the file's, as `read_at` will find
+            index.far.commit(msgspec.msgpack.encode(checkpoint))
 
     def _end_at_once(self, why: FencedError | InDoubtError) -> None:
         self._over = why
@@ -244,6 +299,8 @@ class Partition:
     async def run(self) -> None:
         """Own the partition until cancelled, or it cannot be: one session after the other."""
         failures, is_fenced = 0, False
+        if self._disk is not None and not self.is_open:
+            await self._restore(self._disk)
         while True:
             await self._may_begin(is_fenced)
             started_ms = self._clock.monotonic_ms()
@@ -264,6 +321,16 @@ class Partition:
             failures = 0 if is_refusal or lasted_ms > STABLE_MS else failures + 1
             pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
             await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    async def _restore(self, disk: Disk) -> None:
+        """Go on from the index on disk, as far as it may be."""
+        index, checkpoint = await disk.restore(self.index)
+        self.index, self.is_open = index, True
+        if checkpoint is not None:
+            self._witness = checkpoint.witness
+            age_s = (self._clock.now_ms() - checkpoint.whole_ms) / 1000
+            self._whole_at = asyncio.get_running_loop().time() - age_s
+        self._on_open()
 
     async def _one_session(self) -> None:
         transactions = Transactions(self._cluster, f"aiodelay.{self.topic}.{self.number}")

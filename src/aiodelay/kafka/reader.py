@@ -115,3 +115,4 @@ class Reader:
             batch = found.get(place, ())
             if batch or read_to > partition.index.read_to:
                 partition.take_in(batch, read_to)
+            partition.keep(now)

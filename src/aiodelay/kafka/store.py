@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -37,9 +38,11 @@ from aiodelay.urls import UrlOptions
 
 from . import records
 from .client import UNAVAILABLE, Outgoing, Written, log_failure, reason_of
+from .disk import Disk
 from .fetcher import Fetcher
 from .group import Group
 from .history import read_history
+from .horizon import Fetch
 from .index import Index
 from .options import Cluster, read_cluster
 from .pace import Pace
@@ -47,7 +50,7 @@ from .partition import Partition, Place, moved_keys
 from .reader import METADATA_MS, Reader
 from .sink import check_topic
 from .targets import Targets
-from .topic import prepare
+from .topic import LEAST_LAG_MS, prepare
 from .transfer import SAFETY_POLL_MS, KafkaTransfer, Transfers
 from .work import KafkaWork
 from .writer import Writer
@@ -94,6 +97,7 @@ class _Options(Struct, frozen=True):
     horizon_ms: int
     max_pending: int
     catch_up: int
+    index: str
 
 
 def _read_url(url: str) -> _Options:
@@ -116,6 +120,7 @@ def _read_url(url: str) -> _Options:
     )
     max_pending = given.integer("max_pending", 10_000_000, 0, 10**12)
     catch_up = given.integer("catch_up", 0, 0, 10**9)
+    index = given.text("index")
     given.finish()
     topics = given.parts.path.removeprefix("/").split(",")
     if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
@@ -140,6 +145,7 @@ def _read_url(url: str) -> _Options:
         horizon_ms,
         max_pending,
         catch_up,
+        index,
     )
 
 
@@ -173,6 +179,7 @@ class KafkaStore(Transfers):
         self.partitions: Mapping[TopicPartition, Partition] = {}
         self._counts: dict[str, int] = {}
         self._patience_s: dict[str, float] = {}
+        self._lag_ms: dict[str, int] = {}
         self._claims = count(1)
         self._groups: dict[str, Group] = {}
         self._reader = Reader(self.cluster)
@@ -216,15 +223,22 @@ class KafkaStore(Transfers):
         self._patience_s = {
             topic.name: int(topic.settings.get("delete.retention.ms", DAY_MS)) / 2000 for topic in topics
         }
+        self._lag_ms = {topic.name: int(topic.settings.get("min.compaction.lag.ms", LEAST_LAG_MS)) for topic in topics}
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         await self._writer.__aenter__()
         return self
 
     def _own(self) -> None:
-        """Begin to own partitions."""
+        """Begin to own partitions.
+
+        Raises:
+            ConfigurationError: There is no directory for their index.
+        """
         if self._running or self._tasks is None:
             return
+        if (folder := self._options.index) and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+            raise ConfigurationError(f"index in {self.name}", folder, "a directory in which files can be made")
         if not self._options.members:
             self._groups = {topic: Group(self.cluster, topic, self._assign) for topic in self._counts}
         self._running[self._reader] = self._tasks.create_task(self._reader.run(), name="aiodelay kafka reader")
@@ -251,11 +265,16 @@ class KafkaStore(Transfers):
                 work.add(partition)
             name = f"aiodelay kafka partition {partition.index.name}"
             self._running[partition] = self._tasks.create_task(partition.run(), name=name)
-        self._reader.assign(self.partitions)
+        self._read_open()
         self.wake_all()
+
+    def _read_open(self) -> None:
+        """Read the partitions of which it is known from where on."""
+        self._reader.assign({place: each for place, each in self.partitions.items() if each.is_open})
 
     def _made(self, place: TopicPartition) -> Partition:
         n, group = self._counts[place.topic], self._groups.get(place.topic)
+        fetch = partial(self._fetcher.fetch, place)
         return Partition(
             self.cluster,
             Place(place.topic, place.partition, n, self._options.accept_partitions == n),
@@ -266,10 +285,20 @@ class KafkaStore(Transfers):
             on_change=self.wake_all,
             history=self._options.history,
             pace=self._pace,
-            fetch=partial(self._fetcher.fetch, place),
+            fetch=fetch,
             horizon_ms=self._options.horizon_ms,
             patience_s=self._patience_s[place.topic],
+            disk=self._disk_of(place, fetch),
+            on_open=self._read_open,
         )
+
+    def _disk_of(self, place: TopicPartition, fetch: Fetch) -> Disk | None:
+        folder = self._options.index
+        if not folder:
+            return None
+        path = os.path.join(folder, f"{place.topic}-{place.partition}.index")
+        max_age_ms = min(int(self._patience_s[place.topic] * 1000), self._lag_ms[place.topic])
+        return Disk(path, fetch, self._clock, max_age_ms=max_age_ms)
 
     async def _look_ahead(self) -> None:
         """Bring near what has come near, until cancelled; tell, once a minute, if there is too much."""
@@ -316,6 +345,8 @@ class KafkaStore(Transfers):
             await self._writer.__aexit__(None, None, None)
         self._running.clear()
         await self._fetcher.close()
+        for partition in self.partitions.values():
+            partition.close()
         self.partitions = {}
         await self.targets.close()
 
@@ -542,7 +573,8 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
 
     Options: `create_topic=true`, `partitions` of a topic that is created, `accept_partitions` of one that was given
     more since, `history`, a topic that is told what becomes of messages, `member` of `members`, `horizon`,
-    `max_pending`, `catch_up`, `timeout_ms`; to log in `security`, `sasl`, `ca_certs`, `client_cert`, `client_key`.
+    `max_pending`, `catch_up`, `index`, a directory, `timeout_ms`; to log in `security`, `sasl`, `ca_certs`,
+    `client_cert`, `client_key`.
 
     Raises:
         ConfigurationError: The URL is not of this form, or an option is unknown or out of range.
