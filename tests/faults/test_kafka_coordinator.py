@@ -13,11 +13,12 @@ import pytest
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka import KafkaStore
+from aiodelay.kafka.records import BARRIER
 from aiodelay.model import Stored
 from tests.support.kafka import Broker, create_topic, new_name, started
 from tests.support.proxy import Proxy, proxied_by_thread
 
-from .test_kafka_store import ALL, now_ms, put, read, transfer
+from .test_kafka_store import ALL, moved, now_ms, put, read, transfer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
@@ -113,3 +114,23 @@ async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_produce
         request, later = coordinator.requests[i], coordinator.requests[i + 1 :]
         assert Request(ADD_PARTITIONS, request.epoch) not in later, "a late end might end this one"
         assert fault != "answer late" or request not in later
+
+
+async def test_k3_callers_that_are_cancelled_end_no_transaction(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1"
+    async with KafkaStore(url) as store, store.work("w", ["kafka"]):
+        await store.apply([put(0, target, now_ms())])
+        await moved(store, 1)  # so all clients have been started: aiokafka lets go of none while it starts
+        for i in range(1, 40):
+            putting = asyncio.create_task(store.apply([put(i, target, now_ms())]))
+            moving = asyncio.create_task(transfer(store, ALL))
+            await asyncio.sleep(0.001 * (i % 20))
+            putting.cancel()
+            moving.cancel()
+            await asyncio.wait([putting, moving])
+        while await store.counts():
+            await transfer(store, ALL)
+    found = Counter(record.value for record in await read(kafka, target))
+    assert set(found.values()) == {1}
+    assert len([each for each in await read(kafka, schedules) if each.key == BARRIER]) == 1

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
+from aiokafka.client import AIOKafkaClient
 from confluent_kafka import Producer as OtherProducer
 
 from aiodelay import Scheduler, SinkUnavailableError
@@ -175,6 +176,22 @@ async def test_k6_a_broker_that_does_not_answer_ends_a_send_and_closing_in_time(
                 await sink.send([delivery(topic, b"lost too")])
     finally:
         own_broker.thaw()
+
+
+async def test_k6_a_client_that_hangs_in_its_end_leaves_nothing(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, close = await create_topic(kafka, new_name()), AIOKafkaClient.close
+    hung = list[AIOKafkaClient]()
+
+    async def hangs_once(self: AIOKafkaClient) -> None:
+        if not hung:
+            hung.append(self)
+            await asyncio.Event().wait()
+        await close(self)
+
+    async with opened(kafka) as sink:
+        assert await sink.send([delivery(topic)]) == [Sent()]
+        monkeypatch.setattr(AIOKafkaClient, "close", hangs_once)
+    assert hung
 
 
 async def test_f21_after_a_broker_was_killed_the_same_sink_goes_on(own_broker: Broker) -> None:
