@@ -21,10 +21,10 @@ ALL = Demand(100)
 NOW = VirtualClock().now_ms()
 
 
-def put(offset: int, payload: bytes, *, due_ms: int = NOW, expires_ms: int = 0) -> Read:
+def put(offset: int, payload: bytes, *, of: str = "m", due_ms: int = NOW, expires_ms: int = 0) -> Read:
     """A user's record, as it is read."""
     late = LateAction.DROP if expires_ms else LateAction.DELIVER
-    record = Record(Envelope("m", "kafka", "t", payload=payload), 0, due_ms, NO_OP, expires_ms, late)
+    record = Record(Envelope(of, "kafka", "t", payload=payload), 0, due_ms, NO_OP, expires_ms, late)
     return Read(offset, NOW, *encode_record(record))
 
 
@@ -125,6 +125,53 @@ def test_what_was_put_twice_and_ended_in_between_does_not_come_back() -> None:
         index.mend()
         (ending,) = index.changes
         assert [wire.value for wire in ending.wires()] == [None]
+
+
+@pytest.mark.parametrize("user", list(product([None, "put", "cancel"], repeat=4)))
+def test_ends_taken_in_unread_leave_what_they_leave_when_they_are_read(user: Sequence[str | None]) -> None:
+    """A user writes of the first or second message before what ends them, or between and after."""
+    ways = []
+    for is_read in (True, False):
+        index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+        log = [put(0, b"0", of="m0"), put(1, b"1", of="m1"), put(2, b"2", of="m2")]
+        for read in log:
+            index.read(read)
+        assert moving(index) == [b"0", b"1", b"2"]
+        changes = list(index.changes)
+        for i, (of, what) in enumerate(zip(("m0", "m1", "m0", "m1"), user, strict=True)):
+            if i == 2:
+                for change in changes:
+                    change.offset = len(log)
+                    log += [Read(len(log), NOW, *wire) for wire in change.wires()]
+            if what is not None:
+                end = Read(len(log), NOW, *encode_cancel(of.encode()))
+                log.append(put(len(log), b"new", of=of) if what == "put" else end)
+        between = [read for read in log[3:] if read.offset < changes[0].offset]
+        for read in between:
+            index.read(read)
+        if not is_read:
+            index.read_own(changes)
+            assert index.read_to == changes[0].offset + (3 if not between else 0 if user[0] else 1)
+        for read in log[index.read_to :]:
+            index.read(read)
+        for change in changes:
+            index.written(change)
+        payloads = {key: entry.record.envelope.payload for key, entry in index._entries.items()}
+        ways.append((payloads, index._standings, index._hidden, [change.counted for change in changes], index.read_to))
+    assert ways[0] == ways[1]
+
+
+def test_ends_are_taken_in_unread_only_where_reading_has_come_to() -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.read(put(0, b"0"))
+    moving(index)
+    (ending,) = index.changes
+    ending.offset = 2
+    index.read_own([ending])
+    assert (index.read_to, ending.counted) == (1, False)
+    index.read(put(1, b"new"))
+    index.read_own([ending])
+    assert (index.read_to, ending.counted) == (2, False), "the new one stands, and the end hides it from the cleaner"
 
 
 # --- what is far ------------------------------------------------------------------------------------------

@@ -157,10 +157,15 @@ class Change(Struct, eq=False, gc=False):
             self.memory = Memory()
         return self.memory
 
+    @property
+    def is_end(self) -> bool:
+        """Whether all that it writes of its key's partition is a tombstone."""
+        is_end = self.put is None and not self.is_users and bool(self.key)
+        return is_end and not (self.letters or self.others or self.purged or self.asked)
+
     def wires(self) -> Iterable[Wire]:
         """Return its records, in order."""
-        is_end = self.put is None and not self.is_users
-        if is_end and self.key and not (self.letters or self.others or self.purged or self.asked):
+        if self.is_end:
             return (records.encode_end(self.key, read_to=self.read_to, outcome=self.outcome, memory=self.memory),)
         return self._all_wires()
 
@@ -244,7 +249,6 @@ class Index(Commands, Claims, Looking):
         self._kept_at: dict[bytes, int] = {}  # where holds and dead letters stand
         self._checkpoint: Checkpoint | None = None  # while it is taken up
         self._change: Change | None = None
-        self._is_reading = False
         self._held_back: dict[bytes, Change] = {}
         self._under_way: dict[Change, None] = {}
         self._graves: list[DeadLetter] = []  # of a message that the tables are about to end
@@ -276,11 +280,18 @@ class Index(Commands, Claims, Looking):
         glance = records.glance(read.key, read.value, read.headers)
         if glance.lane and glance.place_ms > self.near_until_ms and self._read_far(read, glance):
             return
-        if read.key is None or (glance.kind is Kind.BAD and read.key.startswith(records.RESERVED)):
+        if read.key is None or read.key.startswith(records.RESERVED):
+            self._read_special(read, read.key, glance)
+        else:
+            self._read_message(read, read.key, glance)
+
+    def _read_special(self, read: Read, key: bytes | None, glance: Glance) -> None:
+        """Take in what has no key, or a reserved one."""
+        if key is None or glance.kind is Kind.BAD:
             log.warning("%s, offset %d: %s; skipped", self.name, read.offset, glance.problem)
         elif glance.kind is Kind.DEAD:
-            self._keep_at(read.key, read)
-            self._read_dead(read)
+            self._keep_at(key, read)
+            self._read_dead(read, key)
         elif glance.kind is Kind.BARRIER:
             self._forget_cancels(read.offset)
         elif glance.kind is Kind.PARTITIONS:
@@ -288,13 +299,24 @@ class Index(Commands, Claims, Looking):
         elif glance.kind is Kind.MARK:
             self._read_mark(records.mark_of(read.value))
         elif glance.kind is Kind.HOLD:
-            self._keep_at(read.key, read)
+            self._keep_at(key, read)
             change_hold = self._release if read.value is None else self._hold
-            change_hold(*cast("tuple[Lane, str | None]", records.held_in(read.key)))
-        elif read.key.startswith(records.KEEP):
-            self._read_asked(read, read.key.removeprefix(records.KEEP), glance.read_to)
+            change_hold(*cast("tuple[Lane, str | None]", records.held_in(key)))
+        elif key.startswith(records.KEEP):
+            self._read_asked(read, key.removeprefix(records.KEEP), glance.read_to)
         else:
-            self._read_message(read, read.key, glance)
+            self._read_message(read, key, glance)
+
+    def read_own(self, changes: Iterable[Change]) -> None:
+        """Take in what was decided here and committed, without reading it, as far as nothing else is to be read first.
+
+        Args:
+            changes: A transaction's, in their order.
+        """
+        for change in changes:
+            if change.offset != self.read_to or not change.is_end or not self._read_own_end(change.key, change.offset):
+                return
+            self.read_to += 1
 
     def _keep_at(self, key: bytes, read: Read) -> None:
         if read.value is None:
@@ -350,16 +372,16 @@ class Index(Commands, Claims, Looking):
             self._bad.pop(key, None)
             self._repeated.pop(key, None)
             self.far.remove(key)
-            with self._reading():
-                if is_put:
-                    self._take_in(read, key, glance)
-                else:
-                    self._ended_at = read.offset
-                    self._let_go(records.id_of(key), is_users=glance.read_to is None)
-                    self._cancels.append(key)
+            if is_put:
+                self._take_in(read, key, glance)
+            else:
+                self._ended_at = read.offset
+                self._let_go(records.id_of(key), is_users=glance.read_to is None)
+                self._cancels.append(key)
         if glance.read_to is not None:
             self._forget_cancels(glance.read_to)
-        self._remember(records.id_of(key), records.memory_of(read.headers), counts=counts)
+        if glance.read_to is not None or not is_put:  # an owner's; it also cancels
+            self._remember(records.id_of(key), records.memory_of(read.headers), counts=counts)
         if standing.hidden_at == read.offset:
             self._end_repeated(key)
 
@@ -369,8 +391,7 @@ class Index(Commands, Claims, Looking):
         if entry is None or entry.token or seen.read_to is not None or not self._has_answered(entry.record.op):
             return
         self._repeated[key] = None
-        with self._reading():
-            self._take_out(entry)
+        super()._take_out(entry)
 
     def _remember(self, message_id: str, memory: Memory | None, *, counts: bool = True) -> None:
         """Remember what a record tells of what is gone; if it does not count, not the answer to its own command."""
@@ -427,13 +448,12 @@ class Index(Commands, Claims, Looking):
         else:
             self._take_out(entry)
 
-    def _read_dead(self, read: Read) -> None:
-        assert read.key is not None
+    def _read_dead(self, read: Read, key: bytes) -> None:
         if read.value is None:
-            self._dead.pop(records.dead_key_of(read.key), None)
+            self._dead.pop(records.dead_key_of(key), None)
             return
         try:
-            letter = records.decode_dead(read.key, read.value, read.headers)
+            letter = records.decode_dead(key, read.value, read.headers)
         except RecordFormatError as error:
             log.warning("%s, offset %d: a dead letter %s; skipped", self.name, read.offset, error.problem)
         else:
@@ -454,14 +474,6 @@ class Index(Commands, Claims, Looking):
                     return
                 del self._standings[key]
             self._cancels.popleft()
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        self._is_reading = True
-        try:
-            yield
-        finally:
-            self._is_reading = False
 
     # --- checkpoints --------------------------------------------------------------------------------------
 
@@ -574,8 +586,7 @@ class Index(Commands, Claims, Looking):
         self.far.remove(read.key)
         glance = records.glance(read.key, read.value, read.headers)
         self._standings.setdefault(read.key, Standing(Seen(read.offset, is_put=True, read_to=glance.read_to)))
-        with self._reading():
-            self._take_in(read, read.key, glance)
+        self._take_in(read, read.key, glance)
         entry = self._entries.get(records.id_of(read.key))
         if entry is not None and self.mark.covers(read.offset, entry.place_ms):
             self._set_aside(read.key, entry)
@@ -599,8 +610,7 @@ class Index(Commands, Claims, Looking):
                 is_users = standing.seen.read_to is None
                 self.far.put(key, entry.place_ms, standing.seen.offset, record.envelope.lane, is_users=is_users)
                 del self._standings[key]
-                with self._reading():
-                    self._take_out(entry)
+                super()._take_out(entry)
 
     def peek(self, read: Sequence[Read], query: Query = EVERYTHING) -> list[Snapshot]:
         """Return what is far, among records that were read again, and within a query's bounds."""
@@ -997,8 +1007,7 @@ class Index(Commands, Claims, Looking):
         stands = standing is not None and (standing.seen.is_put or standing.hidden_at is not None)
         if not (stands or change.letters or change.put is not None or change.others):
             if change.entry is not None and not change.is_users:
-                with self._reading():
-                    self._take_out(change.entry)
+                super()._take_out(change.entry)
             self.notes += change.notes
             return None
         self._held_back[change.key] = change
@@ -1021,8 +1030,7 @@ class Index(Commands, Claims, Looking):
         entry = change.entry
         is_left = entry is not None and self._entries.get(entry.record.id) is entry
         if entry is not None and is_left and not change.is_users:  # a user's cancel came before it
-            with self._reading():
-                self._take_out(entry)
+            super()._take_out(entry)
 
     def give_back(self) -> list[Change]:
         """Undo all changes under way: what was leased is so again, what was not stands in its lane; return them."""
@@ -1071,7 +1079,7 @@ class Index(Commands, Claims, Looking):
 
     def _insert(self, record: Record, place_ms: int) -> None:
         change = self._change
-        if change is None or self._is_reading:
+        if change is None:
             super()._insert(record, place_ms)
         elif records.key_of(record.id) == change.key:
             change.put = record, place_ms
@@ -1079,14 +1087,14 @@ class Index(Commands, Claims, Looking):
             change.others = [*change.others, (record, place_ms)]
 
     def _take_out(self, entry: Entry) -> None:
-        if self._is_reading or self._change is None:
+        if self._change is None:
             super()._take_out(entry)
         else:
             self._leased.pop(entry.record.id, None)  # its lease cannot lapse while its end is being written
 
     def _end(self, entry: Entry, now: int) -> None:
         key = records.key_of(entry.record.id)
-        if self._is_reading or (self._change is not None and self._change.key == key):
+        if self._change is not None and self._change.key == key:
             super()._end(entry, now)
             return
         outer = self._change

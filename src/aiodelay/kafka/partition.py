@@ -102,6 +102,7 @@ class Partition:
         claims: Numbers for claims, shared by all partitions of a store.
         may_begin: Returns when a session may begin; told whether another owner may have fenced the last one off.
         on_change: Called when there may be something new to claim.
+        skip: Called with the offset from which on the reader is to go on.
         history: Topic that is told what becomes of messages; "" = none.
         pace: How fast what is overdue leaves, shared likewise.
         fetch: Reads records of the partition again, at offsets.
@@ -121,6 +122,7 @@ class Partition:
         claims: count[int],
         may_begin: Callable[[bool], Awaitable[None]],
         on_change: Callable[[], None],
+        skip: Callable[[int], None],
         history: str,
         pace: Pace,
         fetch: Fetch,
@@ -129,7 +131,8 @@ class Partition:
         disk: Disk | None,
         on_open: Callable[[], None],
     ) -> None:
-        self._cluster, self._place, self._on_change = cluster, place, on_change
+        self._cluster, self._place = cluster, place
+        self._on_change, self._skip = on_change, skip
         self.topic, self.number = place.topic, place.number
         self._clock, self._targets = clock, targets
         self._may_begin, self._patience_s = may_begin, patience_s
@@ -155,6 +158,7 @@ class Partition:
         self._open: tuple[int | None, float] = (None, 0.0)
         self._is_stalled = False
         self._unread: deque[Change] = deque()
+        self._written_to = -1
         self._work, self._read = WakeUp(), WakeUp()
         self.horizon = Horizon(
             lambda: self.index, fetch, clock, on_near=self._work.set, ms=horizon_ms, name=cluster.name
@@ -193,13 +197,36 @@ class Partition:
         self.horizon.set()
         try:
             for each in read:
-                index.read(each)
+                if each.offset >= index.read_to:  # what it has written itself it may have taken in already
+                    index.read(each)
         except StoreUnavailableError:  # the file's: what is at hand is worth nothing, as `read_at` will find
             self._end_session()
             self._end_at_once(InDoubtError(index.far.problem))
             return
         self._last = read[-1] if read else self._last
         index.read_to = max(index.read_to, read_to)
+        self._has_taken_in()
+        if read:
+            self._on_change()
+
+    def _take_in_own(self, changes: Sequence[Change]) -> None:
+        """Take in what was just committed, without reading it, unless something else is to be read before.
+
+        One offset between two transactions of one producer is the marker that ends the first.
+        """
+        index, before = self.index, self.index.read_to
+        if changes and index.read_to == self._written_to == changes[0].offset - 1:
+            index.read_to += 1
+        index.read_own(changes)
+        if changes:
+            self._written_to = changes[-1].offset + 1
+        if index.read_to > before:
+            self._skip(index.read_to)
+            self._has_taken_in()
+            self._on_change()
+
+    def _has_taken_in(self) -> None:
+        index = self.index
         self.session = self.session.with_read(index.read_to)
         self._tell_read()
         self._read.set()
@@ -207,8 +234,6 @@ class Partition:
         self._has_read = asyncio.Event()
         if index.needs_mending or index.has_ended:
             self._work.set()
-        if read:
-            self._on_change()
 
     async def until_read(self, offset: int) -> None:
         """Wait until a record has been read."""
@@ -413,7 +438,9 @@ class Partition:
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in outgoing})
         self._check_over()  # then nobody waits for these any more
-        self._unread += (change for change, _ in batch)
+        changes = [change for change, _ in batch]
+        self._unread += changes
+        self._take_in_own(changes)
         self._tell_read()  # the reader may have been faster
 
     async def _is_history_open(self) -> bool:

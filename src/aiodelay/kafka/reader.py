@@ -37,6 +37,12 @@ class Reader:
         self._cluster = cluster
         self._partitions: Mapping[TopicPartition, Partition] = {}
         self._changed = asyncio.Event()
+        self._consumer: AIOKafkaConsumer | None = None
+
+    def skip(self, place: TopicPartition, offset: int) -> None:
+        """Read a partition from an offset on: what stands before it is known."""
+        if self._consumer is not None and place in self._consumer.assignment():
+            self._consumer.seek(place, offset)
 
     def assign(self, partitions: Mapping[TopicPartition, Partition]) -> None:
         """Read these partitions from now on, and no others."""
@@ -69,6 +75,7 @@ class Reader:
         )
         try:
             await consumer.start()
+            self._consumer = consumer
             while True:
                 self._changed.clear()
                 partitions = self._partitions
@@ -78,6 +85,7 @@ class Reader:
                     self._look_at_partitions(consumer, partitions)
                 await self._changed.wait()
         finally:
+            self._consumer = None
             await stop(consumer)
 
     def _look_at_partitions(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:

@@ -123,6 +123,8 @@ class KafkaSink:
             written = await self._writer.write(records)
         except UNAVAILABLE as error:
             raise SinkUnavailableError(self.name, reason_of(error)) from error
+        if all(each.error is None for each in written):
+            return [_SENT] * len(written)
         outcomes = [_outcome(each, record) for each, record in zip(written, records, strict=True)]
         unknown = (each.error for each, outcome in zip(written, outcomes, strict=True) if outcome is None)
         problem = next((reason_of(error) for error in unknown if error is not None), "")

@@ -283,6 +283,7 @@ class KafkaStore(Transfers):
             claims=self._claims,
             may_begin=_at_once if group is None else group.may_begin,
             on_change=self.wake_all,
+            skip=partial(self._reader.skip, place),
             history=self._options.history,
             pace=self._pace,
             fetch=fetch,
