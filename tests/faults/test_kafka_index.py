@@ -295,7 +295,9 @@ async def test_f38_a_process_killed_at_any_step_of_a_checkpoint_leaves_the_one_b
     assert len(found) == len(left) + 300
     (tmp_path / "other").mkdir()
     async with opened(kafka, schedules, tmp_path / "other") as store:
-        assert list(await store.search(Query(limit=2000))) == found
+        again = await store.search(Query(limit=2000))
+    places = [[(each.record, each.next_attempt_ms) for each in way] for way in (found, again)]
+    assert places[0] == places[1]  # some have become due meanwhile
 
 
 async def test_f37_on_a_full_disk_the_index_is_held_in_memory(kafka: str, tmp_path: Path) -> None:
