@@ -168,6 +168,8 @@ async def test_a_put_that_gives_way_is_decided_by_the_owner(kafka: str) -> None:
             assert await payload_in(store, after=None) == b"4"
     async with member(url) as (store, _):
         assert (await store.apply([Cancel(new_op(), "m")]))[0] != Stored("recorded", 0, 0)
+    async with KafkaStore(url) as producer:
+        await producer.apply([keep(b"5"), Cancel(new_op(), "m")])
     async with member(url) as (store, _):
         await asyncio.sleep(0.5)
         assert await store.get("m") is None

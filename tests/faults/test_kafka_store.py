@@ -636,7 +636,7 @@ async def test_f29_what_an_owners_record_hides_from_the_cleaner_is_written_again
 # --- targets that take nothing ----------------------------------------------------------------------------
 
 
-async def test_f32_a_topic_that_may_not_be_written_is_held_by_itself() -> None:
+async def test_k2_f32_a_topic_that_may_not_be_written_is_held_by_itself() -> None:
     broker = await asyncio.to_thread(
         started,
         authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aiodelay.kafka import records
 from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.index import Change, Index, Read
-from aiodelay.kafka.records import Memory, encode_cancel, encode_end, encode_keep, encode_record
+from aiodelay.kafka.records import KEEP, Memory, encode_cancel, encode_end, encode_keep, encode_record
 from aiodelay.model import At, Cancel, Command, Demand, Envelope, Fire, LateAction, Put, Record, Reschedule, Stored
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import NO_OP
@@ -47,6 +47,19 @@ def test_a_new_version_is_moved_only_once_the_end_of_the_one_before_was_read() -
     index.read(Read(2, NOW, *wire))
     index.written(ending)
     assert moving(index) == [b"new"]
+
+
+def test_who_follows_a_put_that_gives_way_wins_and_it_ends_before_anything_else_is_written() -> None:
+    for followed_by in (put(1, b"followed"), Read(1, NOW, *encode_cancel(b"m"))):
+        index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+        index.read(Read(0, NOW, *encode_keep(Record(Envelope("m", "kafka", "t"), 0, NOW, NOW.to_bytes(8)))))
+        index.read(followed_by)
+        moved = moving(index)
+        index.mend()
+        assert [wire.key for wire in index.changes[0].wires()] == [KEEP + b"m"]
+        assert len(index.changes) == 1 + len(moved)
+        index.read(Read(2, NOW, *encode_end(KEEP + b"m", read_to=2, outcome="ended")))
+        assert moved == ([] if followed_by.value is None else [b"followed"])
 
 
 def test_a_session_that_ends_tells_of_every_change_also_of_two_of_one_key() -> None:

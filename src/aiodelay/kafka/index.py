@@ -190,10 +190,18 @@ class Change(Struct, eq=False, gc=False):
 
 
 class _Asked(Struct, gc=False):
-    """A put that counts unless a message stands: where it was read, and what was decided of it."""
+    """A put that counts unless a message stands.
+
+    Attributes:
+        offset: Where it was read.
+        put: What it asks for.
+        is_over: A user has put or cancelled the message since, and wins.
+        change: What was decided of it.
+    """
 
     offset: int
     put: Put
+    is_over: bool = False
     change: Change | None = None
 
 
@@ -363,6 +371,8 @@ class Index(Commands, Claims, Looking):
         standing = after(self._standing(key), Seen(read.offset, is_put, glance.read_to))
         counts = standing.seen.offset == read.offset
         self._standings[key] = standing
+        if glance.read_to is None and key in self._asked:
+            self._asked[key].is_over = True
         self._hidden.pop(key, None)
         if standing.hidden_at is not None:
             self._hidden[key] = None
@@ -978,7 +988,11 @@ class Index(Commands, Claims, Looking):
                     self._reserve(entry)
             self._offered(change)
         for key, asked in self._asked.items():
-            if asked.change is None and key not in self._held_back and self.far.find(key) is None:
+            if asked.change is None and asked.is_over:
+                asked.change = Change(b"", self.read_to, None, asked=key)
+                self._under_way[asked.change] = None
+                self.changes.appendleft(asked.change)  # else another owner may find it, and not who followed
+            elif asked.change is None and key not in self._held_back and self.far.find(key) is None:
                 asked.change = self._put_unless_one_stands(key, asked.put)
 
     def _put_unless_one_stands(self, key: bytes, put: Put) -> Change:
