@@ -44,7 +44,7 @@ BATCH_BYTES = 524_288
 """Most bytes of a batch: half of what a broker takes unless told otherwise."""
 REQUEST_BYTES = 2 << 20
 CLOSE_S = 2.0
-UNAVAILABLE = (KafkaError, TimeoutError, OSError)
+UNAVAILABLE: tuple[type[Exception], ...] = (KafkaError, TimeoutError, OSError)
 
 
 class Outgoing(Struct, frozen=True, gc=False):

@@ -19,7 +19,7 @@ from .index import Index, Read
 
 __all__ = ["Disk"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 PAUSE_S = 1.0
 

@@ -25,7 +25,7 @@ from aiodelay.model import Lane
 
 __all__ = ["FORMAT", "Far", "Row", "open_far"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 FORMAT = 1
 """Of the file (`PRAGMA user_version`); one of another format is made anew."""
@@ -93,7 +93,8 @@ class Far:
         self._start(path)
 
     def _start(self, path: str) -> None:
-        self._path, self.kept = path, b""
+        self._path = path
+        self.kept: bytes = b""
         self._size = self._checks = 0
         self._by_lane: Counter[Lane] = Counter()
         self._lanes: list[Lane] = []

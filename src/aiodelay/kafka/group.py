@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
-from .assignor import Assignor
+from .assignor import ASSIGNOR
 from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
 from .options import Cluster
 
 __all__ = ["SESSION_MS", "Group"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 SESSION_MS = 10_000
 """After so long without a heartbeat a member's partitions are given to others."""
@@ -27,7 +27,18 @@ HEARTBEAT_MS = 1_000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
 
-class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self._group.revoke()
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._group.assign(assigned)
+
+
+class Group:
     """This process as a member of a group.
 
     Args:
@@ -38,10 +49,10 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
 
     def __init__(self, cluster: Cluster, topic: str, on_assigned: Callable[[str, Collection[int]], None]) -> None:
         self._cluster, self._topic, self._on_assigned = cluster, topic, on_assigned
-        self.was_assigned = asyncio.Event()
+        self.was_assigned: asyncio.Event = asyncio.Event()
         self._settled = asyncio.Event()
         self._consumer: AIOKafkaConsumer | None = None
-        self.why = ""
+        self.why: str = ""
 
     async def may_begin(self, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
         """Return when a partition's session may begin: not while the group is being shared out.
@@ -71,14 +82,14 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         consumer = self._consumer = AIOKafkaConsumer(
             **self._cluster.client,
             group_id=f"aiodelay.{self._topic}",
-            partition_assignment_strategy=[Assignor],
+            partition_assignment_strategy=[ASSIGNOR],
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
             enable_auto_commit=False,
             request_timeout_ms=self._cluster.timeout_ms,
         )
         try:
-            consumer.subscribe([self._topic], listener=self)
+            consumer.subscribe([self._topic], listener=_Listener(self))
             await consumer.start()
             while True:
                 await consumer.getmany(timeout_ms=SESSION_MS)  # nothing, but errors: all partitions are paused
@@ -86,11 +97,11 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             self._settled.clear()
             await stop(consumer)
 
-    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+    def revoke(self) -> None:
         """Begin nothing new until the group has been shared out."""
         self._settled.clear()
 
-    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+    def assign(self, assigned: Collection[TopicPartition]) -> None:
         """Take what is ours, and give up the rest."""
         assert self._consumer is not None
         self._consumer.pause(*assigned)

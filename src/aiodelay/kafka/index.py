@@ -75,7 +75,7 @@ from .standing import Seen, Standing, after, is_forgettable, is_unread
 
 __all__ = ["Change", "Due", "Index", "Read"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 
 MOST_NOTES = 10_000
@@ -245,7 +245,8 @@ class Index(Commands, Claims, Looking):
     ) -> None:
         super().__init__(clock=clock)
         self._pace = pace or Pace(0)
-        self.name, self._claims, self._keeps_history = name, claims, keeps_history
+        self.name: str = name
+        self._claims, self._keeps_history = claims, keeps_history
         self.notes: deque[JournalEntry] = deque(maxlen=MOST_NOTES)  # of what changes nothing; or that wait
         self.changes: deque[Change] = deque()
         self._standings: dict[bytes, Standing] = {}
@@ -260,7 +261,7 @@ class Index(Commands, Claims, Looking):
         self._held_back: dict[bytes, Change] = {}
         self._under_way: dict[Change, None] = {}
         self._graves: list[DeadLetter] = []  # of a message that the tables are about to end
-        self.far = Far() if far is None else far
+        self.far: Far = Far() if far is None else far
         self._backlog: defaultdict[Lane, Waiting] = defaultdict(lambda: Waiting(_is_in_lane))
         self._released: set[Entry] = set()
         self._raised: set[str] = set()  # ids of messages whose revision is not what their record says

@@ -56,7 +56,7 @@ from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 
 __all__ = ["Partition", "Place", "moved_keys"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 5.0
 STABLE_MS = 10_000
@@ -133,22 +133,23 @@ class Partition:
     ) -> None:
         self._cluster, self._place = cluster, place
         self._on_change, self._skip = on_change, skip
-        self.topic, self.number = place.topic, place.number
+        self.topic: str = place.topic
+        self.number: int = place.number
         self._clock, self._targets = clock, targets
         self._may_begin, self._patience_s = may_begin, patience_s
         self._disk, self._on_open = disk, on_open
-        self.is_open = disk is None
+        self.is_open: bool = disk is None
         self._last: Read | None = None
         self._witness: Witness | None = None
         self._checkpoint_to, self._checkpoint_s, self._checkpoint_took_s = 0, 0.0, 0.0
         name = f"{place.topic}/{place.number}"
-        self.index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
+        self.index: Index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
         self.index.place = place.number, place.partitions
         self._history, self._is_told = history, True
-        self.session = Session()
-        self.why = ""
+        self.session: Session = Session()
+        self.why: str = ""
         self.problem: StoreMismatchError | None = None
-        self.is_given_up = False
+        self.is_given_up: bool = False
         self._looked_s = asyncio.get_running_loop().time()
         self._serves = False
         self._over: FencedError | InDoubtError | None = None
@@ -160,7 +161,7 @@ class Partition:
         self._unread: deque[Change] = deque()
         self._written_to = -1
         self._work, self._read = WakeUp(), WakeUp()
-        self.horizon = Horizon(
+        self.horizon: Horizon = Horizon(
             lambda: self.index, fetch, clock, on_near=self._work.set, ms=horizon_ms, name=cluster.name
         )
         self._became_ready, self._has_read = asyncio.Event(), asyncio.Event()

@@ -16,7 +16,7 @@ from .partition import Partition
 
 __all__ = ["METADATA_MS", "Reader"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 WAIT_MS = 200
 MOST_RECORDS = 2_000

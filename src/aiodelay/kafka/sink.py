@@ -73,7 +73,7 @@ class KafkaSink:
         clock: Clock | None = None,
         **options: Any,  # noqa: ANN401 - aiokafka's
     ) -> None:
-        self.cluster = _read_url(cluster) if isinstance(cluster, str) else cluster
+        self.cluster: Cluster = _read_url(cluster) if isinstance(cluster, str) else cluster
         self.name, self.limits = name, Demand(messages, max_bytes)
         self._clock, self._options = clock or SystemClock(), options
         self._writer = Writer(self.cluster, **options)

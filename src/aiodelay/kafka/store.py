@@ -57,7 +57,7 @@ from .writer import Writer
 
 __all__ = ["KafkaStore", "open_store"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 FORM = "kafka://host:9092/schedules, kafka://host:9092/schedules,others"
 MAX_PARTITIONS = 1000
@@ -171,10 +171,11 @@ class KafkaStore(Transfers):
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self._options = _read_url(url)
-        self.cluster, self.schedules = self._options.cluster, self._options.topics
-        self.name = self.cluster.name
+        self.cluster: Cluster = self._options.cluster
+        self.schedules: Sequence[str] = self._options.topics
+        self.name: str = self.cluster.name
         self._clock = clock or SystemClock()
-        self.targets = Targets(self.cluster, self.now_ms)
+        self.targets: Targets = Targets(self.cluster, self.now_ms)
         self.moving: dict[KafkaTransfer, None] = {}
         self.partitions: Mapping[TopicPartition, Partition] = {}
         self._counts: dict[str, int] = {}

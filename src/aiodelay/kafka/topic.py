@@ -18,7 +18,7 @@ from .options import Cluster
 
 __all__ = ["LEAST_LAG_MS", "SETTINGS", "Problem", "Topic", "check", "mending", "prepare", "problems"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 LEAST_LAG_MS = 600_000

@@ -151,7 +151,7 @@ class KafkaTransfer:
         self._store, self._sink = store, sink
         self._targets = store.targets
         self._turn = 0
-        self.wakeup = WakeUp()
+        self.wakeup: WakeUp = WakeUp()
 
     @property
     def lane(self) -> str:

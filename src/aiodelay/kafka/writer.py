@@ -14,7 +14,7 @@ from .options import Cluster
 
 __all__ = ["TOO_LARGE", "Writer"]
 
-TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
 _MOST_REPEATS = 20
 
 
