@@ -67,8 +67,11 @@ CHECKPOINT_S, LONGEST_CHECKPOINT_S = 10.0, 60.0
 CHECKPOINT_SHARE = 0.01
 """Of the time, at most, that this may take."""
 MOST_ATTEMPTS = 10
+LATE = "not written, or not read back, in time"
 OPEN_S = 5.0
 """A transaction that is open for so long is said to be."""
+STALL_S = 3.0
+"""So long it is waited for what is written to be read: who waits has other partitions, and renewals, to see to."""
 FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
 
 
@@ -165,6 +168,11 @@ class Partition:
             lambda: self.index, fetch, clock, on_near=self._work.set, ms=horizon_ms, name=cluster.name
         )
         self._became_ready, self._has_read = asyncio.Event(), asyncio.Event()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing of what is written can be read, for longer than a transaction takes."""
+        return self._is_stalled
 
     @property
     def is_ready(self) -> bool:
@@ -413,6 +421,8 @@ class Partition:
         self._check_over()
         self.index.mend()
         is_told = await self._is_history_open()
+        if self._was_away():
+            raise FencedError
         batch, outgoing = self._batch()
         mark = self._mark()
         outgoing += [] if mark is None else [mark]
@@ -530,14 +540,30 @@ class Partition:
                     await self._became_ready.wait()
         return self.is_ready
 
+    async def until_known(self) -> None:
+        """Wait until all that stands in it is known; one that is refused has been read.
+
+        Raises:
+            StoreUnavailableError: Not in time.
+        """
+        if not await self.until_ready() and self.problem is None:
+            self._check_ready()
+
     # --- what is asked of it ------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         """Settle claims; return once what was written has been read.
 
         Raises:
-            StoreUnavailableError: The session has ended; some may be settled.
+            StoreUnavailableError: The session has ended, or nothing can be read just now; some may be settled.
         """
+        try:
+            async with asyncio.timeout(STALL_S):
+                return await self._settled(settlements)
+        except TimeoutError:
+            raise StoreUnavailableError(self._cluster.name, self.why or LATE) from None
+
+    async def _settled(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         for settlement in settlements:
             await self._until_free(settlement.id)
         self._check_ready()
@@ -587,13 +613,17 @@ class Partition:
         return Outgoing(envelope.address, *wire)
 
     async def moved(self, changes: Sequence[Change]) -> int:
-        """Wait until what was decided is written; return how many messages were moved."""
-        n = 0
-        for change in changes:
-            if await _waited(change):
-                n += bool(change.targets)
-            elif change.refusal:
-                await self._not_moved(change)
+        """Wait until what was decided is written, unless that takes long; return how many messages were moved."""
+        n, refused = 0, list[Change]()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STALL_S):
+                for change in changes:
+                    if await _waited(change):
+                        n += bool(change.targets)
+                    elif change.refusal:
+                        refused.append(change)
+        for change in refused:
+            await self._not_moved(change)
         return n
 
     async def _not_moved(self, change: Change) -> None:
@@ -621,7 +651,7 @@ class Partition:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
                 return await self._commanded(command)
         except TimeoutError:
-            return Unknown(self.why or "not written, or not read back, in time")
+            return Unknown(self.why or LATE)
 
     async def _commanded(self, command: Command) -> Outcome:
         while True:
@@ -666,7 +696,9 @@ class Partition:
         changes = list(self.index.changes)[before:]
         if changes:
             self._work.set()
-            await asyncio.gather(*map(_waited, changes))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STALL_S):
+                    await asyncio.gather(*map(_waited, changes))
 
     async def _until_free(self, message_id: str) -> None:
         """Wait until no change of a message is being written."""
@@ -697,8 +729,8 @@ class Partition:
         if change is None:
             return outcome
         self._work.set()
-        if not await _waited(change):
-            return Unknown("the session has ended")
+        if not await self._written_in_time(change):
+            return Unknown(self.why or LATE)
         return outcome if change.counted else Refused("exists")
 
     async def purge(self, key: DeadKey) -> bool:
@@ -712,9 +744,15 @@ class Partition:
         if change is None:
             return False
         self._work.set()
-        if not await _waited(change):
-            raise StoreUnavailableError(self._cluster.name, "the session has ended")
+        if not await self._written_in_time(change):
+            raise StoreUnavailableError(self._cluster.name, self.why or LATE)
         return True
+
+    async def _written_in_time(self, change: Change) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                return await _waited(change)
+        return False
 
 
 def moved_keys(topic: str, before: int, now: int) -> StoreMismatchError:

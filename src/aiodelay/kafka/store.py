@@ -379,20 +379,21 @@ class KafkaStore(Transfers):
         Raises:
             UnsupportedByStoreError: It is another process's.
         """
-        return self._where(message_id, lambda index: index.knows(message_id))
+        return self._where(self._places(message_id), lambda index: index.knows(message_id))
 
     def partition_of_letter(self, key: DeadKey) -> Partition:
         """Return the partition in which a dead letter stands."""
-        return self._where(key.id, lambda index: index.keeps(key))
+        return self._where(self._places(key.id), lambda index: index.keeps(key))
 
-    def _where(self, message_id: str, is_there: Callable[[Index], bool]) -> Partition:
-        """Return where a message stands, else where it would be put."""
-        places = self._places(message_id)
-        found = next((each for each in self.partitions_of(message_id) if is_there(each.index)), None)
-        if found is None and places[0] not in self.partitions:
-            number = places[0].partition
-            raise UnsupportedByStoreError("lookup", f"partition {number}", "the process that owns it")
-        return found or self.partitions[places[0]]
+    def _where(self, places: Sequence[TopicPartition], is_there: Callable[[Index], bool]) -> Partition:
+        """Return where a message stands, in the first topic that holds it; else where it would be put."""
+        for place in places:
+            found = next((each for each in self._at(place) if is_there(each.index)), None)
+            if found is not None:
+                return found
+            if place not in self.partitions:
+                raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
+        return self.partitions[places[0]]
 
     def partitions_of(self, message_id: str) -> Sequence[Partition]:
         """Return the partitions that are owned in which messages of this id may stand, in the order of the topics."""
@@ -455,14 +456,19 @@ class KafkaStore(Transfers):
 
     async def _commanded(self, command: Command, full: str) -> Outcome:
         """Carry out a command as the owner: a put in the first topic, others where the message stands."""
-        partitions = self.partitions_of(command.id)
+        places = self._places(command.id)
         if isinstance(command, Put):
-            first = list(self._at(self._places(command.id)[0]))
-            known = next((each for each in first if each.index.knows(command.id, command.op)), None)
-            return Refused("full", full) if full and known is None else await (known or first[0]).command(command)
-        for partition in partitions:
-            await partition.until_ready()
-        return await self._where(command.id, lambda index: index.knows(command.id, command.op)).command(command)
+            del places[1:]
+        else:
+            for each in self.partitions_of(command.id):
+                await each.until_ready()
+        try:
+            partition = self._where(places, lambda index: index.knows(command.id, command.op))
+        except UnsupportedByStoreError as error:
+            return Refused("unavailable", str(error))  # until just now it owned all
+        if full and isinstance(command, Put) and not partition.index.knows(command.id, command.op):
+            return Refused("full", full)
+        return await partition.command(command)
 
     async def _record(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """Write commands as any user may; whoever owns the partitions reads them.
