@@ -155,3 +155,24 @@ async def test_f3_what_was_decided_before_a_process_stood_still_is_not_written_a
     async with AIOKafkaConsumer(target, bootstrap_servers=kafka, isolation_level="read_committed") as consumer:
         (end,) = (await consumer.end_offsets(consumer.assignment())).values()
     assert end == 0
+
+
+async def test_r1_closing_that_is_cancelled_leaves_nothing_open(kafka: str) -> None:
+    before = asyncio.all_tasks()
+
+    async def use() -> None:
+        async with KafkaStore(url_of(kafka, new_name("schedules"))) as store, store.work("w", []):
+            await store.hold("kafka")
+            await store.targets.look([new_name()])
+            is_used.set()
+            await asyncio.Event().wait()
+
+    is_used = asyncio.Event()
+    using = asyncio.create_task(use())
+    await is_used.wait()
+    for _ in range(2):
+        using.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await using
+    assert asyncio.all_tasks() <= before

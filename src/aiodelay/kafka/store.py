@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Self
@@ -342,15 +342,16 @@ class KafkaStore(Transfers):
         tasks, self._tasks = self._tasks, None
         for task in self._running.values():
             task.cancel()
-        if tasks is not None:
-            await tasks.__aexit__(None, None, None)
-            await self._writer.__aexit__(None, None, None)
+        async with AsyncExitStack() as closing:  # all of it, also if it is cancelled on the way
+            for partition in self.partitions.values():
+                closing.callback(partition.close)
+            closing.push_async_callback(self.targets.close)
+            closing.push_async_callback(self._fetcher.close)
+            if tasks is not None:
+                closing.push_async_exit(self._writer)
+                await tasks.__aexit__(None, None, None)
         self._running.clear()
-        await self._fetcher.close()
-        for partition in self.partitions.values():
-            partition.close()
         self.partitions = {}
-        await self.targets.close()
 
     def checked(self) -> None:
         """Refuse use while closed.
