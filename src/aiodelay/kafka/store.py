@@ -586,6 +586,8 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
     `client_cert`, `client_key`.
 
     Raises:
-        ConfigurationError: The URL is not of this form, or an option is unknown or out of range.
+        ConfigurationError: The URL is not of this form, an option is unknown or out of range, or there is a namespace.
     """
+    if namespace != "default":
+        raise ConfigurationError("namespace", namespace, "none on Kafka: a topic of its own keeps an application apart")
     return KafkaStore(url, clock=clock)
