@@ -406,13 +406,15 @@ class Index(Commands, Claims, Looking):
 
     def _remember(self, message_id: str, memory: Memory | None, *, counts: bool = True) -> None:
         """Remember what a record tells of what is gone; if it does not count, not the answer to its own command."""
+        if memory is None:
+            return
         now = self.now_ms()
-        for op, answer, revision, due_ms, until_ms in [] if memory is None else memory.answers:
+        for op, answer, revision, due_ms, until_ms in memory.answers:
             is_so = counts or answer == "stored"
             if is_so and until_ms > now and self._answers.get(bytes.fromhex(op), now) is None:
                 stored = Stored(cast("Any", answer), revision, due_ms)
                 self._answers.add(bytes.fromhex(op), stored, until_ms=until_ms)
-        if memory is not None and memory.version is not None and memory.version[1] > now:
+        if memory.version is not None and memory.version[1] > now:
             newest = max(memory.version[0], self._tombstones.get(message_id, now) or 0)
             self._tombstones.add(message_id, newest, until_ms=memory.version[1])
 
@@ -1123,7 +1125,7 @@ class Index(Commands, Claims, Looking):
 
     def _forget(self, record: Record, now: int) -> None:
         super()._forget(record, now)
-        version = self._tombstones.get(record.id, now)
+        version = self._tombstones.get(record.id, now) if self._tombstones.is_any else None
         if self._change is not None and version is not None:
             self._change.remembering().version = version, now + TOMBSTONE_WINDOW_MS
 
