@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from .errors import ConfigurationError, masked_url, shortened
@@ -9,11 +10,16 @@ from .errors import ConfigurationError, masked_url, shortened
 __all__ = ["UrlOptions"]
 
 _MOST_DIGITS = 18
+_HOSTS = re.compile(r"[^/?#]*,[^/?#]*")  # several of them, as a Kafka cluster has
 
 
 def _split(url: str, masked: str) -> SplitResult:
+    scheme, _, rest = url.partition("://")
+    hosts = _HOSTS.match(rest)
     try:
-        return urlsplit(url)
+        if hosts is None:
+            return urlsplit(url)
+        return urlsplit(f"{scheme}://{rest[hosts.end() :]}")._replace(netloc=hosts[0])  # it knows one host at most
     except ValueError:
         pass
     raise ConfigurationError("url", masked, "a URL")  # out here: urlsplit's own error quotes the password

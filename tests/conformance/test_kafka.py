@@ -32,10 +32,10 @@ class OnKafka:
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         self.url = f"kafka://{self.bootstrap}/{new_name('schedules')}?create_topic=true&partitions=1"
         self.url += f"&history={new_name('history')}" if journal else ""
-        return open_store(self.url, namespace="", clock=clock)
+        return open_store(self.url, namespace="default", clock=clock)
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:
-        return open_store(self.url, namespace="", clock=clock)
+        return open_store(self.url, namespace="default", clock=clock)
 
 
 class TestKafkaStore(OnKafka, StoreConformance):

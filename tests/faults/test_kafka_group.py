@@ -22,6 +22,7 @@ from aiodelay.kafka.index import Index, Read
 from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
 from aiodelay.ports import Work
 from tests.faults.test_kafka_members import deliver, values
+from tests.faults.test_kafka_store import read
 from tests.support.kafka import create_topic, new_name
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
@@ -167,6 +168,8 @@ async def test_a_put_that_gives_way_is_decided_by_the_owner(kafka: str) -> None:
             assert await payload_in(store, after=None) == b"4"
     async with member(url) as (store, _):
         assert (await store.apply([Cancel(new_op(), "m")]))[0] != Stored("recorded", 0, 0)
+    async with KafkaStore(url) as producer:
+        await producer.apply([keep(b"5"), Cancel(new_op(), "m")])
     async with member(url) as (store, _):
         await asyncio.sleep(0.5)
         assert await store.get("m") is None
@@ -309,3 +312,26 @@ async def test_one_too_many_waits_and_takes_over_when_another_goes(kafka: str) -
             async with asyncio.timeout(10):
                 while not (await work.claim({"h": Demand(1)}, request=new_name(), lease_ms=1000)).claims:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
+
+
+async def test_f26_members_that_come_and_go_every_two_seconds_lose_nothing_and_delay_little(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=6"
+    target = await create_topic(kafka, new_name())
+    async with member(url) as (first, _):
+        puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(15 * i)) for i in range(800)]
+        outcomes = [each for each in await first.apply(puts) if isinstance(each, Stored)]
+        dues = {put.envelope.payload: each.due_ms for put, each in zip(puts, outcomes, strict=True)}
+        staying = asyncio.create_task(deliver(first))
+        for _ in range(3):
+            async with member(url) as (second, _):
+                coming = asyncio.create_task(deliver(second))
+                await asyncio.sleep(2)
+                coming.cancel()
+                await asyncio.wait([coming])
+            await asyncio.sleep(2)
+        found = await values(kafka, target, len(puts))
+        staying.cancel()
+        await asyncio.wait([staying])
+    assert found == Counter(dues.keys())
+    late_ms = [record.timestamp - dues[record.value] for record in await read(kafka, target)]
+    assert 0 <= min(late_ms) <= max(late_ms) < SESSION_MS  # which one costs that goes without a word

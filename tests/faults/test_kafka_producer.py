@@ -43,7 +43,7 @@ async def test_what_it_schedules_and_cancels_the_owner_carries_out_undisturbed(k
 async def test_what_only_an_owner_can_do_is_refused_before_anything_is_written(kafka: str) -> None:
     url = url_of(kafka, new_name("schedules"))
     async with Scheduler(url, dispatch=False) as producer:
-        for conflict in (Conflict.keep(), Conflict.error(), Conflict.newer(1)):
+        for conflict in (Conflict.error(), Conflict.newer(1)):
             with pytest.raises(UnsupportedByStoreError, match="replace"):
                 await producer.schedule(b"", to="kafka:t", delay="1h", id="m", conflict=conflict)
         for refused in (producer.fire("m"), producer.reschedule("m", delay="1h"), producer.get("m"), producer.counts()):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
+from aiokafka.client import AIOKafkaClient
 from confluent_kafka import Producer as OtherProducer
 
 from aiodelay import Scheduler, SinkUnavailableError
 from aiodelay.kafka import KafkaSink
 from aiodelay.kafka.client import REQUEST_BYTES
 from aiodelay.model import Delivery, Envelope, Failed, Sent
-from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.kafka import Broker, create_topic, new_name
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
@@ -35,14 +36,6 @@ async def read(bootstrap: str, topic: str, n: int) -> list[ConsumerRecord]:
             for batch in (await consumer.getmany(timeout_ms=100)).values():
                 records += batch
         return records
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[Broker]:
-    """One that may be frozen and killed."""
-    broker = started()
-    yield broker
-    broker.stop()
 
 
 @asynccontextmanager
@@ -183,6 +176,22 @@ async def test_k6_a_broker_that_does_not_answer_ends_a_send_and_closing_in_time(
                 await sink.send([delivery(topic, b"lost too")])
     finally:
         own_broker.thaw()
+
+
+async def test_k6_a_client_that_hangs_in_its_end_leaves_nothing(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, close = await create_topic(kafka, new_name()), AIOKafkaClient.close
+    hung = list[AIOKafkaClient]()
+
+    async def hangs_once(self: AIOKafkaClient) -> None:
+        if not hung:
+            hung.append(self)
+            await asyncio.Event().wait()
+        await close(self)
+
+    async with opened(kafka) as sink:
+        assert await sink.send([delivery(topic)]) == [Sent()]
+        monkeypatch.setattr(AIOKafkaClient, "close", hangs_once)
+    assert hung
 
 
 async def test_f21_after_a_broker_was_killed_the_same_sink_goes_on(own_broker: Broker) -> None:

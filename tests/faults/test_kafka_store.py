@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import cycle
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
@@ -28,7 +29,8 @@ from aiodelay.kafka import KafkaStore
 from aiodelay.kafka import index as indices
 from aiodelay.kafka import topic as topics
 from aiodelay.kafka.client import Outgoing
-from aiodelay.kafka.index import Read
+from aiodelay.kafka.index import Change, Index, Read
+from aiodelay.kafka.partition import Partition
 from aiodelay.kafka.transactions import Transactions
 from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire, Put, Query, Stored
 from aiodelay.transitions import occurrence_id
@@ -441,6 +443,90 @@ async def test_f28_what_is_cancelled_before_its_transaction_has_begun_is_not_del
     assert [record.value for record in await read(kafka, target)] == [b"1"]
 
 
+class LateReader:
+    """While it is held up, a partition takes in nothing of what is read; it does so afterwards."""
+
+    def __init__(self, partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_held_up = False
+        self.all: list[Sequence[Read]] = []
+        self._late: list[tuple[Sequence[Read], int]] = []
+        self._take_in = partition.take_in
+        monkeypatch.setattr(partition, "take_in", self.take_in)
+
+    def take_in(self, read: Sequence[Read], read_to: int) -> None:
+        self.all.append(read)
+        self._late.append((read, read_to))
+        self._go_on()
+
+    def let_go(self) -> None:
+        self.is_held_up = False
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        while self._late and not self.is_held_up:
+            self._take_in(*self._late.pop(0))
+
+    def read_again(self) -> None:
+        for read in self.all:
+            self._take_in(read, 0)
+
+
+async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own it takes in without reading them, and the marker of the transaction before; nothing else."""
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    begin, commit, read_own = Transactions.begin, Transactions.commit, Index.read_own
+    turns = cycle([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0), (0, 0, 0)])
+    written, unread = list[bytes](), list[int]()
+    between = after = 0
+
+    async with opened(kafka, schedules) as store, KafkaStore(f"kafka://{kafka}/{schedules}") as user:
+        (partition,) = store.partitions.values()
+
+        async def puts(n: int) -> None:
+            for _ in range(n):
+                await user.apply([put(len(written), target, now_ms())])
+                written.append(b"%d" % len(written))
+
+        async def begun(self: Transactions, records: Sequence[Outgoing]) -> list[int]:
+            nonlocal between, after
+            before, between, after = next(turns)
+            while before and partition.index.read_to <= partition._written_to:  # noqa: ASYNC110 - the marker is to be read
+                await asyncio.sleep(0.001)
+            reader.is_held_up = True
+            await puts(before)
+            offsets = await begin(self, records)
+            await puts(between)
+            return offsets
+
+        async def committed(self: Transactions) -> None:
+            await commit(self)
+            await puts(after)
+
+        def noted(index: Index, changes: Sequence[Change]) -> None:
+            before = index.read_to
+            read_own(index, changes)
+            unread.append(index.read_to - before)
+            reader.let_go()
+
+        await puts(30)
+        reader = LateReader(partition, monkeypatch)
+        monkeypatch.setattr(Transactions, "begin", begun)
+        monkeypatch.setattr(Transactions, "commit", committed)
+        monkeypatch.setattr(Index, "read_own", noted)
+        n = 0
+        async with asyncio.timeout(20):
+            while n < len(written):
+                n += await transfer(store, Demand(2))
+        assert await store.counts() == {}
+        reader.read_again()
+        assert not partition.index.needs_mending, "nothing is read twice"
+    assert Counter(record.value for record in await read(kafka, target)) == Counter(written)
+    assert len(written) > 30
+    assert {0, 2} <= set(unread), "some were read, as others' were, and some were not"
+
+
 async def test_s5_what_a_user_cancels_does_not_come_back_after_a_restart(kafka: str) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     far = now_ms() + 3_600_000
@@ -550,7 +636,7 @@ async def test_f29_what_an_owners_record_hides_from_the_cleaner_is_written_again
 # --- targets that take nothing ----------------------------------------------------------------------------
 
 
-async def test_f32_a_topic_that_may_not_be_written_is_held_by_itself() -> None:
+async def test_k2_f32_a_topic_that_may_not_be_written_is_held_by_itself() -> None:
     broker = await asyncio.to_thread(
         started,
         authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -67,10 +67,14 @@ class Line(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the owner is about to write, in a transaction: a tombstone or a put, perhaps with a delivery."""
+    """What the owner is about to write, in a transaction: a tombstone or a put, perhaps with a delivery.
 
-    line: Line
+    Or the end of a put that was asked for unless one stands, with or without that put.
+    """
+
+    line: Line | None
     delivers: tuple[int, int] | None  # version and run
+    ends_asked: bool = False
 
 
 class Owner(NamedTuple):
@@ -83,6 +87,8 @@ class Owner(NamedTuple):
     run: int = 0
     plan: Plan | None = None
     unread: int = -1  # the offset of what it wrote last, until it has read it
+    asked: int = 0  # the version of a put that counts unless one stands, until its end was read
+    is_over: bool = False  # a user's record of the key followed it
 
 
 class State(NamedTuple):
@@ -96,6 +102,10 @@ class State(NamedTuple):
     delivered: frozenset[tuple[int, int]]
     twice: bool
     marks: tuple[tuple[int, Mark], ...] = ()  # at which offsets the owner told what is finished
+    asked: tuple[int, int] = (-1, 0)  # where a put unless one stands was written, under a key of its own; its version
+    answered: int = -1  # and where its end was
+    is_kept: bool = False  # it ended without a put, because one stood
+    replaced: bool = False  # it took the place of one that stood
 
     @property
     def mark(self) -> Mark:
@@ -115,6 +125,9 @@ class Rules(NamedTuple):
     heeds_marks: bool = True
     mends_first: bool = False  # what is hidden is written again, also if a mark tells that it has ended
     vanishing: str = "below the mark"  # tombstones: "anywhere"
+    ends_asked_at_once: bool = True  # what was asked for ends in the transaction that puts it
+    heeds_who_followed: bool = True  # what was asked for is over once a user has put or cancelled the key
+    ends_over_first: bool = True  # and then ends before anything else is written of the key
 
 
 def one_key(script: str, rules: Rules, *, crashes: int, runs: int) -> int:
@@ -123,7 +136,9 @@ def one_key(script: str, rules: Rules, *, crashes: int, runs: int) -> int:
 
 
 def steps(s: State, script: str, rules: Rules, runs: int) -> Iterator[State]:
-    if s.written < len(script):
+    if s.written < len(script) and script[s.written] == "k":
+        yield s._replace(asked=(s.end, s.written + 1), end=s.end + 1, written=s.written + 1)
+    elif s.written < len(script):
         line = Line(s.end, script[s.written] == "p", None, s.written + 1)
         yield appended(s, line, rules)._replace(written=s.written + 1)
     if s.owner.read_to < s.end:
@@ -165,11 +180,17 @@ def appended(s: State, line: Line, rules: Rules) -> State:
 def read_on(s: State, rules: Rules) -> Owner:
     owner = s.owner
     offset, standing, version, run = owner.read_to, owner.standing, owner.version, owner.run
+    asked, is_over = owner.asked, owner.is_over
+    if offset == s.asked[0]:
+        asked = s.asked[1]
+    if offset == s.answered:
+        asked = 0
     for line in s.log:
         if line.offset == offset:
             standing = after(standing, seen(line, rules))
             if standing.seen.offset == offset:
                 version, run = line.version, line.run
+            is_over = is_over or (bool(asked) and line.read_to is None and rules.heeds_who_followed)
     if standing is not None and offset in s.barriers and is_forgettable(standing, offset):
         standing = None
     mark = dict(s.marks).get(offset)
@@ -178,7 +199,7 @@ def read_on(s: State, rules: Rules) -> Owner:
     if rules.forgets == "at once" and standing is not None and not standing.seen.is_put:
         standing = None
     unread = -1 if owner.unread == offset else owner.unread
-    return Owner(offset + 1, owner.ready_at, standing, version, run, owner.plan, unread)
+    return Owner(offset + 1, owner.ready_at, standing, version, run, owner.plan, unread, asked, is_over)
 
 
 def seen(line: Line, rules: Rules) -> Seen:
@@ -189,7 +210,16 @@ def seen(line: Line, rules: Rules) -> Seen:
 def plans(owner: Owner, rules: Rules, runs: int, mark: Mark) -> Iterator[Plan]:
     """What an owner may decide; that it drops a plan again, because the transaction was aborted, changes nothing."""
     standing = owner.standing
-    if standing is None or owner.read_to <= owner.ready_at or (rules.reads_back and owner.unread >= 0):
+    if owner.read_to <= owner.ready_at or (rules.reads_back and owner.unread >= 0):
+        return
+    if owner.asked:
+        if owner.is_over or (standing is not None and standing.seen.is_put):
+            yield Plan(None, None, ends_asked=True)
+            if owner.is_over and rules.ends_over_first:
+                return
+        else:
+            yield Plan(Line(-1, True, owner.read_to, owner.asked), None, ends_asked=rules.ends_asked_at_once)
+    if standing is None:
         return
     line = Line(-1, True, owner.read_to, owner.version, owner.run)
     is_over = rules.heeds_marks and standing.seen.is_put and mark.covers(standing.seen.offset, 0)
@@ -207,7 +237,14 @@ def plans(owner: Owner, rules: Rules, runs: int, mark: Mark) -> Iterator[Plan]:
 
 
 def committed(s: State, plan: Plan, rules: Rules) -> State:
-    s = appended(s, plan.line._replace(offset=s.end), rules)
+    before = s.whole[1]
+    if plan.line is not None:
+        s = appended(s, plan.line._replace(offset=s.end), rules)
+        asked = s.asked[1]
+        s = s._replace(replaced=s.replaced or (bool(asked) and s.whole[1] == asked and before not in (0, asked)))
+    if plan.ends_asked:
+        is_kept = plan.line is None and not s.owner.is_over
+        s = s._replace(answered=s.end, end=s.end + 1, is_kept=is_kept)
     owner = s.owner._replace(plan=None, unread=s.end - 1)
     if plan.delivers is None:
         return s._replace(owner=owner)
@@ -225,12 +262,15 @@ def cleaned(s: State, rules: Rules) -> Iterator[State]:
     for i, newer in enumerate(s.log[1:]):
         if newer.offset < limit:
             yield s._replace(log=(*s.log[:i], *s.log[i + 1 :]))
-    # Tombstones stay for days: longer than any reader, any transaction, and the time in which what is hidden is mended.
+    # Tombstones stay for days: longer than any reader, any transaction, and the time in which what is hidden is mended,
+    # or what is asked for is decided.
     plan = s.owner.plan
-    unended = min(s.owner.read_to, plan.line.read_to or 0) if plan is not None else s.owner.read_to
-    hidden = whole is not None and whole.hidden_at is not None
+    unended = min(s.owner.read_to, plan.line.read_to or 0) if plan and plan.line else s.owner.read_to
+    hidden = (whole is not None and whole.hidden_at is not None) or s.answered < s.asked[0]
     if s.log and not s.log[0].is_put and s.log[0].offset < unended and not hidden:
         yield s._replace(log=s.log[1:])
+    if 0 <= s.answered < s.owner.read_to:
+        yield s._replace(asked=(-1, s.asked[1]), answered=-1)
 
 
 def stands(
@@ -247,6 +287,7 @@ def stands(
 def check(s: State, script: str, rules: Rules) -> None:
     version = s.whole[1]
     require("nothing is delivered twice", holds=not s.twice)
+    require("what counts unless one stands replaces nothing", holds=not s.replaced)
     left = stands(s.log, rules)
     require("a reader of what the cleaner left sees what stands", holds=standing_version(*left, s, rules) == version)
     owner, last = s.owner, len(script)
@@ -257,7 +298,11 @@ def check(s: State, script: str, rules: Rules) -> None:
     require("the owner's view is what the log says", holds=knows == version)
     is_hidden = owner.standing is not None and owner.standing.hidden_at is not None
     require("what is hidden is mended", holds=not is_hidden or any(plans(owner, rules, 1, s.mark)))
-    if script[-1] == "c":
+    if owner.asked:
+        require("what is asked for is decided", holds=any(plans(owner, rules, 1, s.mark)))
+    elif script[-1] == "k" and s.is_kept:
+        require("one stood", holds=version != 0 or bool(s.delivered))
+    elif script[-1] == "c":
         require("an acknowledged cancel is honoured", holds=version == 0)
     elif version == 0:
         require("an acknowledged message is delivered", holds=any(each == last for each, _ in s.delivered))
@@ -274,10 +319,16 @@ def standing_version(standing: Standing | None, version: int, s: State, rules: R
 
 @pytest.mark.parametrize(
     ("script", "crashes", "runs"),
-    [("ppp", 1, 1), ("pc", 2, 2), ("pcp", 1, 1), ("ppc", 1, 1), ("pp", 1, 2), ("ppcp", 0, 1), ("p", 2, 3)],
+    [
+        *[("ppp", 1, 1), ("pc", 2, 2), ("pcp", 1, 1), ("ppc", 1, 1), ("pp", 1, 2), ("ppcp", 0, 1), ("p", 2, 3)],
+        *[("k", 2, 2), ("pk", 1, 2), ("kp", 1, 1), ("kc", 1, 1), ("pck", 1, 1), ("kpc", 0, 1)],
+    ],
 )
 def test_one_key_is_never_lost_doubled_or_brought_back(script: str, crashes: int, runs: int) -> None:
-    """`p`: the user puts the key, `c`: cancels it. `runs`: attempts, or occurrences, of each version."""
+    """`p`: the user puts the key, `c`: cancels it, `k`: puts it unless one stands.
+
+    `runs`: attempts, or occurrences, of each version.
+    """
     assert one_key(script, Rules(), crashes=crashes, runs=runs) > 50
 
 
@@ -291,6 +342,10 @@ def test_one_key_is_never_lost_doubled_or_brought_back(script: str, crashes: int
         (Rules(reads_through=False), "p"),
         (Rules(reads_back=False), "p"),
         (Rules(forgets="at once"), "pc"),
+        (Rules(ends_asked_at_once=False), "k"),
+        (Rules(heeds_who_followed=False), "kc"),
+        (Rules(ends_over_first=False), "kp"),
+        (Rules(is_conditional=False), "kp"),
     ],
 )
 def test_each_rule_of_one_key_is_needed(broken: Rules, script: str) -> None:

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -97,6 +98,11 @@ class Broker:
         self._file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
         self._log = here / "log"
         self._java("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c").wait(START_S)
+
+    def setting(self, name: str) -> str:
+        """Return one of its settings."""
+        (found,) = (line for line in self._file.read_text().splitlines() if line.startswith(f"{name}="))
+        return found.removeprefix(f"{name}=")
 
     def start(self) -> None:
         """Start it, and return once a group and a transaction have worked."""
@@ -278,7 +284,9 @@ def _jars() -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             _fetch(Path(folder))
-            (Path(folder) / "jars").rename(jars)
+            with suppress(OSError):  # another process was faster
+                (Path(folder) / "jars").rename(jars)
+    assert jars.is_dir(), f"{jars} could not be made"
     return jars
 
 

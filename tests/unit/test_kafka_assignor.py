@@ -7,7 +7,7 @@ from aiokafka.cluster import ClusterMetadata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodelay.kafka.assignor import Assignor, shared
+from aiodelay.kafka.assignor import ASSIGNOR, shared
 
 MEMBERS = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=6, unique=True)
 
@@ -43,7 +43,7 @@ def test_few_partitions_move_when_a_member_comes(n: int) -> None:
 def test_a_topic_is_shared_among_those_who_want_it() -> None:
     cluster = ClusterMetadata()
     cluster._partitions = {"a": dict.fromkeys(range(4)), "b": dict.fromkeys(range(2))}
-    members = {"m1": Assignor.metadata(["a", "b"]), "m2": Assignor.metadata(["a"])}
-    found = {member: dict(each.assignment) for member, each in Assignor.assign(cluster, members).items()}
+    members = {"m1": ASSIGNOR.metadata(["a", "b"]), "m2": ASSIGNOR.metadata(["a"])}
+    found = {member: dict(each.assignment) for member, each in ASSIGNOR.assign(cluster, members).items()}
     assert sorted(found["m1"]["a"] + found["m2"]["a"]) == [0, 1, 2, 3]
     assert (found["m1"]["b"], "b" in found["m2"]) == ([0, 1], False)

@@ -10,7 +10,7 @@ from aiodelay.kafka.offsets import Offsets
 def test_b1_what_may_be_committed_ends_before_the_first_that_has_not_ended(data: st.DataObject) -> None:
     offsets, not_ended, next_offset = Offsets(10), set[int](), 10
     for _ in range(data.draw(st.integers(0, 40))):
-        if not_ended and data.draw(st.booleans()):
+        if len(not_ended) and data.draw(st.booleans()):
             offset = data.draw(st.sampled_from(sorted(not_ended)))
             offsets.end(offset)
             not_ended.remove(offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aiodelay import Scheduler
 from aiodelay.errors import ConfigurationError, TargetError
 from aiodelay.kafka import KafkaSink
 from aiodelay.kafka.options import read_cluster
@@ -33,6 +34,11 @@ def test_a_bad_cluster_is_refused_by_name(url: str) -> None:
         KafkaSink(url)
     assert BAD[url] in str(caught.value)
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_namespace_is_refused_rather_than_forgotten() -> None:
+    with pytest.raises(ConfigurationError, match="namespace is billing; allowed: none on Kafka: a topic of its own"):
+        Scheduler("kafka://host/schedules", namespace="billing")
 
 
 def test_a_cluster_is_read() -> None:

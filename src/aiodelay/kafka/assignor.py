@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
+from typing import Any
 
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
-__all__ = ["Assignor", "shared"]
+__all__ = ["ASSIGNOR", "shared"]
 
 
 def shared(topic: str, partitions: Collection[int], members: Collection[str]) -> dict[str, list[int]]:
@@ -31,7 +32,7 @@ def _weight(topic: str, number: int, member: str) -> bytes:
     return blake2b(f"{topic}/{number}/{member}".encode(), digest_size=8).digest()
 
 
-class Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # aiokafka has no types
+class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # aiokafka has no types
     """Rendezvous hashing for aiokafka's groups. It keeps nothing: aiokafka's own share their state by class (K10)."""
 
     name = "aiodelay"
@@ -56,3 +57,7 @@ class Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # aiokafka has
     @classmethod
     def on_assignment(cls, assignment: ConsumerProtocolMemberAssignment) -> None:
         """Keep nothing."""
+
+
+ASSIGNOR: Any = _Assignor
+"""For a consumer's `partition_assignment_strategy`."""

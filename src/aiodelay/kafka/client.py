@@ -44,7 +44,7 @@ BATCH_BYTES = 524_288
 """Most bytes of a batch: half of what a broker takes unless told otherwise."""
 REQUEST_BYTES = 2 << 20
 CLOSE_S = 2.0
-UNAVAILABLE = (KafkaError, TimeoutError, OSError)
+UNAVAILABLE: tuple[type[Exception], ...] = (KafkaError, TimeoutError, OSError)
 
 
 class Outgoing(Struct, frozen=True, gc=False):
@@ -155,7 +155,7 @@ class Producer:
             raise
 
     async def close(self) -> None:
-        """End it within `CLOSE_S`, also while the cluster is away (K6); what it still held fails."""
+        """End it within twice `CLOSE_S`, also while the cluster is away (K6); what it still held fails."""
         self.is_spent = True
         sender = self._client._sender
         if sender.sender_task is not None:
@@ -163,10 +163,12 @@ class Producer:
         accumulator = self._client._message_accumulator
         accumulator.fail_all(KafkaConnectionError("closed"))
         drains = [batch._drain_waiter for batches in accumulator._batches.values() for batch in batches]
-        with suppress(TimeoutError, Exception):  # whatever it could not do cleanly, it holds nothing afterwards
-            async with asyncio.timeout(CLOSE_S):
-                await self._client.client.close()
-                await self._client.stop()
+        for _ in range(2):  # whatever it could not do cleanly, or in time, it holds nothing afterwards
+            with suppress(TimeoutError, Exception):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._client.client.close()
+                    await self._client.stop()
+                break
         await asyncio.sleep(0)  # connections' tasks end in the next step of the loop
         for left in (sender.sender_task, getattr(self._client._txn_manager, "_transaction_waiter", None), *drains):
             if left is not None and left.done():

@@ -39,7 +39,7 @@ from aiodelay.model import (
 from aiodelay.transitions import NO_OP, is_release, returned, token_counter, token_for
 from aiodelay.wakeup import WakeUp
 
-from .assignor import Assignor
+from .assignor import ASSIGNOR
 from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
 from .group import METADATA_MS, Group
 from .offsets import Offsets
@@ -167,7 +167,7 @@ class TopicFeed:
             topic,
             group,
             self._assign,
-            assignors=(Assignor, RangePartitionAssignor),
+            assignors=(ASSIGNOR, RangePartitionAssignor),
             before_revoked=self._before_revoked,
         )
         self._consumer: AIOKafkaConsumer | None = None

@@ -11,20 +11,20 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from aiokafka.errors import CommitFailedError
 from aiokafka.structs import OffsetAndMetadata
 
-from .assignor import Assignor
+from .assignor import ASSIGNOR
 from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
 from .incarnation import topic_id
 from .options import Cluster
 
 __all__ = ["METADATA_MS", "SESSION_MS", "Group"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 SESSION_MS = 10_000
 """After so long without a heartbeat a member's partitions are given to others."""
@@ -34,7 +34,18 @@ METADATA_MS = 10_000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
 
-class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        await self._group.revoke()
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._group.assign(assigned)
+
+
+class Group:
     """This process as a member of a group.
 
     Args:
@@ -53,15 +64,16 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         name: str,
         on_assigned: Callable[[str, Collection[int]], None],
         *,
-        assignors: Sequence[type[AbstractPartitionAssignor]] = (Assignor,),
+        assignors: Sequence[Any] = (ASSIGNOR,),
         before_revoked: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._cluster, self._topic, self.name, self._on_assigned = cluster, topic, name, on_assigned
+        self._cluster, self._topic, self._on_assigned = cluster, topic, on_assigned
+        self.name: str = name
         self._assignors, self._before_revoked = assignors, before_revoked
-        self.was_assigned = asyncio.Event()
+        self.was_assigned: asyncio.Event = asyncio.Event()
         self._settled = asyncio.Event()
         self._consumer: AIOKafkaConsumer | None = None
-        self.why = ""
+        self.why: str = ""
 
     async def may_begin(self, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
         """Return when a partition's session may begin: not while the group is being shared out.
@@ -103,7 +115,7 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             metadata_max_age_ms=METADATA_MS,
         )
         try:
-            consumer.subscribe([self._topic], listener=self)
+            consumer.subscribe([self._topic], listener=_Listener(self))
             await consumer.start()
             while True:
                 await consumer.getmany(timeout_ms=SESSION_MS)  # nothing, but errors: all partitions are paused
@@ -154,13 +166,13 @@ class Group(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             raise CommitFailedError
         return self._consumer
 
-    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+    async def revoke(self) -> None:
         """Begin nothing new until the group has been shared out."""
         self._settled.clear()
         if self._before_revoked is not None:
             await self._before_revoked()
 
-    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+    def assign(self, assigned: Collection[TopicPartition]) -> None:
         """Take what is ours, and give up the rest."""
         assert self._consumer is not None
         self._consumer.pause(*assigned)

@@ -20,7 +20,7 @@ from .index import Index, Read
 
 __all__ = ["Horizon"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 BATCH = 2_000
 

@@ -66,6 +66,7 @@ from aiodelay.model import (
 from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_id, occurrence_of
 
 from . import records
+from .checkpoint import Checkpoint
 from .client import Outgoing
 from .far import Far
 from .mark import Mark
@@ -75,7 +76,7 @@ from .standing import Seen, Standing, after, is_forgettable, is_unread
 
 __all__ = ["Change", "Due", "Index", "Read"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 
 MOST_NOTES = 10_000
@@ -157,10 +158,15 @@ class Change(Struct, eq=False, gc=False):
             self.memory = Memory()
         return self.memory
 
+    @property
+    def is_end(self) -> bool:
+        """Whether all that it writes of its key's partition is a tombstone."""
+        is_end = self.put is None and not self.is_users and bool(self.key)
+        return is_end and not (self.letters or self.others or self.purged or self.asked)
+
     def wires(self) -> Iterable[Wire]:
         """Return its records, in order."""
-        is_end = self.put is None and not self.is_users
-        if is_end and self.key and not (self.letters or self.others or self.purged or self.asked):
+        if self.is_end:
             return (records.encode_end(self.key, read_to=self.read_to, outcome=self.outcome, memory=self.memory),)
         return self._all_wires()
 
@@ -185,10 +191,18 @@ class Change(Struct, eq=False, gc=False):
 
 
 class _Asked(Struct, gc=False):
-    """A put that counts unless a message stands: where it was read, and what was decided of it."""
+    """A put that counts unless a message stands.
+
+    Attributes:
+        offset: Where it was read.
+        put: What it asks for.
+        is_over: A user has put or cancelled the message since, and wins.
+        change: What was decided of it.
+    """
 
     offset: int
     put: Put | PutBack
+    is_over: bool = False
     change: Change | None = None
 
 
@@ -201,6 +215,7 @@ class Index(Commands, Claims, Looking):
         claims: Numbers for claims.
         pace: How fast what is overdue leaves, shared by all partitions of a store.
         keeps_history: Note what becomes of messages.
+        far: What is far already.
     """
 
     read_to: int = 0
@@ -220,11 +235,19 @@ class Index(Commands, Claims, Looking):
     """Nothing that is far is due before this."""
 
     def __init__(
-        self, *, clock: Clock, name: str, claims: count[int], pace: Pace | None = None, keeps_history: bool = False
+        self,
+        *,
+        clock: Clock,
+        name: str,
+        claims: count[int],
+        pace: Pace | None = None,
+        keeps_history: bool = False,
+        far: Far | None = None,
     ) -> None:
         super().__init__(clock=clock)
         self._pace = pace or Pace(0)
-        self.name, self._claims, self._keeps_history = name, claims, keeps_history
+        self.name: str = name
+        self._claims, self._keeps_history = claims, keeps_history
         self.notes: deque[JournalEntry] = deque(maxlen=MOST_NOTES)  # of what changes nothing; or that wait
         self.changes: deque[Change] = deque()
         self._standings: dict[bytes, Standing] = {}
@@ -233,24 +256,26 @@ class Index(Commands, Claims, Looking):
         self._bad: dict[bytes, tuple[Read, str]] = {}
         self._repeated: dict[bytes, None] = {}
         self._asked: dict[bytes, _Asked] = {}
+        self._kept_at: dict[bytes, int] = {}  # where holds and dead letters stand
+        self._checkpoint: Checkpoint | None = None  # while it is taken up
         self._change: Change | None = None
-        self._is_reading = False
         self._held_back: dict[bytes, Change] = {}
         self._under_way: dict[Change, None] = {}
         self._graves: list[DeadLetter] = []  # of a message that the tables are about to end
-        self.far = Far()
+        self.far: Far = Far() if far is None else far
         self._backlog: defaultdict[Lane, Waiting] = defaultdict(lambda: Waiting(_is_in_lane))
         self._released: set[Entry] = set()
         self._raised: set[str] = set()  # ids of messages whose revision is not what their record says
 
-    def emptied(self) -> Index:
-        """Return one that has read nothing, for the same workers."""
+    def emptied(self, far: Far) -> Index:
+        """Return one that has read nothing but what is far, for the same workers."""
         index = Index(
             clock=self._clock,
             name=self.name,
             claims=self._claims,
             pace=self._pace,
             keeps_history=self._keeps_history,
+            far=far,
         )
         index._workers, index.notes, index.place = self._workers, self.notes, self.place
         return index
@@ -265,10 +290,18 @@ class Index(Commands, Claims, Looking):
         glance = records.glance(read.key, read.value, read.headers)
         if glance.lane and glance.place_ms > self.near_until_ms and self._read_far(read, glance):
             return
-        if read.key is None or (glance.kind is Kind.BAD and read.key.startswith(records.RESERVED)):
+        if read.key is None or read.key.startswith(records.RESERVED):
+            self._read_special(read, read.key, glance)
+        else:
+            self._read_message(read, read.key, glance)
+
+    def _read_special(self, read: Read, key: bytes | None, glance: Glance) -> None:
+        """Take in what has no key, or a reserved one."""
+        if key is None or glance.kind is Kind.BAD:
             log.warning("%s, offset %d: %s; skipped", self.name, read.offset, glance.problem)
         elif glance.kind is Kind.DEAD:
-            self._read_dead(read)
+            self._keep_at(key, read)
+            self._read_dead(read, key)
         elif glance.kind is Kind.BARRIER:
             self._forget_cancels(read.offset)
         elif glance.kind is Kind.INTAKE:
@@ -278,12 +311,30 @@ class Index(Commands, Claims, Looking):
         elif glance.kind is Kind.MARK:
             self._read_mark(records.mark_of(read.value))
         elif glance.kind is Kind.HOLD:
+            self._keep_at(key, read)
             change_hold = self._release if read.value is None else self._hold
-            change_hold(*cast("tuple[Lane, str | None]", records.held_in(read.key)))
-        elif read.key.startswith(records.KEEP):
-            self._read_asked(read, read.key.removeprefix(records.KEEP), glance)
+            change_hold(*cast("tuple[Lane, str | None]", records.held_in(key)))
+        elif key.startswith(records.KEEP):
+            self._read_asked(read, key.removeprefix(records.KEEP), glance)
         else:
-            self._read_message(read, read.key, glance)
+            self._read_message(read, key, glance)
+
+    def read_own(self, changes: Iterable[Change]) -> None:
+        """Take in what was decided here and committed, without reading it, as far as nothing else is to be read first.
+
+        Args:
+            changes: A transaction's, in their order.
+        """
+        for change in changes:
+            if change.offset != self.read_to or not change.is_end or not self._read_own_end(change.key, change.offset):
+                return
+            self.read_to += 1
+
+    def _keep_at(self, key: bytes, read: Read) -> None:
+        if read.value is None:
+            self._kept_at.pop(key, None)
+        else:
+            self._kept_at[key] = read.offset
 
     def _read_asked(self, read: Read, key: bytes, glance: Glance) -> None:
         """Take in a put that counts unless a message stands, or its end; an owner's puts back what had left."""
@@ -321,40 +372,57 @@ class Index(Commands, Claims, Looking):
         super()._take_out(entry)
         self._ended_at = offset
         self._forget_cancels(change.read_to)
+        self._remember(entry.record.id, change.memory)  # also if whoever asked for it waits no more
         return True
 
     def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:
         is_put = glance.kind is not Kind.END
         standing = after(self._standing(key), Seen(read.offset, is_put, glance.read_to))
+        counts = standing.seen.offset == read.offset
         self._standings[key] = standing
+        if glance.read_to is None and key in self._asked:
+            self._asked[key].is_over = True
         self._hidden.pop(key, None)
         if standing.hidden_at is not None:
             self._hidden[key] = None
-        if standing.seen.offset == read.offset:
+        if counts:
             if (change := self._held_back.get(key)) is not None and change.offset == read.offset:
                 change.counted = True
             self._bad.pop(key, None)
             self._repeated.pop(key, None)
             self.far.remove(key)
-            with self._reading():
-                if is_put:
-                    self._take_in(read, key, glance)
-                else:
-                    self._ended_at = read.offset
-                    self._let_go(records.id_of(key), is_users=glance.read_to is None)
-                    self._cancels.append(key)
+            if is_put:
+                self._take_in(read, key, glance)
+            else:
+                self._ended_at = read.offset
+                self._let_go(records.id_of(key), is_users=glance.read_to is None)
+                self._cancels.append(key)
         if glance.read_to is not None:
             self._forget_cancels(glance.read_to)
-        self._remember(records.id_of(key), records.memory_of(read.headers))
+        if glance.read_to is not None or not is_put:  # an owner's; it also cancels
+            self._remember(records.id_of(key), records.memory_of(read.headers), counts=counts)
+        if standing.hidden_at == read.offset:
+            self._end_repeated(key)
 
-    def _remember(self, message_id: str, memory: Memory | None) -> None:
-        """Remember what a record tells of what is gone."""
+    def _end_repeated(self, key: bytes) -> None:
+        """End what a user has put a second time, unread by an owner that tells that it has ended."""
+        entry, seen = self._entries.get(records.id_of(key)), self._standings[key].seen
+        if entry is None or entry.token or seen.read_to is not None or not self._has_answered(entry.record.op):
+            return
+        self._repeated[key] = None
+        super()._take_out(entry)
+
+    def _remember(self, message_id: str, memory: Memory | None, *, counts: bool = True) -> None:
+        """Remember what a record tells of what is gone; if it does not count, not the answer to its own command."""
+        if memory is None:
+            return
         now = self.now_ms()
-        for op, answer, revision, due_ms, until_ms in [] if memory is None else memory.answers:
-            if until_ms > now and self._answers.get(bytes.fromhex(op), now) is None:
+        for op, answer, revision, due_ms, until_ms in memory.answers:
+            is_so = counts or answer == "stored"
+            if is_so and until_ms > now and self._answers.get(bytes.fromhex(op), now) is None:
                 stored = Stored(cast("Any", answer), revision, due_ms)
                 self._answers.add(bytes.fromhex(op), stored, until_ms=until_ms)
-        if memory is not None and memory.version is not None and memory.version[1] > now:
+        if memory.version is not None and memory.version[1] > now:
             newest = max(memory.version[0], self._tombstones.get(message_id, now) or 0)
             self._tombstones.add(message_id, newest, until_ms=memory.version[1])
 
@@ -371,8 +439,17 @@ class Index(Commands, Claims, Looking):
             return
         self._look_for_strays(key)
         old = self._entries.get(record.id)
-        if glance.read_to is None and record.op != NO_OP:
+        self._raised.discard(record.id)
+        if self._checkpoint is not None:
+            if read.offset in self._checkpoint.repeated:
+                self._repeated[key] = None
+                return
+            if (revision := self._checkpoint.revisions.get(read.offset)) is not None:
+                record = replace(record, revision=revision)
+                self._raised.add(record.id)
+        elif glance.read_to is None and record.op != NO_OP:
             if old is not None and old.record.op == record.op:
+                self._raised.add(record.id)
                 return  # sent again, because its first answer was lost
             if old is None and self._has_answered(record.op):
                 self._repeated[key] = None  # and it has ended since
@@ -392,13 +469,12 @@ class Index(Commands, Claims, Looking):
         else:
             self._take_out(entry)
 
-    def _read_dead(self, read: Read) -> None:
-        assert read.key is not None
+    def _read_dead(self, read: Read, key: bytes) -> None:
         if read.value is None:
-            self._dead.pop(records.dead_key_of(read.key), None)
+            self._dead.pop(records.dead_key_of(key), None)
             return
         try:
-            letter = records.decode_dead(read.key, read.value, read.headers)
+            letter = records.decode_dead(key, read.value, read.headers)
         except RecordFormatError as error:
             log.warning("%s, offset %d: a dead letter %s; skipped", self.name, read.offset, error.problem)
         else:
@@ -420,13 +496,51 @@ class Index(Commands, Claims, Looking):
                 del self._standings[key]
             self._cancels.popleft()
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        self._is_reading = True
-        try:
-            yield
-        finally:
-            self._is_reading = False
+    # --- checkpoints --------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Return what this index knows of what has been read, beside what is far."""
+        now, standings = self.now_ms(), self._standings
+        offsets = [standing.seen.offset for standing in standings.values()]
+        offsets += [at for key in self._hidden if (at := standings[key].hidden_at) is not None]
+        offsets += [asked.offset for asked in self._asked.values()]
+        offsets += self._kept_at.values()
+        raised = [(standings.get(records.key_of(each)), self._entries.get(each)) for each in self._raised]
+        return Checkpoint(
+            sorted(offsets),
+            self.edge_ms,
+            self.mark,
+            self._ended_at,
+            self.partitions,
+            self.is_mixed,
+            {standings[key].seen.offset for key in self._repeated},
+            {
+                standing.seen.offset: entry.record.revision
+                for standing, entry in raised
+                if entry is not None and standing is not None and standing.seen.is_put
+            },
+            [
+                (op.hex(), stored.answer, stored.revision, stored.due_ms, until_ms)
+                for op, stored, until_ms in self._answers.items(now)
+                if isinstance(stored, Stored)
+            ],
+            {message_id: (version, until_ms) for message_id, version, until_ms in self._tombstones.items(now)},
+        )
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Begin to take up a checkpoint, with what is far already: its records are to be read next, in order, whole."""
+        self._checkpoint = checkpoint
+
+    def go_on(self) -> None:
+        """Go on from the checkpoint, all of whose records have been read that are still there."""
+        checkpoint, self._checkpoint = self._checkpoint, None
+        assert checkpoint is not None
+        self.read_to, self.edge_ms = checkpoint.read_to, checkpoint.edge_ms
+        self.mark, self._ended_at = checkpoint.mark, checkpoint.ended_at
+        self.partitions, self.is_mixed = checkpoint.partitions, checkpoint.is_mixed
+        self._remember("", Memory(checkpoint.answers))
+        for message_id, version in checkpoint.versions.items():
+            self._remember(message_id, Memory(version=version))
 
     # --- what is far --------------------------------------------------------------------------------------
 
@@ -493,8 +607,7 @@ class Index(Commands, Claims, Looking):
         self.far.remove(read.key)
         glance = records.glance(read.key, read.value, read.headers)
         self._standings.setdefault(read.key, Standing(Seen(read.offset, is_put=True, read_to=glance.read_to)))
-        with self._reading():
-            self._take_in(read, read.key, glance)
+        self._take_in(read, read.key, glance)
         entry = self._entries.get(records.id_of(read.key))
         if entry is not None and self.mark.covers(read.offset, entry.place_ms):
             self._set_aside(read.key, entry)
@@ -518,8 +631,7 @@ class Index(Commands, Claims, Looking):
                 is_users = standing.seen.read_to is None
                 self.far.put(key, entry.place_ms, standing.seen.offset, record.envelope.lane, is_users=is_users)
                 del self._standings[key]
-                with self._reading():
-                    self._take_out(entry)
+                super()._take_out(entry)
 
     def peek(self, read: Sequence[Read], query: Query = EVERYTHING) -> list[Snapshot]:
         """Return what is far, among records that were read again, and within a query's bounds."""
@@ -899,7 +1011,11 @@ class Index(Commands, Claims, Looking):
                     self._reserve(entry)
             self._offered(change)
         for key, asked in self._asked.items():
-            if asked.change is None and key not in self._held_back and self.far.find(key) is None:
+            if asked.change is None and asked.is_over:
+                asked.change = Change(b"", self.read_to, None, asked=key)
+                self._under_way[asked.change] = None
+                self.changes.appendleft(asked.change)  # else another owner may find it, and not who followed
+            elif asked.change is None and key not in self._held_back and self.far.find(key) is None:
                 asked.change = self._put_unless_one_stands(key, asked.put)
 
     def _put_unless_one_stands(self, key: bytes, put: Put | PutBack) -> Change:
@@ -919,7 +1035,8 @@ class Index(Commands, Claims, Looking):
         assert read.key is not None
         headers = dict(records.user_headers(read.headers))
         envelope = Envelope(records.id_of(read.key), records.SINK, payload=read.value or b"", headers=headers)
-        return Record(envelope, read.timestamp, read.timestamp, NO_OP, last_error=problem)
+        written_ms = max(read.timestamp, 0)
+        return Record(envelope, written_ms, written_ms, NO_OP, last_error=problem)
 
     def _offered(self, change: Change) -> Change | None:
         """Hold a message back until its change is read; one that stands nowhere any more needs none."""
@@ -927,8 +1044,7 @@ class Index(Commands, Claims, Looking):
         stands = standing is not None and (standing.seen.is_put or standing.hidden_at is not None)
         if not (stands or change.letters or change.put is not None or change.others):
             if change.entry is not None and not change.is_users:
-                with self._reading():
-                    self._take_out(change.entry)
+                super()._take_out(change.entry)
             self.notes += change.notes
             return None
         self._held_back[change.key] = change
@@ -951,8 +1067,7 @@ class Index(Commands, Claims, Looking):
         entry = change.entry
         is_left = entry is not None and self._entries.get(entry.record.id) is entry
         if entry is not None and is_left and not change.is_users:  # a user's cancel came before it
-            with self._reading():
-                self._take_out(entry)
+            super()._take_out(entry)
 
     def give_back(self) -> list[Change]:
         """Undo all changes under way: what was leased is so again, what was not stands in its lane; return them."""
@@ -1001,7 +1116,7 @@ class Index(Commands, Claims, Looking):
 
     def _insert(self, record: Record, place_ms: int) -> None:
         change = self._change
-        if change is None or self._is_reading:
+        if change is None:
             super()._insert(record, place_ms)
         elif records.key_of(record.id) == change.key:
             change.put = record, place_ms
@@ -1009,14 +1124,14 @@ class Index(Commands, Claims, Looking):
             change.others = [*change.others, (record, place_ms)]
 
     def _take_out(self, entry: Entry) -> None:
-        if self._is_reading or self._change is None:
+        if self._change is None:
             super()._take_out(entry)
         else:
             self._leased.pop(entry.record.id, None)  # its lease cannot lapse while its end is being written
 
     def _end(self, entry: Entry, now: int) -> None:
         key = records.key_of(entry.record.id)
-        if self._is_reading or (self._change is not None and self._change.key == key):
+        if self._change is not None and self._change.key == key:
             super()._end(entry, now)
             return
         outer = self._change
@@ -1030,7 +1145,7 @@ class Index(Commands, Claims, Looking):
 
     def _forget(self, record: Record, now: int) -> None:
         super()._forget(record, now)
-        version = self._tombstones.get(record.id, now)
+        version = self._tombstones.get(record.id, now) if self._tombstones.is_any else None
         if self._change is not None and version is not None:
             self._change.remembering().version = version, now + TOMBSTONE_WINDOW_MS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -43,10 +44,12 @@ class Looking:
     async def get(self, message_id: str) -> Snapshot | None:
         """Return a message that is pending or in flight."""
         self.owned()
+        await _until_known(self.partitions_of(message_id))
         return await self.partition_of(message_id).horizon.get(message_id)
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
         """List messages by (next attempt, id)."""
+        await _until_known(self.owned())
         found = [each for partition in self.owned() for each in await partition.horizon.search(query)]
         return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))
 
@@ -70,6 +73,7 @@ class Looking:
         self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
     ) -> Sequence[DeadLetter]:
         """List dead letters, oldest first."""
+        await _until_known(self.owned())
         found = [
             each
             for partition in self.owned()
@@ -86,6 +90,15 @@ class Looking:
         """Delete dead letters."""
         self.owned()
         return sum([await self.partition_of_letter(key).purge(key) for key in keys])
+
+
+async def _until_known(partitions: Collection[Partition]) -> None:
+    """Wait until all that stands in partitions is known.
+
+    Raises:
+        StoreUnavailableError: It takes too long.
+    """
+    await asyncio.gather(*(each.until_known() for each in partitions))
 
 
 def _added(before: LaneCounts | None, here: LaneCounts) -> LaneCounts:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
@@ -42,7 +43,9 @@ from aiodelay.transitions import delivery_id
 from aiodelay.wakeup import WakeUp
 
 from . import records
+from .checkpoint import Witness
 from .client import UNAVAILABLE, Outgoing, log_failure, reason_of
+from .disk import Disk
 from .group import SESSION_MS
 from .horizon import Fetch, Horizon
 from .index import Change, Due, Index, Read
@@ -54,15 +57,22 @@ from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 
 __all__ = ["Partition", "Place", "moved_keys"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 5.0
 STABLE_MS = 10_000
 MARK_MS = 5_000
 """How often it is written what is finished."""
+CHECKPOINT_S, LONGEST_CHECKPOINT_S = 10.0, 60.0
+"""How often an index on disk is brought up to date, at most and at least."""
+CHECKPOINT_SHARE = 0.01
+"""Of the time, at most, that this may take."""
 MOST_ATTEMPTS = 10
+LATE = "not written, or not read back, in time"
 OPEN_S = 5.0
 """A transaction that is open for so long is said to be."""
+STALL_S = 3.0
+"""So long it is waited for what is written to be read: who waits has other partitions, and renewals, to see to."""
 FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
 
 
@@ -96,11 +106,14 @@ class Partition:
         claims: Numbers for claims, shared by all partitions of a store.
         may_begin: Returns when a session may begin; told whether another owner may have fenced the last one off.
         on_change: Called when there may be something new to claim.
+        skip: Called with the offset from which on the reader is to go on.
         history: Topic that is told what becomes of messages; "" = none.
         pace: How fast what is overdue leaves, shared likewise.
         fetch: Reads records of the partition again, at offsets.
         horizon_ms: How far ahead messages are held whole.
         patience_s: How long reading may stand still, or take, before it begins anew: tombstones go meanwhile.
+        disk: Where the index is kept; None = only in memory.
+        on_open: Called when it is known from where on it is to be read.
     """
 
     def __init__(
@@ -113,24 +126,34 @@ class Partition:
         claims: count[int],
         may_begin: Callable[[bool], Awaitable[None]],
         on_change: Callable[[], None],
+        skip: Callable[[int], None],
         history: str,
         pace: Pace,
         fetch: Fetch,
         horizon_ms: int,
         patience_s: float,
+        disk: Disk | None,
+        on_open: Callable[[], None],
     ) -> None:
-        self._cluster, self._place, self._on_change = cluster, place, on_change
-        self.topic, self.number = place.topic, place.number
+        self._cluster, self._place = cluster, place
+        self._on_change, self._skip = on_change, skip
+        self.topic: str = place.topic
+        self.number: int = place.number
         self._clock, self._targets = clock, targets
         self._may_begin, self._patience_s = may_begin, patience_s
+        self._disk, self._on_open = disk, on_open
+        self.is_open: bool = disk is None
+        self._last: Read | None = None
+        self._witness: Witness | None = None
+        self._checkpoint_to, self._checkpoint_s, self._checkpoint_took_s = 0, 0.0, 0.0
         name = f"{place.topic}/{place.number}"
-        self.index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
+        self.index: Index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
         self.index.place = place.number, place.partitions
         self._history, self._is_told = history, True
-        self.session = Session()
-        self.why = ""
+        self.session: Session = Session()
+        self.why: str = ""
         self.problem: StoreMismatchError | None = None
-        self.is_given_up = False
+        self.is_given_up: bool = False
         self._looked_s = asyncio.get_running_loop().time()
         self._serves = False
         self._over: FencedError | InDoubtError | None = None
@@ -140,16 +163,22 @@ class Partition:
         self._open: tuple[int | None, float] = (None, 0.0)
         self._is_stalled = False
         self._unread: deque[Change] = deque()
+        self._written_to = -1
         self._work, self._read = WakeUp(), WakeUp()
-        self.horizon = Horizon(
+        self.horizon: Horizon = Horizon(
             lambda: self.index, fetch, clock, on_near=self._work.set, ms=horizon_ms, name=cluster.name
         )
         self._became_ready, self._has_read = asyncio.Event(), asyncio.Event()
 
     @property
+    def is_stalled(self) -> bool:
+        """Whether nothing of what is written can be read, for longer than a transaction takes."""
+        return self._is_stalled
+
+    @property
     def is_ready(self) -> bool:
         """Whether its messages may be claimed and changed."""
-        return self._serves and not self._was_away()
+        return self._serves and not self._was_away() and not self.index.far.problem
 
     def _was_away(self) -> bool:
         """Say whether this process stood still for so long that another owner may have taken over."""
@@ -159,18 +188,55 @@ class Partition:
         """Own it no longer; whoever runs its sessions cancels that."""
         self.is_given_up = True
         self._end_session()
+        self.close()
         self._end_at_once(FencedError())
         self._became_ready.set()
+
+    def close(self) -> None:
+        """Leave the index on disk as it is now, if it is kept there."""
+        self._write_checkpoint()
+        self.index.far.close()
 
     # --- reading, by the reader of the process ------------------------------------------------------------
 
     def take_in(self, read: Sequence[Read], read_to: int) -> None:
         """Take in what was read, in order, and that there is nothing else below an offset."""
         index = self.index
+        if self.is_given_up:
+            return
         self.horizon.set()
-        for each in read:
-            index.read(each)
+        try:
+            for each in read:
+                if each.offset >= index.read_to:  # what it has written itself it may have taken in already
+                    index.read(each)
+        except StoreUnavailableError:  # the file's: what is at hand is worth nothing, as `read_at` will find
+            self._end_session()
+            self._end_at_once(InDoubtError(index.far.problem))
+            return
+        self._last = read[-1] if read else self._last
         index.read_to = max(index.read_to, read_to)
+        self._has_taken_in()
+        if read:
+            self._on_change()
+
+    def _take_in_own(self, changes: Sequence[Change]) -> None:
+        """Take in what was just committed, without reading it, unless something else is to be read before.
+
+        One offset between two transactions of one producer is the marker that ends the first.
+        """
+        index, before = self.index, self.index.read_to
+        if changes and index.read_to == self._written_to == changes[0].offset - 1:
+            index.read_to += 1
+        index.read_own(changes)
+        if changes:
+            self._written_to = changes[-1].offset + 1
+        if index.read_to > before:
+            self._skip(index.read_to)
+            self._has_taken_in()
+            self._on_change()
+
+    def _has_taken_in(self) -> None:
+        index = self.index
         self.session = self.session.with_read(index.read_to)
         self._tell_read()
         self._read.set()
@@ -178,8 +244,6 @@ class Partition:
         self._has_read = asyncio.Event()
         if index.needs_mending or index.has_ended:
             self._work.set()
-        if read:
-            self._on_change()
 
     async def until_read(self, offset: int) -> None:
         """Wait until a record has been read."""
@@ -220,20 +284,45 @@ class Partition:
             self._end_session()
             self._end_at_once(FencedError())
         self._looked_s = now_s
-        if self._whole_at is None or now_s - self._whole_at <= self._patience_s:
+        is_patient = self._whole_at is None or now_s - self._whole_at <= self._patience_s
+        if problem := self.index.far.problem:
+            log.error("%s: index= in the URL: %s; the index is held in memory", self.index.name, problem)
+        elif is_patient:
             self._whole_at = now_s if is_whole or self._whole_at is None else self._whole_at
             return True
-        log.error(
-            "%s: not read to its end for %d s; it is read again from its start, since tombstones may be gone "
-            "(half of delete.retention.ms)",
-            self.index.name,
-            now_s - self._whole_at,
-        )
+        else:
+            why = "it was not read to its end for half of delete.retention.ms, and tombstones may be gone"
+            log.error("%s: read again from its start: %s", self.index.name, why)
         self._whole_at = now_s
         self._end_session()
-        self.index = self.index.emptied()
+        self.index, self._last, self._witness = self.index.emptied(self.index.far.emptied()), None, None
         self._end_at_once(InDoubtError("the partition is read again from its start"))
         return False
+
+    def keep(self, now_s: float) -> None:
+        """Bring the index on disk up to date, now and then."""
+        is_new = self.index.read_to > self._checkpoint_to
+        pause_s = max(CHECKPOINT_S if is_new else LONGEST_CHECKPOINT_S, self._checkpoint_took_s / CHECKPOINT_SHARE)
+        if now_s >= self._checkpoint_s + pause_s:
+            self._write_checkpoint()
+            self._checkpoint_s = now_s
+            self._checkpoint_took_s = asyncio.get_running_loop().time() - now_s
+
+    def _write_checkpoint(self) -> None:
+        """Write how the index stands, if it is kept on disk and has read anything."""
+        index, last, now_s = self.index, self._last, asyncio.get_running_loop().time()
+        if not index.far.is_in_file or index.far.problem or not self.is_open or self._whole_at is None:
+            return
+        if last is not None:
+            self._witness = Witness.of(last.offset, last.timestamp, last.key, last.value)
+        if self._witness is None:
+            return
+        checkpoint = index.checkpoint()
+        checkpoint.witness = self._witness
+        checkpoint.whole_ms = self._clock.now_ms() - int((now_s - self._whole_at) * 1000)
+        self._checkpoint_to = index.read_to
+        with suppress(StoreUnavailableError):  # the file's, as `read_at` will find
+            index.far.commit(msgspec.msgpack.encode(checkpoint))
 
     def _end_at_once(self, why: FencedError | InDoubtError) -> None:
         self._over = why
@@ -245,6 +334,8 @@ class Partition:
     async def run(self) -> None:
         """Own the partition until cancelled, or it cannot be: one session after the other."""
         failures, is_fenced = 0, False
+        if self._disk is not None and not self.is_open:
+            await self._restore(self._disk)
         while True:
             await self._may_begin(is_fenced)
             started_ms = self._clock.monotonic_ms()
@@ -265,6 +356,16 @@ class Partition:
             failures = 0 if is_refusal or lasted_ms > STABLE_MS else failures + 1
             pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
             await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    async def _restore(self, disk: Disk) -> None:
+        """Go on from the index on disk, as far as it may be."""
+        index, checkpoint = await disk.restore(self.index)
+        self.index, self.is_open = index, True
+        if checkpoint is not None:
+            self._witness = checkpoint.witness
+            age_s = (self._clock.now_ms() - checkpoint.whole_ms) / 1000
+            self._whole_at = asyncio.get_running_loop().time() - age_s
+        self._on_open()
 
     async def _one_session(self) -> None:
         transactions = Transactions(self._cluster, f"aiodelay.{self.topic}.{self.number}")
@@ -321,6 +422,8 @@ class Partition:
         self._check_over()
         self.index.mend()
         is_told = await self._is_history_open()
+        if self._was_away():
+            raise FencedError
         batch, outgoing = self._batch()
         mark = self._mark()
         outgoing += [] if mark is None else [mark]
@@ -347,7 +450,9 @@ class Partition:
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in outgoing})
         self._check_over()  # then nobody waits for these any more
-        self._unread += (change for change, _ in batch)
+        changes = [change for change, _ in batch]
+        self._unread += changes
+        self._take_in_own(changes)
         self._tell_read()  # the reader may have been faster
 
     async def _is_history_open(self) -> bool:
@@ -375,16 +480,15 @@ class Partition:
         return Outgoing(self.topic, *records.encode_mark(mark), self.number)
 
     def _refused(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
-        """Note which topics have refused all that they are given; say whether there was one."""
-        refused = {
-            topic: reason_of(each.error)
-            for each in error.written
-            if each.error is not None
-            for topic in refused_topics(each.error, {outgoing[i].topic for i in each.indices})
-            if topic != self.topic
-        }
-        for topic, reason in refused.items():
-            self._targets.refused(topic, reason)
+        """Say whether topics have refused all that they are given, and note which: then it is no record's fault."""
+        failed = [(outgoing[each.indices[0]].topic, each.error) for each in error.written if each.error is not None]
+        refused: dict[str, str] = {}
+        for topic, why in failed:
+            named = [topic] if topic == self._history else refused_topics(why, topic)
+            refused |= dict.fromkeys(named, reason_of(why))
+        if self.topic not in refused:  # otherwise nothing is known of the others
+            for topic, reason in refused.items():
+                self._targets.refused(topic, reason)
         return bool(refused)
 
     @staticmethod
@@ -437,14 +541,30 @@ class Partition:
                     await self._became_ready.wait()
         return self.is_ready
 
+    async def until_known(self) -> None:
+        """Wait until all that stands in it is known; one that is refused has been read.
+
+        Raises:
+            StoreUnavailableError: Not in time.
+        """
+        if not await self.until_ready() and self.problem is None:
+            self._check_ready()
+
     # --- what is asked of it ------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         """Settle claims; return once what was written has been read.
 
         Raises:
-            StoreUnavailableError: The session has ended; some may be settled.
+            StoreUnavailableError: The session has ended, or nothing can be read just now; some may be settled.
         """
+        try:
+            async with asyncio.timeout(STALL_S):
+                return await self._settled(settlements)
+        except TimeoutError:
+            raise StoreUnavailableError(self._cluster.name, self.why or LATE) from None
+
+    async def _settled(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
         for settlement in settlements:
             await self._until_free(settlement.id)
         self._check_ready()
@@ -494,13 +614,17 @@ class Partition:
         return Outgoing(envelope.address, *wire)
 
     async def moved(self, changes: Sequence[Change]) -> int:
-        """Wait until what was decided is written; return how many messages were moved."""
-        n = 0
-        for change in changes:
-            if await _waited(change):
-                n += bool(change.targets)
-            elif change.refusal:
-                await self._not_moved(change)
+        """Wait until what was decided is written, unless that takes long; return how many messages were moved."""
+        n, refused = 0, list[Change]()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STALL_S):
+                for change in changes:
+                    if await _waited(change):
+                        n += bool(change.targets)
+                    elif change.refusal:
+                        refused.append(change)
+        for change in refused:
+            await self._not_moved(change)
         return n
 
     async def _not_moved(self, change: Change) -> None:
@@ -528,7 +652,7 @@ class Partition:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
                 return await self._commanded(command)
         except TimeoutError:
-            return Unknown(self.why or "not written, or not read back, in time")
+            return Unknown(self.why or LATE)
 
     async def _commanded(self, command: Command) -> Outcome:
         while True:
@@ -599,7 +723,9 @@ class Partition:
         changes = list(self.index.changes)[before:]
         if changes:
             self._work.set()
-            await asyncio.gather(*map(_waited, changes))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STALL_S):
+                    await asyncio.gather(*map(_waited, changes))
 
     async def _until_free(self, message_id: str) -> None:
         """Wait until no change of a message is being written."""
@@ -630,8 +756,8 @@ class Partition:
         if change is None:
             return outcome
         self._work.set()
-        if not await _waited(change):
-            return Unknown("the session has ended")
+        if not await self._written_in_time(change):
+            return Unknown(self.why or LATE)
         return outcome if change.counted else Refused("exists")
 
     async def purge(self, key: DeadKey) -> bool:
@@ -645,9 +771,15 @@ class Partition:
         if change is None:
             return False
         self._work.set()
-        if not await _waited(change):
-            raise StoreUnavailableError(self._cluster.name, "the session has ended")
+        if not await self._written_in_time(change):
+            raise StoreUnavailableError(self._cluster.name, self.why or LATE)
         return True
+
+    async def _written_in_time(self, change: Change) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                return await _waited(change)
+        return False
 
 
 def moved_keys(topic: str, before: int, now: int) -> StoreMismatchError:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
 
 from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
 from .group import METADATA_MS
@@ -16,7 +17,7 @@ from .partition import Partition
 
 __all__ = ["Reader"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 WAIT_MS = 200
 MOST_RECORDS = 2_000
@@ -35,6 +36,12 @@ class Reader:
         self._cluster = cluster
         self._partitions: Mapping[TopicPartition, Partition] = {}
         self._changed = asyncio.Event()
+        self._consumer: AIOKafkaConsumer | None = None
+
+    def skip(self, place: TopicPartition, offset: int) -> None:
+        """Read a partition from an offset on: what stands before it is known."""
+        if self._consumer is not None and place in self._consumer.assignment():
+            self._consumer.seek(place, offset)
 
     def assign(self, partitions: Mapping[TopicPartition, Partition]) -> None:
         """Read these partitions from now on, and no others."""
@@ -67,15 +74,17 @@ class Reader:
         )
         try:
             await consumer.start()
+            self._consumer = consumer
             while True:
                 self._changed.clear()
                 partitions = self._partitions
-                await self._seek(consumer, partitions)
+                self._seek(consumer, partitions)
                 while partitions and partitions is self._partitions:
                     await self._read_some(consumer, partitions)
                     self._look_at_partitions(consumer, partitions)
                 await self._changed.wait()
         finally:
+            self._consumer = None
             await stop(consumer)
 
     def _look_at_partitions(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
@@ -87,23 +96,30 @@ class Reader:
             is_open = end is not None and high is not None and end < high
             partition.open_at(end if is_open else None, asyncio.get_running_loop().time())
 
-    async def _seek(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+    def _seek(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+        """Go on where each partition has been read to; nothing is asked, since one may have no leader to answer."""
         consumer.assign(list(partitions))
-        begins = await consumer.beginning_offsets(list(partitions))
         now = asyncio.get_running_loop().time()
         for place, partition in partitions.items():
             partition.read_at(now, is_whole=False)
-            consumer.seek(place, max(begins[place], partition.index.read_to))
+            consumer.seek(place, partition.index.read_to)
 
     async def _read_some(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
-        found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+        try:
+            found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+        except OffsetOutOfRangeError as error:  # the partition's first records were deleted, or its last ones cut off
+            begins = await consumer.beginning_offsets(error.args[0])
+            for place, begin in begins.items():
+                consumer.seek(place, max(begin, partitions[place].index.read_to))
+            return
         now = asyncio.get_running_loop().time()
         for place, partition in partitions.items():
             read_to = await consumer.position(place)
             is_whole = place not in found or read_to >= (consumer.last_stable_offset(place) or 0)
             if not partition.read_at(now, is_whole=is_whole):
-                consumer.seek(place, (await consumer.beginning_offsets([place]))[place])
+                consumer.seek(place, partition.index.read_to)
                 continue
             batch = found.get(place, ())
             if batch or read_to > partition.index.read_to:
                 partition.take_in(batch, read_to)
+            partition.keep(now)

@@ -110,10 +110,13 @@ MEMORY = "aiodelay-memory"
 DEAD_REASON, DEAD_AT = "aiodelay-dead-reason", "aiodelay-dead-at-ms"
 OUTCOME, DELIVERY_ID, ATTEMPT = "aiodelay-outcome", "aiodelay-delivery-id", "aiodelay-attempt"
 HEADER = {field.name: field.header for field in FIELDS if field.header is not None}
-_OURS = frozenset({EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC})
+_OURS = frozenset(
+    {EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC, FORMAT_HEADER, *HEADER.values()}
+)
 _FORMAT = b"%d" % FORMAT
 _LANE, _DUE_MS, _RULE = HEADER["lane"], HEADER["due_ms"], HEADER["rule"]
 _PREFIX = "aiodelay-"
+_NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)  # ValueError: a text in it that is not UTF-8
 _MOST_MS = (1 << 48) - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -136,7 +139,7 @@ class Wire(NamedTuple):
 
 
 _new = tuple.__new__
-"""Makes a `Wire` in a quarter of the time, where there is one for every message that is moved."""
+"""Makes a named tuple in a quarter of the time, where there is one for every record that is moved or read."""
 
 
 class Memory(msgspec.Struct, omit_defaults=True):
@@ -341,9 +344,12 @@ def memory_of(headers: Headers) -> Memory | None:
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text, type=Memory)
-    except (msgspec.DecodeError, RecursionError):
+        memory = msgspec.json.decode(text, type=Memory)
+        for op, *_ in memory.answers:
+            bytes.fromhex(op)
+    except _NOT_JSON:
         return None
+    return memory
 
 
 def encode_dead(letter: DeadLetter) -> Wire:
@@ -362,7 +368,7 @@ def held_in(key: bytes) -> tuple[str, str | None] | None:
     """Return the lane, and the address of it, that such a record's key names; None if it names none."""
     try:
         return msgspec.json.decode(key.removeprefix(HOLD), type=tuple[str, str | None])
-    except (msgspec.DecodeError, RecursionError):
+    except _NOT_JSON:
         return None
 
 
@@ -380,7 +386,7 @@ def mark_of(value: bytes | None) -> Mark:
     """Return what a mark tells; nothing, if it cannot be read."""
     try:
         return msgspec.json.decode(value or b"", type=Mark)
-    except (msgspec.DecodeError, RecursionError):
+    except _NOT_JSON:
         return Mark()
 
 
@@ -453,7 +459,7 @@ def decode_history(value: bytes | None, number: int) -> JournalEntry | None:
     """Return what a record of a history topic tells, None if it is none of ours."""
     try:
         return msgspec.structs.replace(msgspec.json.decode(value or b"", type=JournalEntry), number=number)
-    except (msgspec.DecodeError, RecursionError):
+    except _NOT_JSON:
         return None
 
 
@@ -503,9 +509,9 @@ def _murmur2(data: bytes) -> int:
     """Return `org.apache.kafka.common.utils.Utils.murmur2`, unsigned."""
     length, m, mask = len(data), 0x5BD1E995, 0xFFFFFFFF
     h = 0x9747B28C ^ length
-    for k in unpack_from(f"<{length // 4}I", data):
-        k = (k * m) & mask  # noqa: PLW2901 - as the algorithm is written
-        h = ((h * m) & mask) ^ (((k ^ (k >> 24)) * m) & mask)
+    for word in unpack_from(f"<{length // 4}I", data):
+        k = word * m & mask
+        h = (h * m ^ (k ^ k >> 24) * m) & mask
     rest = data[length & ~3 :]
     if rest:
         h = ((h ^ int.from_bytes(rest, "little")) * m) & mask
@@ -548,17 +554,18 @@ class Glance(NamedTuple):
     lane: str = ""
 
 
+_PUT = Kind.PUT
 _CANCEL = Glance(Kind.END)
 _INTAKE = Glance(Kind.INTAKE)
 _OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK), PARTITIONS: Glance(Kind.PARTITIONS)}
-_DEAD, _HOLD, _AGAIN = Glance(Kind.DEAD), Glance(Kind.HOLD), Glance(Kind.PUT)
+_DEAD, _HOLD, _WHOLE = Glance(Kind.DEAD), Glance(Kind.HOLD), Glance(Kind.PUT)
 _RESERVED = Glance(Kind.BAD, problem="its key is reserved")
 
 
 def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
     """Look at a record as every reader of the topic must; never raises."""
     special = _by_key(key)
-    if special is not None and special is not _AGAIN:
+    if special is not None and special is not _WHOLE:
         return special
     if value is None and not headers:
         return _CANCEL
@@ -568,7 +575,8 @@ def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
         if value is None:
             return Glance(Kind.END, 0, read_to)
         lane = _text(found, "lane") or SINK if _LANE in found else SINK
-        return Glance(Kind.PUT, _place_ms(found), read_to, "", "" if _RULE in found or special is _AGAIN else lane)
+        own_lane = "" if _RULE in found or special is _WHOLE else lane
+        return _new(Glance, (_PUT, _place_ms(found), read_to, "", own_lane))
     except RecordFormatError as error:
         return Glance(Kind.BAD, problem=error.problem)
 
@@ -584,21 +592,26 @@ def _by_key(key: bytes | None) -> Glance | None:
     return None
 
 
-def _reserved(key: bytes) -> Glance | None:
-    if key.startswith(KEEP) and 0 < len(key) - len(KEEP) <= MAX_KEY:
-        return None
+def _reserved(key: bytes) -> Glance:
     if key.startswith(HOLD):
         return _RESERVED if held_in(key) is None else _HOLD
     if key.startswith(INTAKE):
         return _INTAKE
+    if key.startswith(KEEP):
+        return _WHOLE if _is_plain(key.removeprefix(KEEP)) else _RESERVED
     prefix, _, rest = key.removeprefix(RESERVED).partition(b"/")
-    number, slash, _ = rest.partition(b"/")
+    number, slash, of = rest.partition(b"/")
     if slash and number.isdigit() and len(number) <= 15:
-        if prefix == b"again":
-            return _AGAIN
-        if prefix == b"dead":
+        if prefix == b"again" and _is_plain(of):
+            return _WHOLE
+        if prefix == b"dead" and (_is_plain(of) or (of.startswith(AGAIN) and _reserved(of) is _WHOLE)):
             return _DEAD
     return _OWN.get(key, _RESERVED)
+
+
+def _is_plain(key: bytes) -> bool:
+    """Say whether a schedule of somebody's can stand under this key."""
+    return 0 < len(key) <= MAX_KEY and not key.startswith(RESERVED)
 
 
 def _place_ms(found: Mapping[str, bytes | None]) -> int:
@@ -672,7 +685,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
     )
     return Record(
         envelope,
-        _field(found, "revision", written_ms),
+        _field(found, "revision", max(written_ms, 0)),
         _due_ms(found),
         _op(found),
         _field(found, "expires_ms"),
@@ -701,7 +714,7 @@ def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
 
 def _destination(found: Mapping[str, bytes | None]) -> tuple[str, str]:
     lane = _text(found, "lane")
-    if lane:
+    if lane not in ("", SINK):
         return lane, _text(found, "address")
     topic = (found.get(TARGET_TOPIC) or b"").decode(errors="replace")
     if READ_TO not in found and not is_topic(topic):
@@ -773,7 +786,7 @@ def _json(found: Mapping[str, bytes | None], name: str) -> object:
     text = found.get(HEADER[name])
     try:
         return None if text is None else msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except _NOT_JSON:
         raise RecordFormatError(f"header {HEADER[name]} is not JSON") from None
 
 

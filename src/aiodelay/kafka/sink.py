@@ -72,7 +72,7 @@ class KafkaSink:
         clock: Clock | None = None,
         **options: Any,  # noqa: ANN401 - aiokafka's
     ) -> None:
-        self.cluster = read_url(cluster, "KafkaSink") if isinstance(cluster, str) else cluster
+        self.cluster: Cluster = read_url(cluster, "KafkaSink") if isinstance(cluster, str) else cluster
         self.name, self.limits = name, Demand(messages, max_bytes)
         self._clock, self._options = clock or SystemClock(), options
         self._writer = Writer(self.cluster, **options)
@@ -122,6 +122,8 @@ class KafkaSink:
             written = await self._writer.write(records)
         except UNAVAILABLE as error:
             raise SinkUnavailableError(self.name, reason_of(error)) from error
+        if all(each.error is None for each in written):
+            return [_SENT] * len(written)
         outcomes = [_outcome(each, record) for each, record in zip(written, records, strict=True)]
         unknown = (each.error for each, outcome in zip(written, outcomes, strict=True) if outcome is None)
         problem = next((reason_of(error) for error in unknown if error is not None), "")

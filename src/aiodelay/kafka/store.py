@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Self
@@ -38,9 +39,11 @@ from aiodelay.urls import UrlOptions
 
 from . import records
 from .client import UNAVAILABLE, Outgoing, Written, log_failure, reason_of
+from .disk import Disk
 from .fetcher import Fetcher
 from .group import METADATA_MS, Group
 from .history import read_history
+from .horizon import Fetch
 from .index import Index
 from .options import Cluster, read_cluster
 from .pace import Pace
@@ -49,7 +52,7 @@ from .positions import PassedError, Positions
 from .reader import Reader
 from .sink import check_topic
 from .targets import Targets
-from .topic import prepare
+from .topic import LEAST_LAG_MS, prepare
 from .transactions import AbortedError, FencedError, InDoubtError
 from .transfer import SAFETY_POLL_MS, KafkaTransfer, Transfers
 from .work import KafkaWork
@@ -57,13 +60,14 @@ from .writer import Writer
 
 __all__ = ["KafkaStore", "open_store"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 FORM = "kafka://host:9092/schedules, kafka://host:9092/schedules,others"
 MAX_PARTITIONS = 1000
 DAY_MS = 86_400_000
 LOOK_AHEAD_S, LOOKS_A_MINUTE = 1.0, 60
 READ_S = 2.0
+_UNWRITTEN: tuple[type[Exception], ...] = (AbortedError, *UNAVAILABLE)
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -98,6 +102,7 @@ class _Options(Struct, frozen=True):
     horizon_ms: int
     max_pending: int
     catch_up: int
+    index: str
 
 
 def _read_url(url: str) -> _Options:
@@ -120,6 +125,7 @@ def _read_url(url: str) -> _Options:
     )
     max_pending = given.integer("max_pending", 10_000_000, 0, 10**12)
     catch_up = given.integer("catch_up", 0, 0, 10**9)
+    index = given.text("index")
     given.finish()
     topics = given.parts.path.removeprefix("/").split(",")
     if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
@@ -144,6 +150,7 @@ def _read_url(url: str) -> _Options:
         horizon_ms,
         max_pending,
         catch_up,
+        index,
     )
 
 
@@ -169,14 +176,16 @@ class KafkaStore(Transfers):
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self._options = _read_url(url)
-        self.cluster, self.schedules = self._options.cluster, self._options.topics
-        self.name = self.cluster.name
+        self.cluster: Cluster = self._options.cluster
+        self.schedules: Sequence[str] = self._options.topics
+        self.name: str = self.cluster.name
         self._clock = clock or SystemClock()
-        self.targets = Targets(self.cluster, self.now_ms)
+        self.targets: Targets = Targets(self.cluster, self.now_ms)
         self.moving: dict[KafkaTransfer, None] = {}
         self.partitions: Mapping[TopicPartition, Partition] = {}
         self._counts: dict[str, int] = {}
         self._patience_s: dict[str, float] = {}
+        self._lag_ms: dict[str, int] = {}
         self._claims = count(1)
         self._groups: dict[str, Group] = {}
         self._reader = Reader(self.cluster)
@@ -221,15 +230,22 @@ class KafkaStore(Transfers):
         self._patience_s = {
             topic.name: int(topic.settings.get("delete.retention.ms", DAY_MS)) / 2000 for topic in topics
         }
+        self._lag_ms = {topic.name: int(topic.settings.get("min.compaction.lag.ms", LEAST_LAG_MS)) for topic in topics}
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         await self._writer.__aenter__()
         return self
 
     def _own(self) -> None:
-        """Begin to own partitions."""
+        """Begin to own partitions.
+
+        Raises:
+            ConfigurationError: There is no directory for their index.
+        """
         if self._running or self._tasks is None:
             return
+        if (folder := self._options.index) and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+            raise ConfigurationError(f"index in {self.name}", folder, "a directory in which files can be made")
         if not self._options.members:
             self._groups = {
                 topic: Group(self.cluster, topic, f"aiodelay.{topic}", self._assign) for topic in self._counts
@@ -258,11 +274,16 @@ class KafkaStore(Transfers):
                 work.add(partition)
             name = f"aiodelay kafka partition {partition.index.name}"
             self._running[partition] = self._tasks.create_task(partition.run(), name=name)
-        self._reader.assign(self.partitions)
+        self._read_open()
         self.wake_all()
+
+    def _read_open(self) -> None:
+        """Read the partitions of which it is known from where on."""
+        self._reader.assign({place: each for place, each in self.partitions.items() if each.is_open})
 
     def _made(self, place: TopicPartition) -> Partition:
         n, group = self._counts[place.topic], self._groups.get(place.topic)
+        fetch = partial(self._fetcher.fetch, place)
         return Partition(
             self.cluster,
             Place(place.topic, place.partition, n, self._options.accept_partitions == n),
@@ -271,12 +292,23 @@ class KafkaStore(Transfers):
             claims=self._claims,
             may_begin=_at_once if group is None else group.may_begin,
             on_change=self.wake_all,
+            skip=partial(self._reader.skip, place),
             history=self._options.history,
             pace=self._pace,
-            fetch=partial(self._fetcher.fetch, place),
+            fetch=fetch,
             horizon_ms=self._options.horizon_ms,
             patience_s=self._patience_s[place.topic],
+            disk=self._disk_of(place, fetch),
+            on_open=self._read_open,
         )
+
+    def _disk_of(self, place: TopicPartition, fetch: Fetch) -> Disk | None:
+        folder = self._options.index
+        if not folder:
+            return None
+        path = os.path.join(folder, f"{place.topic}-{place.partition}.index")
+        max_age_ms = min(int(self._patience_s[place.topic] * 1000), self._lag_ms[place.topic])
+        return Disk(path, fetch, self._clock, max_age_ms=max_age_ms)
 
     async def _look_ahead(self) -> None:
         """Bring near what has come near, until cancelled; tell, once a minute, if there is too much."""
@@ -318,14 +350,17 @@ class KafkaStore(Transfers):
         tasks, self._tasks = self._tasks, None
         for task in self._running.values():
             task.cancel()
-        if tasks is not None:
-            await tasks.__aexit__(None, None, None)
-            await self._positions.close()
-            await self._writer.__aexit__(None, None, None)
+        async with AsyncExitStack() as closing:  # all of it, also if it is cancelled on the way
+            for partition in self.partitions.values():
+                closing.callback(partition.close)
+            closing.push_async_callback(self.targets.close)
+            closing.push_async_callback(self._fetcher.close)
+            if tasks is not None:
+                closing.push_async_exit(self._writer)
+                closing.push_async_callback(self._positions.close)
+                await tasks.__aexit__(None, None, None)
         self._running.clear()
-        await self._fetcher.close()
         self.partitions = {}
-        await self.targets.close()
 
     def checked(self) -> None:
         """Refuse use while closed.
@@ -354,20 +389,21 @@ class KafkaStore(Transfers):
         Raises:
             UnsupportedByStoreError: It is another process's.
         """
-        return self._where(message_id, lambda index: index.knows(message_id))
+        return self._where(self._places(message_id), lambda index: index.knows(message_id))
 
     def partition_of_letter(self, key: DeadKey) -> Partition:
         """Return the partition in which a dead letter stands."""
-        return self._where(key.id, lambda index: index.keeps(key))
+        return self._where(self._places(key.id), lambda index: index.keeps(key))
 
-    def _where(self, message_id: str, is_there: Callable[[Index], bool]) -> Partition:
-        """Return where a message stands, else where it would be put."""
-        places = self._places(message_id)
-        found = next((each for each in self.partitions_of(message_id) if is_there(each.index)), None)
-        if found is None and places[0] not in self.partitions:
-            number = places[0].partition
-            raise UnsupportedByStoreError("lookup", f"partition {number}", "the process that owns it")
-        return found or self.partitions[places[0]]
+    def _where(self, places: Sequence[TopicPartition], is_there: Callable[[Index], bool]) -> Partition:
+        """Return where a message stands, in the first topic that holds it; else where it would be put."""
+        for place in places:
+            found = next((each for each in self._at(place) if is_there(each.index)), None)
+            if found is not None:
+                return found
+            if place not in self.partitions:
+                raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
+        return self.partitions[places[0]]
 
     def partitions_of(self, message_id: str) -> Sequence[Partition]:
         """Return the partitions that are owned in which messages of this id may stand, in the order of the topics."""
@@ -434,14 +470,19 @@ class KafkaStore(Transfers):
 
     async def _commanded(self, command: Command, full: str) -> Outcome:
         """Carry out a command as the owner: a put in the first topic, others where the message stands."""
-        partitions = self.partitions_of(command.id)
+        places = self._places(command.id)
         if isinstance(command, Put):
-            first = list(self._at(self._places(command.id)[0]))
-            known = next((each for each in first if each.index.knows(command.id, command.op)), None)
-            return Refused("full", full) if full and known is None else await (known or first[0]).command(command)
-        for partition in partitions:
-            await partition.until_ready()
-        return await self._where(command.id, lambda index: index.knows(command.id, command.op)).command(command)
+            del places[1:]
+        else:
+            for each in self.partitions_of(command.id):
+                await each.until_ready()
+        try:
+            partition = self._where(places, lambda index: index.knows(command.id, command.op))
+        except UnsupportedByStoreError as error:
+            return Refused("unavailable", str(error))  # until just now it owned all
+        if full and isinstance(command, Put) and not partition.index.knows(command.id, command.op):
+            return Refused("full", full)
+        return await partition.command(command)
 
     async def _store_read(
         self, outgoing: Sequence[Outgoing], answers: Sequence[Stored], source: SourcePosition
@@ -458,7 +499,7 @@ class KafkaStore(Transfers):
             outcome = Refused("passed")
         except InDoubtError as error:
             outcome = Unknown(reason_of(error))
-        except (AbortedError, *UNAVAILABLE) as error:
+        except _UNWRITTEN as error:
             outcome = Refused("unavailable", reason_of(error))
         except Exception as error:  # noqa: BLE001 - as in `Partition.run`
             log_failure(log, f"{self.name}: an intake's batch", reason_of(error), error, ())
@@ -669,9 +710,12 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
 
     Options: `create_topic=true`, `partitions` of a topic that is created, `accept_partitions` of one that was given
     more since, `history`, a topic that is told what becomes of messages, `member` of `members`, `horizon`,
-    `max_pending`, `catch_up`, `timeout_ms`; to log in `security`, `sasl`, `ca_certs`, `client_cert`, `client_key`.
+    `max_pending`, `catch_up`, `index`, a directory, `timeout_ms`; to log in `security`, `sasl`, `ca_certs`,
+    `client_cert`, `client_key`.
 
     Raises:
-        ConfigurationError: The URL is not of this form, or an option is unknown or out of range.
+        ConfigurationError: The URL is not of this form, an option is unknown or out of range, or there is a namespace.
     """
+    if namespace != "default":
+        raise ConfigurationError("namespace", namespace, "none on Kafka: a topic of its own keeps an application apart")
     return KafkaStore(url, clock=clock)

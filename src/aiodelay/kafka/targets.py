@@ -8,8 +8,11 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
+    BrokerResponseError,
+    InvalidProducerIdMapping,
     InvalidTopicError,
     KafkaError,
+    LeaderNotAvailableError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
     for_code,
@@ -21,13 +24,15 @@ from aiodelay.errors import StoreUnavailableError
 
 from .client import quiet, reason_of
 from .options import Cluster
+from .records import is_topic
 
 __all__ = ["Targets", "refused_topics"]
 
 _KNOWN_MS = 60_000
 _FIRST_MS, _LONGEST_MS = 100, 2_000
 _FIRST_REFUSED_MS, _LONGEST_REFUSED_MS = 1_000, 60_000
-_REFUSALS = (TopicAuthorizationFailedError, InvalidTopicError, UnknownTopicOrPartitionError)
+_REFUSALS = (TopicAuthorizationFailedError, InvalidTopicError, InvalidProducerIdMapping)
+"""What is no record's fault, though aiokafka does not try again by itself."""
 
 
 class _Blocked(Struct):
@@ -113,16 +118,19 @@ class Targets:
         return changed
 
     async def _described(self, topics: Collection[str]) -> dict[str, Exception | None]:
-        """Ask for topics, and create none by that."""
+        """Ask for topics, and create none by that; not for what cannot be one: a record may name anything."""
+        found: dict[str, Exception | None] = dict.fromkeys(topics, InvalidTopicError())
+        named = [topic for topic in topics if is_topic(topic)]
+        if not named:
+            return found
         try:
             async with self._looking, asyncio.timeout(self._cluster.timeout_ms / 1000):
                 admin = await self._started()
-                answer = await admin._send_request(MetadataRequest(list(topics), allow_auto_topic_creation=False))
+                answer = await admin._send_request(MetadataRequest(named, allow_auto_topic_creation=False))
         except (KafkaError, TimeoutError, OSError) as error:
             await self.close()
             raise StoreUnavailableError(self._cluster.name, reason_of(error)) from error
-        described = answer.to_object()["topics"]
-        return {each["topic"]: for_code(code)() if (code := each["error_code"]) else None for each in described}
+        return found | {each["topic"]: _problem(each) for each in answer.to_object()["topics"]}
 
     async def _started(self) -> Any:  # noqa: ANN401 - aiokafka's
         if self._admin is None:
@@ -141,14 +149,18 @@ def _reason(topic: str, error: Exception) -> str:
     return f"no topic {topic!r}" if isinstance(error, UnknownTopicOrPartitionError) else reason_of(error)
 
 
-def refused_topics(error: Exception, written: Collection[str]) -> Collection[str]:
-    """Return the topics that take nothing at all, by the error of a batch of records.
+def _problem(topic: Mapping[str, Any]) -> Exception | None:
+    """Return why a topic takes nothing, or not all."""
+    if code := topic["error_code"]:
+        problem: Exception = for_code(code)()
+        return problem
+    return LeaderNotAvailableError() if any(each["leader"] < 0 for each in topic["partitions"]) else None
 
-    Args:
-        error: The batch's.
-        written: Topics of its records.
-    """
-    if not isinstance(error, _REFUSALS):
-        return ()
-    named = error.args[0] if error.args else None  # of one forbidden topic, the others' batches fail as well
-    return named if isinstance(named, set) else written
+
+def refused_topics(error: Exception, topic: str) -> Collection[str]:
+    """Return the topics that take nothing now, by the error of a batch for one; none if its records are at fault."""
+    named = error.args[0] if isinstance(error, TopicAuthorizationFailedError) and error.args else None
+    if isinstance(named, set):  # of one forbidden topic, the others' batches fail as well
+        return named
+    is_rejected = isinstance(error, BrokerResponseError) and not error.retriable
+    return () if is_rejected and not isinstance(error, _REFUSALS) else {topic}

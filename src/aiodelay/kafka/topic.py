@@ -16,12 +16,22 @@ from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from .client import quiet, reason_of
 from .options import Cluster
 
-__all__ = ["SETTINGS", "Problem", "Topic", "check", "mending", "prepare", "prepare_intake", "problems"]
+__all__ = [
+    "LEAST_LAG_MS",
+    "SETTINGS",
+    "Problem",
+    "Topic",
+    "check",
+    "mending",
+    "prepare",
+    "prepare_intake",
+    "problems",
+]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
-_LEAST_LAG_MS = 600_000
+LEAST_LAG_MS = 600_000
 _LEAST_RETENTION_MS = 3 * _DAY_MS
 _LEAST_MESSAGE = 262_144 + 65_536
 _FOREVER = 9_223_372_036_854_775_807
@@ -113,14 +123,14 @@ _RULES: dict[str, _Rule] = {
     "cleanup.policy": _Rule(_is("compact"), _is("compact"), "compact: anything else deletes schedules by age"),
     "min.compaction.lag.ms": _Rule(
         _at_least(6 * _HOUR_MS),
-        _at_least(_LEAST_LAG_MS),
+        _at_least(LEAST_LAG_MS),
         "at least 21600000 (6 h): so long a change that raced with a delivery can be written again",
     ),
     "max.compaction.lag.ms": _Rule(
         _at_most(_FOREVER / 2), _always, "about 604800000 (7 d): else quiet partitions grow"
     ),
     "delete.retention.ms": _Rule(
-        _at_least(_LEAST_RETENTION_MS), _at_least(_LEAST_LAG_MS), "at least 259200000 (3 d): so long a reader may take"
+        _at_least(_LEAST_RETENTION_MS), _at_least(LEAST_LAG_MS), "at least 259200000 (3 d): so long a reader may take"
     ),
     "segment.ms": _Rule(_at_most(7 * _DAY_MS), _always, "at most 604800000 (7 d): the newest segment is never cleaned"),
     "segment.bytes": _Rule(_at_most(1 << 30), _always, "at most 1073741824: the newest segment is never cleaned"),

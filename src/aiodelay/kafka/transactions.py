@@ -48,6 +48,8 @@ class Transactions(Producer):
         transactional_id: One per partition that is owned, the same for every owner.
     """
 
+    is_spent: bool = False
+
     def __init__(self, cluster: Cluster, transactional_id: str) -> None:
         super().__init__(cluster, transactional_id=transactional_id, transaction_timeout_ms=TIMEOUT_MS)
         self._send = self._client.client.send

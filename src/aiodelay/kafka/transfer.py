@@ -152,7 +152,7 @@ class KafkaTransfer:
         self._store, self._sink = store, sink
         self._targets = store.targets
         self._turn = 0
-        self.wakeup = WakeUp()
+        self.wakeup: WakeUp = WakeUp()
 
     @property
     def lane(self) -> str:
@@ -201,7 +201,7 @@ class KafkaTransfer:
     def _taken(self, demand: Demand, changes: dict[Partition, list[Change]]) -> _Taking:
         """Decide to move what is due, another partition first each time: what the first ones leave is the others'."""
         self._block()
-        ready = [partition for partition in self._store.partitions.values() if partition.is_ready]
+        ready = self._ready()
         if not ready and self._store.partitions:
             why = next((each.why for each in self._store.partitions.values() if each.why), "")
             raise StoreUnavailableError(self._store.name, why or "the partitions are being read")
@@ -229,8 +229,11 @@ class KafkaTransfer:
         for partition in self._store.partitions.values():
             partition.index.block(self.lane, self._targets.blocked.keys())
 
+    def _ready(self) -> list[Partition]:
+        return [each for each in self._store.partitions.values() if each.is_ready and not each.is_stalled]
+
     def _next_due_ms(self) -> int | None:
-        dues = [each.index.next_due_ms(self.lane) for each in self._store.partitions.values() if each.is_ready]
+        dues = [each.index.next_due_ms(self.lane) for each in self._ready()]
         return min((due for due in (*dues, self._targets.next_ms) if due is not None), default=None)
 
     async def wait(self, *, until_ms: int | None) -> None:

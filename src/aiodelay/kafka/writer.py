@@ -14,7 +14,7 @@ from .options import Cluster
 
 __all__ = ["TOO_LARGE", "Writer"]
 
-TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
 _MOST_REPEATS = 20
 
 
@@ -59,7 +59,7 @@ class Writer:
             return self._producer
 
     async def write(self, records: Sequence[Outgoing]) -> list[Written]:
-        """Write records, each partition's in order; return what became of each. May be cancelled.
+        """Write records, each partition's in order; return what became of each one's batch. May be cancelled.
 
         Raises:
             KafkaError, TimeoutError, OSError: No producer can be started; what was written before is not told.
@@ -79,8 +79,7 @@ class Writer:
                     repeats += 1  # the batch before it was refused (K7)
                     queue.append(indices)
                 else:
-                    for offset, index in enumerate(indices, written.offset):
-                        found[index] = Written(indices, written.error, offset, written.in_doubt)
+                    found.update(dict.fromkeys(indices, written))
         return [found[i] for i in range(len(records))]
 
     async def _write(self, records: Sequence[Outgoing]) -> Sequence[Written]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 from itertools import chain, islice, takewhile
@@ -174,6 +174,10 @@ class Remembered(Generic[K, V]):
     def is_any(self) -> bool:
         """Whether there may be anything."""
         return bool(self._values)
+
+    def items(self, now_ms: int) -> Iterator[tuple[K, V, int]]:
+        """Return all that is still remembered, and until when."""
+        return ((what, value, until_ms) for what, (until_ms, value) in self._values.items() if until_ms > now_ms)
 
     def forget(self, now_ms: int, limit: int) -> None:
         """Drop what is past its time, oldest first."""
