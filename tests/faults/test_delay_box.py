@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from itertools import product
 from pathlib import Path
+from signal import SIGKILL, SIGSTOP
 
 import pytest
 from confluent_kafka import Message
@@ -49,8 +50,8 @@ class Place:
         self.url = f"kafka://{kafka}/{intake}?timeout_ms=5000"
         self.sent = 0
 
-    def start(self, step: str = "", when: str = "before", nth: int = 1) -> Worker:
-        plan = Plan(self.store, self.url, [self.target], self.intake, step, when, nth)
+    def start(self, step: str = "", when: str = "before", nth: int = 1, signal: int = SIGKILL) -> Worker:
+        plan = Plan(self.store, self.url, [self.target], self.intake, step, when, nth, signal)
         return self.crew.start("delay_box", plan, name=f"{self.intake}-{len(self.crew.workers)}")
 
     def box(self) -> DelayBox:
@@ -67,7 +68,7 @@ class Place:
         await asyncio.to_thread(send, self.kafka, self.intake, values)
 
     async def each_came_out(self, *, patience_s: float = 90, once: bool = True) -> list[Message]:
-        """Return what came out: every request, and as one message, delivered once; or, if not, that one again."""
+        """Return what came out: every request, stored once; and delivered once, or else with the same delivery id."""
         out = Out(self.kafka, self.target, read="committed")
         await out.until(self.sent, patience_s)
         records = await out.quiet(2)
@@ -166,22 +167,20 @@ async def test_f3_a_storm_of_rebalances(kafka: str, crew: Crew, redis_server: Re
     await place.dead_letters(25)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 async def test_f3_a_box_that_stood_still_stores_nothing_twice(
-    kafka: str, crew: Crew, redis_server: RedisServer
+    kafka: str, crew: Crew, redis_server: RedisServer, kind: str
 ) -> None:
-    """It comes back to life in the middle of a batch that another one has stored meanwhile."""
-    place = await placed(kafka, "redis", crew, redis_server, partitions=1)
-    frozen = place.start()
+    """It comes back to life with a batch in its hands that another one has stored, and delivered, meanwhile."""
+    place = await placed(kafka, kind, crew, redis_server, partitions=1)
+    await place.send(600, 12)
+    frozen = place.start("apply", "before", 2, SIGSTOP)
     await asyncio.to_thread(frozen.line, "open")
-    for _ in range(20):
-        await place.send(100, 40)
-        await asyncio.sleep(0.02)
-    frozen.stop()
+    await asyncio.sleep(3)
     other = place.start()
-    await place.send(500, 30)
-    await asyncio.sleep(14)
+    await place.each_came_out()
     frozen.continue_()
-    await place.send(100, 5)
+    await place.send(100, 3)
     await place.each_came_out()
     for box in (frozen, other):
         box.terminate()
@@ -196,6 +195,22 @@ async def recreate(kafka: str, topic: str) -> None:
     while topic in admin.list_topics(timeout=10).topics:  # noqa: ASYNC110 - nothing tells
         await asyncio.sleep(0.05)
     await create_topic(kafka, topic)
+
+
+async def test_a_topic_that_was_created_anew_while_the_box_stood_still(
+    kafka: str, crew: Crew, redis_server: RedisServer
+) -> None:
+    """It goes on where there are other records now."""
+    place = await placed(kafka, "redis", crew, redis_server, partitions=1)
+    await place.send(100, 0)
+    box = place.start()
+    await place.each_came_out()
+    box.stop()
+    await recreate(kafka, place.intake)
+    await place.send(300, 0)
+    box.continue_()
+    await place.each_came_out()
+    box.terminate()
 
 
 @pytest.mark.parametrize(("kind", "runs", "n"), list(product(["sqlite", "kafka"], [True, False], [20, 100, 300])))

@@ -1,4 +1,4 @@
-"""A delay box that is killed, with SIGKILL, just before or after a step of its own."""
+"""A delay box that is killed or stopped, with SIGKILL or SIGSTOP, just before or after a step of its own."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Plan(Struct):
         step: Of `STEPS`, "": none.
         when: `before` or `after` it.
         nth: Which time.
+        signal: By what.
     """
 
     store: str
@@ -53,10 +54,11 @@ class Plan(Struct):
     step: str = ""
     when: str = "before"
     nth: int = 1
+    signal: int = signal.SIGKILL
 
 
-def kill_at(plan: Plan) -> None:
-    """Let this process end there."""
+def end_at(plan: Plan) -> None:
+    """Let this process end, or stand still, there."""
     setattr(positions, "Transactions", IntakeTransactions)  # noqa: B010 - it is no public name
     owner, name = STEPS[plan.step]
     original: Callable[..., Awaitable[Any]] = getattr(owner, name)
@@ -67,10 +69,10 @@ def kill_at(plan: Plan) -> None:
         times += 1
         is_it = times == plan.nth
         if is_it and plan.when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), plan.signal)
         answer = await original(*arguments, **options)
         if is_it and plan.when == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), plan.signal)
         return answer
 
     setattr(owner, name, watched)
@@ -79,7 +81,7 @@ def kill_at(plan: Plan) -> None:
 async def main(plan: Plan) -> None:
     """Run the box."""
     if plan.step:
-        kill_at(plan)
+        end_at(plan)
     async with DelayBox(plan.store, plan.source, allow=plan.allow, namespace=plan.namespace):
         print("open", flush=True)
         await asyncio.get_running_loop().create_future()
