@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from .assignor import ASSIGNOR
-from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
+from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
 from .options import Cluster
 
 __all__ = ["SESSION_MS", "Group"]
@@ -78,7 +78,7 @@ class Group:
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     async def _be_member(self) -> None:
-        quiet()
+        tame()
         consumer = self._consumer = AIOKafkaConsumer(
             **self._cluster.client,
             group_id=f"aiodelay.{self._topic}",

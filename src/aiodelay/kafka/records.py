@@ -82,6 +82,7 @@ __all__ = [
     "op_of",
     "partition_of",
     "partitions_in",
+    "readable",
     "user_headers",
 ]
 
@@ -601,6 +602,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
         RecordFormatError: Says what is wrong.
     """
     found = dict(headers)
+    _check_names(found)
     _place_ms(found)
     lane, address = _destination(found)
     encoding = "null" if NULL in found else _text(found, "encoding")
@@ -628,6 +630,12 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
         _TEXT_TO_LATE.get(found.get(HEADER["late"]) or b"", LateAction.DELIVER),
         **_state(found),
     )
+
+
+def _check_names(found: Mapping[str, bytes | None]) -> None:
+    for name in found:
+        if readable(name) != name:
+            raise RecordFormatError(f"the name of header {shortened(readable(name))} is not UTF-8")
 
 
 def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
@@ -682,8 +690,15 @@ def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
 def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:
     """Return the headers that are neither the scheduler's nor ours, in their order; null is written as empty."""
     return (
-        (name, value or b"") for name, value in headers if name not in _OURS and not name.lower().startswith(_PREFIX)
+        (readable(name), value or b"")
+        for name, value in headers
+        if name not in _OURS and not name.lower().startswith(_PREFIX)
     )
+
+
+def readable(name: str) -> str:
+    r"""Return a header's name with `\xff` in the place of a byte that is no UTF-8, which is read as a surrogate."""
+    return name if name.isascii() else name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _field(found: Mapping[str, bytes | None], name: str, default: int = 0) -> int:
