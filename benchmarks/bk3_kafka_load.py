@@ -83,9 +83,10 @@ async def our_read(bootstrap: str, schedules: str, n: int) -> float:
     return watch.seconds
 
 
-async def opened_and_ready(bootstrap: str, schedules: str, n: int) -> KafkaStore:
+async def opened_and_ready(bootstrap: str, schedules: str, n: int, options: str = "") -> KafkaStore:
     """Open a store, which the caller closes, and wait until all that is pending is known."""
-    store = KafkaStore(f"kafka://{bootstrap}/{schedules}?member=0&members=1&timeout_ms={LONGEST_S * 1000}")
+    url = f"kafka://{bootstrap}/{schedules}?member=0&members=1&timeout_ms={LONGEST_S * 1000}{options}"
+    store = KafkaStore(url)
     await store.__aenter__()
     async with store.work("bk3", ["kafka"]) as work:
         check(work.status().phase == "ready", "not all was read")

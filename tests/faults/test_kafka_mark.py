@@ -65,7 +65,8 @@ class SlowReader:
         async def slow_read(reader: Reader, consumer: AIOKafkaConsumer, partitions: Partitions) -> None:
             if not self.is_on:
                 known.add(reader)
-            if reader not in known and any(each.index._entries for each in partitions.values()):
+            is_held = reader not in known and not self.may_go_on.is_set()
+            if is_held and any(each.index._entries for each in partitions.values()):
                 consumer.pause(*consumer.assignment())
                 await asyncio.sleep(1)  # what it has asked for already comes, and is nothing
                 self.holds.set()

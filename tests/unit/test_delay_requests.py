@@ -142,3 +142,5 @@ def test_record_headers_that_cannot_travel_are_refused() -> None:
         read(ARTICLE, [("a b", b"1")])
     with pytest.raises(BadRequestError, match="at most 64"):
         read(ARTICLE, [(f"h{i}", b"") for i in range(65)])
+    with pytest.raises(BadRequestError, match="not UTF-8"):
+        read(ARTICLE, [("\udcff", b"1")])

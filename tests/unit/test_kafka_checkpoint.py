@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aiodelay.kafka import records
@@ -187,6 +187,7 @@ async def _holds(index: Index) -> Sequence[tuple[str, str | None]]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=14), st.lists(STEPS, max_size=8))
+@example([Step("put", "a", NOW, 1), Step("end", "a", NOW, 0), Step("again", "a", NOW, 0)], [])
 def test_an_index_goes_on_as_if_it_had_never_been_left(before: list[Step], after: list[Step]) -> None:
     with TemporaryDirectory(dir=IN_MEMORY) as folder:
         leave_and_go_on(Path(folder, "t-0.index"), before, after)

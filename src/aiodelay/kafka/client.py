@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from aiodelay.errors import cut
 
+from . import parsing
 from .options import Cluster
 from .records import java_partition
 
@@ -35,9 +36,9 @@ __all__ = [
     "Producer",
     "Written",
     "log_failure",
-    "quiet",
     "reason_of",
     "stop",
+    "tame",
 ]
 
 BATCH_BYTES = 524_288
@@ -79,8 +80,13 @@ class Written(NamedTuple):
     in_doubt: bool = False
 
 
-def quiet() -> None:
-    """Keep aiokafka from logging whole requests, passwords and payloads included (K9), unless it was told to."""
+def tame() -> None:
+    """Keep aiokafka from what it does to all its clients of a process, before one is made; repeating changes nothing.
+
+    It would log whole requests, passwords and payloads included, unless told otherwise (K9), and stop at a header whose
+    name is no UTF-8 (K18).
+    """
+    parsing.install()
     log = logging.getLogger("aiokafka")
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
@@ -128,7 +134,7 @@ class Producer:
     """Something went wrong: sequence numbers have a gap (K7), or a request may still be on its way (K4)."""
 
     def __init__(self, cluster: Cluster, **options: Any) -> None:  # noqa: ANN401 - aiokafka's own
-        quiet()
+        tame()
         self._timeout_s = cluster.timeout_ms / 1000
         self._client = AIOKafkaProducer(
             **cluster.client,

@@ -36,7 +36,7 @@ _SLICE = 8_192
 _EPOCH_S = 1_735_689_600  # 2025: so due times take 4 bytes until 2093
 _ALL = 1 << 64
 _COLUMNS = "hash INTEGER, tag INTEGER, due INTEGER, offset INTEGER, kind INTEGER, PRIMARY KEY (hash, tag)"
-_CACHE_KIB = 4_096
+_CACHE_KIB = 2_048
 _CHECK = (
     "(({0}hash & 2147483647) + ({0}hash >> 31) * 3 + {0}tag * 5 + {0}due * 7 + {0}offset * 11 + {0}kind * 13)"
     " % 2147483647"

@@ -40,7 +40,7 @@ from aiodelay.transitions import NO_OP, is_release, returned, token_counter, tok
 from aiodelay.wakeup import WakeUp
 
 from .assignor import ASSIGNOR
-from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
+from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
 from .group import METADATA_MS, Group
 from .offsets import Offsets
 from .options import Cluster
@@ -252,7 +252,7 @@ class TopicFeed:
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._consumer is None:
-            quiet()
+            tame()
             self._followed = None
             consumer = AIOKafkaConsumer(
                 **self._cluster.client,

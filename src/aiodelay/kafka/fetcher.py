@@ -9,7 +9,7 @@ from contextlib import suppress
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from .client import CLOSE_S, quiet
+from .client import CLOSE_S, tame
 from .index import Read
 from .options import Cluster
 
@@ -80,7 +80,7 @@ class Fetcher:
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._consumer is None:
-            quiet()
+            tame()
             self._consumer = AIOKafkaConsumer(
                 **self._cluster.client,
                 isolation_level="read_committed",

@@ -18,7 +18,7 @@ from aiokafka.errors import CommitFailedError
 from aiokafka.structs import OffsetAndMetadata
 
 from .assignor import ASSIGNOR
-from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
+from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
 from .incarnation import topic_id
 from .options import Cluster
 
@@ -103,7 +103,7 @@ class Group:
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     async def _be_member(self) -> None:
-        quiet()
+        tame()
         consumer = self._consumer = AIOKafkaConsumer(
             **self._cluster.client,
             group_id=self.name,

@@ -13,7 +13,7 @@ from aiodelay.model import JournalEntry
 from aiodelay.transitions import base_id
 
 from . import records
-from .client import quiet, reason_of, stop
+from .client import reason_of, stop, tame
 from .options import Cluster
 
 __all__ = ["read_history"]
@@ -27,7 +27,7 @@ async def read_history(
     Raises:
         StoreUnavailableError: The cluster does not answer.
     """
-    quiet()
+    tame()
     consumer = AIOKafkaConsumer(
         topic,
         **cluster.client,

@@ -20,10 +20,10 @@ from aiodelay.errors import StoreUnavailableError, cut
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Refused, SourcePosition, Stored, Unknown
 from aiodelay.ports import Inspectable, Store
 
-from .client import UNAVAILABLE, Outgoing, log_failure, quiet, reason_of, stop
+from .client import UNAVAILABLE, Outgoing, log_failure, reason_of, stop, tame
 from .incarnation import topic_id
 from .options import Cluster
-from .records import DEAD_REASON
+from .records import DEAD_REASON, readable
 from .requests import BadRequestError
 from .writer import TOO_LARGE, Writer
 
@@ -123,7 +123,7 @@ class Intake:
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     async def _take_in(self) -> None:
-        quiet()
+        tame()
         consumer = AIOKafkaConsumer(
             **self._cluster.client,
             isolation_level="read_committed",
@@ -298,7 +298,7 @@ class Intake:
         return too_large
 
     def _dead_record(self, record: ConsumerRecord, reason: str) -> Outgoing:
-        headers = [*record.headers, *_dead_headers(record, reason)]
+        headers = [*((readable(name), value) for name, value in record.headers), *_dead_headers(record, reason)]
         return Outgoing(self._dead_topic, record.key, record.value, headers)
 
     def _stub(self, record: ConsumerRecord, reason: str) -> Outgoing:

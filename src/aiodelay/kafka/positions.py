@@ -16,7 +16,7 @@ from msgspec import Struct
 from aiodelay.model import SourcePosition
 
 from . import records
-from .client import Outgoing, quiet, stop
+from .client import Outgoing, stop, tame
 from .options import Cluster
 from .transactions import Transactions
 
@@ -120,7 +120,7 @@ class Positions:
             return self._found.get(source)
 
     async def _read_through(self, barrier: int) -> None:
-        quiet()
+        tame()
         consumer = AIOKafkaConsumer(
             **self._cluster.client,
             isolation_level="read_committed",

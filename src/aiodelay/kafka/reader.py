@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
-from .client import UNAVAILABLE, log_failure, quiet, reason_of, stop
+from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
 from .group import METADATA_MS
 from .options import Cluster
 from .partition import Partition
@@ -61,7 +61,7 @@ class Reader:
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     async def _read_on(self) -> None:
-        quiet()
+        tame()
         consumer = AIOKafkaConsumer(
             **self._cluster.client,
             isolation_level="read_committed",

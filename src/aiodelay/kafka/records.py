@@ -58,6 +58,7 @@ __all__ = [
     "Message",
     "Wire",
     "asked_back",
+    "check_names",
     "dead_key",
     "dead_key_of",
     "decode",
@@ -88,6 +89,7 @@ __all__ = [
     "partition_of",
     "partitions_in",
     "position_in",
+    "readable",
     "received",
     "user_headers",
 ]
@@ -665,6 +667,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
         RecordFormatError: Says what is wrong.
     """
     found = dict(headers)
+    check_names(headers)
     _place_ms(found)
     lane, address = _destination(found)
     encoding = "null" if NULL in found else _text(found, "encoding")
@@ -746,8 +749,26 @@ def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
 def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:
     """Return the headers that are neither the scheduler's nor ours, in their order; null is written as empty."""
     return (
-        (name, value or b"") for name, value in headers if name not in _OURS and not name.lower().startswith(_PREFIX)
+        (readable(name), value or b"")
+        for name, value in headers
+        if name not in _OURS and not name.lower().startswith(_PREFIX)
     )
+
+
+def check_names(headers: Headers) -> None:
+    """Refuse names that are no UTF-8.
+
+    Raises:
+        RecordFormatError: Names the first.
+    """
+    for name, _ in headers:
+        if readable(name) != name:
+            raise RecordFormatError(f"the name of header {shortened(readable(name))} is not UTF-8")
+
+
+def readable(name: str) -> str:
+    r"""Return a header's name with `\xff` in the place of a byte that is no UTF-8, which is read as a surrogate."""
+    return name if name.isascii() else name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _field(found: Mapping[str, bytes | None], name: str, default: int = 0) -> int:

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from aiodelay.errors import InputError, ScheduleTimeError, shortened
+from aiodelay.errors import InputError, RecordFormatError, ScheduleTimeError, shortened
 from aiodelay.inputs import check_headers, check_id, check_key, check_payload_size
 from aiodelay.model import After, At, Envelope, Put
 from aiodelay.timeunits import MAX_HORIZON_MS, check_horizon, to_epoch_ms
 from aiodelay.transitions import NO_OP
 
-from .records import SINK, Headers, is_topic, user_headers
+from .records import SINK, Headers, check_names, is_topic, user_headers
 
 __all__ = ["FIELDS", "BadRequestError", "Rules", "read_request"]
 
@@ -83,9 +83,10 @@ def read_request(
         payload = _payload(given, value or b"")
         check_payload_size(payload, rules.max_payload)
         message_id = own_id if given.get("id") is None else check_id(given["id"])
+        check_names(headers)
         travelling = check_headers({**dict(user_headers(headers)), **_headers(given)})
         envelope = Envelope(message_id, SINK, topic, payload=payload, key=_key(given), headers=travelling)
-    except InputError as error:
+    except (InputError, RecordFormatError) as error:
         raise BadRequestError(str(error)) from error
     except UnicodeEncodeError:
         raise BadRequestError("a text in it cannot be written as UTF-8 (a lone surrogate)") from None

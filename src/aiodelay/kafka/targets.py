@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from aiodelay.errors import StoreUnavailableError
 
-from .client import quiet, reason_of
+from .client import reason_of, tame
 from .options import Cluster
 from .records import is_topic
 
@@ -134,7 +134,7 @@ class Targets:
 
     async def _started(self) -> Any:  # noqa: ANN401 - aiokafka's
         if self._admin is None:
-            quiet()
+            tame()
             admin = AIOKafkaAdminClient(**self._cluster.client, request_timeout_ms=self._cluster.timeout_ms)
             try:
                 await admin.start()

@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError, for_code
 
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 
-from .client import quiet, reason_of
+from .client import reason_of, tame
 from .options import Cluster
 
 __all__ = [
@@ -187,7 +187,7 @@ async def prepare(
         StoreUnavailableError: The cluster does not answer.
         StoreMismatchError: A topic is missing, or may lose messages.
     """
-    quiet()
+    tame()
     admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
     try:
         async with asyncio.timeout(cluster.timeout_ms / 1000):
@@ -228,7 +228,7 @@ async def prepare_intake(
         StoreUnavailableError: The cluster does not answer, or a topic may not be created.
         StoreMismatchError: A topic is missing.
     """
-    quiet()
+    tame()
     admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
     try:
         async with asyncio.timeout(cluster.timeout_ms / 1000):
