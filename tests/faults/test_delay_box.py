@@ -131,16 +131,17 @@ async def test_f1_killed_again_and_again_while_it_delivers(
 ) -> None:
     """What was in flight may come again, as the same message."""
     place = await placed(kafka, kind, crew, redis_server, partitions=4)
-    boxes = [place.start() for _ in range(3)]
-    rng = random.Random(6)
-    for _ in range(8):
-        await place.send(200, rng.choice([0, 0.5, 3]), bad=2)
-        await asyncio.sleep(rng.uniform(0.5, 2))
-        victim = rng.randrange(3)
-        await asyncio.to_thread(boxes[victim].kill)
-        boxes[victim] = place.start()
+    boxes, out = [place.start() for _ in range(2)], Out(kafka, place.target)
+    for number in range(4):
+        await place.send(200, 0.5, bad=2)
+        await out.until(place.sent)  # all partitions have an owner again
+        await place.send(800, 0.2, bad=2)
+        await out.until(place.sent - 700)
+        await asyncio.to_thread(boxes[number % 2].kill)
+        boxes[number % 2] = place.start()
     await place.each_came_out(once=kind == "kafka")
     await place.dead_letters(16)
+    out.close()
 
 
 # --- shared out anew --------------------------------------------------------------------------------------
