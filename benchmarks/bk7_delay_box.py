@@ -31,7 +31,7 @@ from .redis_server import MESSAGES_KEY, Client, emptied
 
 __all__ = ["BENCHMARK"]
 
-MESSAGES = 20_000
+MESSAGES = 50_000
 PARTITIONS = 3
 POSITIONS_KEY = Keys("default").key("src")
 GOAL = Goal("at least", 0.5)
