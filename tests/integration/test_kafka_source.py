@@ -303,6 +303,18 @@ async def test_s2_offsets_out_of_range_are_told_and_all_is_read(
     assert "partition 0 was to be read from offset 100, and holds 0 to 10" in told
 
 
+@pytest.mark.parametrize(("note", "handled"), [("aiodelay-topic=another", 10), ("another client's", 3)])
+async def test_s2_what_was_committed_of_another_topic_of_this_name_does_not_count(
+    kafka: str, note: str, handled: int
+) -> None:
+    at = await scene(kafka)
+    at.fill(10)
+    set_offsets(kafka, at.group, at.topic, [7], note)
+    async with at.handled_by(nothing):
+        await at.has_committed(10)
+    assert len(at.seen) == handled
+
+
 async def test_s2_a_topic_that_is_created_anew_is_read_from_its_beginning(kafka: str) -> None:
     at = await scene(kafka)
     at.fill(50)

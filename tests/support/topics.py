@@ -39,10 +39,10 @@ def committed(bootstrap: str, group: str, topic: str, partitions: int = 1) -> li
         consumer.close()
 
 
-def set_offsets(bootstrap: str, group: str, topic: str, offsets: Sequence[int]) -> None:
+def set_offsets(bootstrap: str, group: str, topic: str, offsets: Sequence[int], note: str = "") -> None:
     """Commit offsets for a group that has no members."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    places = [TopicPartition(topic, number, offset) for number, offset in enumerate(offsets)]
+    places = [TopicPartition(topic, number, offset, metadata=note) for number, offset in enumerate(offsets)]
     (altered,) = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, places)]).values()
     assert [place.error for place in altered.result(30).topic_partitions] == [None] * len(places)
 

@@ -40,7 +40,7 @@ from aiodelay.transitions import NO_OP, is_release, returned, token_counter, tok
 from aiodelay.wakeup import WakeUp
 
 from .assignor import ASSIGNOR
-from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
+from .client import CLOSE_S, UNAVAILABLE, log_failure, reason_of, stop, tame
 from .group import METADATA_MS, Group
 from .offsets import Offsets
 from .options import Cluster
@@ -103,8 +103,7 @@ class _Part:
     def to_commit(self) -> int | None:
         """The offset that is to be committed, if any."""
         ended_to = self.offsets.ended_to
-        is_new = ended_to != self.committed and ended_to > self._begun_at
-        return ended_to if is_new and self.is_checked and not self.is_lost else None
+        return ended_to if ended_to != self.committed and ended_to > self._begun_at else None
 
     def read(self, found: Sequence[_Read]) -> None:
         """Take in what was read."""
@@ -401,13 +400,17 @@ class TopicFeed:
     async def _commit(self) -> None:
         """Commit offsets up to the first record that has not ended; what fails is tried again."""
         async with self._commits:
-            parts = {part: offset for part in self._parts.values() if (offset := part.to_commit) is not None}
-            if not parts or not self._may_commit:
+            if not (self._may_commit and self._has_to_commit):
                 return
-            for part, offset in parts.items():
-                part.committing = offset
+            place, parts = next(iter(self._parts)), dict[_Part, int]()
             try:
-                if not await self._is_same_topic(next(iter(parts)).place):
+                await self._check_parts()
+                if not await self._is_same_topic(place):
+                    return
+                for part in self._parts.values():
+                    if part.is_checked and (offset := part.to_commit) is not None:
+                        parts[part] = part.committing = offset
+                if not parts:
                     return
                 note = NOTE + self._topic_id
                 await self.group.commit({part.place: OffsetAndMetadata(to, note) for part, to in parts.items()})
@@ -421,6 +424,20 @@ class TopicFeed:
                 for part, offset in parts.items():
                     part.committed = offset
 
+    @property
+    def _has_to_commit(self) -> bool:
+        return any(part.to_commit is not None for part in self._parts.values())
+
+    async def _check_parts(self) -> None:
+        """Find out of which partitions that stayed nobody else has committed anything since."""
+        assigned, parts = self._assigned, [part for part in self._parts.values() if not part.is_checked]
+        if not parts:
+            return
+        found = await self.group.committed([part.place for part in parts])
+        if assigned is self._assigned:
+            for part in parts:
+                part.is_checked = part.is_own(found[part.place].offset if part.place in found else None)
+
     async def _is_same_topic(self, place: TopicPartition) -> bool:
         """Say whether what is committed is of the topic that was read; if not, the new one is read."""
         if await self.group.topic_id(place) == self._topic_id:
@@ -432,8 +449,13 @@ class TopicFeed:
         return False
 
     async def close(self) -> None:
-        """Commit what has ended, and disconnect; the group is left by whoever runs it."""
+        """Commit what has ended, also if the group is just being shared out, and disconnect; others leave the group."""
         await self._commit()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                while self._has_to_commit:
+                    await asyncio.sleep(COMMIT_S)
+                    await self._commit()
         await self._disconnect()
 
     # --- waiting ------------------------------------------------------------------------------------------
