@@ -57,7 +57,7 @@ class DelayBox:
         dead_topic: Where refused records go; None = `<topic>.dead`. It is created if it is missing.
         begin_after: A consumer group of another system: where no position is stored yet, the box begins at what that
             group has committed, instead of at the topic's beginning.
-        namespace: Keeps several boxes in one store apart; not with a `Scheduler`, which has one.
+        namespace: Keeps several boxes in one store apart; not on Kafka, and not with a `Scheduler`, which has one.
         max_payload: Most bytes of a message.
 
     Raises:

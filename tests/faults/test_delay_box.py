@@ -47,15 +47,16 @@ class Place:
 
     def __init__(self, kafka: str, store: str, crew: Crew, intake: str, target: str) -> None:
         self.kafka, self.store, self.crew, self.intake, self.target = kafka, store, crew, intake, target
+        self.namespace = "default" if store.startswith("kafka:") else intake
         self.url = f"kafka://{kafka}/{intake}?timeout_ms=5000"
         self.sent = 0
 
     def start(self, step: str = "", when: str = "before", nth: int = 1, signal: int = SIGKILL) -> Worker:
-        plan = Plan(self.store, self.url, [self.target], self.intake, step, when, nth, signal)
+        plan = Plan(self.store, self.url, [self.target], self.namespace, step, when, nth, signal)
         return self.crew.start("delay_box", plan, name=f"{self.intake}-{len(self.crew.workers)}")
 
     def box(self) -> DelayBox:
-        return DelayBox(self.store, self.url, allow=[self.target], namespace=self.intake)
+        return DelayBox(self.store, self.url, allow=[self.target], namespace=self.namespace)
 
     async def send(self, n: int, countdown: float, *, bad: int = 0) -> None:
         """Send requests that are told apart by their message, and some that are none."""

@@ -61,7 +61,8 @@ class Place:
         self.kafka, self.intake, self.target, self.store = kafka, intake, target, store
 
     def box(self, **options: Any) -> DelayBox:  # noqa: ANN401 - those of a box
-        options = {"allow": [self.target], "namespace": self.intake} | options
+        apart = {} if self.store.startswith("kafka:") else {"namespace": self.intake}
+        options = {"allow": [self.target]} | apart | options
         return DelayBox(self.store, f"kafka://{self.kafka}/{self.intake}", **options)
 
     async def send(self, *values: bytes | None, **options: Any) -> None:  # noqa: ANN401 - those of `send`
@@ -325,7 +326,8 @@ async def test_one_command_runs_a_box_until_sigterm(
 ) -> None:
     intake, target = new_name("TB"), await create_topic(kafka, new_name("T"))
     arguments = ["delay-box", "--from", f"kafka://{kafka}/{intake}?create_topic=true", "--store", urls[kind]]
-    options = ["--allow", target, "--allow", "other", "--dead-topic", f"{intake}-bad", "--namespace", intake]
+    options = ["--allow", target, "--allow", "other", "--dead-topic", f"{intake}-bad"]
+    options += [] if kind == "kafka" else ["--namespace", intake]
     with Program("-m", "aiodelay", *arguments, *options, cwd=tmp_path) as box:
         await asyncio.to_thread(box.err.wait_for, "delaying from kafka://")
         sent_ms = time.time() * 1000
