@@ -20,6 +20,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import CommitFailedError, OffsetOutOfRangeError
 from aiokafka.structs import OffsetAndMetadata
+from msgspec import Struct
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import (
@@ -87,6 +88,7 @@ class _Part:
         self.returned: list[_Read] = []
         self.unclaimed: deque[_Read] = deque()
         self.in_flight = 0
+        self.id_begins = f"{place.topic[:MOST_IN_ID]}/{place.partition}/"
         self._begun_at = start
 
     @property
@@ -131,13 +133,13 @@ class _Part:
         return committed in (self.committed, self.committing)
 
 
-class _Taken:
+class _Taken(Struct, frozen=True, gc=False):
     """A record that was given out, and neither settled nor lost."""
 
-    __slots__ = ("part", "read", "record")
-
-    def __init__(self, part: _Part, read: _Read, record: Record) -> None:
-        self.part, self.read, self.record = part, read, record
+    key: _Key
+    part: _Part
+    read: _Read
+    record: Record
 
 
 class TopicFeed:
@@ -160,7 +162,7 @@ class TopicFeed:
     ) -> None:
         self._cluster, self._topic, self._name = cluster, topic, f"topic {topic} at {cluster.name}"
         self._put_back, self._now_ms = store
-        self._group_name, self._topic_id, self._ids = group, "", ""
+        self._group_name, self._topic_id, self._id_ends = group, "", ""
         self.group = Group(
             cluster,
             topic,
@@ -215,7 +217,7 @@ class TopicFeed:
             if assigned is not self._assigned:
                 continue
             self._topic_id = topic_id
-            self._ids = blake2b(f"{topic_id}/{self._group_name}".encode(), digest_size=8).hexdigest()
+            self._id_ends = "-" + blake2b(f"{topic_id}/{self._group_name}".encode(), digest_size=8).hexdigest()
             for place in places:
                 self._adopt(place, committed.get(place), range(begins[place], ends[place] + 1))
             self._read_from_here(consumer)
@@ -317,7 +319,7 @@ class TopicFeed:
         parts = [part for part in self._parts.values() if part.ready]
         first = self._turn % len(parts) if parts else 0
         parts = parts[first:] + parts[:first]
-        left, size = min(wanted.messages, MAX_CLAIM_MESSAGES), 0
+        left, size, token = min(wanted.messages, MAX_CLAIM_MESSAGES), 0, token_for(ends_ms, 0)
         for share in (-(-left // max(len(parts), 1)), left):
             for part in parts:
                 room = self._room(part, wanted.messages - len(claims))
@@ -327,7 +329,7 @@ class TopicFeed:
                     if claims and size > wanted.max_bytes:
                         part.take_back(read)
                         return claims
-                    claims.append(self._claim(part, read, lane, ends_ms, now_ms))
+                    claims.append(self._claim(part, read, lane, token, now_ms))
         return claims
 
     def _room(self, part: _Part, free: int) -> int:
@@ -340,36 +342,39 @@ class TopicFeed:
         total = free + sum(each.in_flight for each in parts)
         return max(free - min(idle, total // 2), int(not part.in_flight))
 
-    def _claim(self, part: _Part, read: _Read, lane: str, ends_ms: int, now_ms: int) -> Claim:
+    def _claim(self, part: _Part, read: _Read, lane: str, token: int, now_ms: int) -> Claim:
+        """Give out a record; `token` is that of a lease with counter 0."""
         written_ms = max(read.timestamp, 0)
-        message_id = f"{self._topic[:MOST_IN_ID]}/{part.place.partition}/{read.offset}-{self._ids}"
+        message_id = f"{part.id_begins}{read.offset}{self._id_ends}"
         envelope = received(message_id, lane, read.key, read.value, read.headers)
         record = Record(envelope, written_ms, min(written_ms, now_ms), NO_OP)
         self._number += 1
-        token = token_for(ends_ms, self._number)
-        self._taken[message_id, token_counter(token)] = _Taken(part, read, record)
-        return Claim(record, token, max(now_ms - written_ms, 0))
+        counter = token_counter(self._number)
+        key = message_id, counter
+        self._taken[key] = _Taken(key, part, read, record)
+        return Claim(record, token + counter, max(now_ms - written_ms, 0))
 
     # --- settling -----------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims; what goes back to the store is there first. Of a lost partition's nothing is written."""
-        found = [self._held(settlement) for settlement in settlements]
-        pairs = [(settlement, taken) for settlement, taken in zip(settlements, found, strict=True) if taken is not None]
-        leaving = [
-            returned(taken.record, settlement)
-            for settlement, taken in pairs
-            if not isinstance(settlement, Done) and not is_release(taken.record, settlement)
-        ]
+        found: list[_Taken | None] = []
+        leaving: list[PutBack] = []
+        for settlement in settlements:
+            taken = self._held(settlement)
+            found.append(taken)
+            if taken is None or isinstance(settlement, Done) or is_release(taken.record, settlement):
+                continue
+            leaving.append(returned(taken.record, settlement))
         if leaving:
             await self._put_back(leaving)
-        for settlement, taken in pairs:
-            if self._taken.pop(_key(settlement), None) is None:
+        for settlement, taken in zip(settlements, found, strict=True):
+            if taken is None or self._taken.pop(taken.key, None) is None:
                 continue
-            if is_release(taken.record, settlement):
-                taken.part.take_back(taken.read)
-            else:
+            if isinstance(settlement, Done) or not is_release(taken.record, settlement):
                 taken.part.end(taken.read)
+            else:
+                taken.part.take_back(taken.read)
         self._moved.set()
         return [SettleOutcome.GONE if taken is None else SettleOutcome.SETTLED for taken in found]
 
