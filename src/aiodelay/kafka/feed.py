@@ -180,6 +180,7 @@ class TopicFeed:
         self._wakeup, self._moved = WakeUp(), WakeUp()
         self._patience: asyncio.Timeout | None = None
         self._commits, self._may_commit = asyncio.Lock(), False
+        self._commits_ended = 0
 
     # --- whose it is --------------------------------------------------------------------------------------
 
@@ -209,13 +210,13 @@ class TopicFeed:
             consumer = await self._opened()
             if self._followed is not None:
                 return consumer
-            assigned = self._assigned
+            assigned, commits = self._assigned, self._commits_ended
             places = [TopicPartition(self._topic, number) for number in sorted(assigned)]
             topic_id = await self.group.topic_id(places[0]) if places else ""
             committed = await self.group.committed(places) if places else {}
             begins, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
-            if assigned is not self._assigned:
-                continue
+            if assigned is not self._assigned or commits != self._commits_ended:
+                continue  # what was committed meanwhile is our own
             self._topic_id = topic_id
             self._id_ends = "-" + blake2b(f"{topic_id}/{self._group_name}".encode(), digest_size=8).hexdigest()
             for place in places:
@@ -418,7 +419,10 @@ class TopicFeed:
                 if not parts:
                     return
                 note = NOTE + self._topic_id
-                await self.group.commit({part.place: OffsetAndMetadata(to, note) for part, to in parts.items()})
+                try:
+                    await self.group.commit({part.place: OffsetAndMetadata(to, note) for part, to in parts.items()})
+                finally:
+                    self._commits_ended += 1
             except CommitFailedError:
                 self._moved.set()  # the group is being shared out
             except Exception as error:  # noqa: BLE001 - one that stopped and told nobody would be the worst of faults
