@@ -100,6 +100,7 @@ class Partition:
     Args:
         cluster: Where it is.
         place: Which one.
+        schedules: The topics that hold the store's schedules.
         targets: Which topics take messages.
         clock: Where the time is read.
         claims: Numbers for claims, shared by all partitions of a store.
@@ -120,6 +121,7 @@ class Partition:
         cluster: Cluster,
         place: Place,
         *,
+        schedules: Collection[str],
         targets: Targets,
         clock: Clock,
         claims: count[int],
@@ -147,7 +149,7 @@ class Partition:
         self._checkpoint_to, self._checkpoint_s, self._checkpoint_took_s = 0, 0.0, 0.0
         name = f"{place.topic}/{place.number}"
         self.index: Index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
-        self.index.place = place.number, place.partitions
+        self.index.place, self.index.schedules = (place.number, place.partitions), schedules
         self._history, self._is_told = history, True
         self.session: Session = Session()
         self.why: str = ""
