@@ -147,6 +147,29 @@ async def test_a_cancel_of_what_never_was_changes_nothing(kafka: str) -> None:
         assert await scheduler.counts() == {}
 
 
+@pytest.mark.parametrize("epoch", [b"0", b"soon"])
+async def test_l5_what_is_too_large_to_be_written_again_holds_up_nobody(
+    kafka: str, caplog: pytest.LogCaptureFixture, epoch: bytes
+) -> None:
+    """Compressed, the topic takes more than its `max.message.bytes`; delivered or given up, it is not compressed."""
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    async with Scheduler(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1") as scheduler:
+        producer = Producer({"bootstrap.servers": kafka, "compression.type": "gzip", "message.max.bytes": 8_000_000})
+        producer.produce(
+            schedules, b"1" * 5_000_000, b"large", headers=[*headers_to(target), ("scheduler-epoch", epoch)]
+        )
+        producer.produce(schedules, b"good", b"good", headers=headers_to(target))
+        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await values_of(kafka, target, 1) == {b"good"}
+        async with asyncio.timeout(10):
+            while await scheduler.counts():  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+        producer.produce(schedules, b"mended", b"large", headers=headers_to(target))
+        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await values_of(kafka, target, 2) == {b"good", b"mended"}
+    assert caplog.text.count("message large is left where it stands: [Error 10] MessageSizeTooLargeError") == 1
+
+
 async def test_l5_a_key_that_no_message_can_have_is_told_and_skipped(
     kafka: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -127,6 +127,7 @@ class Change(Struct, eq=False, gc=False):
         offset: Of its last record, once it is written.
         counted: It was read, and counted.
         refusal: Why Kafka does not take it.
+        is_too_large: Since the partition has no room for a record of it.
         notes: What the history is told of it.
         is_written: True once it was read, False once it is known not to have been written.
         waiter: Who waits for that.
@@ -143,6 +144,7 @@ class Change(Struct, eq=False, gc=False):
     asked: bytes = b""
     memory: Memory | None = None
     refusal: str = ""
+    is_too_large: bool = False
     targets: Sequence[Outgoing] = ()
     is_users: bool = False
     offset: int = -1
@@ -1076,6 +1078,14 @@ class Index(Commands, Claims, Looking):
             else:
                 self._lanes[entry.record.envelope.lane].add(entry)
         return changes
+
+    def leave(self, change: Change) -> None:
+        """Leave a message where it stands, until it is read again: it can neither be delivered nor be given up."""
+        log.error("%s: message %s is left where it stands: %s", self.name, records.id_of(change.key), change.refusal)
+        self._bad.pop(change.key, None)
+        entry = change.entry
+        if entry is not None and self._entries.get(entry.record.id) is entry:
+            super()._take_out(entry)
 
     def has_newer(self, settlement: Settlement) -> bool:
         """Say whether a newer revision of a message stands."""

@@ -53,6 +53,7 @@ from .pace import Pace
 from .session import Session
 from .targets import Targets, refused_topics
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
+from .writer import TOO_LARGE
 
 __all__ = ["Partition", "Place", "moved_keys"]
 
@@ -444,7 +445,7 @@ class Partition:
                 raise
             self._most = max(1, len(batch) // 2)
             if len(batch) == 1:  # it alone cannot be written; the others have been, or will be
-                batch[0][0].refusal = str(error)
+                batch[0][0].refusal, batch[0][0].is_too_large = str(error), self._is_too_large(error, outgoing)
             raise
         self.index.notes.clear()
         self.index.notes += [] if is_told else notes
@@ -492,6 +493,11 @@ class Partition:
                 self._targets.refused(topic, reason)
         return bool(refused)
 
+    def _is_too_large(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
+        """Say whether the partition itself has no room for a record."""
+        failed = [each for each in error.written if isinstance(each.error, TOO_LARGE)]
+        return any(outgoing[each.indices[0]].topic == self.topic for each in failed)
+
     @staticmethod
     def _note_offsets(batch: Sequence[tuple[Change, int]], offsets: Sequence[int]) -> None:
         """Note where the changes stand, before what is read of them comes in."""
@@ -531,6 +537,8 @@ class Partition:
         self._unread.clear()
         self.index.changes.clear()
         for change in self.index.give_back():
+            if change.is_too_large and change.letters:
+                self.index.leave(change)
             _tell(change, written=False)
 
     async def until_ready(self) -> bool:
@@ -642,8 +650,8 @@ class Partition:
             ended = Again(*key, now + pause_ms, attempt, change.refusal, then)
         again = self.index.end(entry, ended)
         self._work.set()
-        if again is not None:
-            await _waited(again)
+        if again is not None and not await _waited(again) and again.is_too_large:
+            self.index.leave(again)
 
     async def command(self, command: Command) -> Outcome:
         """Carry out a command as the owner: the answer is final, unless it does not come in time."""
