@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count, product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiodelay.kafka import records
@@ -310,6 +310,7 @@ RECORDS = st.tuples(st.integers(-1, NOW + 1), st.none() | KEYS, st.none() | VALU
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=4))
+@example([(0, b"\x00aiodelay/again/1/\xff", b"", list(PLAIN.items()))])  # an occurrence of a series with such a key
 def test_l5_nothing_that_may_stand_in_a_topic_breaks_its_owner(
     found: list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]]]],
 ) -> None:

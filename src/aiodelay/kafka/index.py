@@ -128,6 +128,7 @@ class Change(Struct, eq=False, gc=False):
         offset: Of its last record, once it is written.
         counted: It was read, and counted.
         refusal: Why Kafka does not take it.
+        is_too_large: Since the partition has no room for a record of it.
         notes: What the history is told of it.
         is_written: True once it was read, False once it is known not to have been written.
         waiter: Who waits for that.
@@ -144,6 +145,7 @@ class Change(Struct, eq=False, gc=False):
     asked: bytes = b""
     memory: Memory | None = None
     refusal: str = ""
+    is_too_large: bool = False
     targets: Sequence[Outgoing] = ()
     is_users: bool = False
     offset: int = -1
@@ -227,6 +229,8 @@ class Index(Commands, Claims, Looking):
     _ended_at: int = -1
     place: tuple[int, int] = 0, 1
     """The partition's number, and how many the topic has."""
+    schedules: Collection[str] = ()
+    """The topics that hold the store's schedules: a message to one of them would come back."""
     is_mixed: bool = False
     """Keys stand here that should stand in another partition."""
     near_until_ms: int = 1 << 62
@@ -277,7 +281,8 @@ class Index(Commands, Claims, Looking):
             keeps_history=self._keeps_history,
             far=far,
         )
-        index._workers, index.notes, index.place = self._workers, self.notes, self.place
+        index._workers, index.notes = self._workers, self.notes
+        index.place, index.schedules = self.place, self.schedules
         return index
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -290,13 +295,13 @@ class Index(Commands, Claims, Looking):
         glance = records.glance(read.key, read.value, read.headers)
         if glance.lane and glance.place_ms > self.near_until_ms and self._read_far(read, glance):
             return
-        if read.key is None or read.key.startswith(records.RESERVED):
+        if read.key is None or not records.is_plain(read.key):
             self._read_special(read, read.key, glance)
         else:
             self._read_message(read, read.key, glance)
 
     def _read_special(self, read: Read, key: bytes | None, glance: Glance) -> None:
-        """Take in what has no key, or a reserved one."""
+        """Take in what has no key, or one that no message of a user's can have."""
         if key is None or glance.kind is Kind.BAD:
             log.warning("%s, offset %d: %s; skipped", self.name, read.offset, glance.problem)
         elif glance.kind is Kind.DEAD:
@@ -432,6 +437,7 @@ class Index(Commands, Claims, Looking):
                 raise RecordFormatError(glance.problem)  # noqa: TRY301 - one way for both kinds of bad records
             assert read.value is not None
             record = records.decode(key, read.value, read.headers, written_ms=read.timestamp)
+            self._check_address(record.envelope)
         except RecordFormatError as error:
             log.warning("%s, offset %d: %s; it is kept as a dead letter", self.name, read.offset, error.problem)
             self._let_go(records.id_of(key), is_users=True)
@@ -458,6 +464,10 @@ class Index(Commands, Claims, Looking):
             record = replace(record, revision=old.record.revision + 1)  # two of one ms, or of a clock that is behind
             self._raised.add(record.id)
         self._insert(record, glance.place_ms)
+
+    def _check_address(self, envelope: Envelope) -> None:
+        if envelope.lane == records.SINK and envelope.address in self.schedules:
+            raise RecordFormatError(f"it goes to {envelope.address}, which holds schedules: there it would come back")
 
     def _let_go(self, message_id: str, *, is_users: bool) -> None:
         """End a message; what a user cancels in flight is delivered this once, and never again."""
@@ -1088,6 +1098,14 @@ class Index(Commands, Claims, Looking):
             else:
                 self._lanes[entry.record.envelope.lane].add(entry)
         return changes
+
+    def leave(self, change: Change) -> None:
+        """Leave a message where it stands, until it is read again: it can neither be delivered nor be given up."""
+        log.error("%s: message %s is left where it stands: %s", self.name, records.id_of(change.key), change.refusal)
+        self._bad.pop(change.key, None)
+        entry = change.entry
+        if entry is not None and self._entries.get(entry.record.id) is entry:
+            super()._take_out(entry)
 
     def has_newer(self, settlement: Settlement) -> bool:
         """Say whether a newer revision of a message stands."""

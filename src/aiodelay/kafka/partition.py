@@ -54,6 +54,7 @@ from .pace import Pace
 from .session import Session
 from .targets import Targets, refused_topics
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
+from .writer import TOO_LARGE
 
 __all__ = ["Partition", "Place", "moved_keys"]
 
@@ -101,6 +102,7 @@ class Partition:
     Args:
         cluster: Where it is.
         place: Which one.
+        schedules: The topics that hold the store's schedules.
         targets: Which topics take messages.
         clock: Where the time is read.
         claims: Numbers for claims, shared by all partitions of a store.
@@ -121,6 +123,7 @@ class Partition:
         cluster: Cluster,
         place: Place,
         *,
+        schedules: Collection[str],
         targets: Targets,
         clock: Clock,
         claims: count[int],
@@ -148,7 +151,7 @@ class Partition:
         self._checkpoint_to, self._checkpoint_s, self._checkpoint_took_s = 0, 0.0, 0.0
         name = f"{place.topic}/{place.number}"
         self.index: Index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
-        self.index.place = place.number, place.partitions
+        self.index.place, self.index.schedules = (place.number, place.partitions), schedules
         self._history, self._is_told = history, True
         self.session: Session = Session()
         self.why: str = ""
@@ -443,7 +446,7 @@ class Partition:
                 raise
             self._most = max(1, len(batch) // 2)
             if len(batch) == 1:  # it alone cannot be written; the others have been, or will be
-                batch[0][0].refusal = str(error)
+                batch[0][0].refusal, batch[0][0].is_too_large = str(error), self._is_too_large(error, outgoing)
             raise
         self.index.notes.clear()
         self.index.notes += [] if is_told else notes
@@ -491,6 +494,11 @@ class Partition:
                 self._targets.refused(topic, reason)
         return bool(refused)
 
+    def _is_too_large(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
+        """Say whether the partition itself has no room for a record."""
+        failed = [each for each in error.written if isinstance(each.error, TOO_LARGE)]
+        return any(outgoing[each.indices[0]].topic == self.topic for each in failed)
+
     @staticmethod
     def _note_offsets(batch: Sequence[tuple[Change, int]], offsets: Sequence[int]) -> None:
         """Note where the changes stand, before what is read of them comes in."""
@@ -530,6 +538,8 @@ class Partition:
         self._unread.clear()
         self.index.changes.clear()
         for change in self.index.give_back():
+            if change.is_too_large and change.letters:
+                self.index.leave(change)
             _tell(change, written=False)
 
     async def until_ready(self) -> bool:
@@ -641,8 +651,8 @@ class Partition:
             ended = Again(*key, now + pause_ms, attempt, change.refusal, then)
         again = self.index.end(entry, ended)
         self._work.set()
-        if again is not None:
-            await _waited(again)
+        if again is not None and not await _waited(again) and again.is_too_large:
+            self.index.leave(again)
 
     async def command(self, command: Command) -> Outcome:
         """Carry out a command as the owner: the answer is final, unless it does not come in time."""

@@ -79,6 +79,7 @@ __all__ = [
     "glance",
     "held_in",
     "id_of",
+    "is_plain",
     "is_topic",
     "java_partition",
     "kept_put",
@@ -470,13 +471,11 @@ def decode_history(value: bytes | None, number: int) -> JournalEntry | None:
 
 def key_of(message_id: str) -> bytes:
     """Return the key under which a message stands."""
-    if message_id.startswith("\x00"):
-        return bytes.fromhex(message_id[1:])
     occurrence = occurrence_of(message_id)
     if occurrence is not None:
         series, due_ms = occurrence
         return b"%s%d/%s" % (AGAIN, due_ms, key_of(series))
-    return message_id.encode()
+    return bytes.fromhex(message_id[1:]) if message_id.startswith("\x00") else message_id.encode()
 
 
 def id_of(key: bytes) -> str:
@@ -600,18 +599,18 @@ def _reserved(key: bytes) -> Glance:
     if key.startswith(INTAKE):
         return _INTAKE
     if key.startswith(KEEP):
-        return _WHOLE if _is_plain(key.removeprefix(KEEP)) else _RESERVED
+        return _WHOLE if is_plain(key.removeprefix(KEEP)) else _RESERVED
     prefix, _, rest = key.removeprefix(RESERVED).partition(b"/")
     number, slash, of = rest.partition(b"/")
     if slash and number.isdigit() and len(number) <= 15:
-        if prefix == b"again" and _is_plain(of):
+        if prefix == b"again" and is_plain(of):
             return _WHOLE
-        if prefix == b"dead" and (_is_plain(of) or (of.startswith(AGAIN) and _reserved(of) is _WHOLE)):
+        if prefix == b"dead" and (is_plain(of) or (of.startswith(AGAIN) and _reserved(of) is _WHOLE)):
             return _DEAD
     return _OWN.get(key, _RESERVED)
 
 
-def _is_plain(key: bytes) -> bool:
+def is_plain(key: bytes) -> bool:
     """Say whether a schedule of somebody's can stand under this key."""
     return 0 < len(key) <= MAX_KEY and not key.startswith(RESERVED)
 

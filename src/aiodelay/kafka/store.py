@@ -287,6 +287,7 @@ class KafkaStore(Transfers):
         return Partition(
             self.cluster,
             Place(place.topic, place.partition, n, self._options.accept_partitions == n),
+            schedules=self.schedules,
             targets=self.targets,
             clock=self._clock,
             claims=self._claims,
