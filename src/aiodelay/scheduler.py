@@ -139,8 +139,8 @@ class Scheduler(Operations):
         on_alarm: Callable[[Alarm], object] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.namespace = namespace = check_namespace(namespace)
-        self._store = registry.open_store(store, namespace=namespace, clock=clock)
+        self.namespace: str = check_namespace(namespace)
+        self._store = registry.open_store(store, namespace=self.namespace, clock=clock)
         self._sinks = _all_sinks(
             self._store, [registry.open_sink(sink) for sink in listed(sinks, "sinks", "['stdout:']")]
         )

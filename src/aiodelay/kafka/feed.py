@@ -49,7 +49,7 @@ from .records import received
 
 __all__ = ["TopicFeed"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 LONGEST_WAIT_S = 10.0
 COMMIT_S = 0.1
@@ -163,7 +163,7 @@ class TopicFeed:
         self._cluster, self._topic, self._name = cluster, topic, f"topic {topic} at {cluster.name}"
         self._put_back, self._now_ms = store
         self._group_name, self._topic_id, self._id_ends = group, "", ""
-        self.group = Group(
+        self.group: Group = Group(
             cluster,
             topic,
             group,

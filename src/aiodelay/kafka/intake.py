@@ -29,7 +29,7 @@ from .writer import TOO_LARGE, Writer
 
 __all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Intake", "Storing", "source_of"]
 
-log = logging.getLogger("aiodelay.kafka")
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 WAIT_MS = 500
 FETCH_BYTES = 1 << 20
