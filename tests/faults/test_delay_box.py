@@ -71,7 +71,7 @@ class Place:
     async def each_came_out(self, *, patience_s: float = 90, once: bool = True) -> list[Message]:
         """Return what came out: every request, stored once; and delivered once, or else with the same delivery id."""
         out = Out(self.kafka, self.target, read="committed")
-        await out.until(self.sent, patience_s)
+        await out.until_different(self.sent, patience_s)  # a killed box's leases have to end
         records = await out.quiet(2)
         out.close()
         ids = {(record.value(), headers_of(record)["scheduler-key"]) for record in records}
@@ -91,7 +91,7 @@ async def placed(kafka: str, kind: str, crew: Crew, redis: RedisServer, partitio
     intake = await create_topic(kafka, new_name("TB"), partitions)
     stores = {
         "sqlite": f"sqlite:///{crew.folder / 'delay.db'}",
-        "redis": f"{redis.url}?durability=fsynced" if kind == "redis" else "",
+        "redis": redis.url if kind == "redis" else "",
         "kafka": f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2",
     }
     return Place(kafka, stores[kind], crew, intake, await create_topic(kafka, new_name("T")))

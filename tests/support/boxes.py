@@ -65,6 +65,11 @@ class Out:
         assert len(self.records) >= n, f"{len(self.records)} of {n} came out: {self.values[-10:]}"
         return self.records
 
+    async def until_different(self, n: int, timeout_s: float = PATIENCE_S) -> None:
+        """Wait for so many different values."""
+        await asyncio.to_thread(self._read, lambda: len(self.records) >= n and len(set(self.values)) >= n, timeout_s)
+        assert len(set(self.values)) >= n, f"{len(set(self.values))} of {n} came out: {self.values[-10:]}"
+
     async def quiet(self, for_s: float = 1.5) -> list[Message]:
         """Wait until nothing has come for so long; return all."""
         before = -1
