@@ -475,6 +475,7 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
     kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own it takes in without reading them, and the marker of the transaction before; nothing else."""
+    monkeypatch.setattr("aiodelay.kafka.partition.MANY_OWN", 1)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     begin, commit, read_own = Transactions.begin, Transactions.commit, Index.read_own
     turns = cycle([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0), (0, 0, 0)])

@@ -70,6 +70,8 @@ CHECKPOINT_SHARE = 0.01
 """Of the time, at most, that this may take."""
 MOST_ATTEMPTS = 10
 LATE = "not written, or not read back, in time"
+MANY_OWN = 100
+"""So many ends are worth taking in without reading them: what is being fetched meanwhile is dropped."""
 OPEN_S = 5.0
 """A transaction that is open for so long is said to be."""
 STALL_S = 3.0
@@ -223,14 +225,15 @@ class Partition:
             self._on_change()
 
     def _take_in_own(self, changes: Sequence[Change]) -> None:
-        """Take in what was just committed, without reading it, unless something else is to be read before.
+        """Take in what was just committed, if it is much, without reading it, unless something else comes before.
 
         One offset between two transactions of one producer is the marker that ends the first.
         """
         index, before = self.index, self.index.read_to
-        if changes and index.read_to == self._written_to == changes[0].offset - 1:
-            index.read_to += 1
-        index.read_own(changes)
+        if len(changes) >= MANY_OWN:
+            if index.read_to == self._written_to == changes[0].offset - 1:
+                index.read_to += 1
+            index.read_own(changes)
         if changes:
             self._written_to = changes[-1].offset + 1
         if index.read_to > before:
