@@ -1,6 +1,6 @@
 """A Kafka producer that is thrown away after any error: what aiokafka leaves behind one cannot be trusted.
 
-The numbers K1 to K17 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
+The numbers K1 to K19 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ __all__ = [
     "Outgoing",
     "Producer",
     "Written",
+    "consumer_of",
     "log_failure",
     "reason_of",
     "stop",
@@ -90,6 +91,24 @@ def tame() -> None:
     log = logging.getLogger("aiokafka")
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
+
+
+def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> AIOKafkaConsumer:  # noqa: ANN401 - aiokafka's
+    """Return a consumer, not started yet, that reads what is committed where it is told to, and commits nothing itself.
+
+    Args:
+        cluster: Where it is.
+        topics: What it reads; none: what it is assigned later.
+        options: Others, or for others: aiokafka's.
+    """
+    tame()
+    ours = {
+        "isolation_level": "read_committed",
+        "auto_offset_reset": "none",
+        "enable_auto_commit": False,
+        "request_timeout_ms": cluster.timeout_ms,
+    }
+    return AIOKafkaConsumer(*topics, **cluster.client, **(ours | options))
 
 
 def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, expected: tuple[type, ...]) -> None:

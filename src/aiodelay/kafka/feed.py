@@ -41,7 +41,7 @@ from aiodelay.transitions import NO_OP, is_release, returned, token_counter, tok
 from aiodelay.wakeup import WakeUp
 
 from .assignor import ASSIGNOR
-from .client import CLOSE_S, UNAVAILABLE, log_failure, reason_of, stop, tame
+from .client import CLOSE_S, UNAVAILABLE, consumer_of, log_failure, reason_of, stop
 from .group import METADATA_MS, Group
 from .offsets import Offsets
 from .options import Cluster
@@ -254,16 +254,8 @@ class TopicFeed:
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._consumer is None:
-            tame()
             self._followed = None
-            consumer = AIOKafkaConsumer(
-                **self._cluster.client,
-                isolation_level="read_committed",
-                auto_offset_reset="none",
-                enable_auto_commit=False,
-                request_timeout_ms=self._cluster.timeout_ms,
-                metadata_max_age_ms=METADATA_MS,
-            )
+            consumer = consumer_of(self._cluster, metadata_max_age_ms=METADATA_MS)
             try:
                 await consumer.start()
             except BaseException:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from .client import CLOSE_S, tame
+from .client import CLOSE_S, consumer_of
 from .index import Read
 from .options import Cluster
 
@@ -80,15 +80,7 @@ class Fetcher:
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._consumer is None:
-            tame()
-            self._consumer = AIOKafkaConsumer(
-                **self._cluster.client,
-                isolation_level="read_committed",
-                auto_offset_reset="none",
-                enable_auto_commit=False,
-                request_timeout_ms=self._cluster.timeout_ms,
-                max_partition_fetch_bytes=FETCH_BYTES,
-            )
+            self._consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
             await self._consumer.start()
         return self._consumer
 

@@ -13,7 +13,7 @@ from aiodelay.model import JournalEntry
 from aiodelay.transitions import base_id
 
 from . import records
-from .client import reason_of, stop, tame
+from .client import consumer_of, reason_of, stop
 from .options import Cluster
 
 __all__ = ["read_history"]
@@ -27,15 +27,7 @@ async def read_history(
     Raises:
         StoreUnavailableError: The cluster does not answer.
     """
-    tame()
-    consumer = AIOKafkaConsumer(
-        topic,
-        **cluster.client,
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        request_timeout_ms=cluster.timeout_ms,
-    )
+    consumer = consumer_of(cluster, topic, auto_offset_reset="earliest")
     try:
         async with asyncio.timeout(cluster.timeout_ms / 1000):
             await consumer.start()

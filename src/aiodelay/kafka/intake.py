@@ -20,7 +20,7 @@ from aiodelay.errors import StoreUnavailableError, cut
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Refused, SourcePosition, Stored, Unknown
 from aiodelay.ports import Inspectable, Store
 
-from .client import UNAVAILABLE, Outgoing, log_failure, reason_of, stop, tame
+from .client import UNAVAILABLE, Outgoing, consumer_of, log_failure, reason_of, stop
 from .incarnation import topic_id
 from .options import Cluster
 from .records import DEAD_REASON, readable
@@ -123,15 +123,7 @@ class Intake:
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     async def _take_in(self) -> None:
-        tame()
-        consumer = AIOKafkaConsumer(
-            **self._cluster.client,
-            isolation_level="read_committed",
-            auto_offset_reset="none",
-            enable_auto_commit=False,
-            request_timeout_ms=self._cluster.timeout_ms,
-            max_partition_fetch_bytes=FETCH_BYTES,
-        )
+        consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
         try:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
                 await consumer.start()

@@ -16,7 +16,7 @@ from msgspec import Struct
 from aiodelay.model import SourcePosition
 
 from . import records
-from .client import Outgoing, stop, tame
+from .client import Outgoing, consumer_of, stop
 from .options import Cluster
 from .transactions import Transactions
 
@@ -120,15 +120,7 @@ class Positions:
             return self._found.get(source)
 
     async def _read_through(self, barrier: int) -> None:
-        tame()
-        consumer = AIOKafkaConsumer(
-            **self._cluster.client,
-            isolation_level="read_committed",
-            auto_offset_reset="none",
-            enable_auto_commit=False,
-            request_timeout_ms=self._cluster.timeout_ms,
-            max_partition_fetch_bytes=FETCH_BYTES,
-        )
+        consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
         try:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
                 await consumer.start()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
-from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
+from .client import UNAVAILABLE, consumer_of, log_failure, reason_of, stop
 from .group import METADATA_MS
 from .options import Cluster
 from .partition import Partition
@@ -61,13 +61,8 @@ class Reader:
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     async def _read_on(self) -> None:
-        tame()
-        consumer = AIOKafkaConsumer(
-            **self._cluster.client,
-            isolation_level="read_committed",
-            auto_offset_reset="none",
-            enable_auto_commit=False,
-            request_timeout_ms=self._cluster.timeout_ms,
+        consumer = consumer_of(
+            self._cluster,
             metadata_max_age_ms=METADATA_MS,
             fetch_max_bytes=FETCH_BYTES,
             max_partition_fetch_bytes=FETCH_BYTES,
