@@ -19,7 +19,7 @@ from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, shorte
 from .inputs import check_count, listed
 from .kafka.group import Group
 from .kafka.intake import Intake, Storing
-from .kafka.options import Cluster, read_cluster
+from .kafka.options import Cluster, read_cluster, read_topics
 from .kafka.records import SINK
 from .kafka.requests import Rules, read_request
 from .kafka.sink import KafkaSink, check_topic
@@ -203,12 +203,8 @@ def _read_url(url: str) -> tuple[Cluster, list[str], bool, int]:
         raise ConfigurationError("source", kind_of(url), FORM)
     given = UrlOptions(url)
     cluster = read_cluster(given)
-    create = given.text("create_topic", "false")
+    create = given.flag("create_topic")
     partitions = given.integer("partitions", 6, 1, MAX_PARTITIONS)
     given.finish()
-    topics = given.parts.path.removeprefix("/").split(",")
-    if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
-        raise ConfigurationError("source", given.masked, FORM)
-    if create not in ("true", "false"):
-        raise ConfigurationError(f"create_topic in {given.masked}", create, "true or false")
-    return cluster, [check_topic(topic, "topic of source") for topic in topics], create == "true", partitions
+    topics = read_topics(given, "source", FORM)
+    return cluster, [check_topic(topic, "topic of source") for topic in topics], create, partitions

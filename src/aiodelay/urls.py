@@ -62,6 +62,17 @@ class UrlOptions:
         self._known.append(name)
         return self._options.pop(name, default)
 
+    def flag(self, name: str) -> bool:
+        """Return whether an option is `true`; without it, it is not.
+
+        Raises:
+            ConfigurationError: It is neither `true` nor `false`.
+        """
+        text = self.text(name, "false")
+        if text not in ("true", "false"):
+            raise ConfigurationError(f"{name} in {self.masked}", shortened(text), "true or false")
+        return text == "true"
+
     def finish(self, *, bare: bool = False) -> None:
         """Refuse options that are left.
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.urls import UrlOptions
 
-__all__ = ["FORMS", "MAX_TIMEOUT_MS", "Cluster", "read_cluster", "read_url"]
+__all__ = ["FORMS", "MAX_TIMEOUT_MS", "Cluster", "read_cluster", "read_topics", "read_url"]
 
 FORMS = "kafka://host:9092,host2:9092, kafka://user:password@host:9092?security=SASL_SSL&sasl=SCRAM-SHA-512"
 MAX_TIMEOUT_MS = 600_000
@@ -83,6 +83,23 @@ def read_url(given: str, whose: str) -> Cluster:
     if url.parts.scheme != "kafka" or url.parts.path.strip("/") or url.parts.fragment:
         raise ConfigurationError(f"cluster of {whose}", url.masked, "host:9092, or kafka://host:9092")
     return cluster
+
+
+def read_topics(given: UrlOptions, field: str, form: str) -> list[str]:
+    """Return the topics that a URL's path names; whether they can be topics is for the caller to check.
+
+    Args:
+        given: The URL.
+        field: What an error calls it.
+        form: How it must look.
+
+    Raises:
+        ConfigurationError: It is another scheme's, or names none, or one twice.
+    """
+    topics = given.parts.path.removeprefix("/").split(",")
+    if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
+        raise ConfigurationError(field, given.masked, form)
+    return topics
 
 
 def _hosts(parts: SplitResult, masked: str) -> list[str]:

@@ -45,7 +45,7 @@ from .group import METADATA_MS, Group
 from .history import read_history
 from .horizon import Fetch
 from .index import Index
-from .options import Cluster, read_cluster
+from .options import Cluster, read_cluster, read_topics
 from .pace import Pace
 from .partition import Partition, Place, moved_keys
 from .positions import PassedError, Positions
@@ -114,7 +114,7 @@ def _read_url(url: str) -> _Options:
     """
     given = UrlOptions(url)
     cluster = read_cluster(given)
-    create = given.text("create_topic", "false")
+    create = given.flag("create_topic")
     partitions = given.integer("partitions", 6, 1, MAX_PARTITIONS)
     accepted = given.integer("accept_partitions", 0, 1, MAX_PARTITIONS)
     members = given.integer("members", 0, 1, MAX_PARTITIONS)
@@ -127,11 +127,7 @@ def _read_url(url: str) -> _Options:
     catch_up = given.integer("catch_up", 0, 0, 10**9)
     index = given.text("index")
     given.finish()
-    topics = given.parts.path.removeprefix("/").split(",")
-    if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
-        raise ConfigurationError("url", given.masked, FORM)
-    if create not in ("true", "false"):
-        raise ConfigurationError(f"create_topic in {given.masked}", create, "true or false")
+    topics = read_topics(given, "url", FORM)
     for topic in topics:
         check_topic(topic, "topic in the store's URL")
     if history:
@@ -141,7 +137,7 @@ def _read_url(url: str) -> _Options:
     return _Options(
         cluster,
         topics,
-        create == "true",
+        create,
         partitions,
         accepted,
         history,
