@@ -16,6 +16,14 @@ from . import (
     bf4_lateness,
     bf5_idle,
     bf6_growth,
+    bk1_kafka_dispatch,
+    bk2_redis_to_kafka,
+    bk3_kafka_load,
+    bk4_kafka_memory,
+    bk5_kafka_lateness,
+    bk6_kafka_kill,
+    bk7_delay_box,
+    bk8_kafka_source,
     bp1_redis_dispatch,
     bp2_redis_transfer,
     bp3_redis_schedule,
@@ -30,6 +38,7 @@ from . import (
     br4_waiting,
 )
 from .harness import Benchmark, Plan, Row
+from .kafka_server import running_broker
 from .redis_server import running_server
 from .report import as_json, as_line, as_markdown, by_family, put_between_markers, surroundings
 
@@ -40,6 +49,14 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     bf4_lateness.BENCHMARK,
     bf5_idle.BENCHMARK,
     bf6_growth.BENCHMARK,
+    bk1_kafka_dispatch.BENCHMARK,
+    bk2_redis_to_kafka.BENCHMARK,
+    bk3_kafka_load.BENCHMARK,
+    bk4_kafka_memory.BENCHMARK,
+    bk5_kafka_lateness.BENCHMARK,
+    bk6_kafka_kill.BENCHMARK,
+    bk7_delay_box.BENCHMARK,
+    bk8_kafka_source.BENCHMARK,
     bp1_redis_dispatch.BENCHMARK,
     bp2_redis_transfer.BENCHMARK,
     bp3_redis_schedule.BENCHMARK,
@@ -74,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.nightly,
             options.uvloop,
             stack.enter_context(running_server(options.redis)) if any(each.needs_redis for each in chosen) else "",
+            stack.enter_context(running_broker(options.kafka)) if any(each.needs_kafka for each in chosen) else "",
         )
         around = surroundings(plan)
         print(", ".join(f"{name} {value}" for name, value in around.items()), flush=True)
@@ -103,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--redis", metavar="URL", help="a Redis or Valkey server with an empty database (default: start one)"
     )
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a Kafka broker (default: start one)")
     parser.add_argument("--directory", type=Path, help="where files go (default: the system's, often /tmp)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, beside those of other families")
     parser.add_argument(

@@ -59,6 +59,7 @@ class Plan:
         nightly: Also what takes long.
         uvloop: Run both sides on uvloop.
         redis: URL of a Redis or Valkey server whose database is empty, for those that need one.
+        kafka: `host:port` of a broker, for those that need one.
     """
 
     directory: Path
@@ -67,6 +68,7 @@ class Plan:
     nightly: bool = False
     uvloop: bool = False
     redis: str = ""
+    kafka: str = ""
 
     def size(self, full: int) -> int:
         """Return how many instead of `full`."""
@@ -145,6 +147,7 @@ class Benchmark:
     title: str
     run: Callable[[Plan], list[Row]]
     needs_redis: bool = False
+    needs_kafka: bool = False
 
 
 def in_turn(plan: Plan, sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:

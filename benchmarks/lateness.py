@@ -14,7 +14,7 @@ from aiodelay.ports import Store
 
 from .harness import Goal, Order, Row, check, check_once_each, order, quantile
 
-__all__ = ["PER_S", "SPAN_S", "Lateness", "check_all", "measure", "rows_of"]
+__all__ = ["DELAYS_S", "PER_S", "SPAN_S", "Lateness", "check_all", "measure", "rows_of"]
 
 PER_S = 200
 SPAN_S = 20.0

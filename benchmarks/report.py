@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 import aiodelay
+from tests.support import kafka
 
 from .harness import Plan, Row
 from .redis_server import names_of_build
@@ -29,6 +30,7 @@ def surroundings(plan: Plan) -> dict[str, str]:
         "SQLite": sqlite3.sqlite_version,
         "msgspec": msgspec.__version__,
         **_redis(plan.redis),
+        **_kafka(plan.kafka),
         "event loop": f"uvloop {metadata.version('uvloop')}" if plan.uvloop else "asyncio",
         "machine": f"{_cpu()}, {os.cpu_count()} cores",
         "system": f"{platform.system()} {platform.release()}",
@@ -46,6 +48,12 @@ def _redis(url: str) -> dict[str, str]:
         "redis-py": metadata.version("redis"),
         "hiredis": metadata.version("hiredis"),
     }
+
+
+def _kafka(bootstrap: str) -> dict[str, str]:
+    if not bootstrap:
+        return {}
+    return {"Kafka": kafka.choice(), "aiokafka": metadata.version("aiokafka")}
 
 
 def _cpu() -> str:

@@ -1,9 +1,10 @@
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
 
 from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers
+from tests.support import kafka as kafka_support
 
 # A loaded machine is slow, which says nothing about the code. `--hypothesis-profile=nightly` takes its time.
 settings.register_profile("ours", deadline=None)
@@ -11,12 +12,20 @@ settings.register_profile("nightly", deadline=None, derandomize=False, max_examp
 settings.load_profile("ours")
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     try:
-        found = dict.fromkeys(map(str, [*redis_servers(), *redis_programs()]))
+        redis = ", ".join(dict.fromkeys(map(str, [*redis_servers(), *redis_programs()])))
     except NoServerError as error:  # what needs one fails at collection
-        return f"redis: {error}"
-    return f"redis: {', '.join(found)}"
+        redis = str(error)
+    return [f"redis: {redis}", f"kafka: {kafka_support.choice()}"]
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[str]:
+    """The bootstrap address of a real broker, which lives as long as the test run."""
+    broker = kafka_support.find()
+    yield broker.bootstrap
+    broker.stop()
 
 
 @pytest.hookimpl(wrapper=True)

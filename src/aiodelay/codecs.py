@@ -198,7 +198,7 @@ class _Body(msgspec.Struct, omit_defaults=True, gc=False):
     h: dict[str, bytes] = {}
     c: bytes | dict[str, str] = {}
     t: str = ""
-    e: Literal["", "json", "msgpack"] = ""
+    e: Literal["", "json", "msgpack", "null"] = ""
     a: str = ""
     r: dict[str, str | int] | None = None
     l: tuple[int, ...] = ()  # noqa: E741 - the documented key

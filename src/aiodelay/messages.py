@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -91,7 +91,7 @@ class Composer:
         sinks: By name.
         targets: Which destinations are allowed.
         max_payload: Most bytes of a payload.
-        traits: Of the store.
+        traits: Returns the store's.
         types: The event classes met so far.
     """
 
@@ -102,7 +102,7 @@ class Composer:
         sinks: Mapping[str, Sink],
         targets: Targets,
         max_payload: int,
-        traits: StoreTraits,
+        traits: Callable[[], StoreTraits],
         types: EventTypes,
     ) -> None:
         self._codec, self._sinks, self._targets = codec, sinks, targets
@@ -125,11 +125,12 @@ class Composer:
 
     def _put(self, message: Message, message_id: str, now_ms: int) -> Put:
         conflict, late = _checked_conflict(message.conflict), _checked_late(message.late)
-        if conflict.mode not in self._traits.conflicts:
-            raise UnsupportedByStoreError("conflict", conflict.mode, " ".join(sorted(self._traits.conflicts)))
+        known = self._traits().conflicts
+        if conflict.mode not in known:
+            raise UnsupportedByStoreError("conflict", conflict.mode, " ".join(sorted(known)))
         due, rule = self._due(message, now_ms)
         lane, address, type_ = self._destination(message.event, message.to)
-        payload, encoding = self._payload(message.event)
+        payload, encoding = self._payload(message)
         check_payload_size(payload, self._max_payload)
         envelope = Envelope(
             message_id,
@@ -157,27 +158,35 @@ class Composer:
     def _destination(self, event: object, to: str | None) -> tuple[str, str, str]:
         """Return lane, address and stored type name."""
         if to is None:
-            if type(event) is bytes:
-                raise TargetError("to", "missing", "'<sink>:<address>', because bytes name no handler")
+            if event is None or type(event) is bytes:
+                got = "None names" if event is None else "bytes name"
+                raise TargetError("to", "missing", f"'<sink>:<address>', because {got} no handler")
             return self._event_name(event), "", ""
         sink_name, address = split_target(to)
         self._targets.check(f"{sink_name}:{address}")
         if sink_name == HANDLER_TARGET:
+            if event is None:
+                raise PayloadTypeError("event", "None", "bytes or a typed event: a handler takes no None")
             return _checked_handler_name(address), "", ""
         sink = self._sinks.get(sink_name)
         if sink is None:
             known = ", ".join(f"{name}:" for name in sorted({*self._sinks, HANDLER_TARGET}))
             raise UnknownSinkError("sink in to", repr(sink_name), f"{known} (name others in Scheduler(sinks=[...]))")
         sink.check(address)
-        return sink_name, address, "" if type(event) is bytes else self._event_name(event)
+        return sink_name, address, "" if event is None or type(event) is bytes else self._event_name(event)
 
     def _event_name(self, event: object) -> str:
         _check_event(event)
         return self._types.name_of(type(event))
 
-    def _payload(self, event: object) -> tuple[bytes, Literal["", "json", "msgpack"]]:
+    def _payload(self, message: Message) -> tuple[bytes, Literal["", "json", "msgpack", "null"]]:
+        event = message.event
         if type(event) is bytes:
             return event, ""
+        if event is None:
+            if message.key is None:
+                raise PayloadTypeError("event", "None without a key", "a key with it, of what has no value any more")
+            return b"", "null"
         _check_event(event)
         return self._codec.encode(event), self._codec.encoding
 

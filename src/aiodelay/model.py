@@ -201,7 +201,7 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
         lane: The event's type name, or the sink's name.
         address: Where in the sink; empty for a handler.
         type: The event's stable type name; empty for raw bytes, and where it equals the lane.
-        encoding: How the payload is written: `""` (raw bytes), `"json"` or `"msgpack"`.
+        encoding: How the payload is written: `""` (raw bytes), `"json"`, `"msgpack"`, or `"null"`: there is none.
         payload: The bytes to deliver.
         key: The sink's message key, if any.
         headers: The caller's headers, delivered byte for byte.
@@ -214,7 +214,7 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
     lane: Lane
     address: str = ""
     type: str = ""
-    encoding: Literal["", "json", "msgpack"] = ""
+    encoding: Literal["", "json", "msgpack", "null"] = ""
     payload: bytes = b""
     key: bytes | None = None
     headers: Mapping[str, bytes] = NO_HEADERS
@@ -279,6 +279,7 @@ class Field(NamedTuple):
         body: Key in the record's MessagePack body; left out of the body where the value is the default.
         column: Column of the SQLite table `messages`.
         meaning: One line for docs/formats.md.
+        header: Header of a Kafka record; payload and headers are the record's own, and a claim is never written.
     """
 
     name: str
@@ -286,34 +287,51 @@ class Field(NamedTuple):
     body: str | None
     column: str
     meaning: str
+    header: str | None
 
 
 FORMAT_VERSION = 1
 
 FIELDS: tuple[Field, ...] = (
-    Field("lane", "u16", None, "lane", "number of the lane, from the store's table of lanes"),
-    Field("revision", "u48", None, "revision", "epoch ms of the put, unique and growing per id"),
-    Field("due_ms", "u48", None, "due_ms", "epoch ms before which it is not delivered"),
-    Field("expires_ms", "u48", None, "expires_ms", "epoch ms after which a claim is late; 0 = never"),
-    Field("attempt", "u16", None, "attempt", "runs that finished"),
-    Field("lapses", "u8", None, "lapses", "leases that ended unsettled, in a row"),
-    Field("kills", "u8", None, "kills", "lapses while claimed alone"),
-    Field("op", "8s", None, "op", "the command that wrote this revision"),
-    Field("version", "u64?", None, "version", "the caller's version, if it gave one"),
-    Field("alone", "flag:1", None, "alone", "the current claim was given out alone"),
-    Field("no_retry", "flag:2", None, "no_retry", "cancelled in flight: no retry, no recurrence"),
-    Field("late", "flag:3-4", None, "late", "what a late claim does: 0 deliver, 1 drop, 2 dead letter"),
-    Field("rule", "flag:0", "r", "rule", "recurrence rule; bit 0 says that there is one"),
-    Field("payload", None, "p", "payload", "the bytes to deliver"),
-    Field("key", None, "k", "key", "the sink's message key"),
-    Field("headers", None, "h", "headers", "the caller's headers"),
-    Field("trace", None, "c", "trace", "trace context of the span that scheduled it, see below"),
-    Field("type", None, "t", "type", "the event's stable type name, where it is not the lane"),
-    Field("encoding", None, "e", "encoding", "how the payload is written: json, msgpack, or raw bytes"),
-    Field("address", None, "a", "address", "where in the sink"),
-    Field("live", None, "l", "live", "due times of a series' occurrences that are being retried"),
-    Field("first_error", None, "f", "first_error", "the first failed attempt's error"),
-    Field("last_error", None, "g", "last_error", "the last failed attempt's error"),
+    Field("lane", "u16", None, "lane", "number of the lane, from the store's table of lanes", "aiodelay-lane"),
+    Field("revision", "u48", None, "revision", "epoch ms of the put, unique and growing per id", "aiodelay-revision"),
+    Field("due_ms", "u48", None, "due_ms", "epoch ms before which it is not delivered", "aiodelay-due-ms"),
+    Field(
+        "expires_ms",
+        "u48",
+        None,
+        "expires_ms",
+        "epoch ms after which a claim is late; 0 = never",
+        "aiodelay-expires-ms",
+    ),
+    Field("attempt", "u16", None, "attempt", "runs that finished", "aiodelay-attempt"),
+    Field("lapses", "u8", None, "lapses", "leases that ended unsettled, in a row", "aiodelay-lapses"),
+    Field("kills", "u8", None, "kills", "lapses while claimed alone", "aiodelay-kills"),
+    Field("op", "8s", None, "op", "the command that wrote this revision", "aiodelay-op"),
+    Field("version", "u64?", None, "version", "the caller's version, if it gave one", "aiodelay-version"),
+    Field("alone", "flag:1", None, "alone", "the current claim was given out alone", None),
+    Field("no_retry", "flag:2", None, "no_retry", "cancelled in flight: no retry, no recurrence", "aiodelay-no-retry"),
+    Field(
+        "late", "flag:3-4", None, "late", "what a late claim does: 0 deliver, 1 drop, 2 dead letter", "aiodelay-late"
+    ),
+    Field("rule", "flag:0", "r", "rule", "recurrence rule; bit 0 says that there is one", "aiodelay-rule"),
+    Field("payload", None, "p", "payload", "the bytes to deliver", None),
+    Field("key", None, "k", "key", "the sink's message key", "scheduler-target-key"),
+    Field("headers", None, "h", "headers", "the caller's headers", None),
+    Field("trace", None, "c", "trace", "trace context of the span that scheduled it, see below", "aiodelay-trace"),
+    Field("type", None, "t", "type", "the event's stable type name, where it is not the lane", "aiodelay-type"),
+    Field(
+        "encoding",
+        None,
+        "e",
+        "encoding",
+        "how the payload is written: json, msgpack, or raw bytes",
+        "aiodelay-encoding",
+    ),
+    Field("address", None, "a", "address", "where in the sink", "aiodelay-address"),
+    Field("live", None, "l", "live", "due times of a series' occurrences that are being retried", "aiodelay-live"),
+    Field("first_error", None, "f", "first_error", "the first failed attempt's error", "aiodelay-first-error"),
+    Field("last_error", None, "g", "last_error", "the last failed attempt's error", "aiodelay-last-error"),
 )
 
 
@@ -363,7 +381,7 @@ Command: TypeAlias = Put | Cancel | Reschedule | Fire
 class Stored(Struct, frozen=True, gc=False):
     """Done; what the command came to."""
 
-    answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "rescheduled", "fired"]
+    answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "recorded", "rescheduled", "fired"]
     revision: int
     due_ms: int
 
@@ -397,9 +415,14 @@ class ScheduleOutcome(StrEnum):
 
 
 class CancelOutcome(StrEnum):
-    """What `cancel()` came to; `IN_FLIGHT`: this attempt goes on, no retry and no recurrence follows."""
+    """What `cancel()` came to.
+
+    `IN_FLIGHT`: this attempt goes on, no retry and no recurrence follows. `RECORDED`: it is cancelled, unless it is
+    being delivered just now; only a process that owns all could say.
+    """
 
     CANCELLED = "cancelled"
+    RECORDED = "recorded"
     IN_FLIGHT = "in_flight"
     NOT_FOUND = "not_found"
 
@@ -423,12 +446,18 @@ class FireOutcome(StrEnum):
 class SourcePosition(Struct, frozen=True):
     """Where an intake stands: stored in the step that stores what was read up to it.
 
+    Commands are carried out only if the stored position is `first`, or none is stored; otherwise all are refused as
+    `passed`. So one of two readers of the same records stores them, and a store that has lost its last seconds is not
+    left with a gap: whoever is refused reads on from the position that it asks for.
+
     Attributes:
         source: Names one ordered stream, such as a topic's partition.
-        position: The next position to read; commands that come with one already passed are refused as `passed`.
+        first: The position from which the commands were read.
+        position: The next position to read.
     """
 
     source: str
+    first: int
     position: int
 
 
@@ -477,7 +506,14 @@ class Claimed(Struct, frozen=True, gc=False):
 
 
 DeadReason: TypeAlias = Literal[
-    "attempts_exhausted", "not_retryable", "rejected", "undecodable", "late", "killed_worker", "outcome_unknown"
+    "attempts_exhausted",
+    "not_retryable",
+    "rejected",
+    "undecodable",
+    "late",
+    "killed_worker",
+    "outcome_unknown",
+    "resurrected",
 ]
 
 
@@ -755,7 +791,7 @@ class JournalEntry(Struct, frozen=True, gc=False):
     """One outcome, written in the step that caused it.
 
     Attributes:
-        number: Grows by one; a gap means that older entries were trimmed.
+        number: Grows, by one where the store counts (`StoreTraits.counted_journal`): then a gap is of trimmed entries.
         event: What happened: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`,
             `again`, `dead`, `dropped`, `skipped`, `lapsed`, `redriven`.
         detail: The reason or the error's text, never a payload.

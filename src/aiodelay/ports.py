@@ -77,6 +77,12 @@ class StoreTraits(Struct, frozen=True):
         order_per_group: Claims of a lane leave by due time, then scheduling order (S9).
         safety_poll_ms: A message is claimable at most this much after its due time even if every wake-up is lost.
         wakes_other_processes: A put in one process ends `wait` in another before the safety poll.
+        positions: What `apply` carries out that comes with an intake's position: `all`, or only what can be `recorded`
+            without a verdict (replace, keep and cancel). `none`: it takes no positions.
+        changes: `apply` knows `Reschedule` and `Fire`.
+        counted_journal: A journal keeps as many entries as it was told, numbered one by one; otherwise as long as its
+            topic keeps them, numbered upwards, those of a message in their order.
+        leases_survive: A claim outlives the process that made it, until its lease ends; otherwise it ends with it.
     """
 
     durable: bool
@@ -86,6 +92,10 @@ class StoreTraits(Struct, frozen=True):
     order_per_group: bool
     safety_poll_ms: int
     wakes_other_processes: bool
+    positions: Literal["all", "recorded", "none"] = "all"
+    changes: bool = True
+    leases_survive: bool = True
+    counted_journal: bool = True
 
 
 class Feed(Protocol):
@@ -210,7 +220,8 @@ class Store(Protocol):
 
         Args:
             commands: Each with its op id.
-            source: Moves an intake's position in the same step: then either all are carried out, or none.
+            source: Moves an intake's position in the same step: then either all are carried out, or none, as where
+                another reader has moved it (`passed`).
         """
         ...
 
@@ -473,7 +484,8 @@ class Transferring(Protocol):
         `Done("delivered")`, not moved by any other. One that has ended or was changed meanwhile is not touched.
 
         Args:
-            demand: Most messages and bytes to move, of at most `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`.
+            demand: Most messages and bytes to move. No single step of a server or cluster, script or transaction, moves
+                more than `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`; a call may be one step, or several.
             settlements: How occurrences end, `Done` or `Dead`, each with `then_due_ms`.
 
         Raises:

@@ -146,8 +146,8 @@ class Scheduler(Operations):
         on_alarm: Callable[[Alarm], object] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        namespace = check_namespace(namespace)
-        self._store = registry.open_store(store, namespace=namespace, clock=clock)
+        self.namespace: str = check_namespace(namespace)
+        self._store = registry.open_store(store, namespace=self.namespace, clock=clock)
         self._sinks = _all_sinks(
             self._store, [registry.open_sink(sink) for sink in listed(sinks, "sinks", "['stdout:']")]
         )
@@ -178,7 +178,7 @@ class Scheduler(Operations):
             sinks=self._sinks,
             targets=Targets(allowed_targets),
             max_payload=check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
-            traits=self._store.traits,
+            traits=lambda: self._store.traits,
             types=self._types,
         )
         self._handlers: dict[Lane, HandlerSpec] = {}
@@ -215,7 +215,8 @@ class Scheduler(Operations):
         the message may be stored.
 
         Args:
-            event: A dataclass, `msgspec.Struct`, attrs or pydantic instance; or bytes, with `to=`.
+            event: A dataclass, `msgspec.Struct`, attrs or pydantic instance; or bytes, with `to=`; or None, with `to=`
+                and `key`: a record without value, as tombstones in Kafka are.
             at: When it is due: an aware datetime. In the past it is due now.
             delay: Or how long from now, on the store's clock: a `timedelta`, or text such as "1h30m".
             every: Or a rule by which it recurs.
@@ -289,7 +290,8 @@ class Scheduler(Operations):
 
         Returns:
             `CANCELLED`: it will not be delivered. `IN_FLIGHT`: this attempt goes on; no retry, no recurrence follows.
-            `NOT_FOUND`: nothing of this id is scheduled.
+            `NOT_FOUND`: nothing of this id is scheduled. `RECORDED`: from a process that does not own all on Kafka: it
+            will not be delivered, unless that has begun.
 
         Raises:
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
@@ -307,8 +309,10 @@ class Scheduler(Operations):
 
         Raises:
             ScheduleTimeError: As in `schedule`.
+            UnsupportedByStoreError: On Kafka, only a process that owns all partitions can.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
+        self._check_changes("reschedule")
         command = Reschedule(new_op(), check_id(message_id), due_of(at, delay, self._store.now_ms()))
         return answer_of(command, await self._open_commands().carry_out(command, 0))
 
@@ -319,10 +323,16 @@ class Scheduler(Operations):
             `FIRED`, `NOT_FOUND`, or `IN_FLIGHT`: it is being delivered already.
 
         Raises:
+            UnsupportedByStoreError: On Kafka, only a process that owns all partitions can.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
+        self._check_changes("fire")
         command = Fire(new_op(), check_id(message_id))
         return answer_of(command, await self._open_commands().carry_out(command, 0))
+
+    def _check_changes(self, what: str) -> None:
+        if not self._store.traits.changes:
+            raise UnsupportedByStoreError("command", what, "schedule, cancel; or a process that owns all")
 
     # --- middleware -----------------------------------------------------------------------------------------
 
@@ -691,12 +701,21 @@ class Scheduler(Operations):
         Raises:
             UnknownSinkError: This scheduler does not have it.
         """
-        if sink not in self._sinks:
-            raise UnknownSinkError("sink", shortened(sink), ", ".join(sorted(self._sinks)) or "none: there is none")
+        found = self._sink(sink)
         if isinstance(self._store, Transfer):
-            return self._store.reaches(self._sinks[sink])
+            return self._store.reaches(found)
         reason = f"{self._store.name} and {sink} share no system: claimed, sent, settled"
         return Reach(Promise.AT_LEAST_ONCE, reason)
+
+    def _sink(self, name: str) -> Sink:
+        """Return a sink.
+
+        Raises:
+            UnknownSinkError: This scheduler does not have it.
+        """
+        if name not in self._sinks:
+            raise UnknownSinkError("sink", shortened(name), ", ".join(sorted(self._sinks)) or "none: there is none")
+        return self._sinks[name]
 
     @property
     def overdue_age_ms(self) -> int:

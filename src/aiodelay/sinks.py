@@ -68,7 +68,7 @@ def _line(delivery: Delivery) -> str:
         "attempt": delivery.attempt,
     }
     try:
-        line["payload"] = envelope.payload.decode()
+        line["payload"] = None if envelope.encoding == "null" else envelope.payload.decode()
     except UnicodeDecodeError:
         line["payload_base64"] = base64.b64encode(envelope.payload).decode()
     return msgspec.json.encode(line).decode() + "\n"

@@ -21,8 +21,10 @@ from .model import (
     Envelope,
     LateAction,
     Put,
+    PutBack,
     Record,
     Refused,
+    Settlement,
     Stored,
 )
 
@@ -44,6 +46,7 @@ __all__ = [
     "is_late",
     "is_lease_over",
     "is_lease_too_long",
+    "is_release",
     "is_suspect",
     "joined",
     "loads_of",
@@ -56,6 +59,7 @@ __all__ = [
     "record_of",
     "redriven",
     "retry_place",
+    "returned",
     "token_counter",
     "token_deadline_ms",
     "token_for",
@@ -275,6 +279,24 @@ def after_failure(record: Record, settlement: Again | Dead) -> Record:
         first_error=error if record.first_error is None else record.first_error,
         last_error=record.last_error if error is None else error,
     )
+
+
+def is_release(record: Record, settlement: Settlement) -> bool:
+    """Say whether a message that a source gave out was never run: it stays what it is, where it came from."""
+    return (
+        isinstance(settlement, Again)
+        and settlement.error is None
+        and settlement.attempt == record.attempt
+        and settlement.due_ms <= record.due_ms
+    )
+
+
+def returned(record: Record, settlement: Again | Dead) -> PutBack:
+    """Return a message that a source gave out as it goes back to a store after an attempt."""
+    failed = after_failure(record, settlement)
+    if isinstance(settlement, Dead):
+        return PutBack(failed, failed.due_ms, settlement.reason)
+    return PutBack(failed, settlement.due_ms)
 
 
 def joined(series: Record, due_ms: int) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from .errors import ConfigurationError, masked_url, shortened
@@ -9,11 +10,16 @@ from .errors import ConfigurationError, masked_url, shortened
 __all__ = ["UrlOptions"]
 
 _MOST_DIGITS = 18
+_HOSTS = re.compile(r"[^/?#]*,[^/?#]*")  # several of them, as a Kafka cluster has
 
 
 def _split(url: str, masked: str) -> SplitResult:
+    scheme, _, rest = url.partition("://")
+    hosts = _HOSTS.match(rest)
     try:
-        return urlsplit(url)
+        if hosts is None:
+            return urlsplit(url)
+        return urlsplit(f"{scheme}://{rest[hosts.end() :]}")._replace(netloc=hosts[0])  # it knows one host at most
     except ValueError:
         pass
     raise ConfigurationError("url", masked, "a URL")  # out here: urlsplit's own error quotes the password
@@ -55,6 +61,17 @@ class UrlOptions:
         """Return an option as it is given."""
         self._known.append(name)
         return self._options.pop(name, default)
+
+    def flag(self, name: str) -> bool:
+        """Return whether an option is `true`; without it, it is not.
+
+        Raises:
+            ConfigurationError: It is neither `true` nor `false`.
+        """
+        text = self.text(name, "false")
+        if text not in ("true", "false"):
+            raise ConfigurationError(f"{name} in {self.masked}", shortened(text), "true or false")
+        return text == "true"
 
     def finish(self, *, bare: bool = False) -> None:
         """Refuse options that are left.

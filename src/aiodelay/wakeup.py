@@ -16,6 +16,11 @@ class WakeUp:
         self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def is_set(self) -> bool:
+        """Whether the next `wait` ends at once."""
+        return self._is_set
+
     def set(self) -> None:
         """End the current or the next `wait`."""
         self._is_set = True

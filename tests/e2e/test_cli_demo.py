@@ -221,7 +221,7 @@ def test_what_remains_on_a_redis_server_is_resumed(tmp_path: Path) -> None:
         (
             ["--store", "nowhere://x"],
             1,
-            "aiodelay: scheme of store nowhere://x is 'nowhere'; allowed: memory:, redis:",
+            "aiodelay: scheme of store nowhere://x is 'nowhere'; allowed: kafka:, memory:, redis:",
         ),
         (["--store", "sqlite:////no/such/folder/x.db"], 1, "/no/such/folder"),
         (["--store", "redis://user:secret@127.0.0.1:1"], 1, "redis://user:***@127.0.0.1:1 is unavailable"),

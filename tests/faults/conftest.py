@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.scene import RedisScene, Scene
+from tests.support import kafka as kafka_support
 from tests.support.processes import Crew
 from tests.support.servers import RedisServer, redis_products, redis_programs, start
 
@@ -17,6 +18,14 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     """One file and its processes; none is left at the end."""
     with Crew(tmp_path) as crew:
         yield Scene(crew, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[kafka_support.Broker]:
+    """A broker that may be frozen and killed."""
+    broker = kafka_support.started()
+    yield broker
+    broker.stop()
 
 
 @pytest.fixture(params=redis_programs(), ids=lambda found: found.name)

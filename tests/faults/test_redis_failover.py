@@ -111,7 +111,7 @@ def test_f10_a_repeated_command_is_no_more_done_than_the_first(servers: tuple[Re
             pair.store("replicated:1", 300) as two,
             pair.store("replicated:1") as patient,
         ):
-            position = SourcePosition("intake", 1)
+            position = SourcePosition("intake", 0, 1)
             earlier, kept = put("earlier"), put("kept")
             assert isinstance(await do(patient, earlier), Stored)
             pair.link.mode = "black hole"

@@ -30,9 +30,11 @@ def versioned(version: int) -> list[Put]:
 def test_a_load_leaves_neither_ops_nor_tombstones(server: RedisServer) -> None:
     async def remembered(store: RedisStore) -> dict[str, set[str]]:
         windows = await store.command("KEYS", "{load:00}:done:*") + await store.command("KEYS", "{load:00}:ended:*")
-        return {
-            name.decode()[10:14]: {key[:1].decode() for key in await store.command("HKEYS", name)} for name in windows
-        }
+        found: dict[str, set[str]] = {}
+        for name in windows:
+            kinds = {key[:1].decode() for key in await store.command("HKEYS", name)}
+            found[name.decode()[10:14]] = found.get(name.decode()[10:14], set()) | kinds
+        return found
 
     async def play() -> None:
         async with RedisStore(server.url, namespace="load") as store:

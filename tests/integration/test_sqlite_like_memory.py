@@ -94,7 +94,11 @@ class Walk:
         self.sent += commands
         if self.random.random() < 0.2:
             commands.append(self.random.choice(self.sent[-20:]))
-        source = SourcePosition("s", self.random.randrange(5)) if self.random.random() < 0.05 else None
+        source = (
+            SourcePosition("s", self.random.randrange(3), self.random.randrange(3))
+            if self.random.random() < 0.05
+            else None
+        )
         self.log += commands
         self.same(await self.memory.apply(commands, source=source), await self.sqlite.apply(commands, source=source))
 

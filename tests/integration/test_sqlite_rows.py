@@ -294,10 +294,12 @@ async def test_a_value_that_cannot_be_stored_refuses_its_own_command_only(tmp_pa
 async def test_with_a_source_one_value_that_cannot_be_stored_refuses_all(tmp_path: Path) -> None:
     async with opened(tmp_path) as file:
         bad = put(7, message_id="\udfff")
-        outcomes = await file.store.apply([put(1), bad], source=SourcePosition("topic", 5))
+        outcomes = await file.store.apply([put(1), bad], source=SourcePosition("topic", 0, 5))
         assert [type(outcome) for outcome in outcomes] == [Refused, Refused]
         assert (await file.store.position("topic"), await file.store.get("m1")) == (None, None)
-        assert [type(each) for each in await file.store.apply([put(1)], source=SourcePosition("topic", 5))] == [Stored]
+        assert [type(each) for each in await file.store.apply([put(1)], source=SourcePosition("topic", 0, 5))] == [
+            Stored
+        ]
         assert await file.store.position("topic") == 5
 
 

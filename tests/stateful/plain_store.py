@@ -101,7 +101,7 @@ class PlainStore:
         self.dead: dict[DeadKey, tuple[int, DeadReason, Message]] = {}
         self.held: set[tuple[Lane, str | None]] = set()
         self.sent: dict[bytes, tuple[int, Command, Outcome]] = {}
-        self.position = -1
+        self.position: int | None = None
         self._tokens: set[tuple[str, int]] = set()
         self._ended: dict[str, tuple[int, int]] = {}
         self._tombstones: dict[str, tuple[int, int]] = {}

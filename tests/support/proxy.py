@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, TypeAlias
 
@@ -14,6 +14,8 @@ import anyio.from_thread
 __all__ = ["Proxy", "proxied", "proxied_by_thread"]
 
 Mode: TypeAlias = Literal["pass", "lose answers", "lose requests", "black hole", "refuse", "lossy"]
+Look: TypeAlias = Callable[[int, bytes, bool], Awaitable[None]]
+"""Is shown what comes on a connection, by its number, and whether it is an answer; may wait, or raise `OSError`."""
 LOSSES = 0.05
 
 
@@ -23,7 +25,8 @@ class Proxy:
     `lose answers`: requests reach the server, and the connection is cut at its answer. `lose requests`: it is cut at
     the request. `black hole`: nothing passes, and connections stay open. `refuse`: new connections are cut at once.
     `lossy`: in both directions, one piece in twenty is cut short, and its connection with it. `freeze` does with the
-    connections that there are what a black hole does, for ever.
+    connections that there are what a black hole does, for ever. `look` decides about single requests and answers: what
+    it raises an `OSError` for is lost, and its connection is cut.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -31,6 +34,7 @@ class Proxy:
         self._loop = asyncio.get_running_loop()
         self.mode: Mode = "pass"
         self.delay_answers_s = 0.0
+        self.look: Look | None = None
         self.port = 0
         self.connections: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,6 +72,8 @@ class Proxy:
         while data := await reader.read(65536):
             if self.mode == cut_by:
                 break
+            if self.look is not None:
+                await self.look(number, data, cut_by == "lose answers")
             while self.mode == "black hole" or number <= self._frozen:  # noqa: ASYNC110 - as a test sets it
                 await asyncio.sleep(0.01)
             if cut_by == "lose answers":

@@ -237,6 +237,15 @@ PAYLOADS: dict[str, tuple[dict[str, Any], Bad]] = {
     "repr raises": payload(Untellable(), "an Untellable"),
     "a Message": payload(Scheduler, "the class Scheduler"),
     "bytes without to": (call(event=PAYLOAD.encode()), Bad(TargetError, "to", "missing", "bytes name no handler")),
+    "None without to": (call() | {"event": None}, Bad(TargetError, "to", "missing", "None names no handler")),
+    "None without key": (
+        call(to="sink:x") | {"event": None, "key": None},
+        Bad(PayloadTypeError, "event", "None without a key", "a key"),
+    ),
+    "None to a handler": (
+        call(to="handler:Pay") | {"event": None},
+        Bad(PayloadTypeError, "event", "None", "a handler takes no None"),
+    ),
     "bytes too large": (
         call(event=b"x" * (MOST_PAYLOAD + 1), to="sink:x"),
         Bad(PayloadTooLargeError, "payload", "262145 bytes", "at most 262144 bytes (Scheduler(max_payload=...))"),

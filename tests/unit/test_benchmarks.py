@@ -215,7 +215,7 @@ def redis_url() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=BENCHMARKS, ids=lambda benchmark: benchmark.id)
+@pytest.fixture(params=[each for each in BENCHMARKS if not each.needs_kafka], ids=lambda benchmark: benchmark.id)
 def benchmark_at_one_percent(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> tuple[Benchmark, Plan]:
     return request.param, Plan(tmp_path, runs=1, scale=0.01, redis=redis_url)
 

@@ -84,7 +84,8 @@ class Running:
             await self._stack.enter_async_context(self._store)
             if dispatch:
                 for sink in self._sinks:
-                    await self._stack.enter_async_context(sink)
+                    if not self._moves_into(sink):  # otherwise nothing is sent to it
+                        await self._stack.enter_async_context(sink)
                 for source in self._sources.values():
                     await self._stack.enter_async_context(source)
                 work = await self._stack.enter_async_context(self._store.work(self._worker, lanes))
@@ -177,11 +178,11 @@ class Running:
         self._loops.freed()
 
     def add_sink(self, sink: Sink) -> None:
-        """Start serving a sink that was opened: the store moves its messages there by itself, if it can."""
+        """Start serving a sink: the store moves its messages there by itself, if it can; otherwise it was opened."""
         if self._loops is None:
             return
         store, runners = self._store, Runners(self._tasks)
-        if isinstance(store, Transfer) and store.reaches(sink).promise is Promise.EXACTLY_ONCE:
+        if isinstance(store, Transfer) and self._moves_into(sink):
             moves = self._stack.enter_context(store.transferring(sink))
             transfer = TransferSubscription(
                 sink=sink, moves=moves, runners=runners, now_ms=store.now_ms, on_change=self.changed
@@ -196,6 +197,9 @@ class Running:
             now_ms=store.now_ms,
             on_free=self._loops.freed,
         )
+
+    def _moves_into(self, sink: Sink) -> bool:
+        return isinstance(self._store, Transfer) and self._store.reaches(sink).promise is Promise.EXACTLY_ONCE
 
     def spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
         """Run something beside the loops, owned by this opening."""

@@ -114,8 +114,8 @@ class SinkSubscription:
             held.book.forget(held)
 
     async def _send(self, batch: list[Held]) -> None:
-        ready = [held for held in batch if not self._settled_unsent(held)]
         now = self.now_ms()
+        ready = [held for held in batch if not self._settled_unsent(held, now)]
         deliveries = [_delivery(held.claim, now) for held in ready]
         try:
             if ready:
@@ -130,7 +130,8 @@ class SinkSubscription:
     async def _send_and_settle(self, ready: list[Held], deliveries: list[Delivery]) -> None:
         try:
             outcomes = await self.sink.send(deliveries)
-            settlements = [self._settlement(*each) for each in zip(ready, outcomes, strict=True)]
+            now = self.now_ms()
+            settlements = [self._settlement(*each, now) for each in zip(ready, outcomes, strict=True)]
         except SinkUnavailableError:
             raise
         except (Exception, asyncio.CancelledError) as error:
@@ -146,8 +147,9 @@ class SinkSubscription:
     async def _send_apart(self, ready: list[Held], deliveries: list[Delivery], error: BaseException) -> None:
         """Send a batch's messages one by one, so that the one that breaks it breaks itself alone."""
         if len(ready) == 1:
-            log.error("sink %s raised for %s: %s", self.lane, ready[0].claim.record.id, settling.error_text(error))
-            ready[0].book.settle(ready[0], self._settlement(ready[0], Failed(settling.error_text(error))))
+            failed = Failed(settling.error_text(error))
+            log.error("sink %s raised for %s: %s", self.lane, ready[0].claim.record.id, failed.error)
+            ready[0].book.settle(ready[0], self._settlement(ready[0], failed, self.now_ms()))
             return
         while ready:
             await self._send_and_settle(ready[:1], deliveries[:1])
@@ -169,9 +171,9 @@ class SinkSubscription:
             if not before:
                 log.warning("%s:%s takes nothing (%s); its messages wait in the store", self.lane, address, reason)
 
-    def _settled_unsent(self, held: Held) -> bool:
+    def _settled_unsent(self, held: Held, now: int) -> bool:
         record = held.claim.record
-        settlement = settling.without_running(record, held.claim.token, self.now_ms())
+        settlement = settling.without_running(record, held.claim.token, now)
         if settlement is not None:
             held.book.settle(held, settlement)
         return settlement is not None
@@ -194,8 +196,8 @@ class SinkSubscription:
         self._resuming = None
         self.on_free()
 
-    def _settlement(self, held: Held, outcome: SendOutcome) -> Settlement:
-        record, token, now = held.claim.record, held.claim.token, self.now_ms()
+    def _settlement(self, held: Held, outcome: SendOutcome, now: int) -> Settlement:
+        record, token = held.claim.record, held.claim.token
         if isinstance(outcome, Sent):
             return settling.done(record, token, now)
         if isinstance(outcome, NotTaken):

@@ -57,7 +57,9 @@ class TransferSubscription:
             task.cancel()
 
     def close(self) -> None:
-        """Nothing is left behind: what was not moved is in the store."""
+        """Wait for nothing more, such as a pause between two tries; what was not moved is in the store."""
+        for task in self.runners.tasks:
+            task.cancel()
 
     def start(self) -> None:
         """Move messages until drained; no error of the store ends this."""

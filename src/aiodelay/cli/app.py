@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError
 
 from aiodelay import AiodelayError, __version__
 
+from .delay_box import delay_box
 from .demo import demo
 from .errors import FAILED, NOT_UNDERSTOOD, CommandError
 from .run import run
@@ -18,6 +19,7 @@ __all__ = ["app", "run_app"]
 app: App = App(
     name="aiodelay", help="Deliver messages later, durably.", version=__version__, result_action="return_value"
 )
+app.command(delay_box)
 app.command(demo)
 app.command(run)
 

@@ -239,8 +239,10 @@ class Claims(Tables):
         return expired
 
     def _lane_state(self, name: Lane, now: int) -> LaneState:
-        first = self._lanes[name].first()
-        oldest = first.place_ms if first is not None and first.place_ms <= now else None
+        lane = self._lanes[name]
+        waiting = [entry.place_ms for address in lane.blocked for entry in lane.parked(address)]
+        waiting += [] if (first := lane.first()) is None else [first.place_ms]
+        oldest = min((place_ms for place_ms in waiting if place_ms <= now), default=None)
         return LaneState(name, oldest, self._is_served(name, now))
 
 

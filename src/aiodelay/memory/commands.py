@@ -35,7 +35,7 @@ class Commands(Tables):
         """Carry out commands in order."""
         now = self.now_ms()
         if source is not None:
-            if source.position <= self._positions.get(source.source, -1):
+            if self._positions.get(source.source, source.first) != source.first:
                 return [Refused("passed")] * len(commands)
             self._positions[source.source] = source.position
         return [self._apply(command, now) for command in commands]

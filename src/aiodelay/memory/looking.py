@@ -42,9 +42,10 @@ class Looking(Tables):
         return None if entry is None else self._snapshot(entry, self.now_ms())
 
     def _snapshot(self, entry: Entry, now: int) -> Snapshot:
+        lane = self._lanes[entry.record.envelope.lane]
         if entry.token:
             state = State.IN_FLIGHT
-        elif self._lanes[entry.record.envelope.lane].holds(entry):
+        elif lane.holds(entry) or lane.parks(entry):
             state = State.HELD
         else:
             state = State.OVERDUE if entry.place_ms <= now else State.SCHEDULED
@@ -96,16 +97,23 @@ class Looking(Tables):
         """Pause a lane or an address of it."""
         if (lane, address) in await self.holds():
             return False
+        self._hold(lane, address)
+        return True
+
+    def _hold(self, lane: Lane, address: str | None) -> None:
         if address is None:
             self._lanes[lane].is_held = True
         else:
             self._lanes[lane].held.add(address)
-        return True
 
     async def release(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane or an address of it."""
         if (lane, address) not in await self.holds():
             return False
+        self._release(lane, address)
+        return True
+
+    def _release(self, lane: Lane, address: str | None) -> None:
         if address is None:
             self._lanes[lane].is_held = False
         else:
@@ -114,7 +122,6 @@ class Looking(Tables):
             self._expiring.push(max(entry.place_ms, entry.record.expires_ms + 1), entry)
         self._expiring_held.clear()
         self._wake()
-        return True
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
         """List what is held."""

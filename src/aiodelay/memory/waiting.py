@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from enum import Enum, auto
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Generic, TypeVar
 
 from aiodelay.model import Record
@@ -90,6 +91,7 @@ class LaneQueue:
         self.messages = 0
         self.is_held = False
         self.held: set[str] = set()
+        self.blocked: set[str] = set()
         self._waiting = Waiting(lambda entry: entry.standing is Standing.IN_LANE)
         self._parked: dict[str, dict[int, Entry]] = {}
 
@@ -99,10 +101,10 @@ class LaneQueue:
         self._waiting.push(entry.place_ms, entry)
 
     def first(self) -> Entry | None:
-        """Return the first message that is not held; what is held at an address is parked on the way."""
+        """Return the first message that can go; what is held or blocked at an address is parked on the way."""
         if self.is_held:
             return None
-        while (entry := self._waiting.first()) is not None and entry.record.envelope.address in self.held:
+        while (entry := self._waiting.first()) is not None and self.parks(entry):
             self._waiting.pop()
             entry.standing = Standing.PARKED
             self._parked.setdefault(entry.record.envelope.address, {})[entry.sequence] = entry
@@ -121,8 +123,33 @@ class LaneQueue:
         return self.is_held or entry.record.envelope.address in self.held
 
     def release(self, address: str) -> None:
-        """Put back what is parked for an address, in its old order."""
+        """Let go what is held at an address, in its old order."""
         self.held.discard(address)
+        self._put_back(address)
+
+    def block(self, addresses: AbstractSet[str]) -> None:
+        """Say which addresses take nothing now: their messages wait as held ones do, but may become late."""
+        freed, self.blocked = self.blocked - addresses, set(addresses)
+        for address in freed:
+            self._put_back(address)
+
+    def parked(self, address: str) -> Collection[Entry]:
+        """Return what is parked for an address."""
+        return self._parked.get(address, {}).values()
+
+    def foremost(self) -> Iterable[Entry]:
+        """Return the first message and all that are parked, held or not."""
+        first = self._waiting.first()
+        return chain(() if first is None else (first,), *(parked.values() for parked in self._parked.values()))
+
+    def parks(self, entry: Entry) -> bool:
+        """Say whether the entry waits aside because its address is held or blocked."""
+        if not (self.held or self.blocked):
+            return False
+        address = entry.record.envelope.address
+        return address in self.held or address in self.blocked
+
+    def _put_back(self, address: str) -> None:
         for entry in self._parked.pop(address, {}).values():
             self.add(entry)
 
@@ -142,6 +169,15 @@ class Remembered(Generic[K, V]):
         """Return a value that is still remembered."""
         found = self._values.get(what)
         return found[1] if found is not None and found[0] > now_ms else None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there may be anything."""
+        return bool(self._values)
+
+    def items(self, now_ms: int) -> Iterator[tuple[K, V, int]]:
+        """Return all that is still remembered, and until when."""
+        return ((what, value, until_ms) for what, (until_ms, value) in self._values.items() if until_ms > now_ms)
 
     def forget(self, now_ms: int, limit: int) -> None:
         """Drop what is past its time, oldest first."""

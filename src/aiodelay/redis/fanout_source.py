@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from msgspec.structs import replace
 
 from aiodelay.errors import StoreUnavailableError, TargetError, shortened
-from aiodelay.model import Again, Claimed, Demand, Lane, PutBack, Settlement, Stored
+from aiodelay.model import Again, Claimed, Dead, Demand, Lane, PutBack, Stored
 from aiodelay.ports import Feed
 from aiodelay.transitions import after_failure
 from aiodelay.urls import UrlOptions
@@ -142,19 +142,19 @@ class _FanoutFeed(TakingFeed):
             log.warning("%s missed %d messages: the topic kept them no longer", self._name, missed)
             self._untold += missed
 
-    async def _leave(self, pairs: Sequence[tuple[Settlement, Taken]]) -> tuple[list[int], set[int]]:
+    async def _leave(self, pairs: Sequence[tuple[Again | Dead, Taken]]) -> tuple[list[int], set[int]]:
         """Have the consumer get again what is to be tried again; what is given up goes to the store."""
-        again = [(settlement, taken) for settlement, taken in pairs if isinstance(settlement, Again)]
+        again = [(why, taken) for why, taken in pairs if isinstance(why, Again)]
         settled: set[int] = set()
         for start in range(0, len(again), AGAIN_AT_ONCE):
             part = again[start : start + AGAIN_AT_ONCE]
             arguments: list[Arg] = []
-            for settlement, taken in part:
-                element = encode_record_element(after_failure(taken.record, settlement))
-                arguments += [taken.number, max(settlement.due_ms - self._now_ms(), 0), element]
+            for why, taken in part:
+                element = encode_record_element(after_failure(taken.record, why))
+                arguments += [taken.number, max(why.due_ms - self._now_ms(), 0), element]
             letters = await self._run("again", *arguments)
             settled |= {taken.number for (_, taken), letter in zip(part, letters, strict=True) if letter == ord("s")}
-        ended, _ = await super()._leave([pair for pair in pairs if not isinstance(pair[0], Again)])
+        ended, _ = await super()._leave([(why, taken) for why, taken in pairs if isinstance(why, Dead)])
         return ended, settled
 
     def _kept(self, message: PutBack) -> PutBack:

@@ -8,42 +8,19 @@ in lower case. What is in a list is in the zset too until it was handled, save a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import msgspec
 from msgspec import Struct
 
-from aiodelay.errors import StoreUnavailableError
 from aiodelay.identifiers import new_op
-from aiodelay.model import After, At, Conflict, Envelope, Put, Refused, Stored
+from aiodelay.model import After, At, Conflict, Envelope, Put
 from aiodelay.ports import Store
 
 from .client import Client
 from .commands import MOST_MS
-from .faults import Fault
-from .keys import Keys
-from .options import read_url
+from .imports import MOST_ID_BYTES, PAGE, VERSION, Imported, SkippedError, opened, put_all, scored
 
-__all__ = ["Imported", "import_fred84", "simple_name"]
-
-PAGE = 500
-VERSION = 1
-"""Of all that is imported: what is known is not imported again, nor within 24 h of its end."""
-MOST_ID_BYTES = 255
-
-
-class Imported(Struct, frozen=True):
-    """What an import came to.
-
-    Attributes:
-        stored: Messages that were stored.
-        known: Messages that had been imported before.
-        skipped: What could not be taken over: its key there, and why.
-    """
-
-    stored: int
-    known: int
-    skipped: dict[str, str]
+__all__ = ["import_fred84", "simple_name"]
 
 
 class _Event(Struct):
@@ -60,10 +37,6 @@ class _Found(Struct):
     key: str
     score: bytes | float | None
     value: bytes
-
-
-class _SkippedError(Exception):
-    """Why an event cannot be taken over."""
 
 
 def simple_name(class_name: str) -> str:
@@ -90,40 +63,23 @@ async def import_fred84(
     """
     stored = known = 0
     skipped: dict[str, str] = {}
-    async with _opened(url) as client:
+    async with opened(url) as client:
         async for page in _pages(client, prefix):
             puts: list[Put] = []
             for found in page:
                 try:
                     puts.append(_put_of(found, type_of))
-                except _SkippedError as error:
+                except SkippedError as error:
                     skipped[found.key] = str(error)
-            for put, outcome in zip(puts, await store.apply(puts), strict=True):
-                if isinstance(outcome, Stored):
-                    stored += 1
-                elif isinstance(outcome, Refused) and outcome.reason == "outdated":
-                    known += 1
-                else:
-                    raise StoreUnavailableError(store.name, f"{put.id} was not stored: {outcome.detail}")
+            new = await put_all(store, puts)
+            stored, known = stored + new, known + len(puts) - new
     return Imported(stored, known, skipped)
-
-
-@asynccontextmanager
-async def _opened(url: str) -> AsyncIterator[Client]:
-    options = read_url(url)
-    client = Client(options, Keys(""), "")
-    try:
-        yield client
-    except Fault as fault:
-        raise StoreUnavailableError(options.name, fault.reason) from fault
-    finally:
-        await client.aclose()
 
 
 async def _pages(client: Client, prefix: str) -> AsyncIterator[list[_Found]]:
     start = 0
-    while scored := await client.command("ZRANGE", f"{prefix}delayed_events", start, start + PAGE - 1, "WITHSCORES"):
-        pairs = scored if isinstance(scored[0], list) else list(zip(scored[::2], scored[1::2], strict=True))  # RESP3, 2
+    while reply := await client.command("ZRANGE", f"{prefix}delayed_events", start, start + PAGE - 1, "WITHSCORES"):
+        pairs = scored(reply)
         values = await client.command("HMGET", f"{prefix}events", *(member for member, _ in pairs))
         yield [
             _Found(member.decode("utf-8", "backslashreplace"), score, value or b"")
@@ -163,13 +119,13 @@ def _key_of(value: bytes) -> str:
 
 def _put_of(found: _Found, type_of: Callable[[str], str]) -> Put:
     if not found.value:
-        raise _SkippedError("it has no content")
+        raise SkippedError("it has no content")
     try:
         event = msgspec.json.decode(found.value, type=_Event)
     except msgspec.MsgspecError as error:
-        raise _SkippedError(f"it cannot be read: {error}") from None
+        raise SkippedError(f"it cannot be read: {error}") from None
     if not 0 < len(found.key.encode()) <= MOST_ID_BYTES:
-        raise _SkippedError(f"as an id it is longer than {MOST_ID_BYTES} bytes")
+        raise SkippedError(f"as an id it is longer than {MOST_ID_BYTES} bytes")
     headers = {name: value.encode() for name, value in (event.log_context or {}).items() if value is not None}
     envelope = Envelope(
         found.key, type_of(event.type), encoding="json", payload=bytes(event.payload), headers=headers, version=VERSION
@@ -182,5 +138,5 @@ def _due_of(score: bytes | float | None) -> At | After:
         return After(0)
     at_ms = float(score)
     if not abs(at_ms) <= MOST_MS:
-        raise _SkippedError(f"its time is {at_ms:g}")
+        raise SkippedError(f"its time is {at_ms:g}")
     return At(int(at_ms))

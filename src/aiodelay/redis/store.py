@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Self
 
 import msgspec
+from msgspec import structs
 
 from aiodelay.clock import Clock
 from aiodelay.errors import StoreUnavailableError
@@ -77,10 +78,12 @@ class RedisStore(Transfers):
             except BAD_VALUE as error:
                 reason = f"it holds a value that cannot be stored ({type(error).__name__})"
                 outcomes[i] = Refused("unavailable", reason)
+        if source is not None and len(written) < len(commands):
+            return [each if isinstance(each, Refused) else _NOT_SENT for each in outcomes]
         left = list(written)
         while left or source is not None:
             chunk = left if source is not None else left[: chunk_size(commands[i] for i in left)]
-            arguments: list[Arg] = ["", ""] if source is None else [source.source, source.position]
+            arguments: list[Arg] = ["", "", ""] if source is None else [*structs.astuple(source)]
             for i in chunk:
                 arguments += written[i]
             asked_s = asyncio.get_running_loop().time()

@@ -32,10 +32,11 @@ from aiodelay.model import (
 from aiodelay.transitions import (
     KILLS_TO_DEATH,
     NO_OP,
-    after_failure,
     after_renewal,
     is_killer,
     is_late,
+    is_release,
+    returned,
     token_counter,
     token_deadline_ms,
     token_for,
@@ -174,15 +175,15 @@ class TakingFeed:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims: first what goes back to the store is there, then all leave the list."""
         found = [self._taken.get(_key(settlement)) for settlement in settlements]
-        leaving: list[tuple[Settlement, Taken]] = []
+        leaving: list[tuple[Again | Dead, Taken]] = []
         over: list[int] = []
         back: list[int] = []
         for settlement, taken in zip(settlements, found, strict=True):
             if taken is None:
                 continue
-            if type(settlement) is Done:
+            if isinstance(settlement, Done):
                 over.append(taken.number)
-            elif _is_release(settlement, taken):
+            elif is_release(taken.record, settlement):
                 back.append(taken.number)
             else:
                 leaving.append((settlement, taken))
@@ -202,7 +203,7 @@ class TakingFeed:
             for taken in found
         ]
 
-    async def _leave(self, pairs: Sequence[tuple[Settlement, Taken]]) -> tuple[list[int], set[int]]:
+    async def _leave(self, pairs: Sequence[tuple[Again | Dead, Taken]]) -> tuple[list[int], set[int]]:
         """Put messages into the store; return the numbers of those that are to be dropped, and of those that are."""
         if not pairs:
             return [], set()
@@ -210,7 +211,7 @@ class TakingFeed:
         letters = await self._run("keep", self._lease_ms, *numbers)
         kept = [pair for pair, letter in zip(pairs, letters, strict=True) if letter == ord("r")]
         if kept:
-            await self._put_back([self._kept(_put_back(*pair)) for pair in kept])
+            await self._put_back([self._kept(returned(taken.record, settlement)) for settlement, taken in kept])
         return [taken.number for _, taken in kept], set()
 
     def _kept(self, message: PutBack) -> PutBack:
@@ -258,25 +259,6 @@ class TakingFeed:
 
 def _key(asked: Settlement | Renewal) -> _Key:
     return asked.id, asked.revision, token_counter(asked.token)
-
-
-def _is_release(settlement: Settlement, taken: Taken) -> bool:
-    """Say whether a message was never run: it stays what it is, and returns to the list."""
-    record = taken.record
-    return (
-        isinstance(settlement, Again)
-        and settlement.error is None
-        and settlement.attempt == record.attempt
-        and settlement.due_ms <= record.due_ms
-    )
-
-
-def _put_back(settlement: Settlement, taken: Taken) -> PutBack:
-    assert not isinstance(settlement, Done)
-    record = after_failure(taken.record, settlement)
-    if isinstance(settlement, Dead):
-        return PutBack(record, record.due_ms, settlement.reason)
-    return PutBack(record, settlement.due_ms)
 
 
 def _unreadable(element: bytes, lane: Lane, now_ms: int, problem: str) -> PutBack:

@@ -35,7 +35,7 @@ def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | 
     Args:
         tables: If `careful`, each command is undone alone when it fails; with a `source`, all of them are.
         commands: Any.
-        source: Moves with them; if it has been passed, nothing is done.
+        source: Moves with them; if it stands elsewhere, nothing is done.
     """
     if source is not None and not _move_position(tables, source):
         return [Refused("passed")] * len(commands)
@@ -67,8 +67,8 @@ def _is_put(command: Command) -> bool:
 def _move_position(tables: Tables, source: SourcePosition) -> bool:
     moved = tables.execute(
         "INSERT INTO positions (ns, source, position) VALUES (?, ?, ?)"
-        " ON CONFLICT (ns, source) DO UPDATE SET position = excluded.position WHERE position < excluded.position",
-        (tables.ns, source.source, source.position),
+        " ON CONFLICT (ns, source) DO UPDATE SET position = excluded.position WHERE position = ?",
+        (tables.ns, source.source, source.position, source.first),
     )
     return moved.rowcount > 0
 

@@ -1,7 +1,8 @@
 -- apply: carries out commands in order; each has an answer of its own.
 --@ base record memory moves
--- ARGV[4], ARGV[5]: a source and its next position, '' and '' without one. If the source has passed it: all answer 'P'.
--- From ARGV[6] on, 8 arguments a command: what, id, op (8 bytes), lane, due, late, version, body.
+-- ARGV[4] to ARGV[6]: a source, the position from which the commands were read, and the next one; '' without a source.
+-- If another position is stored: all answer 'P'.
+-- From ARGV[7] on, 8 arguments a command: what, id, op (8 bytes), lane, due, late, version, body.
 --   what    put: 'r' replace, 'k' keep, 'e' error, 'n' newer; then '*' if it recurs, '-' if not; for 'n', the version to
 --           compare, u64. Others: 'c' cancel, 'm' reschedule, 'f' fire; their lane, late, version and body are ''.
 --   op      all zero: not remembered; then only a version guards it against being repeated
@@ -14,7 +15,7 @@
 -- not carried out, and are to be sent again. Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'k' kept,
 -- 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D' duplicate, 'O' + u64 outdated by that version,
 -- 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' no lane is left.
-local FIRST, STRIDE = 6, 8
+local FIRST, STRIDE = 7, 8
 local BLOCK = 32 -- so many records are read at once; those of a whole batch might be far too much
 local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096 -- a new id costs 1; what changes a record more, and by its size
 local count = (#ARGV - FIRST + 1) / STRIDE
@@ -211,12 +212,12 @@ local function read_block(from, to)
 end
 
 local function has_passed()
-  local passed = ARGV[4] ~= '' and tonumber(call('HGET', SRC, ARGV[4]))
-  return passed and tonumber(ARGV[5]) <= passed
+  local position = ARGV[4] ~= '' and call('HGET', SRC, ARGV[4])
+  return position and position ~= ARGV[5]
 end
 
 local function carry_all_out()
-  if ARGV[4] ~= '' then call('HSET', SRC, ARGV[4], ARGV[5]) end
+  if ARGV[4] ~= '' then call('HSET', SRC, ARGV[4], ARGV[6]) end
   for from = 0, count - 1, BLOCK do
     if cost >= MOST_COST and ARGV[4] == '' then break end
     local to = math.min(from + BLOCK, count) - 1

@@ -344,29 +344,42 @@ class CommandRules(Bench):
 
     @staged
     async def test_position_moves_with_the_commands(self, stage: Stage) -> None:
-        (outcome,) = await stage.store.apply([stage.put("a")], source=SourcePosition("topic 0", 5))
+        stage.needs_positions()
+        (outcome,) = await stage.store.apply([stage.put("a")], source=SourcePosition("topic 0", 0, 5))
         assert isinstance(outcome, Stored)
-        await stage.store.apply([stage.put("b")], source=SourcePosition("topic 1", 2))
+        await stage.store.apply([stage.put("b")], source=SourcePosition("topic 1", 2, 2))
         assert [await stage.look.position(f"topic {i}") for i in range(3)] == [5, 2, None]
         assert sorted(await stage.ids()) == ["a", "b"]
 
-    @pytest.mark.parametrize("position", [4, 5])
+    @pytest.mark.parametrize("first", [0, 4, 6])
     @staged
-    async def test_a_passed_position_is_refused_whole(self, stage: Stage, position: int) -> None:
+    async def test_s3_what_another_has_read_is_refused_whole(self, stage: Stage, first: int) -> None:
+        """A reader of 4 to 9 has not noticed that its successor has stored 4; nor has one that believes to be at 6."""
+        stage.needs_positions()
         await stage.stored(stage.put("kept", After(1)))
-        await stage.store.apply([], source=SourcePosition("topic", 5))
+        await stage.store.apply([], source=SourcePosition("topic", 3, 5))
         before = await stage.picture()
         commands: list[Command] = [stage.put("a"), Cancel(stage.op(), "kept")]
-        outcomes = await stage.store.apply(commands, source=SourcePosition("topic", position))
+        outcomes = await stage.store.apply(commands, source=SourcePosition("topic", first, 10))
         assert [each.reason for each in outcomes if isinstance(each, Refused)] == ["passed", "passed"]
         assert (await stage.picture(), await stage.look.position("topic")) == (before, 5)
 
     @staged
+    async def test_s2_a_reader_goes_on_where_its_position_stands(self, stage: Stage) -> None:
+        stage.needs_positions()
+        steps = [("a", 3, 5), ("b", 5, 9), ("c", 9, 7)]  # back: the stream itself was cut off
+        for message_id, first, position in steps:
+            (outcome,) = await stage.store.apply([stage.put(message_id)], source=SourcePosition("t", first, position))
+            assert isinstance(outcome, Stored)
+        assert (await stage.look.position("t"), sorted(await stage.ids())) == (7, ["a", "b", "c"])
+
+    @staged
     async def test_a_refused_command_does_not_stop_its_batch(self, stage: Stage) -> None:
+        stage.needs_positions(verdict=True)
         stage.needs_conflict("error")
         await stage.stored(stage.put("a", lane=OTHER))
         puts: list[Put] = [stage.put("a", conflict=Conflict.error()), stage.put("b")]
-        refused, stored = await stage.store.apply(puts, source=SourcePosition("topic", 1))
+        refused, stored = await stage.store.apply(puts, source=SourcePosition("topic", 0, 1))
         assert (isinstance(refused, Refused), isinstance(stored, Stored)) == (True, True)
         assert await stage.look.position("topic") == 1
 

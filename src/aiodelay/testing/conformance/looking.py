@@ -251,7 +251,9 @@ class LookingRules(Bench):
         entries = await stage.diary.journal()
         assert [entry.event for entry in entries] == events.split()
         numbers = [entry.number for entry in entries]
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert numbers == sorted(set(numbers))
+        if stage.store.traits.counted_journal:
+            assert numbers[-1] - numbers[0] == len(numbers) - 1
         assert {(entry.id, entry.lane) for entry in entries} == {("m", LANE)}
         assert [entry.detail for entry in entries if entry.event in {"again", "dead"}] == ["why", "rejected"]
         assert [entry.attempt for entry in entries if entry.event in {"again", "dead"}] == [1, 2]
@@ -290,6 +292,7 @@ class LookingRules(Bench):
 
     @staged
     async def test_journal_is_trimmed_from_its_oldest_entry(self, stage: Stage) -> None:
+        stage.needs_counted_journal()
         stage = await stage.with_journal(10)
         for number in range(100):
             await stage.stored(stage.put(f"m{number}", After(HOUR_MS)))

@@ -91,18 +91,42 @@ class SafetyRules(Bench):
 
     @staged
     async def test_s2_what_was_acknowledged_survives_reopening(self, stage: Stage) -> None:
-        puts = [stage.put("pending", After(HOUR_MS)), stage.put("leased"), stage.put("dead", lane=OTHER)]
+        puts = [stage.put("pending", After(HOUR_MS)), stage.put("due"), stage.put("dead", lane=OTHER)]
         await stage.stored(*puts, stage.put("series", After(HOUR_MS), rule=RULE, headers={"é": b"\xff"}, key=b""))
-        leased, lost = await stage.claim_one(), await stage.claim_one(OTHER)
-        await stage.end(dead(lost))
-        await stage.holds.hold("held")
-        await stage.store.apply([], source=SourcePosition("source", 7))
+        await stage.end(dead(await stage.claim_one(OTHER)))
         before = await stage.picture()
         await stage.reopen()
         assert await stage.picture() == before
-        assert await stage.holds.holds() == [("held", None)]
+
+    @staged
+    async def test_s2_a_claim_survives_reopening_or_is_given_again(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        claim, before = await stage.claim_one(), await stage.picture()
+        await stage.reopen()
+        if stage.store.traits.leases_survive:
+            assert await stage.picture() == before
+            await stage.end(done(claim))
+        else:
+            stage.move(1)
+            again = await stage.claim_one()
+            assert list(await stage.work.settle([done(claim)])) == [SettleOutcome.GONE]
+            await stage.end(done(again))
+
+    @staged
+    async def test_s2_holds_survive_reopening(self, stage: Stage) -> None:
+        for address in (None, "", "é ✓"):
+            await stage.holds.hold("held", address)
+        await stage.holds.hold("released")
+        await stage.holds.release("released")
+        await stage.reopen()
+        assert list(await stage.holds.holds()) == [("held", None), ("held", ""), ("held", "é ✓")]
+
+    @staged
+    async def test_s2_positions_survive_reopening(self, stage: Stage) -> None:
+        stage.needs_positions()
+        await stage.store.apply([], source=SourcePosition("source", 0, 7))
+        await stage.reopen()
         assert await stage.look.position("source") == 7
-        await stage.end(done(leased))
 
     @staged
     async def test_s2_ops_survive_reopening(self, stage: Stage) -> None:

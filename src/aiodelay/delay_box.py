@@ -1,0 +1,210 @@
+"""The delay box: what services write to a Kafka topic as JSON comes out of other topics when its countdown is over.
+
+`aiodelay delay-box` runs one; docs/delay-box.md is the way in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from contextlib import AsyncExitStack
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+from aiokafka import TopicPartition
+
+from . import registry
+from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, shortened
+from .inputs import check_count, listed
+from .kafka.group import Group
+from .kafka.intake import Intake, Storing
+from .kafka.options import Cluster, read_cluster, read_topics
+from .kafka.records import SINK
+from .kafka.requests import Rules, read_request
+from .kafka.sink import KafkaSink, check_topic
+from .kafka.store import KafkaStore
+from .kafka.topic import prepare_intake
+from .kafka.writer import Writer
+from .model import Put
+from .ports import Inspectable, Store
+from .scheduler import MOST_PAYLOAD, Scheduler
+from .urls import UrlOptions
+
+__all__ = ["DelayBox"]
+
+FORM = "kafka://host:9092/delays, kafka://host:9092/delays,others"
+MAX_PARTITIONS = 1000
+
+
+class DelayBox:
+    """Takes requests from Kafka topics into a store, and delivers them to topics of the same cluster.
+
+    A request is a record with the JSON value `{"topic": "T", "message": "...", "countdown": 120}`. Each is stored once
+    (S3): how far a partition was taken in stands in the store, and moves in the step that stores. Any number of boxes
+    may share a store; they share the partitions. What cannot be read, or asks for a topic that is not allowed, goes to
+    a dead topic with the reason, and stops nothing.
+
+    Use it with `async with`, or `run` it.
+
+    Args:
+        store: The URL of a store, which the box then delivers from; or a `Scheduler`, open before the box is and with
+            a Kafka sink, which does.
+        source: `kafka://host:9092/topic`, several topics with commas. Options: `create_topic=true`, `partitions` of a
+            topic that is created, and those of a Kafka sink (docs/reference.md).
+        allow: Topics that messages may go to.
+        countdown_from: Where a countdown begins: at the `record`'s time, or at its `arrival` here.
+        dead_topic: Where refused records go; None = `<topic>.dead`. It is created if it is missing.
+        begin_after: A consumer group of another system: where no position is stored yet, the box begins at what that
+            group has committed, instead of at the topic's beginning.
+        namespace: Keeps several boxes in one store apart; not on Kafka, and not with a `Scheduler`, which has one.
+        max_payload: Most bytes of a message.
+
+    Raises:
+        ConfigurationError: A setting is wrong; names it, its value and what is allowed.
+    """
+
+    def __init__(
+        self,
+        store: str | Store | Scheduler,
+        source: str,
+        *,
+        allow: Collection[str],
+        countdown_from: Literal["record", "arrival"] = "record",
+        dead_topic: str | None = None,
+        begin_after: str | None = None,
+        namespace: str = "default",
+        max_payload: int = 262_144,
+    ) -> None:
+        self._cluster, topics, self._create, self._partitions = _read_url(source)
+        if countdown_from not in ("record", "arrival"):
+            raise ConfigurationError("countdown_from", shortened(countdown_from), "'record' or 'arrival'")
+        allowed = [check_topic(topic, "allow") for topic in listed(allow, "allow", "['orders']")]
+        if not allowed:
+            raise ConfigurationError("allow", "empty", "topics that messages may go to")
+        self._rules = Rules(
+            frozenset(allowed),
+            countdown_from == "arrival",
+            check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
+        )
+        self._dead_topics = {topic: check_topic(dead_topic or f"{topic}.dead", "dead_topic") for topic in topics}
+        if loops := {*allowed, *topics} & {*self._dead_topics.values()} | {*allowed} & {*topics}:
+            raise ConfigurationError(
+                "allow", min(loops), "topics that the box neither reads nor gives refused records to"
+            )
+        self._begin_after = begin_after or ""
+        self._own = not isinstance(store, Scheduler)
+        self._scheduler = store if isinstance(store, Scheduler) else _scheduler_of(store, self._cluster, namespace)
+        self._intakes: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._stack = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<DelayBox {self._cluster.name} {self._scheduler!r}>"
+
+    async def run(self) -> None:
+        """Open, take in and deliver until cancelled, and close."""
+        async with self:
+            await asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> Self:
+        """Connect, and start to take in.
+
+        Raises:
+            StoreUnavailableError, SinkUnavailableError: The store or the cluster does not answer.
+            StoreMismatchError: A topic is missing, or the store's data cannot be used by this version.
+            UnsupportedByStoreError: The store keeps no positions.
+            UnknownSinkError: The scheduler has no Kafka sink.
+            TargetError: A topic that is allowed cannot be delivered to.
+        """
+        async with AsyncExitStack() as stack:
+            if self._own:
+                await stack.enter_async_context(self._scheduler)
+            store = _checked(self._scheduler._open_store())
+            sink = self._scheduler._sink(SINK)
+            for topic in self._rules.allowed:
+                sink.check(topic)
+            topics = await prepare_intake(
+                self._cluster, self._dead_topics, create=self._create, partitions=self._partitions
+            )
+            self._dead = await stack.enter_async_context(Writer(self._cluster))
+            self._tasks = asyncio.TaskGroup()
+            await self._tasks.__aenter__()
+            stack.push_async_callback(self._tasks.__aexit__, None, None, None)
+            self._store = store
+            self._groups = {topic.name: self._group(topic.name) for topic in topics}
+            self._running = [
+                self._tasks.create_task(group.run(), name=f"aiodelay {group.name}") for group in self._groups.values()
+            ]
+            stack.callback(self._stop)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop taking in; then, if the box has opened the scheduler, close that."""
+        await self._stack.__aexit__(exc_type, exc, traceback)
+
+    def _stop(self) -> None:
+        for task in (*self._running, *self._intakes.values()):
+            task.cancel()
+        self._intakes.clear()
+
+    def _group(self, topic: str) -> Group:
+        """Return the group of the boxes that share a store; those of another store take everything in as well."""
+        store = blake2b(f"{self._store.name} {self._scheduler.namespace}".encode(), digest_size=4).hexdigest()
+        return Group(self._cluster, topic, f"aiodelay.delay-box.{topic}.{store}", self._assign)
+
+    def _assign(self, topic: str, numbers: Collection[int]) -> None:
+        """Take in these partitions of a topic from now on, and no others; one that stays goes on undisturbed."""
+        wanted = {TopicPartition(topic, n) for n in numbers}
+        for place in [each for each in self._intakes if each.topic == topic and each not in wanted]:
+            self._intakes.pop(place).cancel()
+        for place in sorted(wanted - self._intakes.keys()):
+            intake = Intake(
+                self._cluster,
+                place,
+                self._store,
+                self._put_of,
+                dead=self._dead,
+                dead_topic=self._dead_topics[topic],
+                begin_after=self._begin_after,
+                may_go_on=self._groups[topic].is_settled,
+            )
+            name = f"aiodelay delay box {topic}/{place.partition}"
+            self._intakes[place] = self._tasks.create_task(intake.run(), name=name)
+
+    def _put_of(self, record: Any, own_id: str) -> Put:  # noqa: ANN401 - aiokafka's
+        return read_request(
+            record.value,
+            record.headers,
+            self._rules,
+            own_id=own_id,
+            written_ms=record.timestamp,
+            now_ms=self._store.now_ms(),
+        )
+
+
+def _scheduler_of(store: str | Store, cluster: Cluster, namespace: str) -> Scheduler:
+    opened = registry.open_store(store, namespace=namespace, clock=None)
+    own = isinstance(opened, KafkaStore) and opened.cluster.is_same(cluster)
+    return Scheduler(opened, namespace=namespace, sinks=[] if own else [KafkaSink(cluster)])
+
+
+def _checked(store: Store) -> Storing:
+    if not isinstance(store, Inspectable) or store.traits.positions == "none":
+        raise UnsupportedByStoreError("store", store.name, "one that keeps positions of intakes")
+    return cast("Storing", store)
+
+
+def _read_url(url: str) -> tuple[Cluster, list[str], bool, int]:
+    """Read where requests come from: the cluster, the topics, whether to create them and with how many partitions."""
+    if not isinstance(url, str):
+        raise ConfigurationError("source", kind_of(url), FORM)
+    given = UrlOptions(url)
+    cluster = read_cluster(given)
+    create = given.flag("create_topic")
+    partitions = given.integer("partitions", 6, 1, MAX_PARTITIONS)
+    given.finish()
+    topics = read_topics(given, "source", FORM)
+    return cluster, [check_topic(topic, "topic of source") for topic in topics], create, partitions

@@ -1,0 +1,67 @@
+"""What must be known, beside what is far, to go on with a partition's index instead of reading the partition again."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from msgspec import Struct
+
+from .mark import Mark
+
+__all__ = ["Checkpoint", "Witness"]
+
+
+class Witness(Struct, frozen=True, array_like=True):
+    """The last record that was read: a partition in which it does not stand is another one, or was cut off.
+
+    Attributes:
+        offset: Where it stands.
+        timestamp: Its time.
+        crc: Of its key and value.
+    """
+
+    offset: int
+    timestamp: int
+    crc: int
+
+    @staticmethod
+    def of(offset: int, timestamp: int, key: bytes | None, value: bytes | None) -> Witness:
+        """Return what is remembered of a record."""
+        return Witness(offset, timestamp, crc32(value or b"", crc32(key or b"")))
+
+
+class Checkpoint(Struct):
+    """An index, when all up to a record had been read.
+
+    Attributes:
+        offsets: The records by which what is near stands, with cancels, holds and dead letters; in order.
+        edge_ms: Nothing that is far is due before this.
+        mark: The newest.
+        ended_at: Where the last message ended.
+        partitions: How many the topic had when its first owner looked.
+        is_mixed: Keys stand here that should stand in another partition.
+        repeated: Of those records, which repeat a command whose message has ended since.
+        revisions: Of messages at these offsets, where they are not what the record says.
+        answers: Op, answer, revision, due time, and until when to remember it, as in `Memory`.
+        versions: Of ids that ended: the version, and until when to remember it.
+        witness: The last record that was read.
+        whole_ms: When it was known last that this is all that there is.
+    """
+
+    offsets: list[int]
+    edge_ms: int
+    mark: Mark
+    ended_at: int
+    partitions: int | None
+    is_mixed: bool
+    repeated: set[int]
+    revisions: dict[int, int]
+    answers: list[tuple[str, str, int, int, int]]
+    versions: dict[str, tuple[int, int]]
+    witness: Witness = Witness(-1, 0, 0)
+    whole_ms: int = 0
+
+    @property
+    def read_to(self) -> int:
+        """Everything below this offset had been read."""
+        return self.witness.offset + 1

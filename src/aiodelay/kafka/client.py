@@ -1,0 +1,298 @@
+"""A Kafka producer that is thrown away after any error: what aiokafka leaves behind one cannot be trusted.
+
+The numbers K1 to K19 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import (
+    BrokerResponseError,
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    UnknownTopicOrPartitionError,
+)
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from msgspec import Struct
+
+from aiodelay.errors import cut
+
+from . import parsing
+from .options import Cluster
+from .records import java_partition
+
+__all__ = [
+    "BATCH_BYTES",
+    "UNAVAILABLE",
+    "Outgoing",
+    "Producer",
+    "Written",
+    "consumer_of",
+    "log_failure",
+    "reason_of",
+    "stop",
+    "tame",
+]
+
+BATCH_BYTES = 524_288
+"""Most bytes of a batch: half of what a broker takes unless told otherwise."""
+REQUEST_BYTES = 2 << 20
+CLOSE_S = 2.0
+UNAVAILABLE: tuple[type[Exception], ...] = (KafkaError, TimeoutError, OSError)
+
+
+class Outgoing(Struct, frozen=True, gc=False):
+    """A record to write; `partition` None: by its key, as Java's producer, or any if it has none."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    partition: int | None = None
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(self.key, self.value, self.headers)
+        return size
+
+
+class Written(NamedTuple):
+    """What became of a batch.
+
+    Attributes:
+        indices: Of its records, in what was to be written.
+        error: Why it was not written, or may not have been; None: it was.
+        offset: Of its first record.
+        in_doubt: It may have been written.
+    """
+
+    indices: list[int]
+    error: Exception | None
+    offset: int = -1
+    in_doubt: bool = False
+
+
+def tame() -> None:
+    """Keep aiokafka from what it does to all its clients of a process, before one is made; repeating changes nothing.
+
+    It would log whole requests, passwords and payloads included, unless told otherwise (K9), and stop at a header whose
+    name is no UTF-8 (K18).
+    """
+    parsing.install()
+    log = logging.getLogger("aiokafka")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+
+
+def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> AIOKafkaConsumer:  # noqa: ANN401 - aiokafka's
+    """Return a consumer, not started yet, that reads what is committed where it is told to, and commits nothing itself.
+
+    Args:
+        cluster: Where it is.
+        topics: What it reads; none: what it is assigned later.
+        options: Others, or for others: aiokafka's.
+    """
+    tame()
+    ours = {
+        "isolation_level": "read_committed",
+        "auto_offset_reset": "none",
+        "enable_auto_commit": False,
+        "request_timeout_ms": cluster.timeout_ms,
+    }
+    return AIOKafkaConsumer(*topics, **cluster.client, **(ours | options))
+
+
+def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, expected: tuple[type, ...]) -> None:
+    """Log why something begins anew; with its traceback, as an error, if it is a fault of our own."""
+    if isinstance(error, expected):
+        log.warning("%s: %s", what, reason)
+    else:
+        log.error("%s, by a fault of aiodelay itself: %s", what, reason, exc_info=error)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error in words, on one line."""
+    if type(error) is TimeoutError:
+        return "no answer in time"
+    return cut(str(error) or type(error).__name__, 200)
+
+
+async def stop(consumer: AIOKafkaConsumer) -> None:
+    """End a consumer; what it cannot do in time, or at all, because the cluster is away, ends with its connections."""
+    async with asyncio.TaskGroup() as tasks:
+        stopping = tasks.create_task(_stop(consumer), name="aiodelay kafka consumer stops")
+        await asyncio.wait([stopping], timeout=CLOSE_S)
+        await consumer._client.close()
+        await asyncio.wait([stopping], timeout=CLOSE_S)
+        stopping.cancel()
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    with suppress(KafkaError, OSError):
+        await consumer.stop()
+
+
+class Producer:
+    """Writes batches, idempotently, until the first error; then it is to be closed.
+
+    Args:
+        cluster: Where to.
+        options: Further options of aiokafka's producer.
+    """
+
+    is_spent: bool = False
+    """Something went wrong: sequence numbers have a gap (K7), or a request may still be on its way (K4)."""
+
+    def __init__(self, cluster: Cluster, **options: Any) -> None:  # noqa: ANN401 - aiokafka's own
+        tame()
+        self._timeout_s = cluster.timeout_ms / 1000
+        self._client = AIOKafkaProducer(
+            **cluster.client,
+            acks="all",
+            enable_idempotence=True,
+            max_batch_size=BATCH_BYTES,
+            max_request_size=REQUEST_BYTES,
+            request_timeout_ms=cluster.timeout_ms,
+            **options,
+        )
+
+    async def start(self) -> None:
+        """Connect.
+
+        Raises:
+            KafkaError: It could not; nothing is left open.
+            TimeoutError: It took too long.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End it within twice `CLOSE_S`, also while the cluster is away (K6); what it still held fails."""
+        self.is_spent = True
+        sender = self._client._sender
+        if sender.sender_task is not None:
+            sender.sender_task.remove_done_callback(sender._fail_all)  # it fails itself without transactions
+        accumulator = self._client._message_accumulator
+        accumulator.fail_all(KafkaConnectionError("closed"))
+        drains = [batch._drain_waiter for batches in accumulator._batches.values() for batch in batches]
+        for _ in range(2):  # whatever it could not do cleanly, or in time, it holds nothing afterwards
+            with suppress(TimeoutError, Exception):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._client.client.close()
+                    await self._client.stop()
+                break
+        await asyncio.sleep(0)  # connections' tasks end in the next step of the loop
+        for left in (sender.sender_task, getattr(self._client._txn_manager, "_transaction_waiter", None), *drains):
+            if left is not None and left.done():
+                _note(left)
+
+    async def partitions(self, topic: str) -> int | None:
+        """Return how many partitions a topic has, None if there is no such topic.
+
+        Raises:
+            KafkaError: The cluster does not say.
+            TimeoutError: Not in time.
+        """
+        known = self._client.client.cluster.partitions_for_topic(topic)
+        for _ in range(2):
+            if known is not None:
+                break
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.client.add_topic(topic)
+                await self._client.client.force_metadata_update()
+            known = self._client.client.cluster.partitions_for_topic(topic)
+        return None if known is None else len(known)
+
+    async def write(self, records: Sequence[Outgoing]) -> list[Written]:
+        """Write records, each partition's in order; return what became of them, each accounted for once.
+
+        May be cancelled: what was on its way then may be written.
+        """
+        refused, batches = await self._batches(records)
+        waiting: list[tuple[_Batch, asyncio.Future[Any]]] = []
+        problem: Exception = TimeoutError()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for batch in batches:
+                    sent = await self._client.send_batch(batch.builder, batch.topic, partition=batch.partition)
+                    sent.add_done_callback(_note)
+                    waiting.append((batch, sent))
+                if waiting:  # `wait`, which leaves the futures alone when this call is cancelled
+                    await asyncio.wait([sent for _, sent in waiting])
+        except (KafkaError, TimeoutError) as error:
+            problem = error
+        unsent = [Written(batch.indices, problem) for batch in batches[len(waiting) :]]
+        written = [_outcome(batch.indices, sent) for batch, sent in waiting] + unsent
+        self.is_spent = self.is_spent or any(each.error for each in written)
+        return written + refused
+
+    async def _batches(self, records: Sequence[Outgoing]) -> tuple[list[Written], list[_Batch]]:
+        """Put records into batches by partition; those that no batch can take are answered at once."""
+        refused: list[Written] = []
+        counts: dict[str, int | Exception] = {}
+        open_batches: dict[tuple[str, int], _Batch] = {}
+        batches: list[_Batch] = []
+        unkeyed = random.getrandbits(31)
+        for index, record in enumerate(records):
+            topic, key, value, headers = record.topic, record.key, record.value, record.headers
+            count = counts.get(topic)
+            if count is None:
+                count = counts[topic] = await self._count(topic)
+            if isinstance(count, Exception):
+                refused.append(Written([index], count))
+                continue
+            partition = record.partition
+            if partition is None:
+                partition = unkeyed % count if key is None else java_partition(key, count)
+            batch = open_batches.get((topic, partition))
+            if batch is None or batch.builder.append(key=key, value=value, headers=headers, timestamp=None) is None:
+                if record.size > REQUEST_BYTES:
+                    refused.append(Written([index], MessageSizeTooLargeError()))
+                    continue
+                batch = open_batches[topic, partition] = _Batch(topic, partition, self._client.create_batch(), [])
+                batch.builder.append(key=key, value=value, headers=headers, timestamp=None)  # a first one always fits
+                batches.append(batch)
+            batch.indices.append(index)
+        return refused, batches
+
+    async def _count(self, topic: str) -> int | Exception:
+        try:
+            return await self.partitions(topic) or UnknownTopicOrPartitionError(topic)
+        except (KafkaError, TimeoutError) as error:
+            return error
+
+
+class _Batch(NamedTuple):
+    topic: str
+    partition: int
+    builder: Any
+    indices: list[int]
+
+
+def _outcome(indices: list[int], sent: asyncio.Future[Any]) -> Written:
+    if not sent.done() or sent.cancelled():
+        return Written(indices, TimeoutError(), in_doubt=True)
+    error = sent.exception()
+    if error is None:
+        return Written(indices, None, sent.result().offset)
+    rejected = isinstance(error, BrokerResponseError) and not error.retriable
+    return Written(indices, error if isinstance(error, Exception) else KafkaError(), in_doubt=not rejected)
+
+
+def _note(sent: asyncio.Future[Any]) -> None:
+    """Look at an error that nobody may be waiting for any more, so that asyncio does not log it."""
+    if not sent.cancelled():
+        sent.exception()

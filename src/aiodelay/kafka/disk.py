@@ -1,0 +1,89 @@
+"""A partition's index on disk: whether it may be gone on from, and how."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+from aiokafka.errors import KafkaError
+
+from aiodelay.clock import Clock
+
+from .checkpoint import Checkpoint, Witness
+from .client import UNAVAILABLE, log_failure, reason_of
+from .far import open_far
+from .horizon import BATCH, Fetch
+from .index import Index, Read
+
+__all__ = ["Disk"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+PAUSE_S = 1.0
+
+
+class Disk:
+    """Where an index was left.
+
+    Args:
+        path: The file.
+        fetch: Reads records of the partition at offsets.
+        clock: Where the time is read.
+        max_age_ms: After so long what is there is worth nothing: tombstones may be gone, and the cleaner may have been
+            where nobody had read.
+    """
+
+    def __init__(self, path: str, fetch: Fetch, clock: Clock, *, max_age_ms: int) -> None:
+        self._path, self._fetch, self._clock, self._max_age_ms = path, fetch, clock, max_age_ms
+
+    async def restore(self, index: Index) -> tuple[Index, Checkpoint | None]:
+        """Return the index as it was left, and when; or one that has read nothing, in a file or in memory."""
+        far, state = await asyncio.to_thread(open_far, self._path)
+        try:
+            if not state:
+                return index.emptied(far), None
+            checkpoint, problem = await self._checked(state)
+            if checkpoint is not None:
+                found = index.emptied(far)
+                await self._take_up(found, checkpoint)
+                return found, checkpoint
+        except Exception as error:  # noqa: BLE001 - whatever it is, the partition itself is still there
+            problem = reason_of(error)
+        except BaseException:
+            far.close()
+            raise
+        log.error("%s: its index on disk is left, and the partition read from its start: %s", index.name, problem)
+        return index.emptied(far.emptied()), None
+
+    async def _checked(self, state: bytes) -> tuple[Checkpoint | None, str]:
+        """Return a checkpoint that may be gone on from, or why there is none."""
+        try:
+            checkpoint = msgspec.msgpack.decode(state, type=Checkpoint)
+        except msgspec.DecodeError as error:
+            return None, str(error)
+        age_ms = self._clock.now_ms() - checkpoint.whole_ms
+        if not 0 <= age_ms <= self._max_age_ms:
+            limit = f"at most {self._max_age_ms / 1000:.0f} s, of which min.compaction.lag.ms and half of "
+            return None, f"it is {age_ms / 1000:.0f} s old; allowed: {limit}delete.retention.ms decide"
+        found = [Witness.of(*each[:4]) for each in await self._fetched([checkpoint.witness.offset])]
+        if found != [checkpoint.witness]:
+            return None, f"the record at offset {checkpoint.witness.offset} is not the one that was read there"
+        return checkpoint, ""
+
+    async def _take_up(self, index: Index, checkpoint: Checkpoint) -> None:
+        index.begin(checkpoint)
+        for i in range(0, len(checkpoint.offsets), BATCH):
+            for read in await self._fetched(checkpoint.offsets[i : i + BATCH]):
+                index.read(read)
+            await asyncio.sleep(0)
+        index.go_on()
+
+    async def _fetched(self, offsets: Sequence[int]) -> list[Read]:
+        while True:
+            try:
+                return await self._fetch(offsets)
+            except (KafkaError, TimeoutError, OSError) as error:
+                log_failure(log, f"{self._path}: its records cannot be read", reason_of(error), error, UNAVAILABLE)
+            await asyncio.sleep(PAUSE_S)

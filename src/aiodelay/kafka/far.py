@@ -1,0 +1,363 @@
+"""Messages that are due beyond the horizon: of each, where it stands and about when it is due.
+
+A table of SQLite by 88 bits of the key's hash, which nobody else can foresee: in memory, where a row takes less than 40
+bytes, or in a file, beside what else must be known to go on from there. What there is besides, also the key, is read
+again from the partition when it comes near.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import pairwise
+from struct import Struct as Layout
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import Lane
+
+__all__ = ["FORMAT", "Far", "Row", "open_far"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+FORMAT = 1
+"""Of the file (`PRAGMA user_version`); one of another format is made anew."""
+BUSY_S = 5.0
+"""So long a file is waited for that another process, or an earlier owner in this one, has not closed yet."""
+_BATCH = 4_000
+_SLICE = 8_192
+_EPOCH_S = 1_735_689_600  # 2025: so due times take 4 bytes until 2093
+_ALL = 1 << 64
+_COLUMNS = "hash INTEGER, tag INTEGER, due INTEGER, offset INTEGER, kind INTEGER, PRIMARY KEY (hash, tag)"
+_CACHE_KIB = 2_048
+_CHECK = (
+    "(({0}hash & 2147483647) + ({0}hash >> 31) * 3 + {0}tag * 5 + {0}due * 7 + {0}offset * 11 + {0}kind * 13)"
+    " % 2147483647"
+)
+"""Of a row: no damage to one byte leaves it the same."""
+
+_Hash: TypeAlias = tuple[int, int]
+
+
+class Row(NamedTuple):
+    """What is known of a message: the offset at which it stands, its lane, and whether a user's record holds it."""
+
+    offset: int
+    lane: Lane
+    is_users: bool
+
+
+class _Kept(msgspec.Struct, array_like=True):
+    """What a file holds beside its rows.
+
+    Attributes:
+        lanes: By number.
+        size: How many rows there are.
+        checks: The sum of their checks.
+        state: What belongs to them.
+    """
+
+    lanes: list[Lane]
+    size: int
+    checks: int
+    state: bytes
+
+
+class _DamagedError(Exception):
+    """A file is not as it was left."""
+
+
+class Far:
+    """Rows by key.
+
+    Args:
+        path: The file, which nobody else can open meanwhile; "" = memory.
+        wait_s: How long to wait for it.
+
+    Raises:
+        sqlite3.Error: The file cannot be used.
+    """
+
+    problem: str = ""
+    """What is wrong with the file; once something is, nothing more can be asked or done."""
+
+    def __init__(self, path: str = "", *, wait_s: float = 0) -> None:
+        self._table = sqlite3.connect(path or ":memory:", timeout=wait_s, isolation_level=None, check_same_thread=False)
+        self._start(path)
+
+    def _start(self, path: str) -> None:
+        self._path = path
+        self.kept: bytes = b""
+        self._size = self._checks = 0
+        self._by_lane: Counter[Lane] = Counter()
+        self._lanes: list[Lane] = []
+        self._kinds: dict[tuple[Lane, bool], int] = {}
+        self._new: dict[_Hash, tuple[int, int, int, int, int]] = {}  # what is not in the table yet
+        self._salt = os.urandom(16)
+        self._hashed: Callable[[bytes], _Hash] = _keyed(self._salt) if path else _hashed
+        pragmas = _FILE if path else ("PRAGMA journal_mode = OFF",)
+        for statement in (
+            *pragmas,
+            "PRAGMA temp_store = MEMORY",
+            "CREATE TEMP TABLE new (hash INTEGER, tag INTEGER, due INTEGER, offset INTEGER, kind INTEGER)",
+            "BEGIN IMMEDIATE",
+            f"CREATE TABLE IF NOT EXISTS far ({_COLUMNS}) WITHOUT ROWID",
+            "CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY, salt BLOB, kept BLOB, seal BLOB)",
+        ):
+            self._table.execute(statement)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it was never opened
+            self._table.close()
+
+    def __bool__(self) -> bool:
+        return bool(self._size or self._new)
+
+    def __len__(self) -> int:
+        self._flush()
+        return self._size
+
+    @property
+    def by_lane(self) -> Counter[Lane]:
+        """How many rows there are of each lane."""
+        self._flush()
+        return self._by_lane
+
+    def find(self, key: bytes) -> Row | None:
+        """Return a key's row."""
+        if not self:
+            return None
+        hashed = self._hashed(key)
+        found = self._new.get(hashed)
+        if found is None:
+            found = self._run("SELECT * FROM far WHERE hash = ? AND tag = ?", hashed).fetchone()
+        return None if found is None else Row(found[3], self._lanes[found[4] >> 1], bool(found[4] & 1))
+
+    def put(self, key: bytes, place_ms: int, offset: int, lane: Lane, *, is_users: bool) -> None:
+        """Set a key's row."""
+        kind = self._kinds.get((lane, is_users))
+        if kind is None:
+            kind = self._numbered(lane, is_users=is_users)
+        number, tag = hashed = self._hashed(key)
+        self._new[hashed] = number, tag, place_ms // 1000 - _EPOCH_S, offset, kind
+        if len(self._new) >= _BATCH:
+            self._flush()
+
+    def remove(self, key: bytes) -> None:
+        """Take a key's row out, if it has one."""
+        if not self:
+            return
+        hashed = self._hashed(key)
+        self._new.pop(hashed, None)
+        self._gone(self._run(f"DELETE FROM far WHERE hash = ? AND tag = ? RETURNING {_RETURNED}", hashed).fetchall())
+
+    def forget(self, offsets: Collection[int]) -> int:
+        """Take out the rows of these offsets, which takes long; return how many there were."""
+        self._flush()
+        before = self._size
+        for offset in offsets:
+            self._gone(self._run(f"DELETE FROM far WHERE offset = ? RETURNING {_RETURNED}", (offset,)).fetchall())
+        return before - self._size
+
+    def due(
+        self, *, from_ms: int = 0, to_ms: int = 1 << 62, lanes: Sequence[Lane] = ()
+    ) -> Iterator[list[tuple[int, int, Lane]]]:
+        """Return what is due in a span, to the second, as (due, offset, lane) in slices: each takes about 1 ms.
+
+        What changes between two slices may or may not be told.
+        """
+        n = len(self) // _SLICE + 1
+        edges = [-(_ALL // 2) + i * _ALL // n for i in range(n)] + [_ALL // 2]
+        for low, high in pairwise(edges):
+            rows = self._run(
+                "SELECT due, offset, kind FROM far WHERE hash BETWEEN ? AND ? AND due BETWEEN ? AND ?",
+                (low, high - 1, from_ms // 1000 - _EPOCH_S, to_ms // 1000 - _EPOCH_S),
+            )
+            named = [((due + _EPOCH_S) * 1000, offset, self._lanes[kind >> 1]) for due, offset, kind in rows]
+            yield [each for each in named if each[2] in lanes] if lanes else named
+
+    # --- the file -----------------------------------------------------------------------------------------
+
+    @property
+    def is_in_file(self) -> bool:
+        """Whether there is a file."""
+        return bool(self._path)
+
+    def commit(self, state: bytes) -> None:
+        """Write all rows, with what belongs to them: a process that is killed leaves both as they were last."""
+        self._flush()
+        kept = msgspec.msgpack.encode(_Kept(self._lanes, self._size, self._checks, state))
+        sealed = self._salt, kept, _seal(kept, self._salt)
+        self._run("INSERT OR REPLACE INTO kept VALUES (0, ?, ?, ?)", sealed)
+        for statement in (f"PRAGMA user_version = {FORMAT}", "COMMIT", "PRAGMA shrink_memory", "BEGIN IMMEDIATE"):
+            self._run(statement)
+
+    def load(self) -> bytes:
+        """Take up what was committed last; return what belongs to it, nothing if there is none.
+
+        Raises:
+            sqlite3.Error: It cannot be read.
+            DamagedError: It is not what was committed.
+        """
+        (version,) = self._table.execute("PRAGMA user_version").fetchone()
+        found = self._table.execute("SELECT salt, kept, seal FROM kept").fetchone()
+        if found is None:
+            return b""
+        if version != FORMAT:
+            raise _DamagedError(f"its format is {version}, and this version reads {FORMAT}")
+        ((verdict,),) = self._table.execute("PRAGMA quick_check(1)").fetchall()
+        self._salt, sealed, seal = found
+        if verdict != "ok" or type(self._salt) is not bytes or _seal(sealed, self._salt) != seal:
+            raise _DamagedError(verdict if verdict != "ok" else "its seal is broken")
+        kept = msgspec.msgpack.decode(sealed, type=_Kept)
+        groups = f"SELECT kind, count(*), sum({_CHECK.format('')}) FROM far GROUP BY kind"
+        counted = self._table.execute(groups).fetchall()
+        if (kept.size, kept.checks) != (sum(n for _, n, _ in counted), sum(checks for *_, checks in counted)):
+            raise _DamagedError("its rows are not those that were written")
+        self._hashed, self._lanes = _keyed(self._salt), kept.lanes
+        self._size, self._checks = kept.size, kept.checks
+        for kind, n, _ in counted:
+            self._by_lane[self._lanes[kind >> 1]] += n
+        return kept.state
+
+    def emptied(self) -> Far:
+        """Return one without rows, in a file of the same name unless that has a problem; this one is closed."""
+        path = self._path
+        self.close()
+        try:
+            _remove(path)
+            return Far("" if self.problem else path)
+        except (sqlite3.Error, OSError) as error:
+            _tell_memory(path, error)
+            return Far()
+
+    def close(self) -> None:
+        """Let go of the file, without what was not committed; there are no rows from then on."""
+        self._table.close()
+        self._table = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._start("")
+
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        try:
+            return self._table.execute(statement, values)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: sqlite3.Error) -> StoreUnavailableError:
+        self.problem = str(error)
+        return StoreUnavailableError(f"index file {self._path!r}", self.problem)
+
+    # --- rows ---------------------------------------------------------------------------------------------
+
+    def _numbered(self, lane: Lane, *, is_users: bool) -> int:
+        if lane not in self._lanes:
+            self._lanes.append(lane)
+        kind = self._kinds[lane, is_users] = 2 * self._lanes.index(lane) + is_users
+        return kind
+
+    def _gone(self, rows: Sequence[tuple[int, int]]) -> None:
+        for kind, check in rows:
+            self._size -= 1
+            self._checks -= check
+            self._by_lane[self._lanes[kind >> 1]] -= 1
+
+    def _flush(self) -> None:
+        """Put what is new into the table, many rows at once."""
+        if not self._new:
+            return
+        try:
+            self._table.executemany("INSERT INTO new VALUES (?, ?, ?, ?, ?)", self._new.values())
+            (checks,) = self._table.execute(f"SELECT sum({_CHECK.format('')}) FROM new").fetchone()
+            replaced = f"SELECT far.kind, {_CHECK.format('far.')} FROM new JOIN far USING (hash, tag)"
+            self._gone(self._table.execute(replaced).fetchall())
+            self._table.execute("INSERT OR REPLACE INTO far SELECT * FROM new ORDER BY hash")
+            self._table.execute("DELETE FROM new")
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        self._size += len(self._new)
+        self._checks += checks
+        for kind, n in Counter(kind for *_, kind in self._new.values()).items():
+            self._by_lane[self._lanes[kind >> 1]] += n
+        self._new.clear()
+
+
+_RETURNED = f"kind, {_CHECK.format('')}"
+_FILE = (
+    "PRAGMA locking_mode = EXCLUSIVE",
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = NORMAL",
+    f"PRAGMA cache_size = -{_CACHE_KIB}",
+)
+
+
+def open_far(path: str) -> tuple[Far, bytes]:
+    """Open a file, and return what was committed last, with what belongs to it.
+
+    One that is damaged, or of another version, is made anew; where that cannot be done, rows are held in memory.
+    """
+    try:
+        return _loaded(path)
+    except (sqlite3.Error, _DamagedError, msgspec.DecodeError, OSError, TypeError) as error:
+        if _is_busy(error):
+            _tell_memory(path, error)
+            return Far(), b""
+        log.error("index file %s is made anew, and its partition read from its start: %s", path, error)  # noqa: TRY400 - no trace
+    try:
+        _remove(path)
+        return _loaded(path)
+    except (sqlite3.Error, OSError) as error:
+        _tell_memory(path, error)
+        return Far(), b""
+
+
+def _loaded(path: str) -> tuple[Far, bytes]:
+    far = Far(path, wait_s=BUSY_S)
+    return far, far.load()
+
+
+def _is_busy(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _tell_memory(path: str, error: Exception) -> None:
+    why = "another process has it open" if _is_busy(error) else error
+    log.error("index file %s cannot be used, and its partition's index is held in memory: %s", path, why)
+
+
+def _remove(path: str) -> None:
+    """Remove a file, its log first: that must not be taken for another's."""
+    for suffix in ("-wal", "-shm", "-journal", "") if path else ():
+        with suppress(FileNotFoundError):
+            os.remove(path + suffix)
+
+
+def _hashed(key: bytes) -> _Hash:
+    """Return what only this process knows of a key."""
+    return hash(key), (hash(b"\0" + key) & 0xFFFFFF) - 0x800000  # which takes 3 bytes
+
+
+_NUMBERS = Layout("<qi").unpack
+
+
+def _keyed(salt: bytes) -> Callable[[bytes], _Hash]:
+    """Return what only who has read the file knows of keys."""
+    empty = blake2b(key=salt, digest_size=12)
+
+    def hashed(key: bytes) -> _Hash:
+        state = empty.copy()
+        state.update(key)
+        number, tag = _NUMBERS(state.digest())
+        return number, tag >> 8
+
+    return hashed
+
+
+def _seal(kept: bytes, salt: bytes) -> bytes:
+    return blake2b(kept, key=salt, digest_size=16).digest()

@@ -1,0 +1,92 @@
+"""Reads records again, at their offsets: what was far ahead, and comes near or is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from .client import CLOSE_S, consumer_of
+from .index import Read
+from .options import Cluster
+
+__all__ = ["Fetcher"]
+
+WAIT_MS = 500
+MOST_RECORDS = 2_000
+FETCH_BYTES = 1 << 20
+FAR_RECORDS = 1_000
+"""From this many records on it costs less to look elsewhere than to read what lies between."""
+
+
+class Fetcher:
+    """One consumer for all partitions, made when it is first needed.
+
+    Args:
+        cluster: Where to read.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._consumer: AIOKafkaConsumer | None = None
+        self._lock = asyncio.Lock()
+
+    async def fetch(self, place: TopicPartition, offsets: Sequence[int]) -> list[Read]:
+        """Return the records at these offsets that are still there, in their order.
+
+        Raises:
+            KafkaError, TimeoutError, OSError: They cannot be read.
+        """
+        async with self._lock:
+            try:
+                async with asyncio.timeout(self._cluster.timeout_ms / 1000 * (1 + len(offsets) // FAR_RECORDS)):
+                    return await self._fetch(place, sorted(offsets))
+            except BaseException:
+                await self._close()
+                raise
+
+    async def close(self) -> None:
+        """Disconnect."""
+        async with self._lock:
+            await self._close()
+
+    async def _fetch(self, place: TopicPartition, offsets: Sequence[int]) -> list[Read]:
+        consumer = await self._opened()
+        (first,) = (await consumer.beginning_offsets([place])).values()
+        (end,) = (await consumer.end_offsets([place])).values()
+        wanted = {offset for offset in offsets if first <= offset < end}
+        left = sorted(wanted, reverse=True)
+        found: list[Read] = []
+        at = -FAR_RECORDS
+        if left:
+            consumer.assign([place])  # and, before it can look for a position of its own, a seek
+        while left:
+            if not 0 <= left[-1] - at < FAR_RECORDS:
+                at = left[-1]
+                consumer.seek(place, at)
+            read = await consumer.getmany(place, timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+            found += (
+                Read(each.offset, each.timestamp, each.key, each.value, each.headers)
+                for each in read.get(place, ())
+                if each.offset in wanted
+            )
+            at = await consumer.position(place)
+            while left and left[-1] < at:
+                left.pop()
+        return found
+
+    async def _opened(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            self._consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
+            await self._consumer.start()
+        return self._consumer
+
+    async def _close(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with suppress(TimeoutError, KafkaError):
+                async with asyncio.timeout(CLOSE_S):
+                    await consumer.stop()

@@ -1,0 +1,61 @@
+"""The history: a topic that is told what becomes of messages, in the transaction that does it; kept by age or size."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import JournalEntry
+from aiodelay.transitions import base_id
+
+from . import records
+from .client import consumer_of, reason_of, stop
+from .options import Cluster
+
+__all__ = ["read_history"]
+
+
+async def read_history(
+    cluster: Cluster, topic: str, *, message_id: str | None, after: int, limit: int
+) -> list[JournalEntry]:
+    """Read entries of a history topic. A message's stand in one partition; all are read only for entries of all.
+
+    Raises:
+        StoreUnavailableError: The cluster does not answer.
+    """
+    consumer = consumer_of(cluster, topic, auto_offset_reset="earliest")
+    try:
+        async with asyncio.timeout(cluster.timeout_ms / 1000):
+            await consumer.start()
+            return await _entries(consumer, message_id, after, limit)
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+    finally:
+        await stop(consumer)
+
+
+async def _entries(consumer: AIOKafkaConsumer, message_id: str | None, after: int, limit: int) -> list[JournalEntry]:
+    places = sorted(consumer.assignment())
+    consumer.pause(*places)
+    n = len(places)
+    if message_id is not None:
+        places = [places[records.java_partition(records.key_of(base_id(message_id)), n)]]
+    ends = await consumer.end_offsets(places)
+    begins = await consumer.beginning_offsets(places)
+    found: list[JournalEntry] = []
+    for place in places:
+        consumer.seek(place, max(begins[place], (after - 1 - place.partition) // n + 1))
+        consumer.resume(place)
+        here: list[JournalEntry] = []
+        while len(here) < limit and await consumer.position(place) < ends[place]:
+            for read in (await consumer.getmany(place, timeout_ms=100)).get(place, ()):
+                entry = records.decode_history(read.value, read.offset * n + place.partition + 1)
+                if entry is not None and message_id in (None, entry.id):
+                    here.append(entry)
+        consumer.pause(place)
+        found += here[:limit]
+    return heapq.nsmallest(limit, found, key=lambda entry: entry.number)

@@ -1,0 +1,170 @@
+"""What lies beyond a partition's horizon comes near when it is time, or when it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from aiokafka.errors import KafkaError
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import Lane, LaneCounts, LoadBucket, Query, Snapshot
+
+from . import records
+from .client import reason_of
+from .index import Index, Read
+
+__all__ = ["Horizon"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+BATCH = 2_000
+
+Fetch = Callable[[Sequence[int]], Awaitable[list[Read]]]
+
+
+class Horizon:
+    """How far ahead a partition's messages are held whole.
+
+    Args:
+        index: Returns the partition's index, as it is now.
+        fetch: Reads records of the partition at offsets.
+        clock: Where the time is read.
+        on_near: Called when something has come near, which may have to be written.
+        ms: How far ahead.
+        name: Of the cluster, for errors.
+    """
+
+    def __init__(
+        self,
+        index: Callable[[], Index],
+        fetch: Fetch,
+        clock: Clock,
+        *,
+        on_near: Callable[[], None],
+        ms: int,
+        name: str,
+    ) -> None:
+        self._index, self._fetch, self._clock, self._on_near = index, fetch, clock, on_near
+        self._ms, self._name = ms, name
+        self._lock = asyncio.Lock()
+
+    def set(self) -> None:
+        """Let the index know up to when it takes messages in whole."""
+        self._index().look_ahead(self._clock.now_ms() + self._ms)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something may be due that is not near."""
+        index = self._index()
+        return bool(index.far) and index.edge_ms <= self._clock.now_ms()
+
+    async def follow(self) -> bool:
+        """Bring near what has come near since a quarter of the span ago, earliest first; say whether there was any.
+
+        Raises:
+            StoreUnavailableError: It cannot be read.
+        """
+        if not self._index().far or self._index().edge_ms > self._clock.now_ms() + self._ms * 3 // 4:
+            return False
+        async with self._lock:
+            index, until_ms = self._index(), self._clock.now_ms() + self._ms
+            index.look_ahead(until_ms)
+            index.put_off()
+            found: list[tuple[int, int, Lane]] = []
+            for rows in index.far.due(to_ms=until_ms):
+                found += rows
+                await asyncio.sleep(0)
+            found.sort()
+            for i in range(0, len(found), BATCH):
+                if index is not self._index():
+                    return False
+                await self._bring(index, [offset for _, offset, _ in found[i : i + BATCH]])
+            index.edge_ms = until_ms
+            return bool(found)
+
+    async def bring(self, message_id: str) -> None:
+        """Bring a message near, if it is far.
+
+        Raises:
+            StoreUnavailableError: It cannot be read.
+        """
+        key = records.key_of(message_id)
+        while (row := (index := self._index()).far.find(key)) is not None:
+            await self._bring(index, [row.offset])
+
+    async def get(self, message_id: str) -> Snapshot | None:
+        """Return a message, near or far.
+
+        Raises:
+            StoreUnavailableError: It cannot be read.
+        """
+        while (row := self._index().far.find(records.key_of(message_id))) is not None:
+            if found := self._index().peek(await self._read([row.offset])):
+                return found[0]
+        return await self._index().get(message_id)
+
+    async def search(self, query: Query) -> Sequence[Snapshot]:
+        """List messages by (next attempt, id), near and far.
+
+        Raises:
+            StoreUnavailableError: Those that are far cannot be read.
+        """
+        index = self._index()
+        from_ms = max(query.from_ms or 0, query.after[0] if query.after else 0)
+        to_ms = (1 << 62) if query.to_ms is None else query.to_ms
+        first: list[tuple[int, int, Lane]] = []
+        for rows in index.far.due(from_ms=from_ms, to_ms=to_ms, lanes=query.lanes):
+            first = _earliest(first + rows, query.limit)
+            await asyncio.sleep(0)
+        found = list(await index.search(query))
+        for i in range(0, len(first), BATCH):
+            read = await self._read([offset for _, offset, _ in first[i : i + BATCH]])
+            found = heapq.nsmallest(query.limit, found + index.peek(read, query), key=_by_place)
+        return found
+
+    async def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages and dead letters by lane and state."""
+        return self._index().with_far(await self._index().counts())
+
+    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
+        """Count what comes due from now on, by span and lane; of what is far the second decides."""
+        index, now = self._index(), self._clock.now_ms()
+        found: Counter[tuple[int, Lane]] = Counter()
+        for each in await index.load(bucket_ms=bucket_ms, buckets=buckets):
+            found[(each.from_ms - now) // bucket_ms, each.lane] += each.messages
+        for rows in index.far.due(from_ms=now, to_ms=now + bucket_ms * buckets - 1):
+            found.update((max(due - now, 0) // bucket_ms, lane) for due, _, lane in rows)
+            await asyncio.sleep(0)
+        return [LoadBucket(now + bucket * bucket_ms, lane, n) for (bucket, lane), n in sorted(found.items())]
+
+    async def _bring(self, index: Index, offsets: Sequence[int]) -> None:
+        found = await self._read(offsets)
+        for read in found:
+            index.come_near(read)
+        self._on_near()
+        missing = set(offsets) - {read.offset for read in found}
+        if missing and (n := index.far.forget(missing)):
+            log.error("%s: the records of %d messages are gone: deleted, or cut off", index.name, n)
+
+    async def _read(self, offsets: Sequence[int]) -> list[Read]:
+        try:
+            return await self._fetch(offsets)
+        except (KafkaError, TimeoutError, OSError) as error:
+            raise StoreUnavailableError(self._name, reason_of(error)) from error
+
+
+def _earliest(rows: list[tuple[int, int, Lane]], limit: int) -> list[tuple[int, int, Lane]]:
+    """Return the first `limit` rows, and all that are due in the same second as the last of them."""
+    if len(rows) <= limit:
+        return rows
+    last = heapq.nsmallest(limit, rows)[-1][0]
+    return [row for row in rows if row[0] <= last]
+
+
+def _by_place(found: Snapshot) -> tuple[int, str]:
+    return found.next_attempt_ms, found.record.id

@@ -1,0 +1,130 @@
+"""Which topic it is that bears a name now: by the id that Kafka gives each topic when it is created."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+from uuid import UUID
+
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import (
+    AbstractType,
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
+
+__all__ = ["topic_id"]
+
+
+class _Id(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka has no types
+    """A UUID, as its 16 bytes."""
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return value
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> bytes:
+        return data.read(16)
+
+
+class _Answer(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION = 3, 10
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "brokers",
+            CompactArray(
+                ("node_id", Int32),
+                ("host", CompactString("utf-8")),
+                ("port", Int32),
+                ("rack", CompactString("utf-8")),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_id", CompactString("utf-8")),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("name", CompactString("utf-8")),
+                ("topic_id", _Id),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("topic_authorized_operations", Int32),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_authorized_operations", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class _Question(RequestStruct):  # type: ignore[misc]
+    FLEXIBLE_VERSION = True
+    API_KEY, API_VERSION = 3, 10
+    RESPONSE_TYPE = _Answer
+    SCHEMA = Schema(
+        (
+            "topics",
+            CompactArray(("topic_id", _Id), ("name", CompactString("utf-8")), ("tags", TaggedFields)),
+        ),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class _Metadata(Request[_Question]):  # type: ignore[misc]
+    API_KEY = 3
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def build(self, request_struct_class: type[_Question]) -> _Question:
+        """Return the request as it is sent."""
+        return request_struct_class([(bytes(16), self._topic, {})], False, False, False, {})  # noqa: FBT003
+
+
+async def topic_id(client: Any, node: int, topic: str) -> UUID:  # noqa: ANN401 - aiokafka's
+    """Ask a broker for a topic's id.
+
+    Args:
+        client: aiokafka's.
+        node: The broker's number; a partition's leader is the first to know.
+        topic: Its name.
+
+    Raises:
+        UnknownTopicOrPartitionError: There is no such topic now.
+        KafkaError: No answer, or the broker is older than Kafka 2.8, which gave topics their ids.
+    """
+    try:
+        answer = await client.send(node, _Metadata(topic))
+    except NotImplementedError as error:
+        raise KafkaError("the broker gives topics no ids: it is older than Kafka 2.8") from error
+    ((code, _, found, *_),) = answer.topics
+    if code:
+        raise for_code(code)(topic)
+    if not any(found):
+        raise UnknownTopicOrPartitionError(topic)
+    return UUID(bytes=found)

@@ -1,0 +1,315 @@
+"""One partition of a topic that is taken into a store: each batch in the step that moves the partition's position.
+
+Nothing is committed to Kafka. A reader that was overtaken, or does not know what became of its batch, asks the store
+where the partition stands, and reads on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Protocol
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
+from msgspec import Struct
+
+from aiodelay.errors import StoreUnavailableError, cut
+from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Refused, SourcePosition, Stored, Unknown
+from aiodelay.ports import Inspectable, Store
+
+from .client import UNAVAILABLE, Outgoing, consumer_of, log_failure, reason_of, stop
+from .incarnation import topic_id
+from .options import Cluster
+from .records import DEAD_REASON, readable
+from .requests import BadRequestError
+from .writer import TOO_LARGE, Writer
+
+__all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Intake", "Storing", "source_of"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+WAIT_MS = 500
+FETCH_BYTES = 1 << 20
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+REPLACING_COST = 6
+"""What a put under an id that stands may cost a store, in puts of new ids."""
+DEAD_FROM, DEAD_TIMESTAMP = "aiodelay-dead-from", "aiodelay-dead-timestamp"
+MOST_REASON = 500
+CUT_OFF_S = 10.0
+"""So long a partition must end before its position until that is believed: a new leader may not know its end yet."""
+
+
+class Storing(Inspectable, Store, Protocol):
+    """A store that keeps positions, and tells them."""
+
+
+class _OvertakenError(Exception):
+    """Another reader has stored something, or the store does not stand where it stood."""
+
+
+class _RecreatedError(Exception):
+    """The topic is another one than before."""
+
+
+class _Batch(Struct):
+    """Records that are stored in one step.
+
+    Attributes:
+        position: The next one to read after them.
+        puts: What those ask for that can be read.
+        refused: The others, and why.
+    """
+
+    position: int = 0
+    puts: list[tuple[ConsumerRecord, Put]] = []
+    refused: list[tuple[ConsumerRecord, str]] = []
+
+
+def source_of(topic: str, incarnation: str, partition: int) -> str:
+    """Return what a partition's position is stored under: of a topic that was created anew, another one."""
+    return f"kafka:{topic}/{incarnation}/{partition}"
+
+
+class Intake:
+    """Takes a partition in, while it runs.
+
+    Args:
+        cluster: Where it is.
+        place: Which one.
+        store: Open; it keeps positions.
+        put_of: The put that a record asks for, given the id it has without one of its own; raises `BadRequestError`.
+        dead: Writes what is refused; open.
+        dead_topic: Where that goes.
+        begin_after: The group whose committed offset is the beginning where no position is stored; "": none.
+        may_go_on: Returns when the partition is surely this reader's, as far as its group knows.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        place: TopicPartition,
+        store: Storing,
+        put_of: Callable[[ConsumerRecord, str], Put],
+        *,
+        dead: Writer,
+        dead_topic: str,
+        begin_after: str,
+        may_go_on: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._cluster, self._place, self._store, self._put_of = cluster, place, store, put_of
+        self._dead, self._dead_topic = dead, dead_topic
+        self._begin_after, self._may_go_on = begin_after, may_go_on
+        self._name = f"{place.topic}/{place.partition}"
+        self._id = ""
+        self._written: set[int] = set()
+        self._failures, self._cut_off_at = 0, 0.0
+
+    async def run(self) -> None:
+        """Take in until cancelled; no error ends this."""
+        while True:
+            try:
+                await self._take_in()
+            except _OvertakenError as error:
+                log.info("%s: %s", self._name, error)
+                self._failures = min(self._failures + 1, 3)
+            except Exception as error:  # noqa: BLE001 - one that stopped and told nobody would be the worst of faults
+                self._failures += 1
+                expected = (StoreUnavailableError, _RecreatedError, *UNAVAILABLE)
+                log_failure(log, f"{self._name}: nothing is taken in for now", reason_of(error), error, expected)
+            pause = min(FIRST_PAUSE_S * 2 ** min(self._failures, 10), LONGEST_PAUSE_S)
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    async def _take_in(self) -> None:
+        consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
+        try:
+            async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                await consumer.start()
+                consumer.assign([self._place])
+                await self._identify(consumer)
+                source = source_of(self._place.topic, self._id, self._place.partition)
+                position = await self._begin(consumer, source)
+            while True:
+                await self._may_go_on()
+                position = await self._take_some(consumer, source, position)
+        finally:
+            await stop(consumer)
+
+    async def _identify(self, consumer: AIOKafkaConsumer) -> None:
+        found = await self._incarnation(consumer)
+        if self._id and found != self._id:
+            log.warning("%s: the topic is another one than before; it is read from its beginning", self._name)
+        if found != self._id:
+            self._id = found
+            self._written.clear()
+
+    async def _incarnation(self, consumer: AIOKafkaConsumer) -> str:
+        client = consumer._client
+        leader = client.cluster.leader_for_partition(self._place)
+        node = leader if leader is not None and leader >= 0 else client.get_random_node()
+        return str(await topic_id(client, node, self._place.topic))
+
+    async def _begin(self, consumer: AIOKafkaConsumer, source: str) -> int:
+        """Go to the stored position, or the beginning; return what is stored, or will be taken for that."""
+        place = self._place
+        first = (await consumer.beginning_offsets([place]))[place]
+        end = (await consumer.end_offsets([place]))[place]
+        position = await self._store.position(source)
+        if position is None and (position := await self._committed()) is not None:
+            log.info("%s: begins at %d, which group %s has committed", self._name, position, self._begin_after)
+        if position is None:
+            log.info("%s: no position is stored; it is read from its beginning, %d", self._name, first)
+            position = first
+        if position < first:
+            log.error("%s: records %d to %d were deleted before they were read", self._name, position, first - 1)
+        if position > end:
+            self._check_cut_off(position, end)
+            await self._apply([], SourcePosition(source, position, end))
+            position = end
+        self._cut_off_at = 0.0
+        consumer.seek(place, max(position, first))
+        return position
+
+    async def _committed(self) -> int | None:
+        """Return the offset that another system's group has committed, None if there is none."""
+        if not self._begin_after:
+            return None
+        consumer = AIOKafkaConsumer(
+            **self._cluster.client,
+            group_id=self._begin_after,
+            enable_auto_commit=False,
+            request_timeout_ms=self._cluster.timeout_ms,
+        )
+        try:
+            await consumer.start()
+            consumer.assign([self._place])  # and so it does not join
+            offset: int | None = await consumer.committed(self._place)
+            return offset
+        finally:
+            await stop(consumer)
+
+    def _check_cut_off(self, position: int, end: int) -> None:
+        """Return once a partition has ended before its position for so long that it must have been cut off."""
+        now = asyncio.get_running_loop().time()
+        self._cut_off_at = self._cut_off_at or now + CUT_OFF_S
+        if now < self._cut_off_at:
+            raise _RecreatedError(f"it ends at {end}, and was read to {position}")
+        log.error(
+            "%s: it ends at %d, and was read to %d: it was cut off, and is read from there", self._name, end, position
+        )
+
+    async def _take_some(self, consumer: AIOKafkaConsumer, source: str, position: int) -> int:
+        """Wait for records and store them; return the position that is stored then."""
+        try:
+            found = await consumer.getmany(self._place, timeout_ms=WAIT_MS, max_records=MAX_CLAIM_MESSAGES)
+        except OffsetOutOfRangeError:
+            raise _RecreatedError("its position is not there any more") from None
+        records = found.get(self._place, ())
+        if records and await self._incarnation(consumer) != self._id:
+            raise _RecreatedError("the topic was created anew")
+        for batch in self._batches(records):
+            await self._bury(batch.refused)
+            await self._apply(batch.puts, SourcePosition(source, position, batch.position))
+            position, self._failures = batch.position, 0
+            self._written.clear()
+        return position
+
+    def _batches(self, records: Sequence[ConsumerRecord]) -> Iterator[_Batch]:
+        """Read records into batches that a store takes in one short step."""
+        batch, size, cost = _Batch(), 0, 0
+        for record in records:
+            own_id = f"kafka-{self._id}-{record.partition}-{record.offset}"
+            try:
+                put = self._put_of(record, own_id)
+            except BadRequestError as error:
+                batch.refused.append((record, str(error)))
+            else:
+                batch.puts.append((record, put))
+                cost += 1 if put.id == own_id else REPLACING_COST
+            size += len(record.value or b"")
+            batch.position = record.offset + 1
+            if size >= MAX_CLAIM_BYTES or cost >= MAX_CLAIM_MESSAGES:
+                yield batch
+                batch, size, cost = _Batch(), 0, 0
+        if batch.puts or batch.refused:
+            yield batch
+
+    async def _apply(self, puts: Sequence[tuple[ConsumerRecord, Put]], source: SourcePosition) -> None:
+        """Store puts and the position, in one step.
+
+        Raises:
+            _OvertakenError: The store stands elsewhere; or what it did is not known.
+            StoreUnavailableError: It takes nothing now.
+        """
+        outcomes = await self._store.apply([put for _, put in puts], source=source)
+        if not any(isinstance(outcome, Stored) for outcome in outcomes):
+            if not puts and await self._store.position(source.source) == source.position:
+                return
+            raise _not_stored(self._store.name, next(iter(outcomes), Refused("passed")))
+        left = [
+            (record, f"the store refuses it: {outcome.reason} {outcome.detail}")
+            for (record, _), outcome in zip(puts, outcomes, strict=True)
+            if isinstance(outcome, Refused)
+        ]
+        await self._bury(left)
+
+    # --- what is refused ----------------------------------------------------------------------------------
+
+    async def _bury(self, refused: Sequence[tuple[ConsumerRecord, str]]) -> None:
+        """Write refused records to the dead topic, each once, as far as this process knows.
+
+        Raises:
+            KafkaError, TimeoutError, OSError: Not all are there.
+        """
+        left = [each for each in refused if each[0].offset not in self._written]
+        if not left:
+            return
+        log.warning("%s: %d records go to %s; the first: %s", self._name, len(left), self._dead_topic, left[0][1])
+        too_large = await self._write([self._dead_record(*each) for each in left], left)
+        stubs = [self._stub(*each) for each in too_large]
+        if stubs and await self._write(stubs, too_large):
+            raise StoreUnavailableError(self._dead_topic, "it takes no record of that size, not even a reason alone")
+
+    async def _write(
+        self, outgoing: Sequence[Outgoing], refused: Sequence[tuple[ConsumerRecord, str]]
+    ) -> list[tuple[ConsumerRecord, str]]:
+        """Write dead records; return those that are too large."""
+        too_large: list[tuple[ConsumerRecord, str]] = []
+        problem: Exception | None = None
+        for written, each in zip(await self._dead.write(outgoing), refused, strict=True):
+            if written.error is None:
+                self._written.add(each[0].offset)
+            elif isinstance(written.error, TOO_LARGE):
+                too_large.append(each)
+            else:
+                problem = written.error
+        if problem is not None:
+            raise problem
+        return too_large
+
+    def _dead_record(self, record: ConsumerRecord, reason: str) -> Outgoing:
+        headers = [*((readable(name), value) for name, value in record.headers), *_dead_headers(record, reason)]
+        return Outgoing(self._dead_topic, record.key, record.value, headers)
+
+    def _stub(self, record: ConsumerRecord, reason: str) -> Outgoing:
+        reason += "; with its key, value and headers it is too large for the dead topic, so they are left out"
+        return Outgoing(self._dead_topic, None, None, _dead_headers(record, reason))
+
+
+def _not_stored(store: str, outcome: Outcome) -> Exception:
+    if isinstance(outcome, Unknown):
+        return _OvertakenError(f"the store's answer was lost ({outcome.detail}); it is asked where it stands")
+    assert isinstance(outcome, Refused)
+    if outcome.reason == "passed":
+        return _OvertakenError("another reader has stored what comes next")
+    return StoreUnavailableError(store, f"{outcome.reason}: {outcome.detail}")
+
+
+def _dead_headers(record: ConsumerRecord, reason: str) -> list[tuple[str, bytes]]:
+    return [
+        (DEAD_REASON, cut(reason, MOST_REASON).encode(errors="backslashreplace")),
+        (DEAD_FROM, f"{record.topic}/{record.partition}/{record.offset}".encode()),
+        (DEAD_TIMESTAMP, b"%d" % record.timestamp),
+    ]

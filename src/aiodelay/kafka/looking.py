@@ -1,0 +1,114 @@
+"""Looking into the partitions that this process owns."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from aiokafka import TopicPartition
+
+from aiodelay.model import DeadKey, DeadLetter, Lane, LaneCounts, LoadBucket, Outcome, Query, Snapshot
+
+from .partition import Partition
+
+__all__ = ["Looking"]
+
+
+class Looking:
+    """`Inspectable` and `DeadLetters`, over partitions."""
+
+    partitions: Mapping[TopicPartition, Partition]
+
+    def owned(self) -> Collection[Partition]:
+        """Return the partitions that can be looked into.
+
+        Raises:
+            UnsupportedByStoreError: This process only schedules.
+        """
+        raise NotImplementedError
+
+    def partition_of(self, message_id: str) -> Partition:
+        """Return the partition in which a message of this id stands."""
+        raise NotImplementedError
+
+    def partitions_of(self, message_id: str) -> Sequence[Partition]:
+        """Return the partitions that are owned in which messages of this id may stand."""
+        raise NotImplementedError
+
+    def partition_of_letter(self, key: DeadKey) -> Partition:
+        """Return the partition in which a dead letter stands."""
+        raise NotImplementedError
+
+    async def get(self, message_id: str) -> Snapshot | None:
+        """Return a message that is pending or in flight."""
+        self.owned()
+        await _until_known(self.partitions_of(message_id))
+        return await self.partition_of(message_id).horizon.get(message_id)
+
+    async def search(self, query: Query) -> Sequence[Snapshot]:
+        """List messages by (next attempt, id)."""
+        await _until_known(self.owned())
+        found = [each for partition in self.owned() for each in await partition.horizon.search(query)]
+        return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))
+
+    async def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages and dead letters by lane and state."""
+        found: dict[Lane, LaneCounts] = {}
+        for partition in self.owned():
+            for lane, here in (await partition.horizon.counts()).items():
+                found[lane] = _added(found.get(lane), here)
+        return dict(sorted(found.items()))
+
+    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
+        """Count what comes due from now on, by span and lane."""
+        found: Counter[tuple[int, Lane]] = Counter()
+        for partition in self.owned():
+            for each in await partition.horizon.load(bucket_ms=bucket_ms, buckets=buckets):
+                found[each.from_ms, each.lane] += each.messages
+        return [LoadBucket(from_ms, lane, n) for (from_ms, lane), n in sorted(found.items())]
+
+    async def dead_letters(
+        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+    ) -> Sequence[DeadLetter]:
+        """List dead letters, oldest first."""
+        await _until_known(self.owned())
+        found = [
+            each
+            for partition in self.owned()
+            for each in await partition.index.dead_letters(lane=lane, after=after, limit=limit)
+        ]
+        return heapq.nsmallest(limit, found, key=lambda each: (each.at_ms, each.record.id, each.record.revision))
+
+    async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+        """Give dead letters a new life."""
+        self.owned()
+        return [await self.partition_of_letter(key).redrive(key) for key in keys]
+
+    async def purge(self, keys: Sequence[DeadKey]) -> int:
+        """Delete dead letters."""
+        self.owned()
+        return sum([await self.partition_of_letter(key).purge(key) for key in keys])
+
+
+async def _until_known(partitions: Collection[Partition]) -> None:
+    """Wait until all that stands in partitions is known.
+
+    Raises:
+        StoreUnavailableError: It takes too long.
+    """
+    await asyncio.gather(*(each.until_known() for each in partitions))
+
+
+def _added(before: LaneCounts | None, here: LaneCounts) -> LaneCounts:
+    if before is None:
+        return here
+    return LaneCounts(
+        before.scheduled + here.scheduled,
+        before.overdue + here.overdue,
+        before.in_flight + here.in_flight,
+        before.held + here.held,
+        before.dead + here.dead,
+        before.read_by_nobody and here.read_by_nobody,
+    )

@@ -1,0 +1,72 @@
+"""Record batches as aiokafka reads them, but that a header whose name is no UTF-8 stops nothing.
+
+aiokafka's parser raises at one, and again at each repetition: the partition would never be read on. Java's producer
+cannot write one, others can. Its bytes stand in the name as surrogates (`surrogateescape`), as in file names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from aiokafka.consumer import fetcher
+from aiokafka.record.default_records import _DefaultRecordBatchPy
+from aiokafka.record.memory_records import MemoryRecords
+
+__all__ = ["install"]
+
+_HEAD, _LENGTH = 12, slice(8, 12)  # of a batch: base offset, and how many bytes follow
+
+
+def install() -> None:
+    """Have aiokafka's consumers read so; repeating it changes nothing."""
+    fetcher.MemoryRecords = _Records
+
+
+class _Records:
+    def __init__(self, data: bytes) -> None:
+        self._all, self._data, self._at = MemoryRecords(data), data, 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever aiokafka asks for
+        return getattr(self._all, name)
+
+    def next_batch(self) -> _Batch:
+        begin = self._at
+        self._at += _HEAD + int.from_bytes(self._data[begin : begin + _HEAD][_LENGTH])
+        return _Batch(self._all.next_batch(), self._data, slice(begin, self._at))
+
+
+class _Batch:
+    def __init__(self, batch: Any, data: bytes, where: slice) -> None:  # noqa: ANN401 - aiokafka has no types
+        self._batch, self._data, self._where = batch, data, where
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever aiokafka asks for
+        return getattr(self._batch, name)
+
+    def __next__(self) -> Any:  # noqa: ANN401 - a record of aiokafka's
+        return next(self._batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        read = 0
+        try:
+            for record in self._batch:
+                read += 1
+                yield record
+        except UnicodeDecodeError:
+            yield from islice(_LenientBatch(self._data[self._where]), read, None)
+
+
+class _LenientBatch(_DefaultRecordBatchPy):  # type: ignore[misc]  # aiokafka has no types
+    def _maybe_uncompress(self) -> None:
+        super()._maybe_uncompress()
+        self._buffer: Any = _Lenient(self._buffer)
+
+
+class _Lenient(bytearray):
+    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401 - as `bytearray` has it
+        found = super().__getitem__(key)
+        return _Lenient(found) if isinstance(key, slice) else found
+
+    def decode(self, *_: str) -> str:
+        return super().decode(errors="surrogateescape")

@@ -1,0 +1,144 @@
+"""Positions of intakes: a record keyed by the source, in the transaction of the puts that were read up to it.
+
+Each source has a transactional id of its own, so that a reader that begins fences off the one before it; what that one
+had stored is read back then, through a barrier, since a reader of committed records may not see the topic's end. All
+positions stand in the first partition, however many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from msgspec import Struct
+
+from aiodelay.model import SourcePosition
+
+from . import records
+from .client import Outgoing, consumer_of, stop
+from .options import Cluster
+from .transactions import Transactions
+
+__all__ = ["PassedError", "Positions"]
+
+WAIT_MS = 200
+MOST_RECORDS = 5_000
+FETCH_BYTES = 4 << 20
+STALL_S = 20.0
+"""So long another producer's open transaction may hold up reading: Kafka ends ours after 15 s."""
+
+
+class PassedError(Exception):
+    """The source stands elsewhere; nothing was written."""
+
+
+class _Session(Struct):
+    """One source's transactions, and where it stands."""
+
+    transactions: Transactions
+    position: int | None
+
+
+class Positions:
+    """The positions in a schedules topic, and the writing of them.
+
+    Args:
+        cluster: Where it is.
+        topic: The schedules topic.
+    """
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster, self._place = cluster, TopicPartition(topic, 0)
+        self._sessions: dict[str, _Session] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._reading = asyncio.Lock()
+        self._found: dict[str, int] = {}
+        self._read_to = 0
+
+    @property
+    def barrier(self) -> Outgoing:
+        """What is written, to read through it."""
+        return Outgoing(self._place.topic, records.INTAKE, b"", [], self._place.partition)
+
+    async def store(self, outgoing: Sequence[Outgoing], source: SourcePosition) -> list[int]:
+        """Write records and a source's position in one transaction; return the records' offsets. Not to be cancelled.
+
+        Raises:
+            PassedError: The source stands elsewhere, or another reader of it has begun.
+            AbortedError, InDoubtError, FencedError: As those of transactions.
+            KafkaError, TimeoutError, OSError: It could not begin; nothing was written.
+        """
+        async with self._locks.setdefault(source.source, asyncio.Lock()):
+            session = await self._session(source.source)
+            if session.position not in (None, source.first):
+                raise PassedError
+            wire = records.encode_position(source.source, source.position)
+            position = Outgoing(self._place.topic, *wire, self._place.partition)
+            try:
+                offsets = await session.transactions.begin([*outgoing, position])
+                await session.transactions.commit()
+            except BaseException:
+                await self._end(source.source)
+                raise
+            session.position = source.position
+            return offsets[:-1]
+
+    async def _session(self, source: str) -> _Session:
+        session = self._sessions.get(source)
+        if session is None:
+            transactions = Transactions(self._cluster, f"aiodelay.{self._place.topic}.{source}")
+            try:
+                await transactions.start()
+                (offset,) = await transactions.begin([self.barrier])
+                await transactions.commit()
+                session = self._sessions[source] = _Session(transactions, await self.read(source, offset))
+            except BaseException:
+                await transactions.close()
+                raise
+        return session
+
+    async def _end(self, source: str) -> None:
+        await self._sessions.pop(source).transactions.close()
+
+    async def close(self) -> None:
+        """End all transactions."""
+        for source in list(self._sessions):
+            await self._end(source)
+
+    async def read(self, source: str, barrier: int) -> int | None:
+        """Return a source's position, once all that stands before a barrier has been read.
+
+        Raises:
+            KafkaError, TimeoutError, OSError: It cannot be read.
+        """
+        async with self._reading:
+            if barrier < self._read_to:  # the topic was created anew
+                self._read_to = 0
+                self._found.clear()
+            await self._read_through(barrier)
+            return self._found.get(source)
+
+    async def _read_through(self, barrier: int) -> None:
+        consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
+        try:
+            async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                await consumer.start()
+                consumer.assign([self._place])
+                first = (await consumer.beginning_offsets([self._place]))[self._place]
+            consumer.seek(self._place, max(first, self._read_to))
+            while self._read_to <= barrier:
+                await self._read_some(consumer)
+        finally:
+            await stop(consumer)
+
+    async def _read_some(self, consumer: AIOKafkaConsumer) -> None:
+        """Read on; some records must come, or the end come nearer, in the time for an answer."""
+        before = self._read_to
+        async with asyncio.timeout(max(self._cluster.timeout_ms / 1000, STALL_S)):
+            while self._read_to == before:
+                found = await consumer.getmany(self._place, timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+                for each in found.get(self._place, ()):
+                    if each.key is not None and (named := records.position_in(each.key, each.value)) is not None:
+                        self._found[named[0]] = named[1]
+                self._read_to = await consumer.position(self._place)

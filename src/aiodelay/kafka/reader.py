@@ -1,0 +1,120 @@
+"""Reads the partitions that are owned, one consumer for all of them, and hands on what was committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
+
+from .client import UNAVAILABLE, consumer_of, log_failure, reason_of, stop
+from .group import METADATA_MS
+from .options import Cluster
+from .partition import Partition
+
+__all__ = ["Reader"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+WAIT_MS = 200
+MOST_RECORDS = 2_000
+FETCH_BYTES = 8 << 20
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+
+
+class Reader:
+    """Feeds partitions, each from where it has been read to.
+
+    Args:
+        cluster: Where to read.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._partitions: Mapping[TopicPartition, Partition] = {}
+        self._changed = asyncio.Event()
+        self._consumer: AIOKafkaConsumer | None = None
+
+    def skip(self, place: TopicPartition, offset: int) -> None:
+        """Read a partition from an offset on: what stands before it is known."""
+        if self._consumer is not None and place in self._consumer.assignment():
+            self._consumer.seek(place, offset)
+
+    def assign(self, partitions: Mapping[TopicPartition, Partition]) -> None:
+        """Read these partitions from now on, and no others."""
+        self._partitions = partitions
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Read until cancelled; no error ends this."""
+        failures = 0
+        while True:
+            try:
+                await self._read_on()
+            except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+                failures += 1
+                log_failure(log, f"reading {self._cluster.name} fails", reason_of(error), error, UNAVAILABLE)
+            pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    async def _read_on(self) -> None:
+        consumer = consumer_of(
+            self._cluster,
+            metadata_max_age_ms=METADATA_MS,
+            fetch_max_bytes=FETCH_BYTES,
+            max_partition_fetch_bytes=FETCH_BYTES,
+        )
+        try:
+            await consumer.start()
+            self._consumer = consumer
+            while True:
+                self._changed.clear()
+                partitions = self._partitions
+                self._seek(consumer, partitions)
+                while partitions and partitions is self._partitions:
+                    await self._read_some(consumer, partitions)
+                    self._look_at_partitions(consumer, partitions)
+                await self._changed.wait()
+        finally:
+            self._consumer = None
+            await stop(consumer)
+
+    def _look_at_partitions(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+        for place, partition in partitions.items():
+            found = consumer.partitions_for_topic(place.topic)
+            if found is not None:
+                partition.has_partitions(len(found))
+            end, high = consumer.last_stable_offset(place), consumer.highwater(place)
+            is_open = end is not None and high is not None and end < high
+            partition.open_at(end if is_open else None, asyncio.get_running_loop().time())
+
+    def _seek(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+        """Go on where each partition has been read to; nothing is asked, since one may have no leader to answer."""
+        consumer.assign(list(partitions))
+        now = asyncio.get_running_loop().time()
+        for place, partition in partitions.items():
+            partition.read_at(now, is_whole=False)
+            consumer.seek(place, partition.index.read_to)
+
+    async def _read_some(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+        try:
+            found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+        except OffsetOutOfRangeError as error:  # the partition's first records were deleted, or its last ones cut off
+            begins = await consumer.beginning_offsets(error.args[0])
+            for place, begin in begins.items():
+                consumer.seek(place, max(begin, partitions[place].index.read_to))
+            return
+        now = asyncio.get_running_loop().time()
+        for place, partition in partitions.items():
+            read_to = await consumer.position(place)
+            is_whole = place not in found or read_to >= (consumer.last_stable_offset(place) or 0)
+            if not partition.read_at(now, is_whole=is_whole):
+                consumer.seek(place, partition.index.read_to)
+                continue
+            batch = found.get(place, ())
+            if batch or read_to > partition.index.read_to:
+                partition.take_in(batch, read_to)
+            partition.keep(now)

@@ -1,0 +1,824 @@
+"""What stands in a schedules topic and in the topics it delivers to: Kafka records, written and read.
+
+The format is described in docs/formats.md, "Kafka"; names of headers come from `model.FIELDS`. A schedule is: key = its
+id, value = its payload, and three headers, `scheduler-epoch` (seconds), `scheduler-target-topic` and, if the delivered
+record has a key, `scheduler-target-key`. The same key again replaces it, a tombstone cancels it. Everything else is
+ours, begins with `aiodelay-`, and may be left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum, auto
+from functools import lru_cache
+from struct import unpack_from
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
+
+import msgspec
+
+from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
+from aiodelay.inputs import check_headers, check_id, check_key, split_target
+from aiodelay.model import (
+    FIELDS,
+    NO_HEADERS,
+    NO_TRACE,
+    At,
+    Conflict,
+    DeadKey,
+    DeadLetter,
+    DeadReason,
+    Envelope,
+    JournalEntry,
+    Late,
+    LateAction,
+    Put,
+    PutBack,
+    Record,
+)
+from aiodelay.recurrence import decode_rule
+from aiodelay.timeunits import to_epoch_ms
+from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of, retry_place
+
+from .mark import Mark
+
+__all__ = [
+    "BARRIER",
+    "FORMAT",
+    "INTAKE",
+    "KEEP",
+    "MARK",
+    "PARTITIONS",
+    "SINK",
+    "Glance",
+    "Headers",
+    "Kind",
+    "Memory",
+    "Message",
+    "Wire",
+    "asked_back",
+    "check_names",
+    "dead_key",
+    "dead_key_of",
+    "decode",
+    "decode_dead",
+    "decode_history",
+    "delivered",
+    "encode",
+    "encode_back",
+    "encode_cancel",
+    "encode_dead",
+    "encode_end",
+    "encode_history",
+    "encode_hold",
+    "encode_keep",
+    "encode_mark",
+    "encode_position",
+    "encode_record",
+    "glance",
+    "held_in",
+    "id_of",
+    "is_plain",
+    "is_topic",
+    "java_partition",
+    "kept_put",
+    "key_of",
+    "mark_of",
+    "memory_of",
+    "op_of",
+    "partition_of",
+    "partitions_in",
+    "position_in",
+    "readable",
+    "received",
+    "user_headers",
+]
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+FORMAT = 1
+SINK = "kafka"
+"""The name of the sink whose addresses are topics, and so the lane of what goes to one."""
+RESERVED = b"\x00aiodelay/"
+BARRIER, MARK, PARTITIONS = RESERVED + b"barrier", RESERVED + b"mark", RESERVED + b"partitions"
+INTAKE = RESERVED + b"intake/"
+AGAIN, DEAD, HOLD, KEEP = (RESERVED + name for name in (b"again/", b"dead/", b"hold/", b"keep/"))
+MAX_KEY = 255
+
+EPOCH, TARGET_TOPIC, TARGET_KEY = "scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"
+TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC = "scheduler-timestamp", "scheduler-key", "scheduler-topic"
+FORMAT_HEADER, READ_TO, PLACE, NULL = "aiodelay-format", "aiodelay-from", "aiodelay-place-ms", "aiodelay-null"
+MEMORY = "aiodelay-memory"
+DEAD_REASON, DEAD_AT = "aiodelay-dead-reason", "aiodelay-dead-at-ms"
+OUTCOME, DELIVERY_ID, ATTEMPT = "aiodelay-outcome", "aiodelay-delivery-id", "aiodelay-attempt"
+HEADER = {field.name: field.header for field in FIELDS if field.header is not None}
+_OURS = frozenset(
+    {EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC, FORMAT_HEADER, *HEADER.values()}
+)
+_FORMAT = b"%d" % FORMAT
+_LANE, _DUE_MS, _RULE = HEADER["lane"], HEADER["due_ms"], HEADER["rule"]
+_PREFIX = "aiodelay-"
+_NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)  # ValueError: a text in it that is not UTF-8
+_MOST_MS = (1 << 48) - 1
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_LATE = {LateAction.DROP: b"drop", LateAction.DEAD_LETTER: b"dead_letter"}
+_ENCODINGS: dict[str, Literal["", "json", "msgpack", "null"]] = {
+    "": "",
+    "json": "json",
+    "msgpack": "msgpack",
+    "null": "null",
+}
+_TEXT_TO_LATE = {text: action for action, text in _LATE.items()}
+
+
+class Wire(NamedTuple):
+    """A Kafka record as a producer takes it."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+_new = tuple.__new__
+"""Makes a named tuple in a quarter of the time, where there is one for every record that is moved or read."""
+
+
+class Memory(msgspec.Struct, omit_defaults=True):
+    """What an owner's record tells of what is gone: header `aiodelay-memory`, as JSON.
+
+    Attributes:
+        answers: Of commands: op as hexadecimal digits, answer, revision, due time, and until when to remember it.
+        version: The version of what has ended, and until when to remember it.
+    """
+
+    answers: list[tuple[str, str, int, int, int]] = []
+    version: tuple[int, int] | None = None
+
+
+class Message(Protocol):
+    """What `encode` takes: `aiodelay.Message`, or anything with these attributes."""
+
+    @property
+    def event(self) -> Any: ...  # noqa: ANN401 - of any type, which is what is checked
+    @property
+    def at(self) -> datetime | None: ...
+    @property
+    def id(self) -> str | None: ...
+    @property
+    def to(self) -> str | None: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Mapping[str, bytes]: ...
+    @property
+    def late(self) -> Late: ...
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> Wire:
+    """Return the record that schedules a message, for a producer of your own. Pure: the same message, the same record.
+
+    Send it with `acks=all`, to partition `partition_of(key, partitions)`: Java's default, librdkafka's
+    `partitioner=murmur2_random`.
+
+    Args:
+        message: `Message(b"...", at=..., id=..., to="kafka:<topic>")`, with `key`, `headers` and `late` if wanted. The
+            event is bytes, or None for a record without value.
+
+    Raises:
+        InputError: Names the field, the value and what is allowed.
+    """
+    if message.event is not None and type(message.event) is not bytes:
+        raise PayloadTypeError("event", kind_of(message.event), "bytes, or None for a record without value")
+    if message.id is None:
+        raise TargetError("id", "missing", "an id: by it the message is replaced and cancelled")
+    if message.at is None:
+        raise ScheduleTimeError("at", "missing", "an aware datetime")
+    sink, topic = split_target(message.to)
+    if sink != SINK:
+        raise TargetError("to", shortened(message.to), f"'{SINK}:<topic>'")
+    key = check_key(message.key)
+    if message.event is None and key is None:
+        raise PayloadTypeError("event", "None without a key", "a key with it: a Kafka record has a value or a key")
+    envelope = Envelope(
+        check_id(message.id),
+        SINK,
+        topic,
+        encoding="null" if message.event is None else "",
+        payload=message.event or b"",
+        key=key,
+        headers=check_headers(message.headers),
+    )
+    due_ms, late = to_epoch_ms(message.at, field="at"), message.late
+    expires_ms = due_ms + late.after_ms if late.action else 0
+    return encode_record(Record(envelope, 0, due_ms, NO_OP, expires_ms, late.action))
+
+
+def encode_record(
+    record: Record, *, read_to: int | None = None, place_ms: int | None = None, memory: Memory | None = None
+) -> Wire:
+    """Return the record that holds a message.
+
+    Args:
+        record: The message and its state.
+        read_to: What an owner writes tells how far it had read; None: a user schedules.
+        place_ms: When it stands to be delivered, if that is not its due time.
+        memory: What else is to be remembered.
+    """
+    envelope = record.envelope
+    headers: list[tuple[str, bytes]] = [(EPOCH, b"%d" % -(-record.due_ms // 1000))]
+    if envelope.lane == SINK:
+        headers.append((TARGET_TOPIC, envelope.address.encode()))
+    else:
+        headers.append((HEADER["lane"], envelope.lane.encode()))
+        if envelope.address:
+            headers.append((HEADER["address"], envelope.address.encode()))
+    if envelope.key is not None:
+        headers.append((TARGET_KEY, envelope.key))
+    if envelope.encoding == "null":
+        headers.append((NULL, b"1"))
+    headers.append((HEADER["due_ms"], b"%d" % record.due_ms))
+    headers.append((FORMAT_HEADER, b"%d" % FORMAT))
+    headers += [(HEADER[name], value) for name, value in _rest_of(record)]
+    if read_to is not None:
+        headers.append((READ_TO, b"%d" % read_to))
+    if record.revision:
+        headers.append((HEADER["revision"], b"%d" % record.revision))
+    if place_ms is not None and place_ms != record.due_ms:
+        headers.append((PLACE, b"%d" % place_ms))
+    headers += _remembering(memory)
+    headers += envelope.headers.items()
+    return Wire(key_of(record.id), envelope.payload, headers)
+
+
+def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
+    """Return what differs from the default, by field."""
+    envelope = record.envelope
+    if record.op != NO_OP:
+        yield "op", record.op.hex().encode()
+    if record.late:
+        yield "late", _LATE[record.late]
+        yield "expires_ms", b"%d" % record.expires_ms
+    for name in ("attempt", "lapses", "kills", "no_retry"):
+        if value := getattr(record, name):
+            yield name, b"%d" % value
+    if envelope.version is not None:
+        yield "version", b"%d" % envelope.version
+    for name, text in (("type", envelope.type), ("encoding", envelope.encoding)):
+        if text and text != "null":
+            yield name, text.encode()
+    for name, mapping in (("rule", envelope.rule), ("trace", envelope.trace), ("live", record.live)):
+        if mapping:
+            yield name, msgspec.json.encode(mapping)
+    for name in ("first_error", "last_error"):
+        error = getattr(record, name)
+        if error is not None:
+            yield name, error.encode(errors="backslashreplace")
+
+
+def encode_keep(record: Record) -> Wire:
+    """Return the record by which a user asks for a put unless a message stands under its key: the owner decides."""
+    wire = encode_record(record)
+    assert wire.key is not None
+    return wire._replace(key=KEEP + wire.key)
+
+
+def kept_put(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Put:
+    """Return the put that a record of `encode_keep` asks for; `key` is the message's.
+
+    Raises:
+        RecordFormatError: It holds no message.
+    """
+    record = decode(key, value, headers, written_ms=written_ms)
+    late = Late(record.late, record.expires_ms - record.due_ms) if record.late else Late()
+    return Put(record.op, record.envelope, At(record.due_ms), Conflict.keep(), late)
+
+
+def encode_back(message: PutBack, now_ms: int) -> Wire:
+    """Return the record by which one who is not the owner puts a message back.
+
+    A dead letter is written as it will stand; of another the owner decides, as of a put that keeps what is there.
+    """
+    if message.reason is not None:
+        return encode_dead(DeadLetter(message.record, message.reason, now_ms))
+    wire = encode_record(message.record, read_to=0, place_ms=retry_place(message.record, message.due_ms))
+    assert wire.key is not None
+    return wire._replace(key=KEEP + wire.key)
+
+
+def asked_back(key: bytes, value: bytes, headers: Headers, *, place_ms: int) -> PutBack:
+    """Return the message that such a record puts back; `key` is the message's.
+
+    Raises:
+        RecordFormatError: It holds no message.
+    """
+    return PutBack(decode(key, value, headers, written_ms=0), place_ms)
+
+
+def encode_cancel(key: bytes, memory: Memory | None = None) -> Wire:
+    """Return the tombstone by which a user cancels."""
+    return Wire(key, None, _remembering(memory))
+
+
+def encode_end(key: bytes, *, read_to: int, outcome: str, memory: Memory | None = None) -> Wire:
+    """Return the tombstone by which an owner ends a message: it counts if nothing came at `read_to` or later."""
+    if memory is None:
+        return _new(Wire, (key, None, _end_headers(read_to, outcome)))
+    return Wire(key, None, [*_end_headers(read_to, outcome), *_remembering(memory)])
+
+
+@lru_cache(maxsize=64)
+def _end_headers(read_to: int, outcome: str) -> list[tuple[str, bytes]]:
+    """Return the headers that a transaction's tombstones have in common; nobody changes them."""
+    return [(READ_TO, b"%d" % read_to), (OUTCOME, outcome.encode())]
+
+
+def _remembering(memory: Memory | None) -> list[tuple[str, bytes]]:
+    return [(MEMORY, msgspec.json.encode(memory))] if memory is not None else []
+
+
+def memory_of(headers: Headers) -> Memory | None:
+    """Return what a record tells to remember, if it can be read."""
+    text = dict(headers).get(MEMORY)
+    if text is None:
+        return None
+    try:
+        memory = msgspec.json.decode(text, type=Memory)
+        for op, *_ in memory.answers:
+            bytes.fromhex(op)
+    except _NOT_JSON:
+        return None
+    return memory
+
+
+def encode_dead(letter: DeadLetter) -> Wire:
+    """Return the record that keeps a dead letter, beside the message's own."""
+    wire = encode_record(letter.record, read_to=0)
+    reason = [(DEAD_REASON, letter.reason.encode()), (DEAD_AT, b"%d" % letter.at_ms)]
+    return Wire(dead_key(letter.key), wire.value, [*reason, *wire.headers])
+
+
+def encode_hold(lane: str, address: str | None, *, is_held: bool) -> Wire:
+    """Return the record by which a lane, or an address of it, is held or released: one for each partition."""
+    return Wire(HOLD + msgspec.json.encode((lane, address)), b"1" if is_held else None, [])
+
+
+def held_in(key: bytes) -> tuple[str, str | None] | None:
+    """Return the lane, and the address of it, that such a record's key names; None if it names none."""
+    try:
+        return msgspec.json.decode(key.removeprefix(HOLD), type=tuple[str, str | None])
+    except _NOT_JSON:
+        return None
+
+
+def dead_key(key: DeadKey) -> bytes:
+    """Return the key under which a dead letter stands."""
+    return b"%s%d/%s" % (DEAD, key.revision, key_of(key.id))
+
+
+def encode_mark(mark: Mark) -> Wire:
+    """Return the record by which an owner tells what it has finished."""
+    return Wire(MARK, msgspec.json.encode(mark), [])
+
+
+def mark_of(value: bytes | None) -> Mark:
+    """Return what a mark tells; nothing, if it cannot be read."""
+    try:
+        return msgspec.json.decode(value or b"", type=Mark)
+    except _NOT_JSON:
+        return Mark()
+
+
+def encode_position(source: str, position: int) -> Wire:
+    """Return the record that keeps an intake's position."""
+    return Wire(INTAKE + source.encode(), b"%d" % position, [])
+
+
+def position_in(key: bytes, value: bytes | None) -> tuple[str, int] | None:
+    """Return the source and the position that a record keeps, None if it keeps none."""
+    if not key.startswith(INTAKE) or value is None or not value.isdigit():
+        return None
+    return key.removeprefix(INTAKE).decode(errors="replace"), int(value)
+
+
+def delivered(envelope: Envelope, delivery_id: str, attempt: int, *, now_ms: int, schedules: str = "") -> Wire:
+    """Return the record that a target topic gets.
+
+    Args:
+        envelope: The message.
+        delivery_id: By which consumers drop what comes twice.
+        attempt: From 1.
+        now_ms: The time of the delivery.
+        schedules: The schedules topic it comes from, if it comes from one.
+    """
+    headers: list[tuple[str, bytes]] = list(envelope.headers.items())
+    if envelope.trace:
+        headers += ((name, text.encode()) for name, text in envelope.trace.items() if name not in envelope.headers)
+    headers += _delivered_headers(now_ms // 1000, schedules, attempt)
+    headers += ((SCHEDULE_KEY, key_of(base_id(envelope.id))), (DELIVERY_ID, delivery_id.encode()))
+    if envelope.type:
+        headers.append((HEADER["type"], envelope.type.encode()))
+    if envelope.encoding in ("json", "msgpack"):
+        headers.append((HEADER["encoding"], envelope.encoding.encode()))
+    return _new(Wire, (envelope.key, None if envelope.encoding == "null" else envelope.payload, headers))
+
+
+@lru_cache(maxsize=64)
+def _delivered_headers(now_s: int, schedules: str, attempt: int) -> list[tuple[str, bytes]]:
+    """Return the headers that records delivered together have in common; nobody changes them."""
+    headers = [(TIMESTAMP, b"%d" % now_s), (ATTEMPT, b"%d" % attempt)]
+    return [*headers, (SCHEDULE_TOPIC, schedules.encode())] if schedules else headers
+
+
+def received(message_id: str, lane: str, key: bytes | None, value: bytes | None, headers: Headers) -> Envelope:
+    """Return a message for a handler, made of a record of a topic: anybody's, or one that `delivered` has made.
+
+    Args:
+        message_id: What it is called here.
+        lane: The handler's.
+        key: The record's key.
+        value: Its value; None is a payload that is null.
+        headers: Its headers; of several with one name, the last counts.
+    """
+    payload = b"" if value is None else value
+    if not headers:
+        return Envelope(message_id, lane, "", "", "null" if value is None else "", payload, key)
+    found = dict(headers)
+    encoding = "null" if value is None else _ENCODINGS.get(_text(found, "encoding"), "")
+    own = dict(user_headers(headers)) or NO_HEADERS
+    return Envelope(message_id, lane, "", _text(found, "type"), encoding, payload, key, own)
+
+
+def encode_history(entry: JournalEntry) -> Wire:
+    """Return the record that a history topic gets; its number is its place there."""
+    return Wire(key_of(base_id(entry.id)), msgspec.json.encode(entry), [])
+
+
+def decode_history(value: bytes | None, number: int) -> JournalEntry | None:
+    """Return what a record of a history topic tells, None if it is none of ours."""
+    try:
+        return msgspec.structs.replace(msgspec.json.decode(value or b"", type=JournalEntry), number=number)
+    except _NOT_JSON:
+        return None
+
+
+# --- keys and partitions ----------------------------------------------------------------------------------
+
+
+def key_of(message_id: str) -> bytes:
+    """Return the key under which a message stands."""
+    occurrence = occurrence_of(message_id)
+    if occurrence is not None:
+        series, due_ms = occurrence
+        return b"%s%d/%s" % (AGAIN, due_ms, key_of(series))
+    return bytes.fromhex(message_id[1:]) if message_id.startswith("\x00") else message_id.encode()
+
+
+def id_of(key: bytes) -> str:
+    """Return the id of a key: its text, or, for a key that is none, a zero character and the key in hexadecimal.
+
+    Raises:
+        RecordFormatError: No message can stand under this key.
+    """
+    if key.startswith(RESERVED):
+        due, slash, series = key.removeprefix(AGAIN).partition(b"/")
+        if not (key.startswith(AGAIN) and slash and due.isdigit()):
+            raise RecordFormatError("its key is reserved")
+        return occurrence_id(id_of(series), int(due))
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return f"\x00{key.hex()}"
+    return text if text and not _CONTROL.search(text) and occurrence_of(text) is None else f"\x00{key.hex()}"
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition in which a schedule's key stands; an occurrence stands beside its series."""
+    return java_partition(key.removeprefix(AGAIN).partition(b"/")[2] if key.startswith(AGAIN) else key, partitions)
+
+
+def java_partition(key: bytes, partitions: int) -> int:
+    """Return the partition that Java's producer chooses for a key."""
+    return (_murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def _murmur2(data: bytes) -> int:
+    """Return `org.apache.kafka.common.utils.Utils.murmur2`, unsigned."""
+    length, m, mask = len(data), 0x5BD1E995, 0xFFFFFFFF
+    h = 0x9747B28C ^ length
+    for word in unpack_from(f"<{length // 4}I", data):
+        k = word * m & mask
+        h = (h * m ^ (k ^ k >> 24) * m) & mask
+    rest = data[length & ~3 :]
+    if rest:
+        h = ((h ^ int.from_bytes(rest, "little")) * m) & mask
+    h = ((h ^ (h >> 13)) * m) & mask
+    return h ^ (h >> 15)
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    """What a record of a schedules topic is."""
+
+    PUT = auto()
+    END = auto()
+    BARRIER = auto()
+    MARK = auto()
+    PARTITIONS = auto()
+    HOLD = auto()
+    DEAD = auto()
+    INTAKE = auto()
+    BAD = auto()
+
+
+class Glance(NamedTuple):
+    """What must be known of every record that is read, and no more: the rest is read when it is due.
+
+    Attributes:
+        kind: A message, the end of one, one of ours, a dead letter, or one that cannot be read.
+        place_ms: Of a message: when it is to be delivered.
+        read_to: Of an owner's record: how far its writer had read. None: a user's.
+        problem: What is wrong with it.
+        lane: Of a message that may be left unread until it is near: its lane. "": it is read at once, as series are.
+    """
+
+    kind: Kind
+    place_ms: int = 0
+    read_to: int | None = None
+    problem: str = ""
+    lane: str = ""
+
+
+_PUT = Kind.PUT
+_CANCEL = Glance(Kind.END)
+_INTAKE = Glance(Kind.INTAKE)
+_OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK), PARTITIONS: Glance(Kind.PARTITIONS)}
+_DEAD, _HOLD, _WHOLE = Glance(Kind.DEAD), Glance(Kind.HOLD), Glance(Kind.PUT)
+_RESERVED = Glance(Kind.BAD, problem="its key is reserved")
+
+
+def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
+    """Look at a record as every reader of the topic must; never raises."""
+    special = _by_key(key)
+    if special is not None and special is not _WHOLE:
+        return special
+    if value is None and not headers:
+        return _CANCEL
+    found = dict(headers)
+    try:
+        read_to = _number(found, READ_TO) if READ_TO in found else None
+        if value is None:
+            return Glance(Kind.END, 0, read_to)
+        lane = _text(found, "lane") or SINK if _LANE in found else SINK
+        own_lane = "" if _RULE in found or special is _WHOLE else lane
+        return _new(Glance, (_PUT, _place_ms(found), read_to, "", own_lane))
+    except RecordFormatError as error:
+        return Glance(Kind.BAD, problem=error.problem)
+
+
+def _by_key(key: bytes | None) -> Glance | None:
+    """Return what a key says by itself."""
+    if key is None:
+        return Glance(Kind.BAD, problem="it has no key")
+    if key.startswith(RESERVED):
+        return _reserved(key)
+    if not 0 < len(key) <= MAX_KEY:
+        return Glance(Kind.BAD, problem=f"its key has {len(key)} bytes, not 1 to {MAX_KEY}")
+    return None
+
+
+def _reserved(key: bytes) -> Glance:
+    if key.startswith(HOLD):
+        return _RESERVED if held_in(key) is None else _HOLD
+    if key.startswith(INTAKE):
+        return _INTAKE
+    if key.startswith(KEEP):
+        return _WHOLE if is_plain(key.removeprefix(KEEP)) else _RESERVED
+    prefix, _, rest = key.removeprefix(RESERVED).partition(b"/")
+    number, slash, of = rest.partition(b"/")
+    if slash and number.isdigit() and len(number) <= 15:
+        if prefix == b"again" and is_plain(of):
+            return _WHOLE
+        if prefix == b"dead" and (is_plain(of) or (of.startswith(AGAIN) and _reserved(of) is _WHOLE)):
+            return _DEAD
+    return _OWN.get(key, _RESERVED)
+
+
+def is_plain(key: bytes) -> bool:
+    """Say whether a schedule of somebody's can stand under this key."""
+    return 0 < len(key) <= MAX_KEY and not key.startswith(RESERVED)
+
+
+def _place_ms(found: Mapping[str, bytes | None]) -> int:
+    is_plain = found.get(FORMAT_HEADER, _FORMAT) == _FORMAT
+    if not is_plain and (version := _number(found, FORMAT_HEADER)) > FORMAT:
+        raise RecordFormatError(f"its format is {version}, and this version reads formats up to {FORMAT}")
+    if TARGET_TOPIC not in found and HEADER["lane"] not in found:
+        raise RecordFormatError(f"it has no header {TARGET_TOPIC}")
+    return _number(found, PLACE) if PLACE in found else _due_ms(found)
+
+
+def _due_ms(found: Mapping[str, bytes | None]) -> int:
+    if _DUE_MS in found:
+        return _number(found, _DUE_MS)
+    if EPOCH not in found:
+        raise RecordFormatError(f"it has no header {EPOCH}")
+    due_ms = _number(found, EPOCH) * 1000
+    if due_ms > _MOST_MS:
+        raise RecordFormatError(f"header {EPOCH} is too large: it counts seconds")
+    return due_ms
+
+
+def _number(found: Mapping[str, bytes | None], name: str, most: int = _MOST_MS) -> int:
+    text = found[name]
+    if text is None or not text.isdigit() or len(text) > 19 or int(text) > most:
+        got = shortened(text.decode(errors="replace")) if text is not None else "null"
+        raise RecordFormatError(f"header {name} is {got}, not a whole number from 0 to {most}")
+    return int(text)
+
+
+def partitions_in(value: bytes | None) -> int | None:
+    """Return how many partitions a record says that its topic has, None if it does not."""
+    return int(value) if value is not None and value.isdigit() and len(value) <= 9 else None
+
+
+def is_topic(name: str) -> bool:
+    """Say whether a topic that messages may go to can have this name."""
+    return _TOPIC.fullmatch(name) is not None and name not in (".", "..") and not name.startswith("__")
+
+
+def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Record:
+    """Return the message that a record holds.
+
+    Args:
+        key: The record's key.
+        value: Its value.
+        headers: Its headers; of several with one name, the last counts.
+        written_ms: Its timestamp: the revision of a message that no owner has written again.
+
+    Raises:
+        RecordFormatError: Says what is wrong.
+    """
+    found = dict(headers)
+    check_names(headers)
+    _place_ms(found)
+    lane, address = _destination(found)
+    encoding = "null" if NULL in found else _text(found, "encoding")
+    if encoding not in _ENCODINGS:
+        raise RecordFormatError(f"unknown encoding {shortened(encoding)}")
+    envelope = Envelope(
+        id_of(key),
+        lane,
+        address,
+        _text(found, "type"),
+        _ENCODINGS[encoding],
+        b"" if encoding == "null" else value,
+        found.get(TARGET_KEY),
+        dict(user_headers(headers)) or NO_HEADERS,
+        _object(found, "trace") or NO_TRACE,
+        _number(found, HEADER["version"], (1 << 63) - 1) if HEADER["version"] in found else None,
+        _rule(found),
+    )
+    return Record(
+        envelope,
+        _field(found, "revision", max(written_ms, 0)),
+        _due_ms(found),
+        _op(found),
+        _field(found, "expires_ms"),
+        _TEXT_TO_LATE.get(found.get(HEADER["late"]) or b"", LateAction.DELIVER),
+        **_state(found),
+    )
+
+
+def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
+    """Return what only an owner writes."""
+    if READ_TO not in found:
+        return {}
+    live = _json(found, "live") or []
+    if not isinstance(live, list) or not all(type(due) is int for due in live):
+        raise RecordFormatError(f"header {HEADER['live']} is not a list of due times")
+    return {
+        "attempt": _field(found, "attempt"),
+        "lapses": _field(found, "lapses"),
+        "kills": _field(found, "kills"),
+        "no_retry": bool(_field(found, "no_retry")),
+        "live": tuple(live),
+        "first_error": _optional_text(found, "first_error"),
+        "last_error": _optional_text(found, "last_error"),
+    }
+
+
+def _destination(found: Mapping[str, bytes | None]) -> tuple[str, str]:
+    lane = _text(found, "lane")
+    if lane not in ("", SINK):
+        return lane, _text(found, "address")
+    topic = (found.get(TARGET_TOPIC) or b"").decode(errors="replace")
+    if READ_TO not in found and not is_topic(topic):
+        raise RecordFormatError(f"header {TARGET_TOPIC} is {shortened(topic)}, which is not a topic's name")
+    return SINK, topic
+
+
+def dead_key_of(key: bytes) -> DeadKey:
+    """Return what names a dead letter, from the key it stands under."""
+    revision, _, of = key.removeprefix(DEAD).partition(b"/")
+    return DeadKey(id_of(of), int(revision))
+
+
+def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
+    """Return the dead letter that a record holds.
+
+    Raises:
+        RecordFormatError: Says what is wrong.
+    """
+    found = dict(headers)
+    of = key.removeprefix(DEAD).partition(b"/")[2]
+    record = decode(of, value, headers, written_ms=0)
+    reason = (found.get(DEAD_REASON) or b"").decode(errors="replace")
+    if reason not in get_args(DeadReason) or DEAD_AT not in found:
+        raise RecordFormatError("it does not say why and when it was given up")
+    return DeadLetter(record, cast("DeadReason", reason), _number(found, DEAD_AT))
+
+
+def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:
+    """Return the headers that are neither the scheduler's nor ours, in their order; null is written as empty."""
+    return (
+        (readable(name), value or b"")
+        for name, value in headers
+        if name not in _OURS and not name.lower().startswith(_PREFIX)
+    )
+
+
+def check_names(headers: Headers) -> None:
+    """Refuse names that are no UTF-8.
+
+    Raises:
+        RecordFormatError: Names the first.
+    """
+    for name, _ in headers:
+        if readable(name) != name:
+            raise RecordFormatError(f"the name of header {shortened(readable(name))} is not UTF-8")
+
+
+def readable(name: str) -> str:
+    r"""Return a header's name with `\xff` in the place of a byte that is no UTF-8, which is read as a surrogate."""
+    return name if name.isascii() else name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _field(found: Mapping[str, bytes | None], name: str, default: int = 0) -> int:
+    return _number(found, HEADER[name]) if HEADER[name] in found else default
+
+
+def _optional_text(found: Mapping[str, bytes | None], name: str) -> str | None:
+    text = found.get(HEADER[name])
+    return None if text is None else text.decode(errors="replace")
+
+
+def _text(found: Mapping[str, bytes | None], name: str) -> str:
+    return _optional_text(found, name) or ""
+
+
+def _op(found: Mapping[str, bytes | None]) -> bytes:
+    text = found.get(HEADER["op"])
+    try:
+        op = bytes.fromhex(text.decode()) if text else NO_OP
+    except ValueError:
+        op = b""
+    if len(op) != len(NO_OP):
+        raise RecordFormatError(f"header {HEADER['op']} is not 16 hexadecimal digits")
+    return op
+
+
+def op_of(headers: Headers) -> bytes:
+    """Return the op of the command that made a record; none if it cannot be read."""
+    try:
+        return _op(dict(headers))
+    except RecordFormatError:
+        return NO_OP
+
+
+def _json(found: Mapping[str, bytes | None], name: str) -> object:
+    text = found.get(HEADER[name])
+    try:
+        return None if text is None else msgspec.json.decode(text)
+    except _NOT_JSON:
+        raise RecordFormatError(f"header {HEADER[name]} is not JSON") from None
+
+
+def _rule(found: Mapping[str, bytes | None]) -> dict[str, str | int] | None:
+    rule = _object(found, "rule")
+    if rule is not None:
+        decode_rule(rule)
+    return cast("dict[str, str | int] | None", rule)
+
+
+def _object(found: Mapping[str, bytes | None], name: str) -> Any:  # noqa: ANN401 - what the field's type says
+    value = _json(found, name)
+    if value is not None and not isinstance(value, dict):
+        raise RecordFormatError(f"header {HEADER[name]} is not a JSON object")
+    return value

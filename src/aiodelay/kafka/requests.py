@@ -1,0 +1,222 @@
+"""What a record of the delay box's topic asks for: JSON `{"topic", "message", "countdown"}`, read strictly.
+
+The article that this form is from says no more than those three and the header `CALLER_SERVICE`; `at`, `id`, `key` and
+`headers` are ours. What is not certain is refused, never guessed. Pure; docs/delay-box.md holds the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aiodelay.errors import InputError, RecordFormatError, ScheduleTimeError, shortened
+from aiodelay.inputs import check_headers, check_id, check_key, check_payload_size
+from aiodelay.model import After, At, Envelope, Put
+from aiodelay.timeunits import MAX_HORIZON_MS, check_horizon, to_epoch_ms
+from aiodelay.transitions import NO_OP
+
+from .records import SINK, Headers, check_names, is_topic, user_headers
+
+__all__ = ["FIELDS", "BadRequestError", "Rules", "read_request"]
+
+FIELDS = ("topic", "message", "countdown", "at", "id", "key", "headers")
+_MOST_S = MAX_HORIZON_MS // 1000
+
+
+class BadRequestError(Exception):
+    """Why a record is refused."""
+
+
+class Rules(NamedTuple):
+    """By what requests are judged.
+
+    Attributes:
+        allowed: Topics that messages may go to.
+        from_arrival: A countdown begins when the record is read, not when it was written.
+        max_payload: Most bytes of a message.
+    """
+
+    allowed: Collection[str]
+    from_arrival: bool
+    max_payload: int
+
+
+class _Object(list[tuple[str, Any]]):
+    """A JSON object as its pairs, so that a name given twice is seen."""
+
+
+class _Message(msgspec.Struct):
+    message: msgspec.Raw
+
+
+def read_request(
+    value: bytes | None,
+    headers: Headers,
+    rules: Rules,
+    *,
+    own_id: str,
+    written_ms: int,
+    now_ms: int,
+) -> Put:
+    """Return the put that a record asks for.
+
+    Args:
+        value: The record's.
+        headers: The record's; they travel on, save those that a delivery adds.
+        rules: By what it is judged.
+        own_id: The message's id if the record gives none.
+        written_ms: The record's time, epoch ms; negative: it has none.
+        now_ms: The store's time.
+
+    Raises:
+        BadRequestError: Says what is wrong; never what the message holds.
+    """
+    given = _fields(value)
+    topic = _topic(given, rules.allowed)
+    try:
+        due = _due(given, from_arrival=rules.from_arrival, written_ms=written_ms, now_ms=now_ms)
+        payload = _payload(given, value or b"")
+        check_payload_size(payload, rules.max_payload)
+        message_id = own_id if given.get("id") is None else check_id(given["id"])
+        check_names(headers)
+        travelling = check_headers({**dict(user_headers(headers)), **_headers(given)})
+        envelope = Envelope(message_id, SINK, topic, payload=payload, key=_key(given), headers=travelling)
+    except (InputError, RecordFormatError) as error:
+        raise BadRequestError(str(error)) from error
+    except UnicodeEncodeError:
+        raise BadRequestError("a text in it cannot be written as UTF-8 (a lone surrogate)") from None
+    return Put(NO_OP, envelope, due)
+
+
+def _fields(value: bytes | None) -> Mapping[str, Any]:
+    if value is None:
+        raise BadRequestError("it has no value")
+    try:
+        found = _decoder.decode(value.decode())
+    except (ValueError, RecursionError) as error:  # of JSON and of UTF-8 alike
+        raise BadRequestError(f"its value is no JSON text: {_in_words(error)}") from None
+    if not isinstance(found, _Object):
+        raise BadRequestError(f"its value is {_kind(found)}, not a JSON object")
+    names = _once(found, "it")
+    for name in names.keys() - set(FIELDS):
+        raise BadRequestError(f"it has a field {shortened(name)}; known are {', '.join(FIELDS)}")
+    return names
+
+
+def _refuse_constant(name: str) -> None:
+    raise BadRequestError(f"its value is no JSON text: {name} stands in it")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_Object, parse_float=Decimal, parse_constant=_refuse_constant)
+
+
+def _in_words(error: ValueError | RecursionError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is no UTF-8"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
+
+
+def _once(pairs: _Object, what: str) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRequestError(f"{what} has the field {shortened(twice)} more than once")
+    return found
+
+
+def _kind(value: object) -> str:
+    """Name the type of a JSON value."""
+    if isinstance(value, _Object):
+        return "an object"
+    names = {type(None): "null", bool: "a boolean", str: "a text", list: "an array"}
+    return names.get(type(value), "a number")
+
+
+def _topic(given: Mapping[str, Any], allowed: Collection[str]) -> str:
+    topic = given.get("topic")
+    if not isinstance(topic, str):
+        raise BadRequestError("it has no topic" if topic is None else f"its topic is {_kind(topic)}, not a text")
+    if not is_topic(topic):
+        raise BadRequestError(f"its topic {shortened(topic)} cannot be the name of one")
+    if topic not in allowed:
+        raise BadRequestError(f"its topic {topic} is not allowed")
+    return topic
+
+
+def _due(given: Mapping[str, Any], *, from_arrival: bool, written_ms: int, now_ms: int) -> At | After:
+    countdown, at = given.get("countdown"), given.get("at")
+    if (countdown is None) == (at is None):
+        got = "neither countdown nor at" if at is None else "both countdown and at"
+        raise BadRequestError(f"it has {got}; one of them says when")
+    if countdown is None:
+        due_ms = to_epoch_ms(_instant(at), field="at")
+        check_horizon(due_ms, now_ms, "at")
+        return At(max(due_ms, 0))
+    delay_ms = _countdown_ms(countdown)
+    if from_arrival or written_ms < 0:
+        return After(delay_ms)
+    check_horizon(written_ms + delay_ms, now_ms, "the record's time and countdown")
+    return At(written_ms + delay_ms)
+
+
+def _countdown_ms(countdown: object) -> int:
+    """Return seconds as ms, rounded up, exactly as they are written."""
+    if isinstance(countdown, bool) or not isinstance(countdown, int | Decimal):
+        raise BadRequestError(f"its countdown is {_kind(countdown)}, not a number of seconds")
+    if not 0 <= countdown <= _MOST_S:
+        raise BadRequestError(f"its countdown is {shortened(countdown)}, not 0 to {_MOST_S} seconds")
+    return countdown * 1000 if isinstance(countdown, int) else _ceiling(countdown)
+
+
+def _ceiling(seconds: Decimal) -> int:
+    ms = int(seconds.scaleb(3))
+    return ms + (ms < seconds.scaleb(3))
+
+
+def _instant(at: object) -> datetime:
+    if not isinstance(at, str):
+        raise BadRequestError(f"its at is {_kind(at)}, not a text such as 2027-01-01T12:00:00Z")
+    try:
+        return datetime.fromisoformat(at)
+    except ValueError:
+        raise ScheduleTimeError("at", shortened(at), "a text such as 2027-01-01T12:00:00Z") from None
+
+
+def _payload(given: Mapping[str, Any], value: bytes) -> bytes:
+    """Return the message: a text as UTF-8, an object or an array as the JSON text that stands in the record."""
+    message = given.get("message")
+    if isinstance(message, str):
+        return message.encode()
+    if not isinstance(message, list):
+        got = "no message" if "message" not in given else f"{_kind(message)} as message"
+        raise BadRequestError(f"it has {got}; allowed: a text, an object or an array")
+    try:
+        return bytes(msgspec.json.decode(value, type=_Message).message)
+    except msgspec.DecodeError:
+        raise BadRequestError("its message is no JSON text") from None
+
+
+def _key(given: Mapping[str, Any]) -> bytes | None:
+    key = given.get("key")
+    if key is not None and not isinstance(key, str):
+        raise BadRequestError(f"its key is {_kind(key)}, not a text")
+    return None if key is None else check_key(key.encode())
+
+
+def _headers(given: Mapping[str, Any]) -> dict[str, bytes]:
+    headers = given.get("headers")
+    if headers is None:
+        return {}
+    if not isinstance(headers, _Object):
+        raise BadRequestError(f"its headers are {_kind(headers)}, not an object of texts")
+    found = _once(headers, "headers")
+    for name, value in found.items():
+        if not isinstance(value, str):
+            raise BadRequestError(f"its header {shortened(name)} is {_kind(value)}, not a text")
+    return {name: value.encode() for name, value in found.items()}

@@ -1,0 +1,113 @@
+"""Topics as a source: `@scheduler.handler(source="kafka:<topic>?group=<name>")`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+from urllib.parse import parse_qsl
+
+from aiodelay.errors import TargetError, shortened
+from aiodelay.model import PutBack, Stored
+from aiodelay.ports import Feed
+
+from .feed import TopicFeed
+from .options import Cluster, read_url
+from .records import SINK
+from .sink import check_topic
+
+__all__ = ["KafkaSource", "open_source", "split_address"]
+
+FORM = "<topic>?group=<name>"
+_OURS = "aiodelay."
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Return an address's topic, and the group that takes from it.
+
+    Raises:
+        TargetError: It is not of the form `<topic>?group=<name>`, or the group is one of aiodelay's own.
+    """
+    topic, _, options = address.partition("?")
+    match parse_qsl(options, keep_blank_values=True):
+        case [("group", group)] if group.strip():
+            check_topic(topic, f"address of {SINK}")
+            if group.startswith(_OURS):
+                raise TargetError(f"group of {SINK}", shortened(group), f"a name that does not begin with {_OURS!r}")
+            return topic, group
+    raise TargetError(f"address of {SINK}", shortened(address), FORM)
+
+
+class KafkaSource:
+    """Takes records from topics, as a member of a consumer group; an address is a topic and the group's name.
+
+    A record is settled in any order; the group's offset is committed up to the first one that is not. Retries and dead
+    letters go to the scheduler's store. The group is an ordinary one: its lag is seen, and its offsets are set, by
+    Kafka's own tools, and where another client has stopped, this goes on. A group without offsets begins with what is
+    oldest.
+
+    Args:
+        cluster: `host:9092`, several with commas, or a `kafka://` URL (docs/reference.md).
+
+    Raises:
+        ConfigurationError: The cluster, or an option in its URL, cannot be read.
+    """
+
+    name: str = SINK
+
+    def __init__(self, cluster: str | Cluster) -> None:
+        self.cluster: Cluster = read_url(cluster, "KafkaSource") if isinstance(cluster, str) else cluster
+
+    def check(self, address: str) -> None:
+        """Refuse an address that is not of the form `<topic>?group=<name>`.
+
+        Raises:
+            TargetError: Says what is allowed.
+        """
+        split_address(address)
+
+    async def __aenter__(self) -> Self:
+        """Connect nothing yet: each feed has connections of its own."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    @asynccontextmanager
+    async def feed(
+        self,
+        address: str,
+        consumer: str,
+        put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
+        now_ms: Callable[[], int],
+    ) -> AsyncIterator[Feed]:
+        """Open the taking of records from a topic, as a member of a group; at the end its offsets are committed."""
+        topic, group = split_address(address)
+        feed = TopicFeed(self.cluster, topic, group, store=(put_back, now_ms))
+        failure: BaseException | None = None
+        async with asyncio.TaskGroup() as tasks:
+            working = [
+                tasks.create_task(feed.group.run(), name=f"aiodelay kafka group {group}"),
+                tasks.create_task(feed.commit_on(), name=f"aiodelay kafka offsets of {group}"),
+            ]
+            try:
+                yield feed
+            except BaseException as error:  # noqa: BLE001 - raised below: what ends the block goes its own way
+                failure = error
+            try:
+                await feed.close()
+            finally:
+                for task in working:
+                    task.cancel()
+        if failure is not None:
+            raise failure
+
+
+def open_source(url: str) -> KafkaSource:
+    """Open `kafka://host:9092`.
+
+    Raises:
+        ConfigurationError: The URL is not of this form, or an option is unknown or out of range.
+    """
+    return KafkaSource(url)

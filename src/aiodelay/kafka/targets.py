@@ -1,0 +1,166 @@
+"""Which topics take messages now: found out outside of transactions, so that a broken one holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    BrokerResponseError,
+    InvalidProducerIdMapping,
+    InvalidTopicError,
+    KafkaError,
+    LeaderNotAvailableError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+from aiokafka.protocol.metadata import MetadataRequest
+from msgspec import Struct
+
+from aiodelay.errors import StoreUnavailableError
+
+from .client import reason_of, tame
+from .options import Cluster
+from .records import is_topic
+
+__all__ = ["Targets", "refused_topics"]
+
+_KNOWN_MS = 60_000
+_FIRST_MS, _LONGEST_MS = 100, 2_000
+_FIRST_REFUSED_MS, _LONGEST_REFUSED_MS = 1_000, 60_000
+_REFUSALS = (TopicAuthorizationFailedError, InvalidTopicError, InvalidProducerIdMapping)
+"""What is no record's fault, though aiokafka does not try again by itself."""
+
+
+class _Blocked(Struct):
+    """Why a topic takes nothing, how often in a row it was found so, and when it is looked at again."""
+
+    reason: str
+    times: int
+    until_ms: int
+
+
+class Targets:
+    """What is known of the topics that messages are addressed to.
+
+    Args:
+        cluster: Where they are.
+        now_ms: The store's time.
+    """
+
+    def __init__(self, cluster: Cluster, now_ms: Callable[[], int]) -> None:
+        self._cluster, self._now_ms = cluster, now_ms
+        self._known: dict[str, int] = {}
+        self._refusals: dict[str, int] = {}
+        self._admin: Any = None
+        self._looking = asyncio.Lock()
+        self.blocked: dict[str, _Blocked] = {}
+
+    def known(self) -> set[str]:
+        """Return the topics that are known to take messages."""
+        now = self._now_ms()
+        return {topic for topic, until_ms in self._known.items() if until_ms > now}
+
+    async def close(self) -> None:
+        """Disconnect."""
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.close()
+
+    @property
+    def next_ms(self) -> int | None:
+        """When a topic that takes nothing is to be looked at again."""
+        return min((each.until_ms for each in self.blocked.values()), default=None)
+
+    def over(self) -> list[str]:
+        """Return the topics that are to be looked at again."""
+        now = self._now_ms()
+        return [topic for topic, each in self.blocked.items() if each.until_ms <= now]
+
+    def forget(self, topic: str) -> None:
+        """Forget a topic for which nothing waits."""
+        self.blocked.pop(topic, None)
+
+    def took(self, topics: Collection[str]) -> None:
+        """Note that topics took what they were given."""
+        for topic in self._refusals.keys() & topics:
+            del self._refusals[topic]
+
+    def refused(self, topic: str, reason: str) -> None:
+        """Note that a topic refused a record whatever it held: whether it may be written is not told beforehand."""
+        times = self._refusals[topic] = self._refusals.get(topic, 0) + 1
+        pause_ms = min(_FIRST_REFUSED_MS << min(times - 1, 10), _LONGEST_REFUSED_MS)
+        self._known.pop(topic, None)
+        self.blocked[topic] = _Blocked(reason, times, self._now_ms() + pause_ms)
+
+    async def look(self, topics: Collection[str]) -> Mapping[str, str]:
+        """Find out which topics take messages; return what has changed, or was tried again in vain: "" = it does.
+
+        Raises:
+            StoreUnavailableError: The cluster does not answer.
+        """
+        changed: dict[str, str] = {}
+        found = await self._described(topics) if topics else {}
+        now = self._now_ms()
+        for topic, error in found.items():
+            if error is None:
+                self._known[topic] = now + _KNOWN_MS
+                if self.blocked.pop(topic, None) is not None:
+                    changed[topic] = ""
+            else:
+                times = self.blocked[topic].times + 1 if topic in self.blocked else 0
+                pause_ms = min(_FIRST_MS << min(times, 10), _LONGEST_MS)
+                self.blocked[topic] = _Blocked(_reason(topic, error), times, now + pause_ms)
+                changed[topic] = self.blocked[topic].reason
+        return changed
+
+    async def _described(self, topics: Collection[str]) -> dict[str, Exception | None]:
+        """Ask for topics, and create none by that; not for what cannot be one: a record may name anything."""
+        found: dict[str, Exception | None] = dict.fromkeys(topics, InvalidTopicError())
+        named = [topic for topic in topics if is_topic(topic)]
+        if not named:
+            return found
+        try:
+            async with self._looking, asyncio.timeout(self._cluster.timeout_ms / 1000):
+                admin = await self._started()
+                answer = await admin._send_request(MetadataRequest(named, allow_auto_topic_creation=False))
+        except (KafkaError, TimeoutError, OSError) as error:
+            await self.close()
+            raise StoreUnavailableError(self._cluster.name, reason_of(error)) from error
+        return found | {each["topic"]: _problem(each) for each in answer.to_object()["topics"]}
+
+    async def _started(self) -> Any:  # noqa: ANN401 - aiokafka's
+        if self._admin is None:
+            tame()
+            admin = AIOKafkaAdminClient(**self._cluster.client, request_timeout_ms=self._cluster.timeout_ms)
+            try:
+                await admin.start()
+            except BaseException:
+                await admin.close()
+                raise
+            self._admin = admin
+        return self._admin
+
+
+def _reason(topic: str, error: Exception) -> str:
+    return f"no topic {topic!r}" if isinstance(error, UnknownTopicOrPartitionError) else reason_of(error)
+
+
+def _problem(topic: Mapping[str, Any]) -> Exception | None:
+    """Return why a topic takes nothing, or not all."""
+    if code := topic["error_code"]:
+        problem: Exception = for_code(code)()
+        return problem
+    return LeaderNotAvailableError() if any(each["leader"] < 0 for each in topic["partitions"]) else None
+
+
+def refused_topics(error: Exception, topic: str) -> Collection[str]:
+    """Return the topics that take nothing now, by the error of a batch for one; none if its records are at fault."""
+    named = error.args[0] if isinstance(error, TopicAuthorizationFailedError) and error.args else None
+    if isinstance(named, set):  # of one forbidden topic, the others' batches fail as well
+        return named
+    is_rejected = isinstance(error, BrokerResponseError) and not error.retriable
+    return () if is_rejected and not isinstance(error, _REFUSALS) else {topic}

@@ -1,0 +1,314 @@
+"""A schedules topic must keep what it is given: its settings are checked at start, all problems named at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, for_code
+
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+
+from .client import reason_of, tame
+from .options import Cluster
+
+__all__ = [
+    "LEAST_LAG_MS",
+    "SETTINGS",
+    "Problem",
+    "Topic",
+    "check",
+    "mending",
+    "prepare",
+    "prepare_intake",
+    "problems",
+]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
+LEAST_LAG_MS = 600_000
+_LEAST_RETENTION_MS = 3 * _DAY_MS
+_LEAST_MESSAGE = 262_144 + 65_536
+_FOREVER = 9_223_372_036_854_775_807
+_MISSING, _EXISTS, _FORBIDDEN = 3, 36, 29
+
+SETTINGS = {
+    "cleanup.policy": "compact",
+    "min.compaction.lag.ms": str(_DAY_MS),
+    "max.compaction.lag.ms": str(7 * _DAY_MS),
+    "delete.retention.ms": str(7 * _DAY_MS),
+    "segment.ms": str(_DAY_MS),
+    "segment.bytes": str(256 << 20),
+    "min.cleanable.dirty.ratio": "0.3",
+    "message.timestamp.type": "LogAppendTime",
+    "unclean.leader.election.enable": "false",
+    "max.message.bytes": str(2 << 20),
+}
+"""What a schedules topic is created with, and what the commands that mend one set."""
+
+
+class Topic(NamedTuple):
+    """A topic as it is; `settings` is empty where it may not be read."""
+
+    name: str
+    partitions: int
+    replicas: int
+    settings: Mapping[str, str]
+
+
+class Problem(NamedTuple):
+    """What is wrong with a topic.
+
+    Attributes:
+        setting: Its name.
+        text: What it is, and what it should be.
+        is_fatal: Messages may be lost with it; otherwise it costs time or space, or is unwise.
+        mended: The value that a command can set; "": none can.
+    """
+
+    setting: str
+    text: str
+    is_fatal: bool
+    mended: str
+
+
+def problems(topic: Topic) -> list[Problem]:
+    """Return all that is wrong with a topic."""
+    found = [
+        _judge(name, value, rule) for name, rule in _RULES.items() if (value := topic.settings.get(name)) is not None
+    ]
+    if topic.replicas < 3:
+        text = f"replication factor is {topic.replicas}, should be 3: a broker that is lost takes schedules along"
+        found.append(Problem("replication.factor", text, is_fatal=False, mended=""))
+    elif int(topic.settings.get("min.insync.replicas", "2")) < 2:
+        text = f"min.insync.replicas is {topic.settings['min.insync.replicas']}, should be 2"
+        found.append(Problem("min.insync.replicas", text, is_fatal=False, mended="2"))
+    return [problem for problem in found if problem is not None]
+
+
+class _Rule(NamedTuple):
+    """When a setting is good, when it is at least not fatal, and how to say so."""
+
+    good: Any
+    bearable: Any
+    should_be: str
+
+
+HISTORY_SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(7 * _DAY_MS)}
+"""What a history topic is created with."""
+
+
+def _at_least(n: int) -> Any:  # noqa: ANN401 - a predicate of text
+    return lambda value: int(value) >= n
+
+
+def _at_most(n: float) -> Any:  # noqa: ANN401 - a predicate of text
+    return lambda value: float(value) <= n
+
+
+def _is(text: str) -> Any:  # noqa: ANN401 - a predicate of text
+    return lambda value: value == text
+
+
+def _always(_: str) -> bool:
+    return True
+
+
+_RULES: dict[str, _Rule] = {
+    "cleanup.policy": _Rule(_is("compact"), _is("compact"), "compact: anything else deletes schedules by age"),
+    "min.compaction.lag.ms": _Rule(
+        _at_least(6 * _HOUR_MS),
+        _at_least(LEAST_LAG_MS),
+        "at least 21600000 (6 h): so long a change that raced with a delivery can be written again",
+    ),
+    "max.compaction.lag.ms": _Rule(
+        _at_most(_FOREVER / 2), _always, "about 604800000 (7 d): else quiet partitions grow"
+    ),
+    "delete.retention.ms": _Rule(
+        _at_least(_LEAST_RETENTION_MS), _at_least(LEAST_LAG_MS), "at least 259200000 (3 d): so long a reader may take"
+    ),
+    "segment.ms": _Rule(_at_most(7 * _DAY_MS), _always, "at most 604800000 (7 d): the newest segment is never cleaned"),
+    "segment.bytes": _Rule(_at_most(1 << 30), _always, "at most 1073741824: the newest segment is never cleaned"),
+    "min.cleanable.dirty.ratio": _Rule(_at_most(0.5), _always, "at most 0.5: more has to be read at every start"),
+    "message.timestamp.type": _Rule(
+        _is("LogAppendTime"), _always, "LogAppendTime: else producers choose when their records may be cleaned"
+    ),
+    "unclean.leader.election.enable": _Rule(_is("false"), _is("false"), "false: what was acknowledged may be cut off"),
+    "max.message.bytes": _Rule(
+        _at_least(_LEAST_MESSAGE), _always, f"at least {_LEAST_MESSAGE}: larger ones are refused"
+    ),
+}
+
+
+def _judge(name: str, value: str, rule: _Rule) -> Problem | None:
+    if rule.good(value):
+        return None
+    return Problem(name, f"{name} is {value}, should be {rule.should_be}", not rule.bearable(value), SETTINGS[name])
+
+
+def mending(topic: str, bootstrap: str, found: Sequence[Problem]) -> str:
+    """Return the command that mends what a command can mend; "" if there is nothing."""
+    settings = ",".join(f"{problem.setting}={problem.mended}" for problem in found if problem.mended)
+    if not settings:
+        return ""
+    where = f"--bootstrap-server {bootstrap} --entity-type topics --entity-name {topic}"
+    return f"kafka-configs.sh {where} --alter --add-config {settings}"
+
+
+def check(topic: Topic, bootstrap: str) -> None:
+    """Refuse a topic that may lose messages; log, once, what is merely unwise.
+
+    Raises:
+        StoreMismatchError: Names all problems, and the command that mends them.
+    """
+    found = problems(topic)
+    if not topic.settings:
+        log.warning("topic %s: its settings may not be read (DescribeConfigs), so they were not checked", topic.name)
+    if any(problem.is_fatal for problem in found):
+        texts = "; ".join(problem.text for problem in sorted(found, key=lambda problem: not problem.is_fatal))
+        command = mending(topic.name, bootstrap, found)
+        raise StoreMismatchError(f"topic {topic.name}", f"not safe for schedules: {texts}", f"after: {command}")
+    if found:
+        texts, command = "; ".join(problem.text for problem in found), mending(topic.name, bootstrap, found)
+        log.warning("topic %s: %s%s", topic.name, texts, f". To mend it: {command}" if command else "")
+
+
+async def prepare(
+    cluster: Cluster, names: Sequence[str], *, create: bool, partitions: int, history: str = ""
+) -> list[Topic]:
+    """Return the topics as they are, checked; create those that are missing if told to.
+
+    Raises:
+        StoreUnavailableError: The cluster does not answer.
+        StoreMismatchError: A topic is missing, or may lose messages.
+    """
+    tame()
+    admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
+    try:
+        async with asyncio.timeout(cluster.timeout_ms / 1000):
+            await admin.start()
+            if create:
+                await _create(admin, names, partitions, SETTINGS)
+            topics = [await _described(admin, name, cluster, SETTINGS, is_created=create) for name in names]
+            if history and create:
+                await _create(admin, [history], partitions, HISTORY_SETTINGS)
+            kept = [await _described(admin, history, cluster, HISTORY_SETTINGS, is_created=create)] if history else []
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+    finally:
+        await admin.close()
+    for topic in topics:
+        check(topic, _bootstrap(cluster))
+    for topic in kept:
+        if "compact" in topic.settings.get("cleanup.policy", ""):
+            command = mending(topic.name, _bootstrap(cluster), [_COMPACTED])
+            raise StoreMismatchError(
+                f"topic {history}", f"not fit for a history: {_COMPACTED.text}", f"after: {command}"
+            )
+    return topics
+
+
+async def prepare_intake(
+    cluster: Cluster, dead_topics: Mapping[str, str], *, create: bool, partitions: int
+) -> list[Topic]:
+    """Return topics as they are; create what is missing of them, if told to, and of their dead topics always.
+
+    Args:
+        cluster: Where they are.
+        dead_topics: By topic.
+        create: Whether to create missing topics as well.
+        partitions: Of topics that are created.
+
+    Raises:
+        StoreUnavailableError: The cluster does not answer, or a topic may not be created.
+        StoreMismatchError: A topic is missing.
+    """
+    tame()
+    admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
+    try:
+        async with asyncio.timeout(cluster.timeout_ms / 1000):
+            await admin.start()
+            known = {each["topic"] for each in await admin.describe_topics() if not each["error_code"]}
+            if create:
+                await _create(admin, [topic for topic in dead_topics if topic not in known], partitions, {})
+            topics = [await _described(admin, topic, cluster, {}, is_created=create) for topic in dead_topics]
+            for topic in topics:
+                if dead_topics[topic.name] not in known:
+                    await _create(admin, [dead_topics[topic.name]], topic.partitions, DEAD_SETTINGS)
+            for dead in set(dead_topics.values()):
+                await _described(admin, dead, cluster, DEAD_SETTINGS, is_created=True)
+            return topics
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+    finally:
+        await admin.close()
+
+
+DEAD_SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(30 * _DAY_MS), "max.message.bytes": str(2 << 20)}
+"""What a delay box's dead topic is created with."""
+
+_COMPACTED = Problem(
+    "cleanup.policy",
+    "cleanup.policy is compact: of each id the last entry alone is kept",
+    is_fatal=True,
+    mended="delete",
+)
+
+
+async def _create(
+    admin: Any,  # noqa: ANN401 - aiokafka's
+    names: Sequence[str],
+    partitions: int,
+    settings: Mapping[str, str],
+) -> None:
+    if not names:
+        return
+    replicas = min(3, len((await admin.describe_cluster())["brokers"]))
+    settings = {**settings, "min.insync.replicas": str(min(2, replicas))}
+    answer = await admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=settings) for name in names])
+    for name, code, *_ in answer.topic_errors:
+        if code not in (0, _EXISTS):
+            raise for_code(code)(name)
+
+
+async def _described(
+    admin: Any,  # noqa: ANN401 - aiokafka's
+    name: str,
+    cluster: Cluster,
+    wanted: Mapping[str, str],
+    *,
+    is_created: bool,
+) -> Topic:
+    (found,) = await admin.describe_topics([name])
+    while is_created and found["error_code"] == _MISSING:
+        await asyncio.sleep(0.05)  # until this broker has heard of it
+        (found,) = await admin.describe_topics([name])
+    if found["error_code"] == _MISSING:
+        settings = " ".join(f"--config {key}={value}" for key, value in wanted.items())
+        command = f"kafka-topics.sh --bootstrap-server {_bootstrap(cluster)} --create --topic {name} --partitions 6"
+        allowed = f"an existing topic, ?create_topic=true, or: {command} --replication-factor 3 {settings}"
+        raise StoreMismatchError(f"topic {name}", "missing", allowed)
+    if found["error_code"]:
+        raise for_code(found["error_code"])(name)
+    partitions = found["partitions"]
+    replicas = min(len(each["replicas"]) for each in partitions)
+    return Topic(name, len(partitions), replicas, await _settings(admin, name))
+
+
+async def _settings(admin: Any, name: str) -> Mapping[str, str]:  # noqa: ANN401 - aiokafka's
+    (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+    ((code, _, _, _, entries),) = answer.resources
+    if code == _FORBIDDEN:
+        return {}
+    if code:
+        raise for_code(code)(name)
+    return {entry[0]: entry[1] for entry in entries}
+
+
+def _bootstrap(cluster: Cluster) -> str:
+    return ",".join(cluster.client["bootstrap_servers"])

@@ -1,0 +1,130 @@
+"""Transactions of one producer: all of a batch, or nothing, or it is not known which, and then the producer ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from aiokafka.client import ConnectionGroup
+from aiokafka.errors import ConcurrentTransactions, KafkaError, ProducerFenced
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
+
+from .client import Outgoing, Producer, Written, reason_of
+from .options import Cluster
+
+__all__ = ["AbortedError", "FencedError", "InDoubtError", "Transactions"]
+
+TIMEOUT_MS = 15_000
+"""After so long Kafka itself aborts a transaction that nobody ends."""
+_PAUSE_S = 0.001
+_REQUESTS = (AddPartitionsToTxnRequest, EndTxnRequest)
+
+
+class AbortedError(Exception):
+    """Nothing of the batch will ever be seen by `read_committed` readers; `written` says which records were refused."""
+
+    def __init__(self, written: Sequence[Written]) -> None:
+        super().__init__(written)
+        self.written = written
+
+    def __str__(self) -> str:
+        return "; ".join(sorted({reason_of(each.error) for each in self.written if each.error is not None}))
+
+
+class FencedError(Exception):
+    """Another owner has taken over; nothing of the batch will be seen."""
+
+
+class InDoubtError(Exception):
+    """The batch may have been committed, or not: the log will tell."""
+
+
+class Transactions(Producer):
+    """A producer of transactions; to start it fences off every earlier one of its id.
+
+    Args:
+        cluster: Where to.
+        transactional_id: One per partition that is owned, the same for every owner.
+    """
+
+    is_spent: bool = False
+
+    def __init__(self, cluster: Cluster, transactional_id: str) -> None:
+        super().__init__(cluster, transactional_id=transactional_id, transaction_timeout_ms=TIMEOUT_MS)
+        self._send = self._client.client.send
+        self._client.client.send = self._watched
+
+    async def _watched(self, node: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401
+        """Send a request, as all requests of the producer are.
+
+        aiokafka repeats one whose answer is lost, which may end a later transaction (K4): so the producer is spent.
+        While markers of the last transaction are being written, aiokafka waits 20 ms, and we 1.
+        """
+        while True:
+            try:
+                response = await self._send(node, request, group=group)
+            except BaseException:
+                self.is_spent = self.is_spent or isinstance(request, _REQUESTS)
+                raise
+            if not _is_too_early(request, response):
+                return response
+            await asyncio.sleep(_PAUSE_S)
+
+    async def begin(self, records: Sequence[Outgoing]) -> list[int]:
+        """Write records in a transaction; return their offsets, before anybody can read them. Not to be cancelled (K3).
+
+        Raises:
+            AbortedError: A record was refused (K1); the producer is spent, and its next owner aborts the rest.
+            FencedError: Another producer of this id has been started.
+            InDoubtError: No answer.
+        """
+        await self._client.begin_transaction()
+        written = await self.write(records)
+        errors = [each.error for each in written if each.error is not None]
+        if errors:
+            self.is_spent = True
+            if any(isinstance(error, ProducerFenced) for error in errors):
+                raise FencedError
+            raise AbortedError(written)
+        if self.is_spent:
+            raise InDoubtError("a request of the transaction was lost")
+        return _offsets(written, len(records))
+
+    async def commit(self) -> None:
+        """Commit what `begin` has written. Not to be cancelled (K3).
+
+        Raises:
+            FencedError: Another producer of this id has been started.
+            InDoubtError: No answer.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s * 0.8):  # before aiokafka repeats EndTxn by itself (K4)
+                await self._client.commit_transaction()
+        except ProducerFenced:
+            self.is_spent = True
+            raise FencedError from None
+        except (KafkaError, TimeoutError) as error:
+            self.is_spent = True
+            raise InDoubtError(reason_of(error)) from error
+        if self.is_spent:
+            raise InDoubtError("a request of the transaction was lost")
+
+
+def _offsets(written: Sequence[Written], n: int) -> list[int]:
+    """Return each record's offset."""
+    offsets = [-1] * n
+    for each in written:
+        for i, index in enumerate(each.indices, each.offset):
+            offsets[index] = i
+    return offsets
+
+
+def _is_too_early(request: Any, response: Any) -> bool:  # noqa: ANN401 - aiokafka's
+    if isinstance(request, AddPartitionsToTxnRequest):
+        codes = [code for _, partitions in response.errors for _, code in partitions]
+    elif isinstance(request, InitProducerIdRequest):
+        codes = [response.error_code]
+    else:
+        return False
+    return ConcurrentTransactions.errno in codes

@@ -1,0 +1,249 @@
+"""Moving due messages into topics of the store's own cluster, each in the transaction that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from aiodelay.errors import StoreUnavailableError, TargetNotAllowedError, shortened
+from aiodelay.model import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    Blocked,
+    Demand,
+    Promise,
+    Reach,
+    Record,
+    Settlement,
+    Transferred,
+)
+from aiodelay.ports import Sink, Source, Transferring
+from aiodelay.wakeup import WakeUp
+
+from .index import Change
+from .looking import Looking
+from .options import Cluster
+from .partition import Partition
+from .sink import KafkaSink
+from .source import KafkaSource
+from .targets import Targets
+
+__all__ = ["SAFETY_POLL_MS", "KafkaTransfer", "Transfers"]
+
+SAFETY_POLL_MS = 2_000
+MOST_MESSAGES = 10_000
+"""Most messages of a call, unless a sink of one's own says otherwise."""
+STEP = Demand(MAX_CLAIM_MESSAGES, MAX_CLAIM_BYTES)
+UNDER_WAY = 2
+"""Transactions of a partition: while one is being committed, the next one is made ready."""
+
+
+class Transfers(Looking):
+    """`Transfer`: what goes from the store to topics of the same cluster."""
+
+    name: str
+    cluster: Cluster
+    schedules: Sequence[str]
+    targets: Targets
+    moving: dict[KafkaTransfer, None]
+
+    @property
+    def sinks(self) -> Sequence[Sink]:
+        """The sinks that this store brings along."""
+        return [_OwnTopics(self.cluster, self.schedules)]
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The sources that this store brings along."""
+        return [KafkaSource(self.cluster)]
+
+    def reaches(self, sink: Sink) -> Reach:
+        """Say how often a message reaches a sink from here, and why."""
+        if not isinstance(sink, KafkaSink):
+            return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Kafka cluster: claimed, sent, settled")
+        if not sink.is_at(self.cluster):
+            reason = f"{sink.cluster.name} is not known to be {self.name}, with the same login: claimed, sent, settled"
+            return Reach(Promise.AT_LEAST_ONCE, reason)
+        reason = f"one transaction on {self.name} writes a record and ends its message, for read_committed readers"
+        return Reach(Promise.EXACTLY_ONCE, reason)
+
+    @contextmanager
+    def transferring(self, sink: Sink) -> Iterator[Transferring]:
+        """Open the moving of one sink's messages."""
+        transfer = KafkaTransfer(self, sink)
+        self.moving[transfer] = None
+        try:
+            yield transfer
+        finally:
+            del self.moving[transfer]
+
+    async def blocked(self) -> Sequence[Blocked]:
+        """List topics that take nothing now."""
+        return [
+            Blocked(lane, address, self.targets.blocked[address].reason, n)
+            for (lane, address), n in sorted(self.waiting().items())
+            if address in self.targets.blocked
+        ]
+
+    def waiting(self) -> Counter[tuple[str, str]]:
+        """Count the messages for addresses that take nothing, by lane and address."""
+        return sum((partition.index.blocked() for partition in self.partitions.values()), Counter())
+
+    def checked(self) -> None:
+        """Refuse use while closed."""
+        raise NotImplementedError
+
+    def now_ms(self) -> int:
+        """Return the clock's time."""
+        raise NotImplementedError
+
+    def seconds_until(self, at_ms: int) -> float:
+        """Return the seconds from now until an instant, for a timer."""
+        raise NotImplementedError
+
+
+class _Taking:
+    """What a call may still take, and what it has found."""
+
+    def __init__(self, demand: Demand) -> None:
+        self.messages, self.bytes = demand.messages, demand.max_bytes
+        self.series: list[Record] = []
+        self.unknown: set[str] = set()
+
+    def take(self, partition: Partition, lane: str, most: Demand) -> list[Change]:
+        """Decide to move what is due in a partition, as much as a transaction takes."""
+        messages = min(most.messages, self.messages, MAX_CLAIM_MESSAGES)
+        changes, due = partition.move(lane, Demand(messages, min(most.max_bytes, MAX_CLAIM_BYTES)))
+        self.messages -= len(changes)
+        self.bytes -= due.size
+        self.series += due.series
+        self.unknown |= due.unknown
+        return changes
+
+    def goes_on(self, partition: Partition) -> bool:
+        """Say whether more is to be taken; with series, and topics of which nothing is known, the caller goes on."""
+        has_room = self.messages > 0 and self.bytes >= MAX_CLAIM_BYTES
+        return has_room and partition.is_ready and not self.series and not self.unknown
+
+
+class _OwnTopics(KafkaSink):
+    """The topics of a store's own cluster, but for those that hold its schedules."""
+
+    def __init__(self, cluster: Cluster, schedules: Sequence[str]) -> None:
+        super().__init__(cluster, messages=MOST_MESSAGES)
+        self._schedules = schedules
+
+    def check(self, address: str) -> None:
+        super().check(address)
+        if address in self._schedules:
+            allowed = "a topic that holds none of this store's schedules: there it would come back"
+            raise TargetNotAllowedError("topic in to", shortened(address), allowed)
+
+
+class KafkaTransfer:
+    """`Transferring` into topics: of each partition that is ready, one transaction after the other.
+
+    While one is being committed, the next one is made ready, until the demand is used up or nothing is due.
+    """
+
+    def __init__(self, store: Transfers, sink: Sink) -> None:
+        self._store, self._sink = store, sink
+        self._targets = store.targets
+        self._turn = 0
+        self.wakeup: WakeUp = WakeUp()
+
+    @property
+    def lane(self) -> str:
+        """Whose messages are moved."""
+        return self._sink.name
+
+    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
+        self._store.checked()
+        for partition in list(self._store.partitions.values()):
+            if partition.is_ready and partition.horizon.is_behind:
+                await partition.horizon.follow()
+        changed = await self._look_again()
+        changes = self._settled(settlements)
+        taking = self._taken(demand, changes)
+        if taking.unknown:
+            changed.update(await self._targets.look(taking.unknown))
+            taking = self._taken(demand, changes)
+        moving = (self._moved(partition, each, taking) for partition, each in changes.items())
+        blocked = set(self._targets.blocked)
+        moved = sum(await asyncio.gather(*moving))
+        for topic in self._targets.blocked.keys() - blocked:
+            changed[topic] = self._targets.blocked[topic].reason
+        self._block()
+        return Transferred(moved, taking.series, changed, self._store.now_ms(), self._next_due_ms())
+
+    async def _look_again(self) -> dict[str, str]:
+        """Try those that took nothing once more, if anything waits for them."""
+        over = set(self._targets.over())
+        if not over:
+            return {}
+        idle = over - {address for _, address in self._store.waiting()}
+        for topic in idle:
+            self._targets.forget(topic)
+        return {**dict.fromkeys(idle, ""), **await self._targets.look(over - idle)}
+
+    def _settled(self, settlements: Sequence[Settlement]) -> dict[Partition, list[Change]]:
+        changes: dict[Partition, list[Change]] = {}
+        for settlement in settlements:
+            for partition in self._store.partitions_of(settlement.id):
+                change = partition.settle_occurrence(settlement)
+                if change is not None:
+                    changes.setdefault(partition, []).append(change)
+                    break
+        return changes
+
+    def _taken(self, demand: Demand, changes: dict[Partition, list[Change]]) -> _Taking:
+        """Decide to move what is due, another partition first each time: what the first ones leave is the others'."""
+        self._block()
+        ready = self._ready()
+        if not ready and self._store.partitions:
+            why = next((each.why for each in self._store.partitions.values() if each.why), "")
+            raise StoreUnavailableError(self._store.name, why or "the partitions are being read")
+        self._turn += 1
+        first = self._turn % len(ready) if ready else 0
+        left = demand.messages - sum(len(each) for each in changes.values())
+        taking = _Taking(Demand(left, demand.max_bytes))
+        for i, partition in enumerate(ready[first:] + ready[:first]):
+            share = Demand(-(-taking.messages // (len(ready) - i)), demand.max_bytes // len(ready))
+            changes.setdefault(partition, []).extend(taking.take(partition, self.lane, share))
+        return taking
+
+    async def _moved(self, partition: Partition, changes: list[Change], taking: _Taking) -> int:
+        """Move what was taken of a partition, and meanwhile take more; return how many messages were moved."""
+        under_way, moved = deque([changes]), 0
+        while under_way:
+            await asyncio.sleep(0)  # what was taken is begun with
+            if len(under_way) < UNDER_WAY and taking.goes_on(partition):
+                more = taking.take(partition, self.lane, STEP)
+                under_way += [more] if more else []
+            moved += await partition.moved(under_way.popleft())
+        return moved
+
+    def _block(self) -> None:
+        for partition in self._store.partitions.values():
+            partition.index.block(self.lane, self._targets.blocked.keys())
+
+    def _ready(self) -> list[Partition]:
+        return [each for each in self._store.partitions.values() if each.is_ready and not each.is_stalled]
+
+    def _next_due_ms(self) -> int | None:
+        dues = [each.index.next_due_ms(self.lane) for each in self._ready()]
+        return min((due for due in (*dues, self._targets.next_ms) if due is not None), default=None)
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        seconds = SAFETY_POLL_MS / 1000
+        if until_ms is not None:
+            seconds = min(seconds, self._store.seconds_until(until_ms))
+        await self.wakeup.wait(seconds)
+
+    def wake(self) -> None:
+        self.wakeup.set()
+
+    def clear(self) -> None:
+        self.wakeup.clear()

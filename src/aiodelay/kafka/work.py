@@ -1,0 +1,189 @@
+"""A dispatching process's side of the store: claims over all partitions that are owned and ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from aiodelay.memory.tables import Worker
+from aiodelay.model import (
+    MAX_CLAIM_MESSAGES,
+    Claim,
+    Claimed,
+    Demand,
+    Lane,
+    LaneState,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+    Tidied,
+    WorkStatus,
+)
+
+from .partition import Partition
+from .transfer import SAFETY_POLL_MS
+
+if TYPE_CHECKING:
+    from .store import KafkaStore
+
+__all__ = ["KafkaWork"]
+
+
+class KafkaWork:
+    """One worker's side of the store.
+
+    Args:
+        store: Whose.
+        lanes: What it serves at first.
+    """
+
+    def __init__(self, store: KafkaStore, lanes: Collection[Lane]) -> None:
+        self._store = store
+        self._worker = Worker(lanes, store.now_ms())
+        for partition in store.partitions.values():
+            self.add(partition)
+        self._turn = 0
+        self._last = ""
+        self._claimed: dict[Partition, Sequence[Claim]] = {}
+        self._places: dict[tuple[str, int], Partition] = {}
+
+    def add(self, partition: Partition) -> None:
+        """Be woken by what comes to a partition."""
+        partition.index.add_worker(self._worker)
+
+    def close(self) -> None:
+        """Serve nothing more."""
+        for partition in self._store.partitions.values():
+            partition.index.remove_worker(self._worker)
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        self._store.checked()
+        is_repeated, self._last = request == self._last, request
+        if not is_repeated:
+            self._turn += 1
+            self._claimed = {}
+        claims: list[Claim] = []
+        next_due: list[int] = []
+        for partition in self._in_turn():
+            if not partition.is_ready:
+                continue  # since the one before was asked
+            if is_repeated:
+                claimed = partition.index.claim_again(self._claimed.get(partition, ()), demand)
+            else:
+                claimed = await partition.claim(_left(demand, claims), lease_ms, self._turn)
+                self._claimed[partition] = claimed.claims
+                self._places |= {(each.record.id, each.token): partition for each in claimed.claims}
+            claims += claimed.claims
+            next_due += [] if claimed.next_due_ms is None else [claimed.next_due_ms]
+            if len(claimed.claims) == 1 and claimed.claims[0].record.alone:
+                break
+        return Claimed(claims, self._store.now_ms(), min(next_due, default=None))
+
+    def _in_turn(self) -> list[Partition]:
+        """Return the partitions that are ready, another one first each time."""
+        ready = [each for each in self._store.partitions.values() if each.is_ready]
+        first = self._turn % len(ready) if ready else 0
+        return ready[first:] + ready[:first]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        self._store.checked()
+        outcomes: dict[int, SettleOutcome] = {}
+        parts: defaultdict[Partition, list[int]] = defaultdict(list)
+        for i, settlement in enumerate(settlements):
+            partition = self._place_of(settlement)
+            if partition is None:
+                outcomes[i] = SettleOutcome.GONE
+            else:
+                parts[partition].append(i)
+
+        async def settle(partition: Partition, indices: Sequence[int]) -> None:
+            settled = await partition.settle([settlements[i] for i in indices])
+            outcomes.update(zip(indices, settled, strict=True))
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for partition, indices in parts.items():
+                    tasks.create_task(settle(partition, indices))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        for settlement in settlements:
+            self._places.pop((settlement.id, settlement.token), None)
+        return [outcomes[i] for i in range(len(settlements))]
+
+    def _place_of(self, claim: Settlement | Renewal) -> Partition | None:
+        """Return the partition in which a claim is held; None: it is another process's now, or the message is gone."""
+        found = self._places.get((claim.id, claim.token))
+        if found is None:
+            found = next((each for each in self._store.partitions_of(claim.id) if each.index.knows(claim.id)), None)
+        return None if found is None or found.is_given_up else found
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        self._store.checked()
+        return [self._renew(renewal) for renewal in renewals]
+
+    def _renew(self, renewal: Renewal) -> RenewOutcome:
+        partition = self._place_of(renewal)
+        self._places.pop((renewal.id, renewal.token), None)
+        if partition is None:
+            return RenewOutcome.LOST
+        outcome = partition.index.renew(renewal)
+        if outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
+            self._places[renewal.id, renewal.to] = partition
+        return outcome
+
+    # --- waiting ------------------------------------------------------------------------------------------
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        seconds = SAFETY_POLL_MS / 1000
+        if until_ms is not None:
+            seconds = min(seconds, self._store.seconds_until(until_ms))
+        await self._worker.wakeup.wait(seconds)
+
+    def wake(self) -> None:
+        self._worker.wakeup.set()
+
+    def clear(self) -> None:
+        self._worker.wakeup.clear()
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        self._store.checked()
+        states: dict[Lane, LaneState] = {}
+        lapsed = expired = 0
+        for partition in self._store.partitions.values():
+            if partition.is_ready:
+                tidied = await partition.tidy(self._worker, lanes, limit)
+                lapsed, expired = lapsed + tidied.lapsed, expired + tidied.expired
+                for state in tidied.lanes:
+                    states[state.lane] = _oldest(states.get(state.lane), state)
+        return Tidied(self._store.now_ms(), lapsed, expired, list(states.values()))
+
+    def status(self) -> WorkStatus:
+        return self._store.status()
+
+
+def _left(demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> dict[Lane, Demand]:
+    """Return what is still wanted once some claims are given out."""
+    room = MAX_CLAIM_MESSAGES - len(claims)
+    left: dict[Lane, Demand] = {}
+    for lane, wanted in demand.items():
+        names = {lane, *wanted.aliases}
+        given = [claim.record.envelope.size for claim in claims if claim.record.envelope.lane in names]
+        messages, size = wanted.messages - len(given), wanted.max_bytes - sum(given)
+        left[lane] = replace(
+            wanted, messages=min(messages, room) if size > 0 or not given else 0, max_bytes=max(size, 0)
+        )
+    return left
+
+
+def _oldest(before: LaneState | None, state: LaneState) -> LaneState:
+    if before is None:
+        return state
+    dues = [each.oldest_due_ms for each in (before, state) if each.oldest_due_ms is not None]
+    return LaneState(state.lane, min(dues, default=None), before.served or state.served)

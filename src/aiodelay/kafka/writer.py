@@ -1,0 +1,99 @@
+"""Records into topics, at least once: one producer after the other, and what becomes of each record by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, Self
+
+from aiokafka.errors import MessageSizeTooLargeError, OutOfOrderSequenceNumber, RecordListTooLargeError
+
+from .client import Outgoing, Producer, Written
+from .options import Cluster
+
+__all__ = ["TOO_LARGE", "Writer"]
+
+TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
+_MOST_REPEATS = 20
+
+
+class Writer:
+    """Writes with one producer until it has had an error, then with another; starts with the first record.
+
+    Args:
+        cluster: Where to.
+        options: Further options of aiokafka's producer.
+    """
+
+    _tasks: asyncio.TaskGroup
+    """While open: producers being closed, while others go on."""
+
+    def __init__(self, cluster: Cluster, **options: Any) -> None:  # noqa: ANN401 - aiokafka's
+        self._cluster, self._options = cluster, options
+        self._producer: Producer | None = None
+        self._users: Counter[Producer] = Counter()
+        self._starting = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._producer is not None:
+            self._close(self._producer)
+        await self._tasks.__aexit__(None, None, None)
+
+    async def start(self) -> Producer:
+        """Return a producer that has had no error yet.
+
+        Raises:
+            KafkaError, TimeoutError, OSError: There is none.
+        """
+        async with self._starting:
+            if self._producer is None or self._producer.is_spent:
+                producer = Producer(self._cluster, linger_ms=0, **self._options)
+                await producer.start()
+                self._producer = producer
+            return self._producer
+
+    async def write(self, records: Sequence[Outgoing]) -> list[Written]:
+        """Write records, each partition's in order; return what became of each one's batch. May be cancelled.
+
+        Raises:
+            KafkaError, TimeoutError, OSError: No producer can be started; what was written before is not told.
+        """
+        queue = deque([list(range(len(records)))] if records else [])
+        found: dict[int, Written] = {}
+        repeats = 0
+        while queue:
+            asked = queue.popleft()
+            for written in await self._write([records[i] for i in asked]):
+                indices = [asked[i] for i in written.indices]
+                if isinstance(written.error, TOO_LARGE) and len(indices) > 1:
+                    # The limit is on batches: the one that is too large by itself is found by halving.
+                    half = len(indices) // 2
+                    queue += (indices[:half], indices[half:])
+                elif isinstance(written.error, OutOfOrderSequenceNumber) and repeats < _MOST_REPEATS:
+                    repeats += 1  # the batch before it was refused (K7)
+                    queue.append(indices)
+                else:
+                    found.update(dict.fromkeys(indices, written))
+        return [found[i] for i in range(len(records))]
+
+    async def _write(self, records: Sequence[Outgoing]) -> Sequence[Written]:
+        producer = await self.start()
+        self._users[producer] += 1
+        try:
+            return await producer.write(records)
+        finally:
+            self._users[producer] -= 1
+            if producer.is_spent and not self._users[producer]:
+                self._close(producer)
+
+    def _close(self, producer: Producer) -> None:
+        del self._users[producer]
+        if producer is self._producer:
+            self._producer = None
+        self._tasks.create_task(producer.close(), name="aiodelay kafka producer closes")

@@ -1,0 +1,91 @@
+"""A delay box that is killed or stopped, with SIGKILL or SIGSTOP, just before or after a step of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from aiodelay.delay_box import DelayBox
+from aiodelay.kafka import positions
+from aiodelay.kafka.intake import Intake
+from aiodelay.kafka.transactions import Transactions
+
+__all__ = ["STEPS", "Plan"]
+
+
+class IntakeTransactions(Transactions):
+    """Those of intakes, apart from those of partitions."""
+
+
+STEPS: dict[str, tuple[type, str]] = {
+    "take": (Intake, "_take_some"),
+    "bury": (Intake, "_bury"),
+    "apply": (Intake, "_apply"),
+    "begin": (IntakeTransactions, "begin"),
+    "commit": (IntakeTransactions, "commit"),
+}
+
+
+class Plan(Struct):
+    """What a box does, and where it ends.
+
+    Attributes:
+        store: URL.
+        source: URL.
+        allow: Topics.
+        namespace: In the store.
+        step: Of `STEPS`, "": none.
+        when: `before` or `after` it.
+        nth: Which time.
+        signal: By what.
+    """
+
+    store: str
+    source: str
+    allow: list[str]
+    namespace: str
+    step: str = ""
+    when: str = "before"
+    nth: int = 1
+    signal: int = signal.SIGKILL
+
+
+def end_at(plan: Plan) -> None:
+    """Let this process end, or stand still, there."""
+    setattr(positions, "Transactions", IntakeTransactions)  # noqa: B010 - it is no public name
+    owner, name = STEPS[plan.step]
+    original: Callable[..., Awaitable[Any]] = getattr(owner, name)
+    times = 0
+
+    async def watched(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever it takes and returns
+        nonlocal times
+        times += 1
+        is_it = times == plan.nth
+        if is_it and plan.when == "before":
+            os.kill(os.getpid(), plan.signal)
+        answer = await original(*arguments, **options)
+        if is_it and plan.when == "after":
+            os.kill(os.getpid(), plan.signal)
+        return answer
+
+    setattr(owner, name, watched)
+
+
+async def main(plan: Plan) -> None:
+    """Run the box."""
+    if plan.step:
+        end_at(plan)
+    async with DelayBox(plan.store, plan.source, allow=plan.allow, namespace=plan.namespace):
+        print("open", flush=True)
+        await asyncio.get_running_loop().create_future()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(msgspec.json.decode(sys.argv[1], type=Plan)))

@@ -1,0 +1,66 @@
+"""A process of a group: it moves what is due into topics and runs what is for its handler, until told by SIGTERM.
+
+It says `ready` when its scheduler is open. Each run is a line of JSON in a file: process, payload, due time, start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from aiodelay import Context, Retry, Scheduler
+from aiodelay.kafka import topic as topics
+
+__all__ = ["Plan", "Run"]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What it does.
+
+    Attributes:
+        store: The store's URL.
+        runs: The file that runs are written to.
+    """
+
+    name: str
+    store: str
+    runs: str
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A handler's run: `started_ms` is this machine's time."""
+
+    process: str
+    payload: str
+    due_ms: int
+    started_ms: int
+
+
+async def main(plan: Plan) -> None:
+    logging.basicConfig(level=logging.WARNING)
+    topics.check = lambda topic, bootstrap: None  # also one that is cleaned sooner than is allowed
+    scheduler = Scheduler(plan.store, retry=Retry(attempts=20, first="200ms", factor=1), drain="2s")
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    with await asyncio.to_thread(Path(plan.runs).open, "ab", buffering=0) as runs:
+
+        async def work(payload: bytes, context: Context) -> None:
+            due_ms = round(context.due.timestamp() * 1000)
+            run = Run(plan.name, payload.decode(), due_ms, time.time_ns() // 1_000_000)
+            await asyncio.sleep(0.02)
+            runs.write(msgspec.json.encode(run) + b"\n")
+
+        scheduler.add_handler(work, name="work")
+        async with scheduler:
+            print("ready", flush=True)
+            await told.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(msgspec.json.decode(sys.argv[1], type=Plan)))

@@ -1,0 +1,281 @@
+"""A delay box that is killed, shared out anew, and loses its servers: each request comes out, and once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from itertools import product
+from pathlib import Path
+from signal import SIGKILL, SIGSTOP
+
+import pytest
+from confluent_kafka import Message
+from confluent_kafka.admin import AdminClient
+
+from aiodelay.delay_box import DelayBox
+from aiodelay.kafka.intake import DEAD_FROM
+from tests.faults.programs.delay_box import Plan
+from tests.support.boxes import Out, headers_of, request, send
+from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.processes import Crew, Worker
+from tests.support.servers import RedisServer, redis_products, start
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
+
+KINDS = ["sqlite", "redis", "kafka"]
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    server = start(redis_products()[0].program, "--appendonly", "yes", "--appendfsync", "always")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    with Crew(tmp_path) as crew:
+        yield crew
+
+
+class Place:
+    """Topics, a store, and boxes in processes of their own between them."""
+
+    def __init__(self, kafka: str, store: str, crew: Crew, intake: str, target: str) -> None:
+        self.kafka, self.store, self.crew, self.intake, self.target = kafka, store, crew, intake, target
+        self.namespace = "default" if store.startswith("kafka:") else intake
+        self.url = f"kafka://{kafka}/{intake}?timeout_ms=5000"
+        self.sent = 0
+
+    def start(self, step: str = "", when: str = "before", nth: int = 1, signal: int = SIGKILL) -> Worker:
+        plan = Plan(self.store, self.url, [self.target], self.namespace, step, when, nth, signal)
+        return self.crew.start("delay_box", plan, name=f"{self.intake}-{len(self.crew.workers)}")
+
+    def box(self) -> DelayBox:
+        return DelayBox(self.store, self.url, allow=[self.target], namespace=self.namespace)
+
+    async def send(self, n: int, countdown: float, *, bad: int = 0) -> None:
+        """Send requests that are told apart by their message, and some that are none."""
+        values: list[bytes | None] = [
+            request(self.target, f"{number}", countdown) for number in range(self.sent, self.sent + n)
+        ]
+        self.sent += n
+        values += [b"bad"] * bad
+        random.shuffle(values)
+        await asyncio.to_thread(send, self.kafka, self.intake, values)
+
+    async def each_came_out(self, *, patience_s: float = 90, once: bool = True) -> list[Message]:
+        """Return what came out: every request, stored once; and delivered once, or else with the same delivery id."""
+        out = Out(self.kafka, self.target, read="committed")
+        await out.until_different(self.sent, patience_s)  # a killed box's leases have to end
+        records = await out.quiet(2)
+        out.close()
+        ids = {(record.value(), headers_of(record)["scheduler-key"]) for record in records}
+        assert sorted(int(value or b"") for value, _ in ids) == list(range(self.sent))
+        assert not once or len(records) == self.sent, Counter(record.value() for record in records).most_common(3)
+        return records
+
+    async def dead_letters(self, n: int) -> None:
+        """Check that so many different records were refused."""
+        dead = Out(self.kafka, f"{self.intake}.dead")
+        await dead.until(n)
+        assert len({headers_of(record)[DEAD_FROM] for record in await dead.quiet()}) == n
+        dead.close()
+
+
+async def placed(kafka: str, kind: str, crew: Crew, redis: RedisServer, partitions: int = 2) -> Place:
+    intake = await create_topic(kafka, new_name("TB"), partitions)
+    stores = {
+        "sqlite": f"sqlite:///{crew.folder / 'delay.db'}",
+        "redis": redis.url if kind == "redis" else "",
+        "kafka": f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2",
+    }
+    return Place(kafka, stores[kind], crew, intake, await create_topic(kafka, new_name("T")))
+
+
+# --- killed -----------------------------------------------------------------------------------------------
+
+STEPS = [("take", "before", 1), ("bury", "before", 1), ("bury", "after", 1), ("apply", "before", 1)]
+STEPS += [("apply", "after", 1), ("apply", "before", 3), ("apply", "after", 3)]
+IN_KAFKA = [("begin", "before", 3), ("begin", "after", 3), ("commit", "before", 3), ("commit", "after", 3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_f1_killed_at_every_step_of_take_store_and_commit(
+    kafka: str, crew: Crew, redis_server: RedisServer, kind: str
+) -> None:
+    """It dies before anything is due, so that nothing may come twice."""
+
+    async def killed(step: str, when: str, nth: int) -> None:
+        place = await placed(kafka, kind, crew, redis_server)
+        await place.send(1_700, 45, bad=20)
+        first = place.start(step, when, nth)
+        assert await asyncio.to_thread(first.wait) == -9, first.errors[-1000:]
+        second = place.start()
+        await place.each_came_out()
+        await place.dead_letters(20)
+        second.terminate()
+
+    async with asyncio.TaskGroup() as tasks:
+        for step in [*STEPS, *(IN_KAFKA if kind == "kafka" else [])]:
+            tasks.create_task(killed(*step))
+            await asyncio.sleep(0.5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_f1_killed_again_and_again_while_it_delivers(
+    kafka: str, crew: Crew, redis_server: RedisServer, kind: str
+) -> None:
+    """What was in flight may come again, as the same message."""
+    place = await placed(kafka, kind, crew, redis_server, partitions=4)
+    boxes, out = [place.start() for _ in range(2)], Out(kafka, place.target)
+    for number in range(4):
+        await place.send(200, 0.5, bad=2)
+        await out.until(place.sent)  # all partitions have an owner again
+        await place.send(800, 0.2, bad=2)
+        await out.until(place.sent - 700)
+        await asyncio.to_thread(boxes[number % 2].kill)
+        boxes[number % 2] = place.start()
+    await place.each_came_out(once=kind == "kafka")
+    await place.dead_letters(16)
+    out.close()
+
+
+# --- shared out anew --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_f3_a_storm_of_rebalances(kafka: str, crew: Crew, redis_server: RedisServer, kind: str) -> None:
+    place = await placed(kafka, kind, crew, redis_server, partitions=6)
+    rng = random.Random(7)
+
+    async def come_and_go() -> None:
+        for _ in range(4):
+            async with place.box():
+                await asyncio.sleep(rng.uniform(0.3, 3))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(come_and_go())
+        for _ in range(25):
+            await place.send(60, rng.choice([0, 1, 4]), bad=1)
+            await asyncio.sleep(0.2)
+    async with place.box():
+        await place.each_came_out()
+    await place.dead_letters(25)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_f3_a_box_that_stood_still_stores_nothing_twice(
+    kafka: str, crew: Crew, redis_server: RedisServer, kind: str
+) -> None:
+    """It comes back to life with a batch in its hands that another one has stored, and delivered, meanwhile."""
+    place = await placed(kafka, kind, crew, redis_server, partitions=1)
+    await place.send(600, 12)
+    frozen = place.start("apply", "before", 2, SIGSTOP)
+    await asyncio.to_thread(frozen.line, "open")
+    await asyncio.sleep(3)
+    other = place.start()
+    await place.each_came_out()
+    frozen.continue_()
+    await place.send(100, 3)
+    await place.each_came_out()
+    for box in (frozen, other):
+        box.terminate()
+
+
+# --- another topic of the same name -----------------------------------------------------------------------
+
+
+async def recreate(kafka: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.delete_topics([topic])[topic].result(10)
+    while topic in admin.list_topics(timeout=10).topics:  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.05)
+    await create_topic(kafka, topic)
+
+
+async def test_a_topic_that_was_created_anew_while_the_box_stood_still(
+    kafka: str, crew: Crew, redis_server: RedisServer
+) -> None:
+    """It goes on where there are other records now."""
+    place = await placed(kafka, "redis", crew, redis_server, partitions=1)
+    await place.send(100, 0)
+    box = place.start()
+    await place.each_came_out()
+    box.stop()
+    await recreate(kafka, place.intake)
+    await place.send(300, 0)
+    box.continue_()
+    await place.each_came_out()
+    box.terminate()
+
+
+@pytest.mark.parametrize(("kind", "runs", "n"), list(product(["sqlite", "kafka"], [True, False], [20, 100, 300])))
+async def test_an_intake_topic_that_was_created_anew_is_read_from_its_beginning(  # noqa: PLR0917 - fixtures
+    kafka: str, crew: Crew, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, kind: str, runs: bool, n: int
+) -> None:
+    """It holds fewer records than the one before, as many, or more."""
+    caplog.set_level(logging.INFO, "aiodelay")
+    place = await placed(kafka, kind, crew, redis_server, partitions=1)
+    await place.send(100, 0)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(place.box())
+        await place.each_came_out()
+        if not runs:
+            await stack.aclose()
+        await recreate(kafka, place.intake)
+        await place.send(n, 0)
+        if not runs:
+            await stack.enter_async_context(place.box())
+        await place.each_came_out()
+    said = "another one than before" if runs else "read from its beginning, 0"
+    assert any(said in record.getMessage() for record in caplog.records)
+
+
+# --- servers that end -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[Broker]:
+    broker = started()
+    yield broker
+    broker.stop()
+
+
+@pytest.mark.parametrize("kind", ["redis", "kafka"])
+async def test_f2_broker_and_redis_end_and_come_back_while_it_runs(
+    own_broker: Broker, crew: Crew, redis_server: RedisServer, kind: str
+) -> None:
+    place = await placed(own_broker.bootstrap, kind, crew, redis_server)
+    async with place.box():
+        for _ in range(2):
+            await place.send(300, 15, bad=3)
+            own_broker.kill()
+            await asyncio.sleep(1)
+            await asyncio.to_thread(own_broker.start)
+            await place.send(300, 15, bad=3)
+            if kind == "redis":
+                redis_server.kill()
+                await asyncio.sleep(1)
+                await asyncio.to_thread(redis_server.start)
+        await place.each_came_out()
+        await place.dead_letters(12)
+
+
+async def test_a_full_store_holds_up_and_loses_nothing(kafka: str, crew: Crew, redis_server: RedisServer) -> None:
+    place = await placed(kafka, "redis", crew, redis_server)
+    async with place.box():
+        redis_server.command("CONFIG", "SET", "maxmemory", "1")
+        await place.send(400, 0, bad=5)
+        await asyncio.sleep(3)
+        out = Out(kafka, place.target)
+        assert await out.quiet() == []
+        out.close()
+        redis_server.command("CONFIG", "SET", "maxmemory", "0")
+        await place.each_came_out()
+        await place.dead_letters(5)

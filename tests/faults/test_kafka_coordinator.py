@@ -1,0 +1,136 @@
+"""The end of a transaction whose request or answer is lost, or comes late: the log alone tells what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+import pytest
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.kafka import KafkaStore
+from aiodelay.kafka.records import BARRIER
+from aiodelay.model import Stored
+from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.proxy import Proxy, proxied_by_thread
+
+from .test_kafka_store import ALL, moved, now_ms, put, read, transfer
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+ADD_PARTITIONS, END = 24, 26
+TIMEOUT_MS = 1500
+
+
+class Request(NamedTuple):
+    """A request about a transaction; `epoch` is its producer's, which no later one of its id has."""
+
+    kind: int
+    epoch: int
+
+
+def request_in(data: bytes) -> Request | None:
+    """Return what a client asks its transaction coordinator, if it does."""
+    kind = struct.unpack_from(">h", data, 4)[0] if len(data) > 14 else 0
+    if kind not in (ADD_PARTITIONS, END):
+        return None
+    at = 14 + max(struct.unpack_from(">h", data, 12)[0], 0)  # after the client's name
+    at += 2 + struct.unpack_from(">h", data, at)[0] + 8  # after the transactional id and the producer's
+    return Request(kind, struct.unpack_from(">h", data, at)[0])
+
+
+class Coordinator:
+    """Sees what transactions are begun and ended, and strikes at an end when told to: once."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.requests: list[Request] = []
+        self.fault = ""
+        self.struck: list[int] = []
+        self._at: int | None = None
+        proxy.look = self.look
+
+    async def look(self, number: int, data: bytes, is_answer: bool) -> None:
+        if is_answer:
+            await self._answered(number)
+        elif (request := request_in(data)) is not None:
+            self.requests.append(request)
+            if self.fault and request.kind == END:
+                self._at = number
+                self.struck.append(len(self.requests) - 1)
+                if self.fault == "request lost":
+                    self.fault = ""
+                    raise ConnectionResetError
+
+    async def _answered(self, number: int) -> None:
+        if self._at != number or not self.fault:
+            return
+        fault, self.fault = self.fault, ""
+        if fault == "answer lost":
+            raise ConnectionResetError
+        await asyncio.sleep(TIMEOUT_MS * 1.5 / 1000)  # longer than a client waits
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[tuple[Broker, Proxy]]:
+    """A broker, and a proxy that stands between it and who knows it by the proxy's address."""
+    with proxied_by_thread(1) as proxy:
+        broker = started(
+            listeners="PLAINTEXT://127.0.0.1:{port},SEEN://127.0.0.1:{login},CONTROLLER://127.0.0.1:{controller}",
+            advertised_listeners=f"PLAINTEXT://127.0.0.1:{{port}},SEEN://127.0.0.1:{proxy.port}",
+            listener_security_protocol_map="CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SEEN:PLAINTEXT",
+        )
+        proxy.point_to(int(broker.login.rpartition(":")[2]))
+        yield broker, proxy
+        broker.stop()
+
+
+@pytest.mark.parametrize("fault", ["request lost", "answer lost", "answer late"])
+async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_producer_ends(
+    seen: tuple[Broker, Proxy], fault: str
+) -> None:
+    broker, proxy = seen
+    coordinator = Coordinator(proxy)
+    schedules, target = new_name("schedules"), await create_topic(broker.bootstrap, new_name())
+    url = f"kafka://127.0.0.1:{proxy.port}/{schedules}?create_topic=true&partitions=1&timeout_ms={TIMEOUT_MS}"
+    async with KafkaStore(url) as store, store.work("w", ["kafka"]):
+        for first in (0, 5, 10):
+            outcomes = await store.apply([put(i, target, now_ms()) for i in range(first, first + 5)])
+            assert all(isinstance(each, Stored) for each in outcomes)
+            coordinator.fault = fault
+            async with asyncio.timeout(20):
+                while await store.counts():
+                    with suppress(StoreUnavailableError):  # between two sessions
+                        await transfer(store, ALL)
+                    await asyncio.sleep(0.01)
+    assert Counter(record.value for record in await read(broker.bootstrap, target)) == Counter(
+        b"%d" % i for i in range(15)
+    )
+    assert len(coordinator.struck) == 3
+    for i in coordinator.struck:
+        request, later = coordinator.requests[i], coordinator.requests[i + 1 :]
+        assert Request(ADD_PARTITIONS, request.epoch) not in later, "a late end might end this one"
+        assert fault != "answer late" or request not in later
+
+
+async def test_k3_callers_that_are_cancelled_end_no_transaction(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1"
+    async with KafkaStore(url) as store, store.work("w", ["kafka"]):
+        await store.apply([put(0, target, now_ms())])
+        await moved(store, 1)  # so all clients have been started: aiokafka lets go of none while it starts
+        for i in range(1, 40):
+            putting = asyncio.create_task(store.apply([put(i, target, now_ms())]))
+            moving = asyncio.create_task(transfer(store, ALL))
+            await asyncio.sleep(0.001 * (i % 20))
+            putting.cancel()
+            moving.cancel()
+            await asyncio.wait([putting, moving])
+        while await store.counts():
+            await transfer(store, ALL)
+    found = Counter(record.value for record in await read(kafka, target))
+    assert set(found.values()) == {1}
+    assert len([each for each in await read(kafka, schedules) if each.key == BARRIER]) == 1

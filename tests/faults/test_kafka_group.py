@@ -1,0 +1,337 @@
+"""Processes that share a topic as a group: who comes, who goes, and what each of them still has in its hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from aiokafka import AIOKafkaProducer
+
+from aiodelay import Conflict, Context, Every, Scheduler, event
+from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.identifiers import new_op
+from aiodelay.kafka import KafkaStore, partition
+from aiodelay.kafka.group import SESSION_MS
+from aiodelay.kafka.index import Index, Read
+from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
+from aiodelay.ports import Work
+from tests.faults.test_kafka_members import deliver, values
+from tests.faults.test_kafka_store import read
+from tests.support.kafka import create_topic, new_name
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
+
+
+@event("tick")
+class Tick(msgspec.Struct):
+    pass
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def _nothing_is_left() -> AsyncIterator[None]:
+    yield
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@asynccontextmanager
+async def member(url: str) -> AsyncIterator[tuple[KafkaStore, Work]]:
+    async with KafkaStore(url) as store, store.work("w", []) as work:
+        yield store, work
+
+
+async def shared(*stores: KafkaStore, n: int) -> None:
+    """Wait until some processes own so many partitions, each one of them, and all are ready."""
+    async with asyncio.timeout(30):
+        while True:
+            owned = [place.partition for store in stores for place in store.partitions]
+            if sorted(owned) == list(range(n)) and all(each.is_ready for s in stores for each in s.partitions.values()):
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_s7_a_group_shares_the_partitions_anew_and_those_that_stay_are_not_disturbed(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=6"
+    target = await create_topic(kafka, new_name())
+    puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(5 * i)) for i in range(600)]
+    async with AsyncExitStack() as stack:
+        first, _ = await stack.enter_async_context(member(url))
+        assert len(first.partitions) == 6
+        assert all(isinstance(each, Stored) for each in await first.apply(puts))
+        tasks = [asyncio.create_task(deliver(first))]
+        before = {place: (each, each.session.barrier) for place, each in first.partitions.items()}
+        async with member(url) as (second, _):
+            tasks.append(asyncio.create_task(deliver(second)))
+            await shared(first, second, n=6)
+            assert len(second.partitions) == 3
+            stayed = {place: (each, each.session.barrier) for place, each in first.partitions.items()}
+            assert stayed.items() <= before.items()
+            await asyncio.sleep(1)
+            tasks.pop().cancel()
+        await shared(first, n=6)
+        kept = {place: each for place, (each, _) in stayed.items()}
+        assert kept.items() <= first.partitions.items()
+        found = await values(kafka, target, len(puts))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert found == Counter(b"%d" % i for i in range(len(puts)))
+
+
+async def test_s7_what_a_former_owner_still_has_in_its_hands_is_lost_to_it(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2"
+    async with member(url) as (first, work):
+        puts = [Put(new_op(), Envelope(f"m{i}", "h"), After(0)) for i in range(20)]
+        await first.apply(puts)
+        claims = (await work.claim({"h": Demand(100)}, request="r", lease_ms=60_000)).claims
+        assert len(claims) == 20
+        async with member(url) as (second, other):
+            await shared(first, second, n=2)
+            lost = [each for each in claims if second.partitions_of(each.record.id)]
+            kept = [each for each in claims if first.partitions_of(each.record.id)]
+            assert len(lost) + len(kept) == 20
+            taken = (await other.claim({"h": Demand(100)}, request="r", lease_ms=60_000)).claims
+            assert {each.record.id for each in taken} == {each.record.id for each in lost}
+            renewals = [Renewal(each.record.id, each.record.revision, each.token, each.token + 1) for each in claims]
+            outcomes = dict(zip(renewals, await work.renew(renewals), strict=True))
+            assert {each.id for each, outcome in outcomes.items() if outcome is RenewOutcome.LOST} == {
+                each.record.id for each in lost
+            }
+            done = [Done(each.record.id, each.record.revision, each.token) for each in lost]
+            assert await work.settle(done) == [SettleOutcome.GONE] * len(lost)
+            assert await other.settle([Done(each.record.id, each.record.revision, each.token) for each in taken]) == [
+                SettleOutcome.SETTLED
+            ] * len(taken)
+
+
+async def test_one_of_several_has_no_verdicts_and_the_only_one_has(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2"
+    async with member(url) as (first, _):
+        await first.apply([Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))])
+        assert (first.traits.cancel, first.traits.changes) == ("verdict", True)
+        async with member(url) as (second, _):
+            await shared(first, second, n=2)
+            for store in (first, second):
+                assert (store.traits.cancel, store.traits.changes) == ("recorded", False)
+            owner, other = (first, second) if first.partitions_of("m") else (second, first)
+            assert await owner.get("m") is not None
+            with pytest.raises(UnsupportedByStoreError, match="partition"):
+                await other.get("m")
+            (answer,) = await other.apply([Cancel(new_op(), "m")])
+            assert isinstance(answer, Stored)
+            assert answer.answer == "recorded"
+            async with asyncio.timeout(10):
+                while await owner.get("m") is not None:  # noqa: ASYNC110 - as a user would look
+                    await asyncio.sleep(0.01)
+        await shared(first, n=2)
+        assert first.traits.cancel == "verdict"
+
+
+def keep(payload: bytes, delay_ms: int = 3_600_000) -> Put:
+    return Put(new_op(), Envelope("m", "kafka", "t", payload=payload), After(delay_ms), conflict=Conflict.keep())
+
+
+async def payload_in(store: KafkaStore, *, after: bytes | None) -> bytes | None:
+    """Return the payload of `m` once it is no more what it was, or does not change for a second."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1 if after else 10):
+            while (found := await store.get("m")) is None or found.record.envelope.payload == after:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    return None if found is None else found.record.envelope.payload
+
+
+async def test_a_put_that_gives_way_is_decided_by_the_owner(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2"
+    async with KafkaStore(url) as producer, member(url) as (first, _):
+        async with member(url) as (second, _):
+            await shared(first, second, n=2)
+            owner, other = (first, second) if first.partitions_of("m") else (second, first)
+            assert isinstance((await other.apply([keep(b"1")]))[0], Stored)
+            assert await payload_in(owner, after=None) == b"1"
+            for store in (other, producer, owner):
+                assert isinstance((await store.apply([keep(b"2")]))[0], Stored)
+            assert await payload_in(owner, after=b"1") == b"1"
+            await other.apply([Cancel(new_op(), "m"), keep(b"3")])
+            assert await payload_in(owner, after=b"1") == b"3"
+        await shared(first, n=2)
+        assert await payload_in(first, after=b"3") == b"3"
+        await first.apply([Cancel(new_op(), "m")])
+    async with KafkaStore(url) as producer:
+        assert isinstance((await producer.apply([keep(b"4")]))[0], Stored)
+    for _ in range(2):  # while nobody owned the partition; and it is not done twice
+        async with member(url) as (store, _):
+            assert await payload_in(store, after=None) == b"4"
+    async with member(url) as (store, _):
+        assert (await store.apply([Cancel(new_op(), "m")]))[0] != Stored("recorded", 0, 0)
+    async with KafkaStore(url) as producer:
+        await producer.apply([keep(b"5"), Cancel(new_op(), "m")])
+    async with member(url) as (store, _):
+        await asyncio.sleep(0.5)
+        assert await store.get("m") is None
+
+
+async def test_a_handlers_own_series_recurs_whoever_owns_it(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=4"
+    dues: list[int] = []
+
+    async def until(n: int) -> None:
+        async with asyncio.timeout(20):
+            while len(dues) < n:  # noqa: ASYNC110 - as a user would look
+                await asyncio.sleep(0.05)
+
+    def scheduler() -> Scheduler:
+        made = Scheduler(url)
+
+        async def tick(event: Tick, context: Context) -> None:
+            dues.append(round(context.due.timestamp() * 1000))
+
+        made.add_handler(tick, every=Every("300ms"))
+        return made
+
+    async with scheduler(), scheduler():
+        await until(4)
+        async with scheduler():
+            pass
+    n = len(dues)
+    async with scheduler():
+        await until(n + 3)
+    assert len(dues) - len(set(dues)) <= 4, "at most what was in flight at one of four changes of owner"
+
+
+async def test_f3_a_process_that_stood_still_delivers_nothing_before_it_knows_what_others_did(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1&members=1"
+    async with member(url) as (stale, work), member(url) as (other, others):
+        (mine,) = stale.partitions.values()
+        await other.apply([Put(new_op(), Envelope(f"m{i}", "h"), After(0)) for i in range(10)])
+        async with asyncio.timeout(10):
+            while (await mine.index.counts()).get("h") is None or not mine.is_ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        missed: list[tuple[Sequence[Read], int]] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(mine, "take_in", lambda *read: missed.append(read))
+            done: list[Done] = []
+            async with asyncio.timeout(20):
+                while len(done) < 10:
+                    claims = (await others.claim({"h": Demand(10)}, request=new_name(), lease_ms=60_000)).claims
+                    done += [Done(each.record.id, each.record.revision, each.token) for each in claims]
+            assert await others.settle(done) == [SettleOutcome.SETTLED] * 10
+            mine._looked_s -= SESSION_MS / 1000 + 1
+            assert (await work.claim({"h": Demand(10)}, request="1", lease_ms=60_000)).claims == []
+            await asyncio.sleep(0.5)  # the reader has looked again
+            assert (await work.claim({"h": Demand(10)}, request="2", lease_ms=60_000)).claims == []
+        for batch, read_to in missed:
+            mine.take_in(batch, read_to)
+        assert await mine.until_ready()
+        assert (await work.claim({"h": Demand(10)}, request="3", lease_ms=60_000)).claims == []
+
+
+async def test_f27_a_transaction_that_was_open_at_the_start_holds_up_its_partition_alone_and_is_told(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "OPEN_S", 0.5)
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=2&timeout_ms=1000"
+    async with KafkaStore(url) as producer:
+        puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(20)]
+        await producer.apply(puts)
+    other = AIOKafkaProducer(bootstrap_servers=kafka, transactional_id=new_name())
+    await other.start()
+    try:
+        await other.begin_transaction()
+        await other.send_and_wait(schedules, b"", b"other", partition=0)
+        async with member(url) as (store, work):
+            held = {put.envelope.payload for put in puts if store.partitions_of(put.id)[0].number == 0}
+            async with asyncio.timeout(10):
+                while "transaction" not in work.status().why:  # noqa: ASYNC110 - as a user would look
+                    await asyncio.sleep(0.01)
+            task = asyncio.create_task(deliver(store))
+            first = await values(kafka, target, len(puts) - len(held))
+            assert not held & first.keys()
+            await other.abort_transaction()
+            assert await values(kafka, target, len(puts)) == Counter(put.envelope.payload for put in puts)
+            assert work.status().why == ""
+            task.cancel()
+            await asyncio.wait([task])
+    finally:
+        await other.stop()
+
+
+async def test_a_fault_of_our_own_ends_no_loop(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    target = await create_topic(kafka, new_name())
+    faults: Counter[str] = Counter()
+
+    def at_first(of: type, name: str) -> None:
+        real = getattr(of, name)
+
+        def broken(*args: Any) -> Any:  # noqa: ANN401 - whatever it is
+            faults[name] += 1
+            if faults[name] == 5:
+                raise ZeroDivisionError(name)
+            return real(*args)
+
+        monkeypatch.setattr(of, name, broken)
+
+    async with member(url) as (store, _):
+        task = asyncio.create_task(deliver(store))
+        at_first(partition.Partition, "take_in")
+        at_first(Index, "mend")
+        puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(50)]
+        for put in puts:
+            async with asyncio.timeout(20):
+                while not isinstance((await store.apply([put]))[0], Stored):  # noqa: ASYNC110 - as a caller would
+                    await asyncio.sleep(0.05)
+        assert await values(kafka, target, len(puts)) == Counter(put.envelope.payload for put in puts)
+        assert min(faults["take_in"], faults["mend"]) > 5
+        task.cancel()
+        await asyncio.wait([task])
+    assert caplog.text.count("ZeroDivisionError: ") >= 2
+
+
+async def test_one_too_many_waits_and_takes_over_when_another_goes(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    async with AsyncExitStack() as stack:
+        first, _ = await stack.enter_async_context(member(url))
+        async with member(url) as (second, work):
+            await shared(first, second, n=1)
+            idle = next(store for store in (first, second) if not store.partitions)
+            assert idle.status().phase == "ready"
+            assert (await idle.counts(), idle.traits.cancel) == ({}, "recorded")
+            await idle.apply([Put(new_op(), Envelope("m", "h"), After(0))])
+            await stack.aclose()
+            await shared(second, n=1)
+            async with asyncio.timeout(10):
+                while not (await work.claim({"h": Demand(1)}, request=new_name(), lease_ms=1000)).claims:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+
+async def test_f26_members_that_come_and_go_every_two_seconds_lose_nothing_and_delay_little(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=6"
+    target = await create_topic(kafka, new_name())
+    async with member(url) as (first, _):
+        puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(15 * i)) for i in range(800)]
+        outcomes = [each for each in await first.apply(puts) if isinstance(each, Stored)]
+        dues = {put.envelope.payload: each.due_ms for put, each in zip(puts, outcomes, strict=True)}
+        staying = asyncio.create_task(deliver(first))
+        for _ in range(3):
+            async with member(url) as (second, _):
+                coming = asyncio.create_task(deliver(second))
+                await asyncio.sleep(2)
+                coming.cancel()
+                await asyncio.wait([coming])
+            await asyncio.sleep(2)
+        found = await values(kafka, target, len(puts))
+        staying.cancel()
+        await asyncio.wait([staying])
+    assert found == Counter(dues.keys())
+    late_ms = [record.timestamp - dues[record.value] for record in await read(kafka, target)]
+    assert 0 <= min(late_ms) <= max(late_ms) < SESSION_MS  # which one costs that goes without a word

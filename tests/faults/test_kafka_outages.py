@@ -1,0 +1,188 @@
+"""A broker that dies, stands still, or has no room left, and transactions that nobody ends, under a store at work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from aiodelay import OutcomeUnknownError, Scheduler, StoreBusyError, StoreUnavailableError
+from aiodelay.identifiers import new_op
+from aiodelay.kafka import KafkaStore, partition
+from aiodelay.model import After, Envelope, Put, Query, Stored, Unknown
+from tests.support.kafka import Broker, create_topic, new_name, started
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+N = 200
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """One of our own, which looks every half second for transactions that nobody has ended in time."""
+    broker = started(transaction_abort_timed_out_transaction_cleanup_interval_ms="500")
+    yield broker
+    broker.stop()
+
+
+@asynccontextmanager
+async def opened(broker: Broker, topic: str, timeout_ms: int = 2000) -> AsyncIterator[Scheduler]:
+    before = asyncio.all_tasks()
+    url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2&timeout_ms={timeout_ms}"
+    async with Scheduler(url, store_timeout="3s") as scheduler:
+        yield scheduler
+    assert asyncio.all_tasks() <= before
+
+
+async def arrived(bootstrap: str, topic: str, n: int) -> Counter[bytes]:
+    """Return what was committed to a topic, once there is as much as is awaited."""
+    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    found: Counter[bytes] = Counter()
+    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer, asyncio.timeout(60):
+        while found.total() < n:
+            for batch in (await consumer.getmany(timeout_ms=200)).values():
+                found.update(each.value for each in batch)
+        for batch in (await consumer.getmany(timeout_ms=1000)).values():
+            found.update(each.value for each in batch)
+    return found
+
+
+async def schedule_all(scheduler: Scheduler, target: str, stored: set[bytes], in_doubt: set[bytes]) -> None:
+    """Schedule one message after the other, due at once; note what is said of each."""
+    for i in range(N):
+        payload = b"%d" % i
+        try:
+            await scheduler.schedule(payload, to=f"kafka:{target}", delay="1ms", id=f"m{i}")
+        except OutcomeUnknownError:
+            in_doubt.add(payload)
+        except (StoreUnavailableError, StoreBusyError):
+            continue
+        else:
+            stored.add(payload)
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen", "full"])
+async def test_f21_through_an_outage_what_was_acknowledged_arrives_once(broker: Broker, fault: str) -> None:
+    target = await create_topic(broker.bootstrap, new_name())
+    stored, in_doubt = set[bytes](), set[bytes]()
+    async with opened(broker, new_name("schedules")) as scheduler:
+        scheduling = asyncio.create_task(schedule_all(scheduler, target, stored, in_doubt))
+        await asyncio.sleep(0.5)
+        if fault == "killed":
+            broker.kill()
+            await asyncio.to_thread(broker.start)
+        elif fault == "full":
+            broker.fill_disk()
+            await asyncio.sleep(2)
+            broker.kill()  # it has ended by itself, or will
+            await asyncio.to_thread(broker.start)
+        else:
+            broker.freeze()
+            await asyncio.sleep(5)
+            broker.thaw()
+        async with asyncio.timeout(60):
+            await scheduling
+        found = await arrived(broker.bootstrap, target, len(stored))
+    assert stored <= found.keys() <= stored | in_doubt
+    assert max(found.values()) == 1
+    assert len(stored) > N // 4
+
+
+async def test_f22_closing_ends_in_time_while_the_broker_is_away(broker: Broker) -> None:
+    target = await create_topic(broker.bootstrap, new_name())
+    topic = new_name("schedules")
+    try:
+        async with opened(broker, topic) as scheduler:
+            for i in range(10):
+                await scheduler.schedule(b"%d" % i, to=f"kafka:{target}", delay="500ms")
+            broker.kill()
+            with pytest.raises((StoreUnavailableError, OutcomeUnknownError)):
+                await scheduler.schedule(b"lost", to=f"kafka:{target}", delay="1ms")
+            closing = time.monotonic()
+        assert time.monotonic() - closing < 10
+    finally:
+        await asyncio.to_thread(broker.start)
+    async with opened(broker, topic):
+        found = await arrived(broker.bootstrap, target, 10)
+    assert found - Counter([b"lost"]) == Counter(b"%d" % i for i in range(10))
+
+
+async def test_f22_opening_fails_in_time_while_the_broker_is_away(broker: Broker) -> None:
+    topic = new_name("schedules")
+    async with opened(broker, topic):
+        pass
+    broker.freeze()
+    try:
+        async with asyncio.timeout(8):
+            with pytest.raises(StoreUnavailableError, match=r"no answer in time|Unable to bootstrap"):
+                async with opened(broker, topic):
+                    pass
+    finally:
+        broker.thaw()
+
+
+@asynccontextmanager
+async def left_open(bootstrap: str, topic: str, timeout_ms: int) -> AsyncIterator[None]:
+    """Begin a transaction on a topic, which ends by its timeout only."""
+    options = {"transactional_id": new_name("stranger"), "transaction_timeout_ms": timeout_ms}
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, **options)
+    await producer.start()
+    try:
+        await producer.begin_transaction()
+        for partition in (0, 1):
+            await producer.send_and_wait(topic, b"x", b"stranger", partition=partition)
+        yield
+    finally:
+        await producer.client.close()  # as if it had been killed: it says nothing to the broker
+        with suppress(KafkaError):
+            await producer.stop()
+
+
+async def test_f27_a_strangers_open_transaction_delays_and_harms_nothing(
+    broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "OPEN_S", 1.0)
+    target, topic = await create_topic(broker.bootstrap, new_name()), new_name("schedules")
+    async with opened(broker, topic, timeout_ms=1000) as scheduler:
+        await scheduler.schedule(b"before", to=f"kafka:{target}", delay="1h", id="before")
+        async with left_open(broker.bootstrap, topic, 6000):
+            began = time.monotonic()
+            with pytest.raises((StoreUnavailableError, OutcomeUnknownError)):
+                await scheduler.schedule(b"meanwhile", to=f"kafka:{target}", delay="1ms", id="meanwhile")
+            assert time.monotonic() - began < 5
+        async with asyncio.timeout(20):
+            await scheduler_takes(scheduler, target)
+        await scheduler.fire("before")
+        found = await arrived(broker.bootstrap, target, 2)
+    assert set(found) - {b"meanwhile"} == {b"before", b"after"}
+    assert max(found.values()) == 1
+    assert any("a transaction is open at offset" in each.message for each in caplog.records)
+
+
+async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_back(broker: Broker) -> None:
+    topic = new_name("schedules")
+    url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2&timeout_ms=1000"
+    put = Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))
+    async with KafkaStore(url) as store, store.work("w", []):
+        async with left_open(broker.bootstrap, topic, 6000), asyncio.timeout(3):
+            assert isinstance((await store.apply([put]))[0], Unknown)
+        async with asyncio.timeout(20):
+            while not isinstance((await store.apply([put]))[0], Stored):
+                continue
+        assert [each.record.id for each in await store.search(Query())] == ["m"]
+
+
+async def scheduler_takes(scheduler: Scheduler, target: str) -> None:
+    while True:
+        try:
+            await scheduler.schedule(b"after", to=f"kafka:{target}", delay="1ms", id="after")
+        except (StoreUnavailableError, OutcomeUnknownError, StoreBusyError):
+            continue
+        return

@@ -1,0 +1,100 @@
+"""A process that only schedules on Kafka: it reads nothing, takes nothing over, and says what it cannot know."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiodelay import CancelOutcome, Conflict, Scheduler, UnsupportedByStoreError
+from aiodelay.identifiers import new_op
+from aiodelay.kafka import KafkaStore
+from aiodelay.model import After, Cancel, Demand, Envelope, Fire, Put, Refused, Stored
+from tests.support.kafka import create_topic, new_name, started
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+
+def url_of(bootstrap: str, topic: str, options: str = "") -> str:
+    return f"kafka://{bootstrap}/{topic}?create_topic=true&partitions=3{options}"
+
+
+async def test_what_it_schedules_and_cancels_the_owner_carries_out_undisturbed(kafka: str) -> None:
+    url = url_of(kafka, new_name("schedules"))
+    target = await create_topic(kafka, new_name())
+    async with KafkaStore(url) as owner, owner.work("w", []):
+        sessions = [each.session for each in owner.partitions.values()]
+        async with Scheduler(url, dispatch=False) as producer:
+            for i in range(20):
+                await producer.schedule(b"%d" % i, to=f"kafka:{target}", delay="1h", id=f"m{i}")
+            await producer.schedule(b"new", to=f"kafka:{target}", delay="1h", id="m3")
+            assert await producer.cancel("m7") is CancelOutcome.RECORDED
+            assert await producer.cancel("never there") is CancelOutcome.RECORDED
+        async with asyncio.timeout(10):
+            while (counts := await owner.counts()).get("kafka") is None or counts["kafka"].scheduled != 19:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        found = await owner.get("m3")
+        assert found is not None
+        assert found.record.envelope.payload == b"new"
+        assert await owner.get("m7") is None
+        assert [each.session.barrier for each in owner.partitions.values()] == [each.barrier for each in sessions]
+
+
+async def test_what_only_an_owner_can_do_is_refused_before_anything_is_written(kafka: str) -> None:
+    url = url_of(kafka, new_name("schedules"))
+    async with Scheduler(url, dispatch=False) as producer:
+        for conflict in (Conflict.error(), Conflict.newer(1)):
+            with pytest.raises(UnsupportedByStoreError, match="replace"):
+                await producer.schedule(b"", to="kafka:t", delay="1h", id="m", conflict=conflict)
+        for refused in (producer.fire("m"), producer.reschedule("m", delay="1h"), producer.get("m"), producer.counts()):
+            with pytest.raises(UnsupportedByStoreError):
+                await refused
+    async with KafkaStore(url) as store:
+        put = Put(new_op(), Envelope("m", "kafka", "t"), After(0))
+        with pytest.raises(UnsupportedByStoreError):
+            await store.apply([put, Fire(new_op(), "m")])
+    async with KafkaStore(url) as owner, owner.work("w", []):
+        assert await owner.counts() == {}
+
+
+async def test_f22_a_put_that_is_sent_again_is_one_message_also_once_it_was_delivered(kafka: str) -> None:
+    url = url_of(kafka, new_name("schedules"))
+    target = await create_topic(kafka, new_name())
+    far = Put(new_op(), Envelope("far", "kafka", target), After(3_600_000))
+    now = Put(new_op(), Envelope("now", "kafka", target), After(0))
+    async with KafkaStore(url) as producer, KafkaStore(url) as owner, owner.work("w", []):
+        with owner.transferring(owner.sinks[0]) as moves:
+            assert all(isinstance(each, Stored) for each in await producer.apply([far, now]))
+            moved = 0
+            async with asyncio.timeout(10):
+                while not moved:
+                    moved = (await moves.transfer(Demand(10))).moved
+                    await asyncio.sleep(0.01)
+            first = await owner.get("far")
+            await producer.apply([far, now])
+            await producer.apply([Put(new_op(), Envelope("last", "kafka", target), After(3_600_000))])
+            ends = asyncio.get_running_loop().time() + 1
+            while asyncio.get_running_loop().time() < ends:
+                assert (await moves.transfer(Demand(10))).moved == 0
+                await asyncio.sleep(0.01)
+            assert await owner.get("far") == first
+    async with KafkaStore(url) as owner, owner.work("w", []):  # nor does it come back later
+        assert await owner.get("now") is None
+
+
+async def test_f21_while_the_cluster_is_away_nothing_is_said_to_be_stored() -> None:
+    broker = await asyncio.to_thread(started)
+    try:
+        url = url_of(broker.bootstrap, new_name("schedules"), "&timeout_ms=1000")
+        async with KafkaStore(url) as producer:
+            put = Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))
+            broker.freeze()
+            try:
+                (outcome,) = await producer.apply([put])
+            finally:
+                broker.thaw()
+            assert isinstance(outcome, Refused)
+            (outcome,) = await producer.apply([Cancel(new_op(), "m")])
+            assert outcome == Stored("recorded", 0, 0)
+    finally:
+        broker.stop()

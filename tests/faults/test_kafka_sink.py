@@ -1,0 +1,246 @@
+"""The Kafka sink against a real broker: what arrives, and what it does when records, topics or the broker fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import pytest
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
+from aiokafka.client import AIOKafkaClient
+from confluent_kafka import Producer as OtherProducer
+
+from aiodelay import Scheduler, SinkUnavailableError
+from aiodelay.kafka import KafkaSink
+from aiodelay.kafka.client import REQUEST_BYTES
+from aiodelay.model import Delivery, Envelope, Failed, Sent
+from tests.support.kafka import Broker, create_topic, new_name
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+
+def delivery(topic: str, payload: bytes = b"", key: bytes | None = None, number: int = 0) -> Delivery:
+    envelope = Envelope(f"m{number}", "kafka", topic, payload=payload, key=key, headers={"caller": b"\xff"})
+    return Delivery(envelope, f"m{number}/1/2", 2, 1, 1, 0)
+
+
+async def read(bootstrap: str, topic: str, n: int) -> list[ConsumerRecord]:
+    """Return all that is in a topic, once it is at least `n` records."""
+    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
+        records: list[ConsumerRecord] = []
+        ends = await consumer.end_offsets(consumer.assignment())
+        while len(records) < n or any([await consumer.position(each) < end for each, end in ends.items()]):
+            for batch in (await consumer.getmany(timeout_ms=100)).values():
+                records += batch
+        return records
+
+
+@asynccontextmanager
+async def opened(bootstrap: str, timeout_ms: int = 5000) -> AsyncIterator[KafkaSink]:
+    before = asyncio.all_tasks()
+    async with KafkaSink(f"kafka://{bootstrap}?timeout_ms={timeout_ms}") as sink:
+        yield sink
+    assert asyncio.all_tasks() <= before
+
+
+# --- what arrives -----------------------------------------------------------------------------------------
+
+
+async def test_s8_a_message_arrives_as_it_was_scheduled(kafka: str) -> None:
+    topic = await create_topic(kafka, new_name())
+    async with Scheduler("memory://", sinks=[KafkaSink(kafka)]) as scheduler:
+        due = datetime.now(UTC)
+        await scheduler.schedule(b"\x00up", to=f"kafka:{topic}", key=b"vid1", at=due, id="m", headers={"a": b"\xff"})
+        (record,) = await read(kafka, topic, 1)
+    assert (record.key, record.value) == (b"vid1", b"\x00up")
+    headers = dict(record.headers)
+    assert headers["a"] == b"\xff"
+    assert headers["scheduler-key"] == b"m"
+    assert headers["aiodelay-attempt"] == b"1"
+    assert headers["aiodelay-delivery-id"].startswith(b"m/")
+    assert int(headers["scheduler-timestamp"]) >= int(due.timestamp())
+
+
+async def test_keys_go_where_java_and_murmur2_clients_send_them(kafka: str) -> None:
+    ours, theirs = [await create_topic(kafka, new_name(), partitions=7) for _ in range(2)]
+    keys = [b"key-%d" % i for i in range(60)] + [b"", b"x"]
+    other = OtherProducer({"bootstrap.servers": kafka, "partitioner": "murmur2_random"})
+    for key in keys:
+        other.produce(theirs, b"v", key)
+    other.flush(10)
+    async with opened(kafka) as sink:
+        await sink.send([delivery(ours, b"v", key, i) for i, key in enumerate(keys)])
+    places = [
+        {record.key: record.partition for record in await read(kafka, topic, len(keys))} for topic in (ours, theirs)
+    ]
+    places = [{key: place for key, place in found.items() if key} for found in places]  # librdkafka scatters empty keys
+    assert places[0] == places[1]
+    assert len(set(places[0].values())) == 7
+
+
+async def test_a_record_without_value_and_one_with_an_empty_value(kafka: str) -> None:
+    topic = await create_topic(kafka, new_name())
+    null = Delivery(Envelope("n", "kafka", topic, encoding="null", key=b"k"), "n/1/2", 2, 1, 1, 0)
+    async with opened(kafka) as sink:
+        assert await sink.send([null, delivery(topic, b"", b"k")]) == [Sent(), Sent()]
+    assert [record.value for record in await read(kafka, topic, 2)] == [None, b""]
+
+
+async def test_a_delayed_tombstone_from_any_store(kafka: str) -> None:
+    topic = await create_topic(kafka, new_name())
+    urls = ["memory://", f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"]
+    for url in urls:
+        sinks = [KafkaSink(kafka)] if url == "memory://" else []
+        async with Scheduler(url, sinks=sinks) as scheduler:
+            await scheduler.schedule(None, to=f"kafka:{topic}", key=url.encode(), delay="1ms")
+            await scheduler.schedule(b"", to=f"kafka:{topic}", key=url.encode(), delay="300ms")
+            records = await read(kafka, topic, 2 * urls.index(url) + 2)
+    assert [(each.key, each.value) for each in records] == [(u.encode(), v) for u in urls for v in (None, b"")]
+
+
+async def test_many_large_batches_keep_each_partitions_order(kafka: str) -> None:
+    topic = await create_topic(kafka, new_name(), partitions=3)
+    sent = [delivery(topic, b"%06d" % i + b"x" * 2000, b"k%d" % (i % 9), i) for i in range(1500)]
+    async with opened(kafka) as sink:
+        assert set(await sink.send(sent)) == {Sent()}
+    records = await read(kafka, topic, len(sent))
+    assert len(records) == len(sent)
+    for partition in range(3):
+        numbers = [int(record.value[:6]) for record in records if record.partition == partition]
+        assert numbers == sorted(numbers)
+
+
+# --- what fails, fails alone ------------------------------------------------------------------------------
+
+
+async def test_k1_k7_a_record_that_is_too_large_fails_alone_and_the_next_ones_are_sent(kafka: str) -> None:
+    small = await create_topic(kafka, new_name(), max_message_bytes=3000)
+    other = await create_topic(kafka, new_name())
+    batch = [delivery(small, b"x" * 200, b"k", i) for i in range(40)]
+    batch[17] = delivery(small, b"x" * 4000, b"k", 17)
+    batch.insert(3, delivery(other, b"y", b"k", 99))
+    async with opened(kafka) as sink:
+        outcomes = list(await sink.send(batch))
+        refused = outcomes.pop(18)
+        assert isinstance(refused, Failed)
+        assert not refused.retryable
+        assert set(outcomes) == {Sent()}
+        assert await sink.send([delivery(small, b"after", b"k")]) == [Sent()]
+    got = [record.value for record in await read(kafka, small, 40)]
+    assert len(got) == 40
+    assert got[-1] == b"after"
+
+
+async def test_a_record_larger_than_any_request_fails_before_it_is_sent(kafka: str) -> None:
+    topic = await create_topic(kafka, new_name())
+    async with opened(kafka) as sink:
+        outcomes = await sink.send([delivery(topic, b"x" * REQUEST_BYTES), delivery(topic, b"y")])
+    assert isinstance(outcomes[0], Failed)
+    assert not outcomes[0].retryable
+    assert outcomes[1] == Sent()
+
+
+async def test_a_topic_that_is_missing_holds_up_nobody_and_may_come(kafka: str) -> None:
+    topic, missing = await create_topic(kafka, new_name()), new_name("missing")
+    async with opened(kafka) as sink:
+        batch = [delivery(missing, b"1"), delivery(topic, b"2"), delivery(missing, b"3")]
+        outcomes = await sink.send(batch)
+        failed = Failed(f"no topic '{missing}'")
+        assert outcomes == [failed, Sent(), failed]
+        await create_topic(kafka, missing)
+        assert await sink.send(batch[:1]) == [Sent()]
+    assert [record.value for record in await read(kafka, missing, 1)] == [b"1"]
+
+
+# --- the broker fails -------------------------------------------------------------------------------------
+
+
+async def test_f22_without_a_broker_opening_fails_at_once() -> None:
+    with pytest.raises(SinkUnavailableError, match=r"sink kafka is unavailable: .*127\.0\.0\.1"):
+        async with asyncio.timeout(5), opened("127.0.0.1:1"):
+            pass
+
+
+async def test_k6_a_broker_that_does_not_answer_ends_a_send_and_closing_in_time(own_broker: Broker) -> None:
+    topic = await create_topic(own_broker.bootstrap, new_name())
+    try:
+        async with asyncio.timeout(8), opened(own_broker.bootstrap, timeout_ms=1000) as sink:
+            assert await sink.send([delivery(topic, b"before")]) == [Sent()]
+            own_broker.freeze()
+            with pytest.raises(SinkUnavailableError, match="no answer in time"):
+                await sink.send([delivery(topic, b"lost")])
+            with pytest.raises(SinkUnavailableError):
+                await sink.send([delivery(topic, b"lost too")])
+    finally:
+        own_broker.thaw()
+
+
+async def test_k6_a_client_that_hangs_in_its_end_leaves_nothing(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, close = await create_topic(kafka, new_name()), AIOKafkaClient.close
+    hung = list[AIOKafkaClient]()
+
+    async def hangs_once(self: AIOKafkaClient) -> None:
+        if not hung:
+            hung.append(self)
+            await asyncio.Event().wait()
+        await close(self)
+
+    async with opened(kafka) as sink:
+        assert await sink.send([delivery(topic)]) == [Sent()]
+        monkeypatch.setattr(AIOKafkaClient, "close", hangs_once)
+    assert hung
+
+
+async def test_f21_after_a_broker_was_killed_the_same_sink_goes_on(own_broker: Broker) -> None:
+    topic = await create_topic(own_broker.bootstrap, new_name())
+    async with opened(own_broker.bootstrap, timeout_ms=1000) as sink:
+        assert await sink.send([delivery(topic, b"before")]) == [Sent()]
+        own_broker.kill()
+        with pytest.raises(SinkUnavailableError):
+            await sink.send([delivery(topic, b"while it was away")])
+        await asyncio.to_thread(own_broker.start)
+        assert await sent_at_last(sink, [delivery(topic, b"after")]) == [Sent()]
+    values = [record.value for record in await read(own_broker.bootstrap, topic, 2)]
+    assert (values[0], values[-1]) == (b"before", b"after")
+
+
+async def sent_at_last(sink: KafkaSink, batch: Sequence[Delivery]) -> Sequence[object]:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await sink.send(batch)
+            except SinkUnavailableError:
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("wait_s", [0, 0.001, 0.005])
+async def test_k3_a_send_that_is_cancelled_harms_no_other(kafka: str, wait_s: float) -> None:
+    topic = await create_topic(kafka, new_name())
+    async with opened(kafka) as sink:
+        for number in range(10):
+            task = asyncio.create_task(sink.send([delivery(topic, b"x" * 5000, number=i) for i in range(200)]))
+            await asyncio.sleep(wait_s * number)
+            task.cancel()
+            assert await sink.send([delivery(topic, b"kept", number=number)]) == [Sent()]
+            await asyncio.wait([task])
+    kept = [record for record in await read(kafka, topic, 10) if record.value == b"kept"]
+    assert len(kept) == 10
+
+
+# --- what it keeps to itself ------------------------------------------------------------------------------
+
+
+async def test_k9_nothing_secret_is_logged_at_debug(kafka: str, caplog: pytest.LogCaptureFixture) -> None:
+    topic = await create_topic(kafka, new_name())
+    caplog.set_level(logging.DEBUG)
+    async with opened(kafka) as sink:
+        await sink.send([delivery(topic, b"planted-payload", b"planted-key")])
+    assert "planted" not in caplog.text
+
+
+async def test_k8_it_asks_for_no_more_than_it_can_hold(kafka: str) -> None:
+    sink = KafkaSink(kafka, messages=50, max_bytes=100_000)
+    assert (sink.limits.messages, sink.limits.max_bytes) == (50, 100_000)

@@ -1,0 +1,157 @@
+"""A topic as a source while its readers are killed and stopped, and its broker goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.faults.programs.topic_reader import CONCURRENCY, Plan, fails_once
+from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.processes import Crew, Worker
+from tests.support.topics import fill
+
+PARTITIONS = 3
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[Broker]:
+    """One that may be killed."""
+    broker = started()
+    yield broker
+    broker.stop()
+
+
+class Scene:
+    """A topic, a group, a store, and the runs that have ended well."""
+
+    def __init__(self, bootstrap: str, folder: Path, crew: Crew, store: str = "") -> None:
+        self._store = store or f"sqlite:///{folder / 'store.db'}"
+        self.bootstrap, self._folder, self._crew = bootstrap, folder, crew
+        self.group = new_name("group")
+        self.topic = asyncio.run(create_topic(bootstrap, new_name(), PARTITIONS))
+        self._files: list[Path] = []
+        self._observer = Consumer({"bootstrap.servers": bootstrap, "group.id": self.group})
+
+    def close(self) -> None:
+        self._observer.close()
+
+    def fill(self, n: int, *, first: int = 0) -> None:
+        for number in range(PARTITIONS):
+            fill(
+                self.bootstrap, self.topic, [b"%d %d" % (number, i) for i in range(first, first + n)], partition=number
+            )
+
+    def reader(self) -> Worker:
+        runs = self._folder / f"runs-{len(self._files)}"
+        self._files.append(runs)
+        source = f"kafka:{self.topic}?group={self.group}"
+        worker = self._crew.start(
+            "topic_reader",
+            Plan(kafka=self.bootstrap, source=source, store=self._store, runs=f"{runs}"),
+            name=f"reader {len(self._files)}",
+        )
+        worker.line("ready")
+        return worker
+
+    def runs(self) -> Counter[tuple[int, int, int]]:
+        """Return the runs that ended well: partition, number, attempt."""
+        lines = [line for file in self._files if file.exists() for line in file.read_bytes().splitlines()]
+        return Counter(tuple(map(int, line.split())) for line in lines)  # type: ignore[misc]
+
+    def committed(self) -> list[int]:
+        places = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+        return [max(place.offset, 0) for place in self._observer.committed(places, timeout=30)]
+
+    def wait_for(self, n: int, timeout_s: float = 60) -> None:
+        """Wait until so many records of each partition have been handled, and so far is committed."""
+        ends = time.monotonic() + timeout_s
+        while len(handled := {run[:2] for run in self.runs()}) < n * PARTITIONS or self.committed() != [n] * PARTITIONS:
+            assert time.monotonic() < ends, (len(handled), self.committed())
+            time.sleep(0.05)
+
+    def lost(self) -> list[tuple[int, int]]:
+        """Return what lies below the committed offsets, was not handled, and waits for no retry."""
+        offsets = self.committed()
+        handled = {run[:2] for run in self.runs()}
+        return [
+            (number, i)
+            for number in range(PARTITIONS)
+            for i in range(offsets[number])
+            if (number, i) not in handled and not fails_once(i)
+        ]
+
+
+@pytest.mark.timeout(120)
+def test_s2_b1_offsets_pass_nothing_that_has_not_ended_when_a_reader_is_killed(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    chance, n, twice_at_most = random.Random(1), 1_500, 0
+    with Crew(tmp_path) as crew, closing(Scene(own_broker.bootstrap, tmp_path, crew)) as scene:
+        scene.fill(n)
+        for _ in range(4):
+            reader, before = scene.reader(), sum(scene.committed())
+            while sum(scene.committed()) < before + 200:
+                time.sleep(0.02)
+            time.sleep(chance.uniform(0, 0.3))
+            reader.kill()
+            assert scene.lost() == []
+            offsets = scene.committed()
+            assert all(offset < n for offset in offsets)
+            twice_at_most += sum(i >= offsets[number] for number, i, _ in scene.runs()) + CONCURRENCY
+        scene.reader()
+        scene.wait_for(n)
+        runs = scene.runs()
+        repeated = sum(runs.values()) - len({run[:2] for run in runs})
+        assert repeated <= twice_at_most, (repeated, twice_at_most)
+
+
+@pytest.mark.timeout(120)
+def test_s7_one_that_was_stopped_and_wakes_moves_no_offset_back(own_broker: Broker, tmp_path: Path) -> None:
+    n = 1_000
+    # Not in a file: whoever is stopped may hold its lock.
+    store = f"kafka://{own_broker.bootstrap}/{new_name('schedules')}?create_topic=true&partitions=2"
+    with Crew(tmp_path) as crew, closing(Scene(own_broker.bootstrap, tmp_path, crew, store)) as scene:
+        scene.fill(n)
+        stopped = scene.reader()
+        while sum(scene.committed()) < 100:
+            time.sleep(0.02)
+        stopped.stop()
+        scene.reader()
+        scene.wait_for(n)  # once the group has given up the other one
+        stopped.continue_()
+        ends = time.monotonic() + 4
+        while time.monotonic() < ends:
+            assert scene.committed() == [n] * PARTITIONS
+            time.sleep(0.05)
+        scene.fill(100, first=n)
+        scene.wait_for(n + 100)
+        stopped.terminate()
+        stopped.ended_well()
+        repeated = [run for run, times in scene.runs().items() if times > 1]
+        assert len(repeated) <= 2 * CONCURRENCY + 400  # what had not been committed, and what was at hand
+
+
+@pytest.mark.timeout(120)
+def test_l4_what_is_read_goes_on_when_the_broker_was_away(own_broker: Broker, tmp_path: Path) -> None:
+    with Crew(tmp_path) as crew, closing(Scene(own_broker.bootstrap, tmp_path, crew)) as scene:
+        scene.fill(600)
+        reader = scene.reader()
+        while sum(scene.committed()) < 100:
+            time.sleep(0.02)
+        own_broker.kill()
+        time.sleep(1)
+        own_broker.start()
+        scene.wait_for(600)
+        scene.fill(200, first=600)
+        scene.wait_for(800)
+        reader.terminate()
+        reader.ended_well()
+        assert "by a fault of aiodelay itself" not in reader.errors

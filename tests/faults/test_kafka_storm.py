@@ -1,0 +1,374 @@
+"""Processes of a group that are killed, stopped and replaced while schedules are created, replaced and cancelled.
+
+Judged by what a `read_committed` consumer of the target topic finds, id by id, and by what the handlers wrote down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+
+from aiodelay import Message, Scheduler
+from aiodelay.errors import StoreError
+from aiodelay.kafka import topic as topics
+from aiodelay.kafka.records import BARRIER, encode, partition_of
+from tests.faults.programs.kafka_owner import Plan, Run
+from tests.faults.test_kafka_store import read as read_all
+from tests.support.kafka import Broker, create_topic, new_name
+from tests.support.processes import Crew, Worker
+from tests.support.producing import instant
+
+TAKEOVER_MS = 15_000
+"""From the end of a process to the delivery of what is due of its partitions."""
+SOON_MS, FAR_MS = 6_000, 25_000
+SURE_MS = 13_000
+"""A change that was acknowledged so long before the due time has been read by every owner that may still deliver."""
+CLEANED: dict[str, str | float] = {
+    "cleanup_policy": "compact",
+    "segment_ms": 1_000,
+    "segment_bytes": 1_048_576,
+    "min_cleanable_dirty_ratio": 0.001,
+    "min_compaction_lag_ms": 30_000,
+    "delete_retention_ms": 60_000,
+    "message_timestamp_type": "LogAppendTime",
+}
+"""A topic whose cleaner runs all the time, as close behind its owners as they can bear here."""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    with Crew(tmp_path) as crew:
+        yield crew
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of this process takes a topic that is cleaned so soon."""
+    monkeypatch.setattr(topics, "check", lambda topic, bootstrap: None)
+
+
+class Group:
+    """The processes of one group, by number; one that has been killed is followed by another."""
+
+    def __init__(self, crew: Crew, store: str, n: int) -> None:
+        self._crew, self._store, self._started = crew, store, 0
+        self._starting: set[Worker] = set()
+        self.runs_path = crew.folder / "runs.jsonl"
+        self.members = [self._start() for _ in range(n)]
+        self.until_ready()
+
+    def _start(self) -> Worker:
+        self._started += 1
+        name = f"owner-{self._started}"
+        plan = Plan(name=name, store=self._store, runs=f"{self.runs_path}")
+        member = self._crew.start("kafka_owner", plan, name=name)
+        self._starting.add(member)
+        return member
+
+    def until_ready(self) -> None:
+        """Wait until all have opened."""
+        while self._starting:
+            self._starting.pop().line("ready")
+
+    def replace(self, i: int) -> None:
+        """Put another process in the place of one that has ended."""
+        self._starting.discard(self.members[i])
+        self.members[i] = self._start()
+
+    def end(self) -> None:
+        """End all in an orderly way."""
+        for member in self.members:
+            member.terminate()
+        for member in self.members:
+            has_left(member)
+
+    def runs(self) -> list[Run]:
+        """Return what the handlers have written down so far; each line is one call, so none is cut short."""
+        return [msgspec.json.decode(line, type=Run) for line in self.runs_path.read_bytes().splitlines()]
+
+
+def has_left(member: Worker) -> None:
+    """Wait for the end of a process that was told to end, perhaps before it listened."""
+    code = member.wait()
+    assert code in (0, -signal.SIGTERM), f"{member.name} ended with {code}: {member.errors[-2000:]}"
+
+
+class Wanted(msgspec.Struct):
+    """What became of the commands about one id: by version, its due time, and when it was acknowledged."""
+
+    lane: str
+    versions: dict[int, int] = {}
+    acknowledged: set[int] = set()
+    changed_ms: dict[int, int] = {}
+    is_cancelled: bool = False
+    is_sure: bool = True
+
+
+async def use(scheduler: Scheduler, target: str, until_s: float, wanted: dict[str, Wanted], rng: random.Random) -> None:
+    """Schedule, replace and cancel, each id by itself, until a time."""
+
+    async def one(message_id: str) -> None:
+        lane = "work" if rng.random() < 0.3 else "kafka"
+        mine = wanted[message_id] = Wanted(lane)
+        far = rng.random() < 0.2
+        for version in range(rng.choice((1, 1, 2, 3))):
+            due_ms = now_ms() + (FAR_MS if far else rng.randrange(SOON_MS))
+            mine.versions[version] = due_ms
+            to = f"kafka:{target}" if lane == "kafka" else "handler:work"
+            payload = f"{message_id}/{version}".encode()
+            try:
+                await scheduler.schedule(payload, at=instant(due_ms), to=to, id=message_id)
+            except StoreError:
+                mine.is_sure = False
+            else:
+                mine.acknowledged.add(version)
+                mine.changed_ms.update({old: now_ms() for old in range(version) if old not in mine.changed_ms})
+            await asyncio.sleep(rng.uniform(0, 4))
+        if rng.random() < (0.7 if far else 0.2):
+            try:
+                await scheduler.cancel(message_id)
+            except StoreError:
+                mine.is_sure = False
+            else:
+                mine.is_cancelled = True
+                mine.changed_ms.update({old: now_ms() for old in mine.versions if old not in mine.changed_ms})
+
+    async with asyncio.TaskGroup() as tasks:
+        number = 0
+        while time.monotonic() < until_s:
+            number += 1
+            tasks.create_task(one(f"m{number}"))
+            await asyncio.sleep(rng.expovariate(60))
+
+
+async def befall(group: Group, until_s: float, rng: random.Random, broker: Broker) -> Counter[str]:
+    """Kill, stop for short and for long, end and start, until a time; at its end all run. Return what was done."""
+    done: Counter[str] = Counter()
+    while time.monotonic() < until_s:
+        await asyncio.sleep(rng.uniform(0.5, 2.5))
+        i = rng.randrange(len(group.members))
+        member = group.members[i]
+        what = rng.choice(("kill", "stop", "pause", "leave", "kill the broker"))
+        done[what] += 1
+        if what == "kill the broker":
+            await asyncio.to_thread(group.until_ready)  # without a broker none opens
+            broker.kill()
+            await asyncio.sleep(rng.uniform(0, 3))
+            await asyncio.to_thread(broker.start)
+            continue
+        if what in ("stop", "pause"):
+            member.stop()
+            await asyncio.sleep(12 if what == "stop" else rng.uniform(0.2, 3))
+            member.continue_()
+            continue
+        if what == "kill":
+            member.kill()
+        else:
+            member.terminate()
+            await asyncio.to_thread(has_left, member)
+        await asyncio.sleep(rng.uniform(0, 3))
+        group.replace(i)
+    return done
+
+
+async def read_until(bootstrap: str, topic: str, expected: set[str], patience_s: float) -> list[ConsumerRecord]:
+    """Read what was committed until all that is expected is there, and for two seconds more."""
+    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    found: list[ConsumerRecord] = []
+    missing = set(expected)
+    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
+        ends = time.monotonic() + patience_s
+        while time.monotonic() < ends:
+            for batch in (await consumer.getmany(timeout_ms=200)).values():
+                found += batch
+                missing -= {record.value.decode() for record in batch}
+            if not missing:
+                ends = min(ends, time.monotonic() + 2)
+    assert not missing, f"lost: {len(missing)}, {sorted(missing)[:10]}"
+    return found
+
+
+async def ran_all(group: Group, expected: set[str]) -> None:
+    """Wait until the handlers have run all that is expected."""
+    ends = time.monotonic() + TAKEOVER_MS / 1000
+    while missing := expected - {run.payload for run in group.runs()}:
+        assert time.monotonic() < ends, f"lost: {len(missing)}, {sorted(missing)[:10]}"
+        await asyncio.sleep(0.5)
+
+
+def judge(
+    wanted: dict[str, Wanted], lane: str, times: dict[str, list[tuple[int, int]]], *, is_exact: bool
+) -> Counter[str]:
+    """Judge what came out of a lane: per payload, (due time, time of delivery) of each delivery."""
+    counted: Counter[str] = Counter()
+    for message_id, mine in wanted.items():
+        if mine.lane != lane:
+            continue
+        for version, due_ms in mine.versions.items():
+            payload = f"{message_id}/{version}"
+            delivered = times.get(payload, [])
+            counted["delivered"] += bool(delivered)
+            counted["again"] += max(len(delivered) - 1, 0)
+            for _, at_ms in delivered:
+                assert at_ms >= due_ms, f"S1: {payload} was delivered {due_ms - at_ms} ms early"
+            assert not is_exact or len(delivered) <= 1, f"S3: {payload} was delivered {len(delivered)} times"
+            if mine.is_sure and version in mine.changed_ms and mine.changed_ms[version] + SURE_MS < due_ms:
+                assert not delivered, f"S4, S5: {payload} was delivered, and had been changed long before"
+                counted["changed in time"] += 1
+    return counted
+
+
+def last_versions(wanted: dict[str, Wanted], lane: str) -> set[str]:
+    """Return the payloads that must have come out: of messages that nobody cancelled."""
+    return {
+        f"{message_id}/{max(mine.versions)}"
+        for message_id, mine in wanted.items()
+        if mine.lane == lane and mine.is_sure and not mine.is_cancelled
+    }
+
+
+async def storm(broker: Broker, crew: Crew, *, n: int, seconds: float, seed: int) -> tuple[int, int]:
+    """Judge what becomes of messages in a storm; return how many records were written, and how many are left."""
+    print("seed", seed)
+    rng, kafka = random.Random(seed), broker.bootstrap
+    target = await create_topic(kafka, new_name(), partitions=2)
+    schedules = await create_topic(kafka, new_name("schedules"), partitions=5, **CLEANED)
+    store = f"kafka://{kafka}/{schedules}"
+    wanted: dict[str, Wanted] = {}
+    async with Scheduler(store, dispatch=False) as producer:
+        group = await asyncio.to_thread(Group, crew, store, n)
+        ends = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(use(producer, target, ends, wanted, rng))
+            befell = tasks.create_task(befall(group, ends, rng, broker))
+    records = await read_until(kafka, target, last_versions(wanted, "kafka"), (FAR_MS + TAKEOVER_MS) / 1000)
+    await ran_all(group, last_versions(wanted, "work"))
+    await asyncio.to_thread(group.end)
+    moved, ran = defaultdict(list), defaultdict(list)
+    for record in records:
+        moved[record.value.decode()].append((0, record.timestamp))
+    for run in group.runs():
+        ran[run.payload].append((run.due_ms, run.started_ms))
+    exactly = judge(wanted, "kafka", moved, is_exact=True)
+    at_least = judge(wanted, "work", ran, is_exact=False)
+    counted = f"moved: {dict(exactly)}; handled: {dict(at_least)}; {len(wanted)} ids"
+    counted += f", {sum(not each.is_sure for each in wanted.values())} of them in doubt"
+    written, left = await ends_of(kafka, schedules), len(await read_all(kafka, schedules))
+    print(f"{counted}; {dict(befell.result())}; {written} records, of which {left} are left")
+    assert exactly["delivered"] > 5 * seconds
+    assert exactly["changed in time"] + at_least["changed in time"] > 0
+    return written, left
+
+
+async def ends_of(kafka: str, topic: str) -> int:
+    """Return how many records were ever written to a topic, markers of transactions included."""
+    async with AIOKafkaConsumer(topic, bootstrap_servers=kafka) as consumer:
+        return sum((await consumer.end_offsets(consumer.assignment())).values())
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("n", [2, 3])
+async def test_f3_f21_f26_a_storm_over_a_group(own_broker: Broker, unchecked: None, crew: Crew, n: int) -> None:
+    await storm(own_broker, crew, n=n, seconds=30, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
+@pytest.mark.timeout(1200)
+async def test_f3_f21_f26_f29_a_long_storm_over_a_group(own_broker: Broker, unchecked: None, crew: Crew) -> None:
+    written, left = await storm(own_broker, crew, n=3, seconds=600, seed=random.randrange(1 << 30))
+    assert left < written / 4, "the cleaner has not run"
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(120)
+async def test_f3_one_that_stood_still_for_too_long_does_not_fight_for_what_it_has_lost(kafka: str, crew: Crew) -> None:
+    target, schedules = await create_topic(kafka, new_name()), new_name("schedules")
+    store = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=4"
+    async with Scheduler(store, dispatch=False) as producer:
+        group = await asyncio.to_thread(Group, crew, store, 2)
+        expected = {f"m{i}" for i in range(400)}
+        await producer.schedule_many(
+            Message(name.encode(), delay=f"{80 * i}ms", to=f"kafka:{target}", id=name)
+            for i, name in enumerate(sorted(expected))
+        )
+    await asyncio.sleep(2)
+    group.members[0].stop()
+    await asyncio.sleep(13)
+    continued_ms = now_ms()
+    group.members[0].continue_()
+    records = await read_until(kafka, target, expected, 40)
+    assert max(Counter(record.value for record in records).values()) == 1
+    begun = Counter(
+        record.partition
+        for record in await read_all(kafka, schedules)
+        if record.key == BARRIER and record.timestamp > continued_ms
+    )
+    assert begun, "it has got none back"
+    assert max(begun.values()) == 1, "each partition changes hands once"
+    await asyncio.to_thread(group.end)
+
+
+# --- one of two is killed ---------------------------------------------------------------------------------
+
+
+async def fill(kafka: str, store: str, target: str, dues: dict[str, int]) -> None:
+    """Schedule messages, by a client of our own."""
+    topic = store.rpartition("/")[2].partition("?")[0]
+    async with AIOKafkaProducer(bootstrap_servers=kafka, linger_ms=20, max_batch_size=262_144, acks="all") as producer:
+        for message_id, due_ms in dues.items():
+            message = Message(message_id.encode() * 20, at=instant(due_ms), to=f"kafka:{target}", id=message_id)
+            key, value, headers = encode(message)
+            await producer.send(topic, value, key, partition=partition_of(key or b"", 3), headers=headers)
+        await producer.flush()
+
+
+async def one_of_two_is_killed(kafka: str, crew: Crew, *, far: int) -> None:
+    target = await create_topic(kafka, new_name())
+    store = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=3"
+    async with Scheduler(store, dispatch=False):
+        pass  # which creates the topic
+    group = await asyncio.to_thread(Group, crew, store, 2)
+    await fill(kafka, store, target, {f"f{i}": now_ms() + 1_800_000 for i in range(far)})
+    from_ms = now_ms() + 5_000
+    dues = {f"s{i}": from_ms + 4 * i for i in range(3_000)}
+    await fill(kafka, store, target, dues)
+    await asyncio.sleep((from_ms - now_ms()) / 1000 + 1)
+    killed_ms = now_ms()
+    group.members[0].kill()
+    records = await read_until(kafka, target, {name * 20 for name in dues}, 30)
+    delivered = [(dues[record.value.decode()[: len(record.value) // 20]], record.timestamp) for record in records]
+    late_ms = max(at_ms - max(due_ms, killed_ms) for due_ms, at_ms in delivered)
+    print(f"latest: {late_ms} ms after the kill, or its due time; {far} pending")
+    assert all(at_ms >= due_ms for due_ms, at_ms in delivered)
+    assert max(Counter(record.value for record in records).values()) == 1
+    assert late_ms <= TAKEOVER_MS
+    group.members[1].terminate()
+    await asyncio.to_thread(group.members[1].ended_well)
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(120)
+async def test_f1_when_one_of_two_is_killed_all_that_is_due_is_delivered_once_and_soon(kafka: str, crew: Crew) -> None:
+    await one_of_two_is_killed(kafka, crew, far=20_000)
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
+@pytest.mark.timeout(300)
+async def test_f1_when_one_of_two_is_killed_with_a_hundred_thousand_pending(kafka: str, crew: Crew) -> None:
+    await one_of_two_is_killed(kafka, crew, far=100_000)

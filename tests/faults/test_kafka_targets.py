@@ -1,0 +1,177 @@
+"""Topics that take nothing, and transactions that fail, by no fault of the records in them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
+
+from aiodelay import Scheduler
+from aiodelay.kafka import records, topic
+from tests.support.kafka import Broker, create_topic, new_name, started
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+
+def url_of(kafka: str, schedules: str) -> str:
+    return f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1&members=1&timeout_ms=2000"
+
+
+@asynccontextmanager
+async def reading(kafka: str, topic: str) -> AsyncIterator[AIOKafkaConsumer]:
+    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    async with AIOKafkaConsumer(topic, bootstrap_servers=kafka, **options) as consumer:
+        yield consumer
+
+
+async def next_of(consumer: AIOKafkaConsumer, *, within_s: float) -> ConsumerRecord:
+    async with asyncio.timeout(within_s):
+        while not (found := await consumer.getmany(timeout_ms=200, max_records=1)):
+            pass
+    ((record,),) = found.values()
+    return record
+
+
+@pytest.fixture
+def brokers() -> Iterator[tuple[Broker, Broker]]:
+    """A cluster of two, of which the second is no controller."""
+    first = started()
+    second = Broker(
+        process_roles="broker",
+        node_id="2",
+        controller_quorum_voters=first.setting("controller.quorum.voters"),
+        listeners="PLAINTEXT://127.0.0.1:{port}",
+    )
+    try:
+        second.start()
+        yield first, second
+    finally:
+        second.stop()
+        first.stop()
+
+
+async def create_at(kafka: str, name: str, *nodes: int, **settings: str) -> str:
+    """Create a topic whose partitions are each at one node."""
+    with AdminClient({"bootstrap.servers": kafka}) as admin:
+        made = NewTopic(name, len(nodes), replica_assignment=[[node] for node in nodes], config=settings)
+        await asyncio.to_thread(admin.create_topics([made])[name].result, 10)
+    return name
+
+
+def lost(kafka: str, broker: Broker) -> None:
+    """Kill a broker, and return once the cluster knows."""
+    broker.kill()
+    with AdminClient({"bootstrap.servers": kafka}) as admin:
+        while len(admin.list_topics(timeout=10).brokers) > 1:
+            time.sleep(0.05)
+
+
+async def test_f32_l3_a_topic_without_a_leader_is_held_and_costs_no_attempts(brokers: tuple[Broker, Broker]) -> None:
+    kafka, second = brokers[0].bootstrap, brokers[1]
+    good, bad = await create_at(kafka, new_name("good"), 1), await create_at(kafka, new_name("bad"), 2)
+    schedules = await create_at(kafka, new_name("schedules"), 1, **topic.SETTINGS)
+    async with Scheduler(url_of(kafka, schedules)) as scheduler, reading(kafka, good) as found:
+        await asyncio.to_thread(lost, kafka, second)
+        for i in range(40):
+            await scheduler.schedule(b"%d" % i, to=f"kafka:{(good, bad)[i % 2]}", delay="1s")
+        arrived = {(await next_of(found, within_s=30)).value for _ in range(20)}
+        assert len(arrived) == 20
+        async with asyncio.timeout(20):
+            while not (blocked := await scheduler.blocked()):  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.05)
+        assert [(each.address, each.messages) for each in blocked] == [(bad, 20)]
+        await asyncio.to_thread(second.start)
+        async with reading(kafka, bad) as held:
+            late = [await next_of(held, within_s=30) for _ in range(20)]
+        assert {dict(record.headers)[records.ATTEMPT] for record in late} == {b"1"}
+
+
+async def test_l5_a_partition_without_a_leader_holds_up_no_other(brokers: tuple[Broker, Broker]) -> None:
+    kafka, second = brokers[0].bootstrap, brokers[1]
+    target = await create_at(kafka, new_name("good"), 1)
+    schedules = await create_at(kafka, new_name("schedules"), 1, 2, **topic.SETTINGS)
+    ids = [f"m{i}" for i in range(20)]
+    here = [each for each in ids if records.partition_of(each.encode(), 2) == 0]
+    async with Scheduler(url_of(kafka, schedules)) as scheduler:
+        for each in ids:
+            await scheduler.schedule(each.encode(), to=f"kafka:{target}", delay="2s", id=each)
+    await asyncio.to_thread(lost, kafka, second)
+    async with Scheduler(url_of(kafka, schedules)), reading(kafka, target) as found:
+        arrived = {(await next_of(found, within_s=20)).value.decode() for _ in here}
+        assert arrived == {*here}
+        await asyncio.to_thread(second.start)
+        late = {(await next_of(found, within_s=30)).value.decode() for _ in range(len(ids) - len(here))}
+    assert late == {*ids} - arrived
+
+
+async def test_k7_a_producer_that_the_cluster_has_forgotten_is_replaced_and_costs_no_attempt() -> None:
+    broker = await asyncio.to_thread(
+        started,
+        transactional_id_expiration_ms="1000",
+        transaction_remove_expired_transaction_cleanup_interval_ms="200",
+    )
+    try:
+        kafka, schedules = broker.bootstrap, new_name("schedules")
+        target = await create_topic(kafka, new_name())
+        async with (
+            Scheduler(url_of(kafka, schedules)),
+            reading(kafka, target) as found,
+            AIOKafkaProducer(bootstrap_servers=kafka) as client,
+        ):
+            await asyncio.sleep(4)  # as a partition in which nothing happens for a week
+            headers = [(records.EPOCH, b"0"), (records.TARGET_TOPIC, target.encode())]
+            await client.send_and_wait(schedules, b"v", key=b"m", headers=headers)
+            record = await next_of(found, within_s=3)
+            assert dict(record.headers)[records.ATTEMPT] == b"1"
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize("forged", [("aiodelay-lane", b"kafka"), ("aiodelay-from", b"0")])
+async def test_l5_an_address_that_is_no_topic_holds_up_nobody(kafka: str, forged: tuple[str, bytes]) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    async with (
+        Scheduler(url_of(kafka, schedules)),
+        reading(kafka, target) as found,
+        AIOKafkaProducer(bootstrap_servers=kafka) as client,
+    ):
+        bad = [(records.EPOCH, b"0"), (records.TARGET_TOPIC, b"x" * 40_000), ("aiodelay-address", b"x" * 40_000)]
+        await client.send_and_wait(schedules, b"bad", key=b"bad", headers=[*bad, forged])
+        headers = [(records.EPOCH, b"0"), (records.TARGET_TOPIC, target.encode())]
+        await client.send_and_wait(schedules, b"good", key=b"good", headers=headers)
+        assert (await next_of(found, within_s=10)).value == b"good"
+
+
+async def test_what_was_deleted_from_a_partitions_start_is_stepped_over(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    url = url_of(kafka, schedules)
+    async with Scheduler(url) as scheduler:
+        for i in range(5):
+            await scheduler.schedule(b"%d" % i, to=f"kafka:{target}", delay="3s")
+    await asyncio.to_thread(delete_to, kafka, schedules, 8)  # two of the session, and each put, with their markers
+    async with Scheduler(url), reading(kafka, target) as found:
+        assert {(await next_of(found, within_s=20)).value for _ in range(3)} == {b"2", b"3", b"4"}
+
+
+def delete_to(kafka: str, name: str, offset: int) -> None:
+    """Delete a topic's first records, which none that is compacted lets one do."""
+    with AdminClient({"bootstrap.servers": kafka}) as admin:
+        for policy in ("delete", "compact"):
+            entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+            where = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=[entry])
+            admin.incremental_alter_configs([where])[where].result(10)
+            if policy == "delete":
+                place = TopicPartition(name, 0, offset)
+                admin.delete_records([place])[place].result(10)

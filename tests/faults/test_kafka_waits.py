@@ -1,0 +1,178 @@
+"""Nothing waits for ever, or answers before it can know: partitions that stall, are being read, or are given away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.identifiers import new_op
+from aiodelay.kafka import KafkaStore, records
+from aiodelay.kafka.group import SESSION_MS
+from aiodelay.kafka.index import Read
+from aiodelay.model import After, At, Cancel, Command, DeadKey, Demand, Done, Envelope, Put, Refused, Stored, Unknown
+from tests.support.kafka import create_topic, new_name
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+ALL = Demand(100)
+
+
+def url_of(kafka: str, schedules: str, partitions: int = 1) -> str:
+    return f"kafka://{kafka}/{schedules}?create_topic=true&partitions={partitions}&members=1&timeout_ms=2000"
+
+
+def put(name: str, target: str, due: At | After = After(0), lane: str = "kafka") -> Put:  # noqa: B008 - immutable
+    return Put(new_op(), Envelope(name, lane, target, payload=name.encode()), due)
+
+
+def in_partition(number: int, partitions: int) -> str:
+    names = (f"m{i}" for i in range(99))
+    return next(name for name in names if records.partition_of(name.encode(), partitions) == number)
+
+
+@asynccontextmanager
+async def foreign(kafka: str, schedules: str) -> AsyncIterator[None]:
+    """A transaction that somebody leaves open in a schedules topic's first partition."""
+    options = {"transactional_id": new_name(), "transaction_timeout_ms": 60_000}
+    async with AIOKafkaProducer(bootstrap_servers=kafka, **options) as producer:
+        await producer.begin_transaction()
+        await producer.send_and_wait(schedules, None, key=b"other", partition=0)
+        yield
+        await producer.abort_transaction()
+
+
+async def test_f27_l5_a_partition_that_stalls_under_way_holds_up_no_other(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    stalled, other = in_partition(0, 2), in_partition(1, 2)
+    async with KafkaStore(url_of(kafka, schedules, 2)) as store, store.work("w", []):
+        assert len(await store.apply([put(stalled, target), put(other, target, After(4000))])) == 2
+        async with foreign(kafka, schedules), asyncio.timeout(15):
+            with store.transferring(store.sinks[0]) as moves:
+                await moves.transfer(ALL)  # which is written, and cannot be read
+                while not (await moves.transfer(ALL)).moved:  # noqa: ASYNC110 - nothing tells
+                    await asyncio.sleep(0.05)
+            assert await store.get(other) is None
+            assert await store.get(stalled) is not None
+
+
+async def test_f27_l1_a_settlement_that_cannot_be_read_back_is_not_waited_for_longer_than_renewals_can(
+    kafka: str,
+) -> None:
+    schedules = new_name("schedules")
+    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", ["h"]) as work:
+        await store.apply([put("m", "", lane="h")])
+        (claim,) = (await work.claim({"h": ALL}, request="1", lease_ms=15_000)).claims
+        done = Done(claim.record.id, claim.record.revision, claim.token)
+        async with foreign(kafka, schedules):
+            async with asyncio.timeout(5):
+                with pytest.raises(StoreUnavailableError, match="read back"):
+                    await work.settle([done])
+        await work.settle([done])
+        assert await store.get("m") is None
+
+
+async def test_f27_dead_letters_answer_in_time(kafka: str) -> None:
+    schedules = new_name("schedules")
+    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", []):
+        async with AIOKafkaProducer(bootstrap_servers=kafka) as client:
+            for key in (b"bad", b"worse"):
+                await client.send_and_wait(schedules, b"v", key=key)
+        async with asyncio.timeout(10):
+            while len(letters := await store.dead_letters()) < 2:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+        keys = [DeadKey(each.record.id, each.record.revision) for each in letters]
+        async with foreign(kafka, schedules), asyncio.timeout(10):
+            (outcome,) = await store.redrive(keys[:1])
+            assert isinstance(outcome, Unknown)
+            with pytest.raises(StoreUnavailableError):
+                await store.purge(keys[1:])
+
+
+@pytest.mark.parametrize(
+    "commands", [[put("m", "t"), put("m", "t")], [put("m", "t"), Cancel(new_op(), "m")]], ids=["puts", "a cancel"]
+)
+async def test_commands_under_way_while_partitions_are_given_away_have_an_answer_each(
+    kafka: str, commands: list[Command]
+) -> None:
+    schedules = new_name("schedules")
+    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", []):
+        applying = asyncio.create_task(store.apply(commands))
+        await asyncio.sleep(0)
+        store._assign(schedules, [])
+        outcomes = await applying
+        assert len(outcomes) == 2
+        assert all(isinstance(each, Refused | Unknown) for each in outcomes)
+
+
+async def test_looking_waits_for_what_is_being_read(kafka: str) -> None:
+    schedules = new_name("schedules")
+    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", []):
+        (stored,) = await store.apply([put("m", "t", After(3_600_000))])
+        assert isinstance(stored, Stored)
+    async with KafkaStore(url_of(kafka, schedules)) as store:
+        store._own()
+        assert await store.get("m") is not None
+
+
+async def test_looking_says_so_where_a_later_topic_is_anothers(kafka: str) -> None:
+    first, second = new_name("first"), new_name("second")
+    for name, partitions in ((first, 1), (second, 2)):
+        async with KafkaStore(url_of(kafka, name, partitions)):
+            pass
+    async with KafkaStore(f"kafka://{kafka}/{first},{second}?member=0&members=2") as store, store.work("w", []):
+        assert await store.get(in_partition(0, 2)) is None
+        with pytest.raises(UnsupportedByStoreError, match="partition 1"):
+            await store.get(in_partition(1, 2))
+
+
+async def test_f3_what_was_decided_before_a_process_stood_still_is_not_written_after(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    async with (
+        KafkaStore(url_of(kafka, schedules)) as store,
+        store.work("w", []),
+        AIOKafkaProducer(bootstrap_servers=kafka) as plain,
+    ):
+        await store.apply([put("m", target)])
+        (mine,) = store.partitions.values()
+        await store.targets.look([target])
+        missed: list[tuple[Sequence[Read], int]] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(mine, "take_in", lambda *read: missed.append(read))
+            await plain.send_and_wait(schedules, None, key=b"m")  # somebody cancels it while this process stands still
+            assert len(mine.move("kafka", ALL)[0]) == 1
+            mine._looked_s -= SESSION_MS / 1000 + 1
+            await asyncio.sleep(0.5)
+        for batch, read_to in missed:
+            mine.take_in(batch, read_to)
+        assert await store.get("m") is None
+    async with AIOKafkaConsumer(target, bootstrap_servers=kafka, isolation_level="read_committed") as consumer:
+        (end,) = (await consumer.end_offsets(consumer.assignment())).values()
+    assert end == 0
+
+
+async def test_r1_closing_that_is_cancelled_leaves_nothing_open(kafka: str) -> None:
+    before = asyncio.all_tasks()
+
+    async def use() -> None:
+        async with KafkaStore(url_of(kafka, new_name("schedules"))) as store, store.work("w", []):
+            await store.hold("kafka")
+            await store.targets.look([new_name()])
+            is_used.set()
+            await asyncio.Event().wait()
+
+    is_used = asyncio.Event()
+    using = asyncio.create_task(use())
+    await is_used.wait()
+    for _ in range(2):
+        using.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await using
+    assert asyncio.all_tasks() <= before

@@ -1,0 +1,56 @@
+"""The test broker itself: it outlives a kill with what was acknowledged, and a cleaner really runs on it."""
+
+import asyncio
+import time
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+from tests.support.kafka import create_topic, new_name, started
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.asyncio
+async def test_what_was_acknowledged_is_there_after_a_kill() -> None:
+    broker = await asyncio.to_thread(started)
+    try:
+        topic = await create_topic(broker.bootstrap, new_name())
+        await produce(broker.bootstrap, topic, [(b"k", b"v")])
+        broker.kill()
+        await asyncio.to_thread(broker.start)
+        assert await read(broker.bootstrap, topic) == [(b"k", b"v")]
+    finally:
+        broker.stop()
+
+
+@pytest.mark.asyncio
+async def test_the_cleaner_removes_what_was_replaced(kafka: str) -> None:
+    topic = await create_topic(
+        kafka, new_name(), cleanup_policy="compact", segment_ms=100, min_cleanable_dirty_ratio=0.001
+    )
+    deadline = time.monotonic() + 60
+    produced = kept = 0
+    while kept == produced:
+        assert time.monotonic() < deadline, f"all {produced} records of one key are still there"
+        await produce(kafka, topic, [(b"k", b"%d" % produced)])
+        produced += 1
+        await asyncio.sleep(0.3)
+        kept = len(await read(kafka, topic))
+
+
+async def produce(bootstrap: str, topic: str, records: list[tuple[bytes, bytes]]) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for key, value in records:
+            await producer.send_and_wait(topic, value, key=key)
+
+
+async def read(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes | None]]:
+    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
+        (partition,) = consumer.assignment()
+        end = (await consumer.end_offsets([partition]))[partition]
+        records: list[tuple[bytes | None, bytes | None]] = []
+        while await consumer.position(partition) < end:
+            for batch in (await consumer.getmany(timeout_ms=200)).values():
+                records += [(record.key, record.value) for record in batch]
+        return records

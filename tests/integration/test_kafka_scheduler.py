@@ -1,0 +1,83 @@
+"""A scheduler on a Kafka store: handlers, retries, series, cancels, and topics as destinations."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from aiodelay import CancelOutcome, Conflict, Context, DuplicateIdError, Every, Retry, Scheduler
+from aiodelay.kafka import KafkaSink
+from aiodelay.kafka.client import Producer
+from aiodelay.kafka.writer import Writer
+from aiodelay.model import Promise
+from tests.support.kafka import create_topic, new_name
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+
+@dataclass
+class Check:
+    number: int
+
+
+async def test_a_scheduler_delivers_retries_recurs_and_cancels(kafka: str) -> None:
+    target = await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=3"
+    scheduler = Scheduler(url)
+    assert scheduler.reaches("kafka").promise is Promise.EXACTLY_ONCE
+    runs: list[tuple[int, int]] = []
+    three = asyncio.Event()
+
+    @scheduler.handler(retry=Retry(attempts=3, first="50ms"))
+    async def check(event: Check, context: Context) -> None:
+        runs.append((event.number, context.attempt))
+        if [number for number, _ in runs].count(3) == 3:
+            three.set()
+        if event.number == 1 and context.attempt == 1:
+            raise ValueError("once")
+
+    async with scheduler:
+        await scheduler.schedule(Check(1), delay="10ms")
+        await scheduler.schedule(Check(2), delay="1h", id="cancelled")
+        await scheduler.schedule(Check(3), every=Every("100ms"), id="series")
+        await scheduler.schedule(b"out", to=f"kafka:{target}", delay="10ms", key=b"k")
+        await scheduler.schedule(b"tick", to=f"kafka:{target}", every=Every("200ms"), id="ticks", key=b"t")
+        await scheduler.schedule(b"astray", to="kafka:no-such-topic", delay="1ms")
+        with pytest.raises(DuplicateIdError):
+            await scheduler.schedule(Check(2), delay="1h", id="cancelled", conflict=Conflict.error())
+        assert await scheduler.cancel("cancelled") is CancelOutcome.CANCELLED
+        assert await scheduler.cancel("cancelled") is CancelOutcome.NOT_FOUND
+        await three.wait()
+        await scheduler.cancel("series")
+        async with AIOKafkaConsumer(target, bootstrap_servers=kafka, auto_offset_reset="earliest") as consumer:
+            records = [await consumer.getone() for _ in range(4)]
+        (blocked,) = await scheduler.blocked()
+        await scheduler.cancel("ticks")
+    assert sorted((each.key, each.value) for each in records) == [(b"k", b"out"), *3 * [(b"t", b"tick")]]
+    assert len({dict(each.headers)["aiodelay-delivery-id"] for each in records}) == 4
+    assert (blocked.address, blocked.messages) == ("no-such-topic", 1)
+    assert [attempt for number, attempt in runs if number == 1] == [1, 2]
+    assert {number for number, _ in runs} == {1, 3}
+
+
+async def test_what_the_store_moves_by_itself_needs_no_producer_of_its_sink(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = Writer.start, list[Writer]()
+
+    async def noted(self: Writer) -> Producer:
+        started.append(self)
+        return await start(self)
+
+    monkeypatch.setattr(Writer, "start", noted)
+    target, sink = await create_topic(kafka, new_name()), KafkaSink(kafka)
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    async with Scheduler(url, sinks=[sink]) as scheduler:
+        await scheduler.schedule(b"out", to=f"kafka:{target}", delay="10ms")
+        await scheduler.run_until_idle()
+        assert sink._writer not in started
+    async with Scheduler("memory://", sinks=[sink]):
+        assert sink._writer in started

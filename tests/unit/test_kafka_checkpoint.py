@@ -1,0 +1,222 @@
+"""An index that goes on from a checkpoint is the one that was left, whatever has happened before and happens then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import msgspec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aiodelay.kafka import records
+from aiodelay.kafka.checkpoint import Checkpoint, Witness
+from aiodelay.kafka.far import Far, open_far
+from aiodelay.kafka.index import Index, Read
+from aiodelay.kafka.mark import Mark
+from aiodelay.kafka.records import Memory, Wire
+from aiodelay.model import DeadKey, DeadLetter, Envelope, Record, Stored
+from aiodelay.testing.clock import VirtualClock
+from aiodelay.transitions import NO_OP, occurrence_id
+from tests.support.disks import IN_MEMORY
+
+NOW = VirtualClock().now_ms()
+HORIZON_MS, FAR_MS = 10_000, 100_000
+KEYS = ("a", "b", occurrence_id("a", NOW))
+RULE: dict[str, str | int] = {"every_ms": 60_000}
+
+
+class Step(NamedTuple):
+    """What is written, or done with what has been read, and how."""
+
+    what: str
+    of: str
+    due_ms: int
+    n: int
+
+
+STEPS = st.builds(
+    Step,
+    st.sampled_from(
+        ["put"] * 6
+        + ["again", "cancel", "end", "put again", "put again", "series", "bad", "letter", "purge", "hold", "release"]
+        + ["mark", "barrier", "partitions", "keep", "kept", "come near", "put off"]
+    ),
+    st.sampled_from(KEYS),
+    st.sampled_from([NOW, NOW + 5_000, NOW + FAR_MS]),
+    st.integers(0, 2),
+)
+
+
+class World:
+    """A partition, written step by step."""
+
+    def __init__(self) -> None:
+        self.log: list[Read] = []
+        self.read_to = 0
+
+    def write(self, step: Step) -> Read | None:
+        """Write what a step writes, if anything."""
+        wire = self._wire(step)
+        if wire is None:
+            return None
+        self.log.append(Read(len(self.log), NOW - 100 + len(self.log) // 3, *wire))
+        return self.log[-1]
+
+    def _wire(self, step: Step) -> Wire | None:  # noqa: PLR0911, PLR0912 - each step's own
+        offset, key = len(self.log), records.key_of(step.of)
+        self.read_to = max(self.read_to, offset - step.n)
+        op = b"%08d" % offset if step.n else NO_OP
+        record = Record(Envelope(step.of, "kafka", "t", payload=b"%d" % offset), 0, step.due_ms, op)
+        known = [each for each in self.log if each.key == key and each.value and not dict(each.headers).get("rule")]
+        memory = Memory([(f"{step.n:016x}", "rescheduled", 7, NOW, NOW + 5_000)], (step.n, NOW + 50_000))
+        match step.what:
+            case "put":
+                return records.encode_record(record)
+            case "again":
+                return Wire(*known[-1][2:]) if known else None  # type: ignore[arg-type]
+            case "cancel":
+                return records.encode_cancel(key, memory if step.n else None)
+            case "end":
+                ended = [records.op_of(each.headers).hex() for each in known if each.offset < self.read_to]
+                answers = [(each, "stored", 7, NOW, NOW + 9_000) for each in ended if each != NO_OP.hex()]
+                return records.encode_end(key, read_to=self.read_to, outcome="delivered", memory=Memory(answers))
+            case "put again":
+                record = msgspec.structs.replace(record, revision=NOW + offset, attempt=2)
+                return records.encode_record(
+                    record, read_to=self.read_to, place_ms=step.due_ms + 7, memory=memory if step.n else None
+                )
+            case "series":
+                envelope = msgspec.structs.replace(record.envelope, rule={"kind": "every", **RULE})
+                return records.encode_record(msgspec.structs.replace(record, envelope=envelope))
+            case "bad":
+                return Wire(key, b"", [("scheduler-epoch", b"soon")])
+            case "letter":
+                return records.encode_dead(DeadLetter(record, "attempts_exhausted", NOW))
+            case "purge":
+                return Wire(records.dead_key(DeadKey(step.of, 0)), None, [])
+            case "hold" | "release":
+                address = "t" if step.n else None
+                return records.encode_hold("kafka", address, is_held=step.what == "hold")
+            case "mark":
+                return records.encode_mark(Mark(NOW - 50 + 20 * step.n, self.read_to))
+            case "barrier":
+                return Wire(records.BARRIER, b"", [])
+            case "partitions":
+                return Wire(records.PARTITIONS, b"%d" % (step.n + 1), [])
+            case "keep":
+                return records.encode_keep(record)
+            case "kept":
+                return records.encode_end(records.KEEP + key, read_to=self.read_to, outcome="ended")
+        return None
+
+
+def make_index(far: Far | None = None) -> Index:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1), far=far)
+    index.look_ahead(NOW + HORIZON_MS)
+    return index
+
+
+def play(index: Index, world: World, steps: Sequence[tuple[Step, Read | None]]) -> None:
+    """Read what was written, and do with it what is to be done."""
+    for step, read in steps:
+        if read is not None:
+            index.read(read)
+        elif step.what == "put off":
+            index.put_off()
+        elif step.what == "come near":
+            bring(index, step.of, world)
+
+
+def bring(index: Index, message_id: str, world: World) -> None:
+    if (row := index.far.find(records.key_of(message_id))) is not None:
+        index.come_near(world.log[row.offset])
+
+
+def left(index: Index, world: World, path: Path) -> Index:
+    """Leave an index on disk, and go on from there."""
+    last = world.log[index.read_to - 1]
+    checkpoint = index.checkpoint()
+    checkpoint.witness = Witness.of(last.offset, last.timestamp, last.key, last.value)
+    index.far.commit(msgspec.msgpack.encode(checkpoint))
+    index.far.put(b"uncommitted", NOW + FAR_MS, 5, "kafka", is_users=True)
+    index.far.close()
+    far, state = open_far(str(path))
+    kept = msgspec.msgpack.decode(state, type=Checkpoint)
+    found = Index(clock=VirtualClock(), name="t/0", claims=count(1), far=far)
+    found.begin(kept)
+    for offset in kept.offsets:
+        found.read(world.log[offset])
+    found.go_on()
+    found.look_ahead(NOW + HORIZON_MS)
+    return found
+
+
+def state_of(index: Index, world: World) -> dict[str, Any]:
+    """All that decides what an index does next, once its owner has brought near what it must."""
+    for message_id in index.hidden_far():
+        bring(index, message_id, world)
+    return {
+        "read to": index.read_to,
+        "entries": {key: (entry.record, entry.place_ms) for key, entry in index._entries.items()},
+        "standings": index._standings,
+        "hidden": index._hidden.keys(),
+        "bad": {key: (read.offset, problem) for key, (read, problem) in index._bad.items()},
+        "repeated": index._repeated.keys(),
+        "asked": {key: (asked.offset, asked.put) for key, asked in index._asked.items()},
+        "dead": index._dead,
+        "holds": asyncio.run(_holds(index)),
+        "mark": (index.mark, index._ended_at),
+        "partitions": index.partitions,
+        "answers": {op: value for op, *value in index._answers.items(NOW) if isinstance(value[0], Stored)},
+        "versions": {key: value for key, *value in index._tombstones.items(NOW)},
+        "far": {key: index.far.find(records.key_of(key)) for key in KEYS},
+        "how many": (len(index.far), +index.far.by_lane),
+        "next mark": index.next_mark(),
+        "raised": index._raised & index._entries.keys(),
+    }
+
+
+async def _holds(index: Index) -> Sequence[tuple[str, str | None]]:
+    return await index.holds()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=14), st.lists(STEPS, max_size=8))
+@example([Step("put", "a", NOW, 1), Step("end", "a", NOW, 0), Step("again", "a", NOW, 0)], [])
+def test_an_index_goes_on_as_if_it_had_never_been_left(before: list[Step], after: list[Step]) -> None:
+    with TemporaryDirectory(dir=IN_MEMORY) as folder:
+        leave_and_go_on(Path(folder, "t-0.index"), before, after)
+
+
+def leave_and_go_on(path: Path, before: Sequence[Step], after: Sequence[Step]) -> None:
+    world = World()
+    first = [(step, world.write(step)) for step in before]
+    then = [(step, world.write(step)) for step in after]
+    stayed, leaving = make_index(), make_index(Far(str(path)))
+    for index in (stayed, leaving):
+        play(index, world, first)
+    if not leaving.read_to:
+        return
+    restored = left(leaving, world, path)
+    assert state_of(restored, world) == state_of(stayed, world)
+    for index in (stayed, restored):
+        play(index, world, then)
+    assert state_of(restored, world) == state_of(stayed, world)
+    whole = make_index()
+    play(whole, world, [(step, read) for step, read in first + then if read is not None])
+    assert stands(restored, world) == stands(whole, world)
+
+
+def stands(index: Index, world: World) -> dict[str, Any]:
+    """What does not depend on what was held whole."""
+    for read in world.log:
+        index.come_near(read)
+    found = state_of(index, world)
+    entries = {key: (record.envelope, place_ms) for key, (record, place_ms) in found["entries"].items()}
+    names = ("bad", "repeated", "asked", "dead", "holds", "mark", "partitions", "hidden", "standings")
+    return {"entries": entries} | {name: found[name] for name in names}

@@ -1,0 +1,333 @@
+"""What is pending in a partition, while changes of it are being written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count, product
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from aiodelay.kafka import records
+from aiodelay.kafka.client import Outgoing
+from aiodelay.kafka.index import Change, Index, Read
+from aiodelay.kafka.records import KEEP, Memory, encode_cancel, encode_end, encode_keep, encode_record
+from aiodelay.model import At, Cancel, Command, Demand, Envelope, Fire, LateAction, Put, Record, Reschedule, Stored
+from aiodelay.testing.clock import VirtualClock
+from aiodelay.transitions import NO_OP
+
+ALL = Demand(100)
+NOW = VirtualClock().now_ms()
+
+
+def put(offset: int, payload: bytes, *, of: str = "m", due_ms: int = NOW, expires_ms: int = 0) -> Read:
+    """A user's record, as it is read."""
+    late = LateAction.DROP if expires_ms else LateAction.DELIVER
+    record = Record(Envelope(of, "kafka", "t", payload=payload), 0, due_ms, NO_OP, expires_ms, late)
+    return Read(offset, NOW, *encode_record(record))
+
+
+def moving(index: Index) -> list[bytes]:
+    """Decide to move what is due; return the payloads."""
+    due = index.due("kafka", ALL, {"t"})
+    for key, entry in due.entries:
+        index.move(key, entry, Outgoing("t", None, b"", []), index.now_ms())
+    return [entry.record.envelope.payload for _, entry in due.entries]
+
+
+def test_a_new_version_is_moved_only_once_the_end_of_the_one_before_was_read() -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.read(put(0, b"old"))
+    assert moving(index) == [b"old"]
+    (ending,) = index.changes
+    index.read(put(1, b"new"))
+    assert moving(index) == []
+    (wire,) = ending.wires()
+    index.read(Read(2, NOW, *wire))
+    index.written(ending)
+    assert moving(index) == [b"new"]
+
+
+def test_who_follows_a_put_that_gives_way_wins_and_it_ends_before_anything_else_is_written() -> None:
+    for followed_by in (put(1, b"followed"), Read(1, NOW, *encode_cancel(b"m"))):
+        index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+        index.read(Read(0, NOW, *encode_keep(Record(Envelope("m", "kafka", "t"), 0, NOW, NOW.to_bytes(8)))))
+        index.read(followed_by)
+        moved = moving(index)
+        index.mend()
+        assert [wire.key for wire in index.changes[0].wires()] == [KEEP + b"m"]
+        assert len(index.changes) == 1 + len(moved)
+        index.read(Read(2, NOW, *encode_end(KEEP + b"m", read_to=2, outcome="ended")))
+        assert moved == ([] if followed_by.value is None else [b"followed"])
+
+
+def test_a_session_that_ends_tells_of_every_change_also_of_two_of_one_key() -> None:
+    clock = VirtualClock()
+    index = Index(clock=clock, name="t/0", claims=count(1))
+    index.read(put(0, b"old"))
+    moving(index)
+    index.read(put(1, b"new", expires_ms=NOW + 1000))
+    clock.move(5000)
+    moving(index)  # which ends the new one: it is late
+    begun = list(index.changes)
+    assert len(begun) == 2
+    assert index.give_back() == begun
+    assert index.give_back() == []
+
+
+def read_back(index: Index, change: Change) -> None:
+    """Read what a change has written."""
+    wires = list(change.wires())
+    change.offset = index.read_to + len(wires) - 1
+    for wire in wires:
+        index.read(Read(index.read_to, NOW, *wire))
+    index.written(change)
+
+
+OP = b"command!"
+COMMANDS: dict[str, Command] = {
+    "put": Put(OP, Envelope("m", "kafka", "t", payload=b"ours"), At(NOW)),
+    "cancel": Cancel(OP, "m"),
+    "reschedule": Reschedule(OP, "m", At(NOW + 1)),
+    "fire": Fire(OP, "m"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_s4_s5_a_command_that_did_not_count_is_decided_again(name: str) -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.read(put(0, b"old", due_ms=NOW + FAR_MS))
+    change = index.command(COMMANDS[name])[1]
+    assert change is not None
+    index.changes.clear()
+    index.read(put(1, b"acknowledged before the command was given", due_ms=NOW + FAR_MS))
+    read_back(index, change)
+    assert not change.counted
+    assert index.command(COMMANDS[name])[1] is not None
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_commands_answer_is_remembered_though_nobody_waits_for_it(name: str) -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.read(put(0, b"old", due_ms=NOW + FAR_MS))
+    outcome, change = index.command(COMMANDS[name])
+    assert change is not None
+    read_back(index, change)
+    again, nothing = index.command(COMMANDS[name])
+    assert isinstance(outcome, Stored)
+    assert isinstance(again, Stored)
+    assert again.answer in {outcome.answer, "stored"}
+    assert nothing is None
+
+
+def test_what_was_put_twice_and_ended_in_between_does_not_come_back() -> None:
+    clock = VirtualClock()
+    for due_ms in DUES:
+        index = Index(clock=clock, name="t/0", claims=count(1))
+        index.look_ahead(NOW + HORIZON_MS)
+        record = Record(Envelope("m", "kafka", "t"), 0, due_ms, b"12345678")
+        memory = Memory([(record.op.hex(), "stored", 1, due_ms, NOW + 1000)])
+        for offset in (0, 1):  # the second, because its first answer was lost
+            index.read(Read(offset, NOW, *encode_record(record)))
+        far = index.far.find(b"m")
+        index.read(Read(2, NOW, *encode_end(b"m", read_to=1, outcome="delivered", memory=memory)))
+        if far is not None:
+            index.come_near(Read(1, NOW, *encode_record(record)))
+        assert moving(index) == []
+        index.mend()
+        (ending,) = index.changes
+        assert [wire.value for wire in ending.wires()] == [None]
+
+
+@pytest.mark.parametrize("user", list(product([None, "put", "cancel"], repeat=4)))
+def test_ends_taken_in_unread_leave_what_they_leave_when_they_are_read(user: Sequence[str | None]) -> None:
+    """A user writes of the first or second message before what ends them, or between and after."""
+    ways = []
+    for is_read in (True, False):
+        index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+        log = [put(0, b"0", of="m0"), put(1, b"1", of="m1"), put(2, b"2", of="m2")]
+        for read in log:
+            index.read(read)
+        assert moving(index) == [b"0", b"1", b"2"]
+        changes = list(index.changes)
+        for i, (of, what) in enumerate(zip(("m0", "m1", "m0", "m1"), user, strict=True)):
+            if i == 2:
+                for change in changes:
+                    change.offset = len(log)
+                    log += [Read(len(log), NOW, *wire) for wire in change.wires()]
+            if what is not None:
+                end = Read(len(log), NOW, *encode_cancel(of.encode()))
+                log.append(put(len(log), b"new", of=of) if what == "put" else end)
+        between = [read for read in log[3:] if read.offset < changes[0].offset]
+        for read in between:
+            index.read(read)
+        if not is_read:
+            index.read_own(changes)
+            assert index.read_to == changes[0].offset + (3 if not between else 0 if user[0] else 1)
+        for read in log[index.read_to :]:
+            index.read(read)
+        for change in changes:
+            index.written(change)
+        payloads = {key: entry.record.envelope.payload for key, entry in index._entries.items()}
+        ways.append((payloads, index._standings, index._hidden, [change.counted for change in changes], index.read_to))
+    assert ways[0] == ways[1]
+
+
+def test_ends_are_taken_in_unread_only_where_reading_has_come_to() -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.read(put(0, b"0"))
+    moving(index)
+    (ending,) = index.changes
+    ending.offset = 2
+    index.read_own([ending])
+    assert (index.read_to, ending.counted) == (1, False)
+    index.read(put(1, b"new"))
+    index.read_own([ending])
+    assert (index.read_to, ending.counted) == (2, False), "the new one stands, and the end hides it from the cleaner"
+
+
+# --- what is far ------------------------------------------------------------------------------------------
+
+FAR_MS, HORIZON_MS = 100_000, 10_000
+DUES = NOW, NOW + FAR_MS
+STEPS = [
+    *(("put", due_ms, 0, goes_back) for due_ms in DUES for goes_back in (False, True)),
+    *(("put again", due_ms, unread, False) for due_ms in DUES for unread in range(3)),
+    ("cancel", NOW, 0, False),
+    *(("end", NOW, unread, False) for unread in range(3)),
+]
+"""What is written; when it is due; of an owner's, how many records it had not read; whether what is far goes back."""
+
+
+def read_by(steps: Sequence[tuple[str, int, int, bool]], *, ahead_ms: int) -> Index:
+    """Read a log in which users and owners have written; bring near in the end what is far."""
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.look_ahead(NOW + ahead_ms)
+    log: list[Read] = []
+    read_to = 0
+    for offset, (what, due_ms, unread, goes_back) in enumerate(steps):
+        read_to = max(read_to, offset - unread)
+        record = Record(Envelope("m", "kafka", "t", payload=b"%d" % offset), 0, due_ms, NO_OP)
+        wire = {
+            "put": encode_record(record),
+            "put again": encode_record(record, read_to=read_to),
+            "cancel": encode_cancel(b"m"),
+            "end": encode_end(b"m", read_to=read_to, outcome="delivered"),
+        }[what]
+        log.append(Read(offset, NOW + offset, *wire))
+        index.read(log[-1])
+        if goes_back:
+            index.put_off()
+    for each in log:
+        if each.value is not None:
+            index.come_near(each)
+    return index
+
+
+def test_what_stands_does_not_depend_on_what_is_held_whole() -> None:
+    for steps in product(STEPS, repeat=3):
+        whole, noted = read_by(steps, ahead_ms=FAR_MS), read_by(steps, ahead_ms=HORIZON_MS)
+        found = [
+            {key: (entry.record.envelope.payload, entry.place_ms) for key, entry in index._entries.items()}
+            for index in (whole, noted)
+        ]
+        assert found[0] == found[1], steps
+        assert (whole._hidden, whole._standings) == (noted._hidden, noted._standings), steps
+        assert not noted.far
+
+
+def test_a_put_unless_one_stands_is_decided_at_once_also_if_it_is_due_beyond_the_horizon() -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.look_ahead(NOW + HORIZON_MS)
+    record = Record(Envelope("m", "kafka", "t"), 0, NOW + FAR_MS, OP)
+    index.read(Read(0, NOW, *encode_keep(record)))
+    index.mend()
+    change = index.changes.popleft()
+    read_back(index, change)
+    assert index.is_far("m")
+    assert not index.needs_mending
+
+
+def test_the_mark_stops_at_what_is_far() -> None:
+    clock = VirtualClock()
+    index = Index(clock=clock, name="t/0", claims=count(1))
+    index.look_ahead(NOW + HORIZON_MS)
+    index.read(put(0, b"far", due_ms=NOW + HORIZON_MS + 1))
+    index.read(Read(1, NOW, *encode_cancel(b"other")))
+    clock.move(FAR_MS)  # and nobody has looked at what is far
+    mark = index.next_mark()
+    assert mark is not None
+    assert mark.read_to == 2
+    assert not mark.covers(0, NOW + HORIZON_MS + 1)
+
+
+# --- what others write ------------------------------------------------------------------------------------
+
+KEYS = st.lists(
+    st.sampled_from(
+        [
+            records.AGAIN,
+            records.DEAD,
+            records.HOLD,
+            records.KEEP,
+            records.RESERVED,
+            records.BARRIER,
+            records.MARK,
+            b"1/",
+            b"a",
+            b"\xff",
+            b"~12345678901",
+            b'["a",null]',
+        ]
+    )
+).map(b"".join)
+VALUES = st.sampled_from(
+    [
+        b"",
+        b"\xff",
+        b"1",
+        b"{}",
+        b"[]",
+        b'{"\xff":1}',
+        b"7" * 15,
+        b"%d" % (NOW + FAR_MS),
+        b"kafka",
+        b"drop",
+        b"late",
+        OP.hex().encode(),
+        b'{"answers":[["zz","stored",1,1,%d]]}' % (NOW + FAR_MS),
+        b'{"until_ms":1,"read_to":9}',
+    ]
+)
+NAMES = [
+    *records.HEADER.values(), records.EPOCH, records.TARGET_TOPIC, records.READ_TO, records.PLACE, records.NULL,
+    records.FORMAT_HEADER, records.MEMORY, records.DEAD_REASON, records.DEAD_AT,
+]  # fmt: skip
+PLAIN = {records.EPOCH: b"%d" % (NOW // 1000), records.TARGET_TOPIC: b"t"}
+HEADERS = st.dictionaries(st.sampled_from(NAMES), VALUES).map(lambda found: list((PLAIN | found).items()))
+RECORDS = st.tuples(st.integers(-1, NOW + 1), st.none() | KEYS, st.none() | VALUES, HEADERS)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=4))
+@example([(0, b"\x00aiodelay/again/1/\xff", b"", list(PLAIN.items()))])  # an occurrence of a series with such a key
+def test_l5_nothing_that_may_stand_in_a_topic_breaks_its_owner(
+    found: list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]]]],
+) -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.look_ahead(NOW + HORIZON_MS)
+    log = [Read(offset, *each) for offset, each in enumerate(found)]
+    for read in log:
+        index.read(read)
+    index.quarantine()
+    for read in log:
+        if read.key is not None and read.value is not None:
+            index.come_near(read)
+    index.mend()
+    moving(index)
+    while index.changes:
+        change = index.changes.popleft()
+        if not index.drop_stale(change):
+            read_back(index, change)
+    index.put_off()
+    index.next_mark()
