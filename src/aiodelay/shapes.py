@@ -1,0 +1,411 @@
+"""The JSON shapes that the command line and the HTTP API share: what they write of a store, and what they read.
+
+Times are ISO 8601 text in UTC with milliseconds. A key of a shape is always there, None where there is nothing, save
+`payload` and `payload_base64`, and `key` and `key_base64`: of each pair one is there, the text where it is UTF-8. A
+header's value is text likewise, else `{"base64": "..."}`. docs/cli.md lists the keys.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from .errors import (
+    AiodelayError,
+    ConfigurationError,
+    HeaderError,
+    InputError,
+    PayloadTypeError,
+    RecordFormatError,
+    ScheduleTimeError,
+    cut,
+    shortened,
+)
+from .messages import HANDLER_TARGET, Message, Scheduled
+from .model import (
+    Blocked,
+    Conflict,
+    DeadLetter,
+    Envelope,
+    JournalEntry,
+    Lane,
+    LaneCounts,
+    Late,
+    LateAction,
+    LoadBucket,
+    Record,
+    Snapshot,
+)
+from .recurrence import Cron, Every, Rule, decode_rule
+from .timeunits import format_duration, from_epoch_ms, to_epoch_ms
+from .transitions import delivery_id
+
+__all__ = [
+    "blocked_shape",
+    "counts_shape",
+    "dead_letter_shape",
+    "decoded_fields",
+    "error_shape",
+    "journal_shape",
+    "load_shape",
+    "message_shape",
+    "read_bytes",
+    "read_headers",
+    "read_message",
+    "read_rule",
+    "read_time",
+    "record_shape",
+    "rule_shape",
+    "scheduled_shape",
+    "time_shape",
+    "to_of",
+]
+
+MESSAGE_FIELDS = (
+    *("to", "payload", "payload_base64", "at", "delay", "every", "id"),
+    *("key", "key_base64", "headers", "conflict", "late"),
+)
+_KINDS = {"n": "null", "t": "true", "f": "false", '"': "text", "[": "an array", "{": "an object"}
+_CRON_KEYS, _EVERY_KEYS = {"cron", "tz", "missed", "overlap"}, {"interval", "start", "missed", "overlap"}
+_RULES = '"10m", {"interval": "10m"}, "0 9 * * mon" or {"cron": "0 9 * * mon", "tz": "Europe/Paris"}'
+_CONFLICTS = '"replace", "keep", "error" or {"newer": 7}'
+_LATES = '"deliver", {"drop": "15m"} or {"dead_letter": "15m"}'
+
+
+# --- written ----------------------------------------------------------------------------------------------
+
+
+def time_shape(ms: int) -> str:
+    """Return an instant, epoch ms, as ISO 8601 text in UTC."""
+    return from_epoch_ms(ms).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def to_of(envelope: Envelope) -> str:
+    """Return a message's destination as `to=` names it; `handler:<type name>` of what has no sink."""
+    return f"{envelope.lane}:{envelope.address}" if envelope.address else f"{HANDLER_TARGET}:{envelope.lane}"
+
+
+def message_shape(snapshot: Snapshot) -> dict[str, Any]:
+    """Return a message as it stands in the store: its state, the time of its next attempt, and its record."""
+    shape = record_shape(snapshot.record)
+    return shape | {"state": snapshot.state.value, "next_attempt": time_shape(snapshot.next_attempt_ms)}
+
+
+def dead_letter_shape(letter: DeadLetter) -> dict[str, Any]:
+    """Return a dead letter: its reason, the time it was given up, and its record."""
+    return record_shape(letter.record) | {"reason": letter.reason, "given_up": time_shape(letter.at_ms)}
+
+
+def record_shape(record: Record) -> dict[str, Any]:
+    """Return what a store keeps of a message, whole: `aiodelay import` reads it back."""
+    envelope = record.envelope
+    shape: dict[str, Any] = {
+        "id": record.id,
+        "to": to_of(envelope),
+        "type": envelope.type or (None if envelope.address or not envelope.encoding else envelope.lane),
+        "encoding": envelope.encoding,
+        "due": time_shape(record.due_ms),
+        "revision": record.revision,
+        "delivery_id": delivery_id(record),
+        "attempt": record.attempt,
+        "lapses": record.lapses,
+        "kills": record.kills,
+        "is_last_attempt": record.no_retry,
+        "version": envelope.version,
+        "every": _stored_rule(envelope),
+        "retrying": [time_shape(due_ms) for due_ms in record.live],
+        "late": _late_shape(record),
+        "headers": {name: _text_or_base64(value) for name, value in envelope.headers.items()},
+        "trace": dict(envelope.trace),
+        "bytes": len(envelope.payload),
+        "first_error": record.first_error,
+        "last_error": record.last_error,
+    }
+    shape |= _text_pair("key", envelope.key)
+    return shape | _text_pair("payload", None if envelope.encoding == "null" else envelope.payload)
+
+
+def rule_shape(rule: Rule) -> dict[str, Any]:
+    """Return a recurrence rule; `read_rule` reads it back."""
+    policies = {"missed": rule.missed, "overlap": rule.overlap}
+    if isinstance(rule, Cron):
+        return {"cron": rule.expression, "tz": rule.tz} | policies
+    start = None if rule.start is None else time_shape(to_epoch_ms(rule.start, field="start"))
+    return {"interval": rule.interval, "start": start} | policies
+
+
+def scheduled_shape(scheduled: Scheduled) -> dict[str, Any]:
+    """Return what became of `schedule()`; `due` is None where nothing was stored."""
+    due = time_shape(scheduled.due_ms) if scheduled.revision else None
+    return {"id": scheduled.id, "outcome": scheduled.outcome.value, "due": due, "revision": scheduled.revision}
+
+
+def counts_shape(counts: Mapping[Lane, LaneCounts]) -> list[dict[str, Any]]:
+    """Return the counts of each lane, by name."""
+    return [{"lane": lane} | msgspec.structs.asdict(counts[lane]) for lane in sorted(counts)]
+
+
+def load_shape(buckets: Sequence[LoadBucket]) -> list[dict[str, Any]]:
+    """Return how many messages of a lane come due from a time on, empty buckets left out."""
+    return [{"from": time_shape(each.from_ms), "lane": each.lane, "messages": each.messages} for each in buckets]
+
+
+def blocked_shape(blocked: Blocked) -> dict[str, Any]:
+    """Return a destination that takes nothing now."""
+    return {"to": f"{blocked.lane}:{blocked.address}", "reason": blocked.reason, "messages": blocked.messages}
+
+
+def journal_shape(entry: JournalEntry) -> dict[str, Any]:
+    """Return one outcome."""
+    return {
+        "number": entry.number,
+        "at": time_shape(entry.at_ms),
+        "event": entry.event,
+        "id": entry.id,
+        "revision": entry.revision,
+        "lane": entry.lane,
+        "due": time_shape(entry.due_ms) if entry.due_ms else None,
+        "attempt": entry.attempt,
+        "detail": entry.detail,
+    }
+
+
+def error_shape(error: AiodelayError) -> dict[str, Any]:
+    """Return an error by its name; `field`, `value` and `allowed` where it has them."""
+    shape: dict[str, Any] = {"error": type(error).__name__, "detail": str(error)}
+    if isinstance(error, InputError):
+        shape["field"] = error.field
+    elif isinstance(error, ConfigurationError):
+        shape["field"] = error.setting
+    if isinstance(error, InputError | ConfigurationError):
+        shape |= {"value": error.value, "allowed": error.allowed}
+    return shape
+
+
+def _stored_rule(envelope: Envelope) -> dict[str, Any] | None:
+    if envelope.rule is None:
+        return None
+    try:
+        return rule_shape(decode_rule(envelope.rule))
+    except RecordFormatError:  # this machine cannot follow it: it does not know the time zone
+        return dict(envelope.rule)
+
+
+def _late_shape(record: Record) -> object:
+    if record.late is LateAction.DELIVER:
+        return "deliver"
+    return {record.late.name.lower(): format_duration(max(record.expires_ms - record.due_ms, 0))}
+
+
+def _text_or_base64(value: bytes) -> object:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _text_pair(name: str, value: bytes | None) -> dict[str, str | None]:
+    written = None if value is None else _text_or_base64(value)
+    if isinstance(written, dict):
+        return {f"{name}_base64": written["base64"]}
+    return {name: written}  # type: ignore[dict-item]
+
+
+# --- read -------------------------------------------------------------------------------------------------
+
+
+def decoded_fields(text: bytes, known: Sequence[str], what: str) -> dict[str, msgspec.Raw]:
+    """Return the fields of a JSON object, each as it is written; of one that is null, `null`.
+
+    Args:
+        text: JSON.
+        known: The fields that it may have.
+        what: What it is called in errors.
+
+    Raises:
+        InputError: It is no JSON object, or has another field.
+    """
+    try:
+        text.decode()
+        given = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except UnicodeDecodeError as error:
+        raise InputError(what, f"no UTF-8 from byte {error.start} on", "a JSON object") from None
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InputError(what, f"no JSON object: {cut(str(error), 120)}", "a JSON object") from None
+    for name in given:
+        if name not in known:
+            raise InputError(f"field of {what}", shortened(name), ", ".join(known))
+    return given
+
+
+def read_message(text: bytes) -> Message:
+    """Return the message that a JSON object asks for.
+
+    `to`; `payload` (text, or an object or array, taken as it is written; null with a key: no value) or
+    `payload_base64`; `at` (ISO 8601 with an offset), `delay` ("5m") or `every` ("10m", "0 9 * * mon", or an object);
+    and `id`, `key` or `key_base64`, `headers`, `conflict`, `late`.
+
+    Raises:
+        InputError: Names the field, and what is allowed. What `schedule()` checks, it is left to check.
+    """
+    given = decoded_fields(text, MESSAGE_FIELDS, "message")
+    to, message_id = _plain(given, "to"), _plain(given, "id")
+    try:
+        return Message(
+            _payload(given),
+            at=read_time(_plain(given, "at"), "at"),
+            delay=_plain(given, "delay"),
+            every=None if (every := _plain(given, "every")) is None else read_rule(every),
+            id=message_id,
+            to=to,
+            key=read_bytes(given, "key", HeaderError),
+            headers=read_headers(_plain(given, "headers")),
+            conflict=_conflict(_plain(given, "conflict")),
+            late=_late(_plain(given, "late")),
+        )
+    except (InputError, ConfigurationError) as error:
+        if isinstance(message_id, str):
+            error.message_id, error.args = message_id, (*error.args[:3], message_id)
+        raise
+
+
+def read_time(given: object, field: str) -> datetime | None:
+    """Return the instant that ISO 8601 text names, None for None; whether it has an offset is left to others.
+
+    Raises:
+        ScheduleTimeError: It is no such text.
+    """
+    if given is None:
+        return None
+    allowed = "ISO 8601 text with an offset, such as '2026-12-01T09:00:00+01:00' or '2026-12-01T08:00:00Z'"
+    if not isinstance(given, str):
+        raise ScheduleTimeError(field, shortened(given), allowed)
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError:
+        raise ScheduleTimeError(field, shortened(given), allowed) from None
+
+
+def read_rule(given: object) -> Rule:
+    """Return the rule that text or an object writes: `"10m"`, `"0 9 * * mon"`, or what `rule_shape` returns.
+
+    Raises:
+        ScheduleTimeError: It is no rule.
+    """
+    if isinstance(given, str):
+        return Cron(given) if " " in given.strip() else Every(given)
+    if isinstance(given, Mapping):
+        options = {str(name): value for name, value in given.items() if value is not None}
+        if "cron" in options and options.keys() <= _CRON_KEYS:
+            return Cron(options.pop("cron"), **options)
+        if "interval" in options and options.keys() <= _EVERY_KEYS:
+            options["start"] = read_time(options.get("start"), "every.start")
+            return Every(options.pop("interval"), **options)
+    raise ScheduleTimeError("every", shortened(given), _RULES)
+
+
+def read_bytes(given: Mapping[str, msgspec.Raw], name: str, error: type[InputError]) -> bytes | None:
+    """Return what `<name>` gives as text, or `<name>_base64`; None if neither is there.
+
+    Raises:
+        InputError: Of the kind given: both are there, or what is there cannot be read.
+    """
+    text, encoded = _plain(given, name), _plain(given, f"{name}_base64")
+    if text is not None and encoded is not None:
+        raise error(name, f"given as {name} and as {name}_base64", "one of the two")
+    if encoded is not None:
+        return _from_base64(encoded, f"{name}_base64", error)
+    if text is None:
+        return None
+    return _utf8(text, name, error)
+
+
+def read_headers(given: object) -> dict[str, bytes]:
+    """Return headers: values are text, or `{"base64": "..."}`.
+
+    Raises:
+        HeaderError: They are no object, or a value is neither.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise HeaderError("headers", _kind(given), 'an object, such as {"source": "shop"}')
+    return {name: _header(name, value) for name, value in given.items()}
+
+
+def _header(name: str, value: object) -> bytes:
+    field = f"value of header {shortened(name)}"
+    if isinstance(value, Mapping) and value.keys() == {"base64"}:
+        return _from_base64(value["base64"], field, HeaderError)
+    return _utf8(value, field, HeaderError)
+
+
+def _plain(given: Mapping[str, msgspec.Raw], name: str) -> Any:  # noqa: ANN401 - whatever JSON holds
+    if name not in given:
+        return None
+    try:
+        return msgspec.json.decode(given[name])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InputError(name, cut(str(error), 120), "JSON") from None
+
+
+def _payload(given: Mapping[str, msgspec.Raw]) -> bytes | None:
+    if "payload_base64" in given or "payload" not in given:
+        if "payload" not in given and "payload_base64" not in given:
+            raise PayloadTypeError("payload", "missing", "payload or payload_base64")
+        return read_bytes(given, "payload", PayloadTypeError)
+    written = bytes(given["payload"]).strip()
+    if written[:1] in (b"{", b"["):
+        return written
+    return None if written == b"null" else _utf8(_plain(given, "payload"), "payload", PayloadTypeError)
+
+
+def _utf8(value: object, name: str, error: type[InputError]) -> bytes:
+    if not isinstance(value, str):
+        allowed = "text; payloads may be an object or an array too" if name == "payload" else "text"
+        raise error(name, _kind(value), f"{allowed}; bytes as base64")
+    return value.encode()
+
+
+def _from_base64(value: object, name: str, error: type[InputError]) -> bytes:
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    raise error(name, "text that is not of that form" if isinstance(value, str) else _kind(value), "base64, padded")
+
+
+def _kind(value: object) -> str:
+    """Name the kind of a JSON value that must not be shown."""
+    if isinstance(value, bool | int | float):
+        return "a number" if not isinstance(value, bool) else "true or false"
+    return _KINDS[msgspec.json.encode(value)[:1].decode()]
+
+
+def _conflict(given: object) -> Conflict:
+    named = {"replace": Conflict.replace(), "keep": Conflict.keep(), "error": Conflict.error()}
+    if given is None:
+        return Conflict.replace()
+    if isinstance(given, str) and given in named:
+        return named[given]
+    if isinstance(given, Mapping) and given.keys() == {"newer"}:
+        return Conflict.newer(given["newer"])
+    raise ConfigurationError("conflict", shortened(given), _CONFLICTS)
+
+
+def _late(given: object) -> Late:
+    if given is None or given == "deliver":
+        return Late.deliver()
+    if isinstance(given, Mapping) and len(given) == 1:
+        ((action, after),) = given.items()
+        if action == "drop":
+            return Late.drop(after)
+        if action == "dead_letter":
+            return Late.dead_letter(after)
+    raise ConfigurationError("late", shortened(given), _LATES)
