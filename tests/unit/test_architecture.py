@@ -47,8 +47,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "boxes": ({"delay_box"}, {"values", "decisions", "arguments", "kafka", "face"}),
     "package": ({""}, {"values", "decisions", "arguments", "runtime", "face"}),
+    "service": ({"service"}, {"values", "decisions", "arguments", "face", "boxes", "package"}),
     "testing": ({"testing"}, {"values", "decisions", "memory", "arguments", "runtime", "face", "package"}),
-    "cli": ({"cli", "__main__"}, {"values", "decisions", "arguments", "face", "boxes", "package", "testing"}),
+    "cli": (
+        {"cli", "__main__"},
+        {"values", "decisions", "arguments", "face", "boxes", "package", "service", "testing"},
+    ),
 }
 UPWARD_FOR_TYPES = {("context", "scheduler")}
 """What is imported from a layer above, for annotations alone."""
@@ -185,7 +189,7 @@ def test_backends_know_neither_the_runtime_nor_each_other(backend: str) -> None:
 
 
 def test_nothing_imports_the_test_kit_or_the_command_line() -> None:
-    outside = {"testing", "cli"}
+    outside = {"testing", "cli", "service"}
     users = [source for source in SOURCES.values() if source.layer not in outside]
     assert {name for source in users for name in source.at_run_time if SOURCES[name].layer in outside} == set()
 

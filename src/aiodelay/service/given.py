@@ -1,0 +1,118 @@
+"""Where settings come from: a file, environment variables, flags; each value knows which of them gave it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+__all__ = ["Layer", "Layers", "Place", "dotted", "read_toml"]
+
+Place: TypeAlias = tuple[str | int, ...]
+"""Where a value stands: `("intake", 0, "from")`."""
+
+
+class Layer(NamedTuple):
+    """What one source gives.
+
+    Attributes:
+        values: As nested mappings and lists.
+        origins: Where each value stands; what is within a value that is not named here came with it.
+    """
+
+    values: Mapping[str, Any]
+    origins: Mapping[Place, str]
+
+    def origin(self, place: Place) -> str | None:
+        """Return where a value stands; None if this layer does not give it."""
+        if not _holds(self.values, place):
+            return None
+        return next((self.origins[place[:n]] for n in range(len(place), 0, -1) if place[:n] in self.origins), None)
+
+
+class Layers:
+    """Several sources, the strongest first; what one leaves out of a table the next may give.
+
+    Args:
+        layers: As they win.
+    """
+
+    def __init__(self, *layers: Layer) -> None:
+        self._layers = layers
+        self.values: dict[str, Any] = {}
+        for layer in reversed(layers):
+            self.values = _merged(self.values, layer.values)
+
+    def origin(self, place: Place) -> str | None:
+        """Return where a value comes from; None if nobody gave it."""
+        return next((found for layer in self._layers if (found := layer.origin(place))), None)
+
+    def nearest_origin(self, place: Place) -> str | None:
+        """Return where a value comes from; of one that is missing, where it should stand."""
+        return next((found for n in range(len(place), 0, -1) if (found := self.origin(place[:n]))), None)
+
+
+def dotted(place: Place) -> str:
+    """Write a place as a person would: `intake[0].from`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return text.removeprefix(".")
+
+
+def read_toml(path: Path) -> Layer:
+    """Read a file.
+
+    Raises:
+        OSError: It cannot be read.
+        tomllib.TOMLDecodeError: It is not TOML.
+        UnicodeDecodeError: It is not UTF-8.
+    """
+    text = path.read_text(encoding="utf-8")
+    values = tomllib.loads(text)
+    return Layer(values, {place: f"{path}:{line}" for place, line in _lines(text).items()})
+
+
+def _lines(text: str) -> dict[Place, int]:
+    """Return the line at which each value begins: the first one after which it is there.
+
+    The parser tells no lines, so it reads the file as far as each of them; a value of several lines is whole at its
+    last, and began after the last line up to which the file could be read.
+    """
+    lines, found, begin = text.splitlines(), dict[Place, int](), 1
+    for n in range(1, len(lines) + 1):
+        try:
+            values = tomllib.loads("\n".join(lines[:n]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for place in _places(values):
+            found.setdefault(place, begin)
+        begin = n + 1
+    return found
+
+
+def _places(value: object, at: Place = ()) -> Iterator[Place]:
+    if at:
+        yield at
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _places(inner, (*at, name))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _places(inner, (*at, i))
+
+
+def _holds(value: object, place: Place) -> bool:
+    for part in place:
+        is_item = isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
+        if not is_item and not (isinstance(value, Mapping) and part in value):
+            return False
+        value = value[part]  # type: ignore[index]
+    return True
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for name, value in above.items():
+        both_tables = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _merged(merged[name], value) if both_tables else value
+    return merged

@@ -1,0 +1,85 @@
+"""What settings stand for: schedulers, sinks and delay boxes, not yet open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aiodelay import registry
+from aiodelay.errors import ConfigurationError
+from aiodelay.ports import Sink
+from aiodelay.scheduler import Scheduler
+
+from .config import Intake, Settings, StoreSettings
+
+if TYPE_CHECKING:
+    from aiodelay.delay_box import DelayBox
+
+__all__ = ["KAFKA", "default_topics", "make_box", "make_scheduler", "store_of"]
+
+KAFKA = "kafka:"
+
+
+def make_scheduler(settings: Settings, store: StoreSettings) -> Scheduler:
+    """Return a store's scheduler.
+
+    Raises:
+        ConfigurationError: The store, or a sink, cannot be made so.
+    """
+    assert store.namespace is not None
+    return Scheduler(
+        store.url,
+        namespace=store.namespace,
+        sinks=[_named_sink(name, sink.url) for name, sink in settings.sinks.items()],
+        allowed_targets=store.allowed_targets,
+        max_payload=settings.limits.max_payload,
+        drain=settings.limits.drain,
+    )
+
+
+def _named_sink(name: str, url: str) -> Sink:
+    sink: Any = registry.open_sink(url)
+    if sink.name != name:
+        sink.name = name
+    return sink  # type: ignore[no-any-return]
+
+
+def make_box(settings: Settings, intake: Intake, schedulers: Mapping[str, Scheduler]) -> DelayBox:
+    """Return an intake's delay box.
+
+    Raises:
+        ConfigurationError: It cannot be made so.
+    """
+    from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - needs a client that a service without intake does not
+
+    name = store_of(settings, intake)
+    allow = default_topics(settings.named_stores[name]) if intake.allow is None else intake.allow
+    return DelayBox(
+        schedulers[name],
+        intake.from_,
+        allow=allow,
+        countdown_from=intake.countdown_from,
+        dead_topic=intake.dead_topic,
+        begin_after=intake.begin_after,
+        max_payload=settings.limits.max_payload,
+    )
+
+
+def store_of(settings: Settings, intake: Intake) -> str:
+    """Return the name of the store that an intake's requests go to.
+
+    Raises:
+        ConfigurationError: There is no such store; or there are several, and none is named.
+    """
+    names = list(settings.named_stores)
+    if intake.store is None and len(names) == 1:
+        return names[0]
+    if intake.store not in names:
+        raise ConfigurationError("store", repr(intake.store) if intake.store else "missing", ", ".join(names))
+    return intake.store
+
+
+def default_topics(store: StoreSettings) -> list[str]:
+    """Return the topics that are allowed by name."""
+    targets = store.allowed_targets or ()
+    return [to.removeprefix(KAFKA) for to in targets if to.startswith(KAFKA) and not to.endswith("*")]

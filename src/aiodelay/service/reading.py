@@ -1,0 +1,347 @@
+"""Reading settings: all mistakes at once, each with field, value, rule and place; and where each value comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import EnvSettingsSource
+
+from aiodelay.errors import (
+    ConfigurationError,
+    InputError,
+    UnknownSinkError,
+    cut,
+    kind_of,
+    masked_url,
+    shortened,
+)
+from aiodelay.inputs import Targets
+from aiodelay.messages import HANDLER_TARGET
+from aiodelay.scheduler import Scheduler
+from aiodelay.timeunits import format_duration
+
+from .config import FILE, PREFIX, ApiSettings, Intake, Limits, LogSettings, Settings, SinkSettings, StoreSettings, Token
+from .given import Layer, Layers, Place, dotted, read_toml
+from .parts import KAFKA, default_topics, make_box, make_scheduler, store_of
+
+__all__ = ["Configuration", "Problem", "SettingsError", "Shown", "read_configuration"]
+
+CONFIG = f"{PREFIX}CONFIG"
+"""Names the file, where no flag does."""
+_Disagreement: TypeAlias = tuple[Place, str, str]
+"""Where a value stands that is wrong beside others, what it is, and what is allowed."""
+
+# --- mistakes ---------------------------------------------------------------------------------------------
+
+
+class Problem(NamedTuple):
+    """One mistake.
+
+    Attributes:
+        field: Such as `api.port`.
+        value: What is given, shortened and without secrets.
+        allowed: What may be.
+        origin: Where it is given: `aiodelay.toml:7`, `AIODELAY_API__PORT`, `--port`; or None.
+    """
+
+    field: str
+    value: str
+    allowed: str
+    origin: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.origin or 'settings'}: {self.field} is {self.value}; allowed: {self.allowed}"
+
+
+class SettingsError(ConfigurationError):
+    """Settings hold mistakes; `problems` names all of them."""
+
+    problems: tuple[Problem, ...]
+
+    def __init__(self, *problems: Problem) -> None:
+        first = problems[0]
+        super().__init__(first.field, first.value, first.allowed)
+        self.args, self.problems = problems, problems
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+
+class Shown(NamedTuple):
+    """A value for a person to read, without secrets, and where it comes from."""
+
+    field: str
+    value: str
+    origin: str
+
+
+_MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {
+    (): Settings,
+    ("stores",): StoreSettings,
+    ("sinks",): SinkSettings,
+    ("intake",): Intake,
+    ("api",): ApiSettings,
+    ("api", "tokens"): Token,
+    ("limits",): Limits,
+    ("log",): LogSettings,
+}
+_SHOULD = re.compile(r"^(Input|Value|String|Tuple|List|Dictionary) should (be |have )?")
+
+
+def _problem(error: ErrorDetails, layers: Layers) -> Problem:
+    place: Place = tuple(part for part in error["loc"] if part != "[key]")
+    field, origin = dotted(place), layers.nearest_origin(place)
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, InputError | ConfigurationError):
+        what = cause.field if isinstance(cause, InputError) else cause.setting
+        inner = f" ({what})" if "://" in what else ""
+        return Problem(field + inner, cause.value, cause.allowed, origin)
+    if error["type"] == "extra_forbidden":
+        return Problem(cut(field), "unknown", _known_beside(place), origin)
+    if error["type"] == "missing":
+        return Problem(field, "missing", "it must be given", origin)
+    allowed = _SHOULD.sub("", error["msg"])
+    if error["type"].endswith("_parsing"):
+        allowed = allowed.partition(",")[0]
+    value = "such a name" if "[key]" in error["loc"] else _shown(error["input"], place)
+    return Problem(field, value, allowed.replace("match pattern", "text that matches"), origin)
+
+
+def _known_beside(place: Place) -> str:
+    table = tuple(part for part in place[:-1] if isinstance(part, str))
+    model = _MODELS[table[:1] if table[:1] in (("stores",), ("sinks",)) else table]
+    return ", ".join(field.alias or name for name, field in model.model_fields.items())
+
+
+def _shown(value: object, place: Place) -> str:
+    if "hash" in place:
+        return "***"
+    if isinstance(value, str):
+        is_url = "://" in value or place[-1:] in (("url",), ("store",), ("from",))
+        return repr(masked_url(value)) if is_url else shortened(value)
+    if isinstance(value, timedelta):
+        return format_duration(value // timedelta(milliseconds=1))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_shown(item, place) for item in value)}]"
+    return kind_of(value) if isinstance(value, Mapping) else shortened(value)
+
+
+# --- all together -----------------------------------------------------------------------------------------
+
+
+class Configuration:
+    """What was read, not yet judged.
+
+    Args:
+        layers: Flags, environment, file.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
+
+    def settings(self) -> Settings:
+        """Return the settings.
+
+        Raises:
+            SettingsError: Names every mistake.
+        """
+        given, problems, broken = self._layers.values, [], set[str]()
+        try:
+            settings = Settings(**given)
+        except ValidationError as error:
+            problems = [_problem(each, self._layers) for each in error.errors(include_url=False)]
+            broken = {str(each["loc"][0]) for each in error.errors(include_url=False)}
+            settings = Settings(**{name: value for name, value in given.items() if name not in broken})
+        for place, value, allowed in _disagreements(settings, broken):
+            problems.append(Problem(dotted(place), value, allowed, self._layers.nearest_origin(place)))
+        if problems:
+            raise SettingsError(*problems)
+        return settings
+
+    def shown(self) -> list[Shown]:
+        """List every value that holds, with its origin.
+
+        Raises:
+            SettingsError: As `settings`.
+        """
+        return [
+            Shown(dotted(place), _shown(value, place), self._layers.origin(place) or "default")
+            for place, value in _leaves(self.settings())
+            if value is not None
+        ]
+
+
+def _leaves(value: object, at: Place = ()) -> Iterator[tuple[Place, object]]:
+    """Yield the values that are no tables, with their places."""
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            yield from _leaves(getattr(value, name), (*at, field.alias or name))
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(inner, (*at, name))
+    elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        for i, inner in enumerate(value):
+            yield from _leaves(inner, (*at, i))
+    else:
+        yield at, value
+
+
+def _disagreements(settings: Settings, broken: Collection[str]) -> Iterator[_Disagreement]:
+    """Yield what is wrong only beside something else.
+
+    Args:
+        settings: Each value of which can be used.
+        broken: Tables that are left out of it: what depends on them is not judged.
+    """
+    if settings.store is not None and settings.stores:
+        yield ("store",), "given beside [stores]", "one of them"
+    names = [token.name for token in settings.api.tokens]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            yield ("api", "tokens", i, "name"), f"{name!r}, as another's", "one name per token"
+    if not settings.api.tokens and "api" not in broken and not _is_loopback(settings.api.host):
+        yield (
+            ("api", "host"),
+            repr(settings.api.host),
+            "127.0.0.1, ::1 or localhost, as long as there is no [[api.tokens]]",
+        )
+    if not {*broken} & {"store", "stores", "namespace", "sinks", "allowed_targets", "limits"}:
+        yield from _store_disagreements(settings)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _store_disagreements(settings: Settings) -> Iterator[_Disagreement]:
+    """Judge stores and what may be scheduled through them."""
+    schedulers: dict[str, Scheduler] = {}
+    for name, store in settings.named_stores.items():
+        place: Place = ("stores", name, "url") if settings.stores else ("store",)
+        try:
+            schedulers[name] = make_scheduler(settings, store)
+        except (ConfigurationError, InputError) as error:
+            yield place, *_value_and_rule(error)
+    for name, store in settings.stores.items():
+        for to in store.allowed_targets or ():
+            if name in schedulers:
+                yield from _unknown_target(to, [schedulers[name]], ("stores", name, "allowed_targets"))
+    for to in settings.allowed_targets if len(schedulers) == len(settings.named_stores) else ():
+        yield from _unknown_target(to, list(schedulers.values()), ("allowed_targets",))
+    for i, intake in enumerate(settings.intake):
+        yield from _intake_disagreements(settings, intake, schedulers, ("intake", i))
+
+
+def _unknown_target(to: str, schedulers: Sequence[Scheduler], place: Place) -> Iterator[_Disagreement]:
+    """Refuse a destination that no message can go to: its sink is unknown, or the sink refuses the address."""
+    errors: list[ConfigurationError | InputError] = []
+    sink, _, address = to.partition(":")
+    for scheduler in schedulers:
+        try:
+            if sink != HANDLER_TARGET:
+                found = scheduler._sink(sink)
+                if not to.endswith("*"):
+                    found.check(address)
+        except (ConfigurationError, InputError) as error:
+            errors.append(error)
+    if errors and len(errors) == len(schedulers):
+        value, allowed = _value_and_rule(errors[0])
+        yield (
+            place,
+            f"{to!r}, but there is no sink {value}" if isinstance(errors[0], UnknownSinkError) else repr(to),
+            allowed,
+        )
+
+
+def _intake_disagreements(
+    settings: Settings, intake: Intake, schedulers: Mapping[str, Scheduler], place: Place
+) -> Iterator[_Disagreement]:
+    try:
+        name = store_of(settings, intake)
+    except ConfigurationError as error:
+        yield (*place, "store"), *_value_and_rule(error)
+        return
+    store = settings.named_stores[name]
+    targets = Targets(store.allowed_targets)
+    for topic in intake.allow or ():
+        try:
+            targets.check(f"{KAFKA}{topic}")
+        except InputError:
+            yield (*place, "allow"), repr(topic), f"topics that allowed_targets has as '{KAFKA}<topic>'"
+    if intake.allow is None and not default_topics(store):
+        yield (*place, "allow"), "missing", f"topics; or allowed_targets with '{KAFKA}<topic>'"
+    elif name in schedulers:
+        try:
+            schedulers[name]._sink(KAFKA.removesuffix(":"))
+            make_box(settings, intake, schedulers)
+        except (ConfigurationError, InputError) as error:
+            yield (*place, "from"), *_value_and_rule(error)
+
+
+def _value_and_rule(error: ConfigurationError | InputError) -> tuple[str, str]:
+    return error.value, error.allowed
+
+
+# --- the sources ------------------------------------------------------------------------------------------
+
+
+class _Environment(EnvSettingsSource):
+    """Variables `AIODELAY_...`. What is not JSON is left as text, for the setting itself to judge."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ANN401 - of any kind
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
+
+
+def _environment_layer(environment: Mapping[str, str]) -> Layer:
+    values = _Environment(Settings)()
+    places = {
+        name: tuple(name.removeprefix(PREFIX).lower().split("__")) for name in environment if name.startswith(PREFIX)
+    }
+    return Layer(values, {place: name for name, place in places.items() if place[0] in values})
+
+
+def read_configuration(file: Path | None = None, flags: Mapping[Place, tuple[str, object]] = {}) -> Configuration:
+    """Read flags, environment variables and a file.
+
+    Args:
+        file: None = `AIODELAY_CONFIG`; without it `aiodelay.toml` in the working directory, if it is there.
+        flags: By the place of what they set: their name and value.
+
+    Raises:
+        SettingsError: The file is missing, cannot be read, or is no TOML.
+    """
+    named = file or (Path(os.environ[CONFIG]) if os.environ.get(CONFIG) else None)
+    path = named or Path(FILE)
+    try:
+        from_file = read_toml(path) if named or path.exists() else Layer({}, {})
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(Problem(str(path), f"no TOML: {error}", "a TOML file")) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(Problem(str(path), f"not readable: {type(error).__name__}", "a file in UTF-8")) from error
+    return Configuration(Layers(_flag_layer(flags), _environment_layer(os.environ), from_file))
+
+
+def _flag_layer(flags: Mapping[Place, tuple[str, object]]) -> Layer:
+    values: dict[str, Any] = {}
+    for place, (_, value) in flags.items():
+        table = values
+        for part in place[:-1]:
+            table = table.setdefault(str(part), {})
+        table[str(place[-1])] = value
+    return Layer(values, {place: name for place, (name, _) in flags.items()})
