@@ -10,7 +10,7 @@ HINT = "aiodelay: the command line needs the package {name}; install it with: pi
 
 
 def main() -> None:
-    """Run the command line on `sys.argv` and exit: 0 done, 1 failed, 2 not understood."""
+    """Run the command line on `sys.argv` and exit, with a code that docs/cli.md lists."""
     try:
         from .app import run_app  # noqa: PLC0415 - what it needs may be missing
     except ModuleNotFoundError as error:

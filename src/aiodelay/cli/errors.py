@@ -1,10 +1,20 @@
-"""What a command says, in one line, when it cannot do what it was asked."""
+"""How a command ends: its exit code, and the line that says why it could not do what it was asked."""
 
 from __future__ import annotations
 
-__all__ = ["CommandError"]
+from aiodelay.errors import (
+    AiodelayError,
+    DuplicateIdError,
+    InputError,
+    OutcomeUnknownError,
+    StoreBusyError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 
-FAILED, NOT_UNDERSTOOD = 1, 2
+__all__ = ["CommandError", "exit_code_of"]
+
+FAILED, NOT_UNDERSTOOD, NOT_FOUND, TOO_LATE, UNAVAILABLE, UNKNOWN = 1, 2, 3, 4, 5, 6
 
 
 class CommandError(Exception):
@@ -12,9 +22,23 @@ class CommandError(Exception):
 
     Args:
         text: What is wrong and what to write instead.
-        exit_code: 1 failed, 2 the command line itself is wrong.
+        exit_code: One of this module's.
     """
 
     def __init__(self, text: str, *, exit_code: int = FAILED) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+def exit_code_of(error: AiodelayError) -> int:
+    """Return what a command ends with that this error ended."""
+    match error:
+        case InputError():
+            return NOT_UNDERSTOOD
+        case DuplicateIdError():
+            return TOO_LATE
+        case StoreUnavailableError() | StoreBusyError() | StoreFullError():
+            return UNAVAILABLE
+        case OutcomeUnknownError():
+            return UNKNOWN
+    return FAILED

@@ -1,0 +1,162 @@
+"""`aiodelay dead`: dead letters listed, given a new life, or deleted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from aiodelay import DeadLetter, Scheduler
+from aiodelay.errors import cut
+from aiodelay.model import DeadReason, Stored
+from aiodelay.shapes import dead_letter_shape, read_time, to_of
+from aiodelay.timeunits import to_epoch_ms
+
+from .errors import FAILED, NOT_FOUND, NOT_UNDERSTOOD, TOO_LATE, CommandError
+from .output import confirm, moment, print_json, print_table
+from .place import Place
+
+__all__ = ["dead"]
+
+dead: App = App(name="dead", help="List dead letters, give them a new life, or delete them.")
+
+BATCH = 500
+T = TypeVar("T")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Which:
+    """Which dead letters.
+
+    Attributes:
+        of: Only of this event type or sink.
+        reason: Only those given up for this reason.
+        before: Only those given up before this instant: 2026-12-01T09:00:00Z.
+    """
+
+    of: str | None = None
+    reason: DeadReason | None = None
+    before: str | None = None
+
+    async def letters(self, scheduler: Scheduler, ids: Sequence[str] = ()) -> AsyncIterator[DeadLetter]:
+        """Yield them, oldest first; with ids, those of these messages."""
+        before = read_time(self.before, "before")
+        before_ms = None if before is None else to_epoch_ms(before, field="before")
+        async for letter in scheduler.dead_letters(self.of):
+            if before_ms is not None and letter.at_ms >= before_ms:
+                return
+            if self.reason in (None, letter.reason) and (not ids or letter.record.id in ids):
+                yield letter
+
+
+@dead.command(name="list")
+async def list_(
+    *,
+    which: Which = Which(),
+    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1_000_000))] = 100,
+    place: Place = Place(),
+) -> None:
+    """List dead letters, oldest first.
+
+    Args:
+        limit: Most letters.
+    """
+    found: list[DeadLetter] = []
+    async with place.opened() as scheduler:
+        async for letter in which.letters(scheduler):
+            found.append(letter)
+            if len(found) == limit:
+                break
+    if place.json:
+        print_json(*map(dead_letter_shape, found))
+    else:
+        print_table(("given up", "reason", "to", "id", "attempt", "last error"), map(_row, found))
+
+
+@dead.command
+async def redrive(
+    *ids: str,
+    which: Which = Which(),
+    all_: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
+    place: Place = Place(),
+) -> int:
+    """Give dead letters a new life: due now, with attempts from 1 and a new delivery id.
+
+    One whose id is scheduled again stays a dead letter.
+
+    Args:
+        ids: Messages; without any, those that the options name.
+        all_: Every dead letter.
+        yes: Do not ask.
+    """
+    _check_chosen(ids, which, all_=all_)
+    async with place.opened() as scheduler:
+        letters = await _chosen(scheduler, ids, which)
+        await confirm(f"redrive {len(letters)} dead letters", yes=yes)
+        outcomes = [outcome for some in await _in_batches(letters, scheduler.redrive) for outcome in some]
+    answers = ["redriven" if isinstance(each, Stored) else getattr(each, "reason", "unknown") for each in outcomes]
+    redriven = answers.count("redriven")
+    if place.json:
+        print_json(*({"id": each.record.id, "outcome": answer} for each, answer in zip(letters, answers, strict=True)))
+    else:
+        print(f"{redriven} redriven, {len(letters) - redriven} not")
+        for letter, answer in zip(letters, answers, strict=True):
+            if answer != "redriven":
+                print(f"{cut(letter.record.id)}: {answer.replace('_', ' ')}")
+    return 0 if redriven == len(letters) else TOO_LATE if "exists" in answers else FAILED
+
+
+@dead.command
+async def purge(
+    *ids: str,
+    which: Which = Which(),
+    all_: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
+    place: Place = Place(),
+) -> int:
+    """Delete dead letters for good.
+
+    Args:
+        ids: Messages; without any, those that the options name.
+        all_: Every dead letter.
+        yes: Do not ask.
+    """
+    _check_chosen(ids, which, all_=all_)
+    async with place.opened() as scheduler:
+        letters = await _chosen(scheduler, ids, which)
+        await confirm(f"delete {len(letters)} dead letters for good", yes=yes)
+        purged = sum(await _in_batches(letters, scheduler.purge))
+    if place.json:
+        print_json({"purged": purged})
+    else:
+        print(f"{purged} deleted")
+    return 0
+
+
+def _check_chosen(ids: Sequence[str], which: Which, *, all_: bool) -> None:
+    if not ids and which == Which() and not all_:
+        text = "which dead letters? Name ids, or --of, --reason, --before, or --all"
+        raise CommandError(text, exit_code=NOT_UNDERSTOOD)
+
+
+async def _chosen(scheduler: Scheduler, ids: Sequence[str], which: Which) -> list[DeadLetter]:
+    letters = [letter async for letter in which.letters(scheduler, ids)]
+    missing = set(ids) - {letter.record.id for letter in letters}
+    if missing:
+        raise CommandError(f"no such dead letter: {', '.join(map(cut, sorted(missing)))}", exit_code=NOT_FOUND)
+    return letters
+
+
+async def _in_batches(letters: Sequence[DeadLetter], change: Callable[..., Awaitable[T]]) -> list[T]:
+    return [await change(*letters[start : start + BATCH]) for start in range(0, len(letters), BATCH)]
+
+
+def _row(letter: DeadLetter) -> tuple[object, ...]:
+    record = letter.record
+    to = to_of(record.envelope)
+    return moment(letter.at_ms), letter.reason, to, record.id, record.attempt, record.last_error or ""

@@ -1,0 +1,53 @@
+"""`aiodelay pause` and `resume`."""
+
+from __future__ import annotations
+
+from aiodelay.errors import cut
+
+from .output import print_json
+from .place import Place
+
+__all__ = ["pause", "resume"]
+
+
+async def pause(what: str | None = None, /, *, place: Place = Place()) -> None:
+    """Hold back an event type, a sink, or one destination, for all instances; without a name, list what is held.
+
+    What is held can be cancelled, replaced and listed; what is in flight goes on.
+
+    Args:
+        what: An event type's name, a sink's, or a destination: payment.check, redis-list, redis-list:orders.
+    """
+    async with place.opened() as scheduler:
+        if what is None:
+            held = await scheduler.paused()
+            print_json(*({"paused": each} for each in held)) if place.json else print(
+                "\n".join(map(cut, held)) or "none"
+            )
+            return
+        changed = await scheduler.pause(what)
+    _tell(what, place, is_paused=True, changed=changed)
+
+
+async def resume(what: str, /, *, place: Place = Place()) -> None:
+    """Release what `pause` holds back.
+
+    Args:
+        what: As it was paused.
+    """
+    async with place.opened() as scheduler:
+        changed = await scheduler.resume(what)
+    _tell(what, place, is_paused=False, changed=changed)
+
+
+def _tell(what: str, place: Place, *, is_paused: bool, changed: bool) -> None:
+    if place.json:
+        print_json({"what": what, "paused": is_paused, "changed": changed})
+        return
+    words = {
+        (True, True): "paused",
+        (True, False): "was paused already",
+        (False, True): "resumed",
+        (False, False): "was not paused",
+    }
+    print(f"{cut(what)} {words[is_paused, changed]}")

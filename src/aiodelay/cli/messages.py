@@ -1,0 +1,270 @@
+"""The verbs of single messages: get, list, cancel, reschedule, fire."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from aiodelay import (
+    AiodelayError,
+    CancelOutcome,
+    ConfigurationError,
+    FireOutcome,
+    RescheduleOutcome,
+    Scheduler,
+    Snapshot,
+)
+from aiodelay.errors import cut, shortened
+from aiodelay.model import Query
+from aiodelay.shapes import error_shape, message_shape, read_time, to_of
+from aiodelay.timeunits import to_epoch_ms
+
+from .errors import NOT_FOUND, TOO_LATE, CommandError, exit_code_of
+from .output import ago, confirm, json_line, moment, print_json, print_table
+from .place import Place
+
+__all__ = ["cancel", "fire", "get", "list_", "reschedule"]
+
+PAGE, MOST_EXAMINED = 500, 10_000
+EXIT_CODES: dict[StrEnum, int] = {
+    CancelOutcome.NOT_FOUND: NOT_FOUND,
+    CancelOutcome.IN_FLIGHT: TOO_LATE,
+    RescheduleOutcome.NOT_FOUND: NOT_FOUND,
+    RescheduleOutcome.TOO_LATE: TOO_LATE,
+    FireOutcome.NOT_FOUND: NOT_FOUND,
+    FireOutcome.IN_FLIGHT: TOO_LATE,
+}
+
+
+async def get(id_: str, /, *, place: Place = Place()) -> int:
+    """Show a message that is pending or in flight, with its payload.
+
+    Args:
+        id_: As it was scheduled; or ID~DUE, as `list` names an occurrence of a series that is being retried.
+    """
+    async with place.opened() as scheduler:
+        snapshot = await scheduler.get(id_)
+        now_ms = scheduler._open_store().now_ms()
+    if snapshot is None:
+        raise CommandError(f"{cut(id_)} is neither pending nor in flight; ask: aiodelay why", exit_code=NOT_FOUND)
+    if place.json:
+        print_json(message_shape(snapshot))
+    else:
+        _print_message(snapshot, now_ms)
+    return 0
+
+
+def _print_message(snapshot: Snapshot, now_ms: int) -> None:
+    shape = message_shape(snapshot)
+    shape["due"] += f" ({ago(snapshot.record.due_ms, now_ms)})"
+    for name, value in shape.items():
+        if value not in (None, "", [], {}, 0, False):
+            text = value if isinstance(value, str) else json_line(value)
+            print(f"{name:<16}{cut(text, 10_000)}")
+
+
+async def list_(
+    *,
+    of: str | None = None,
+    state: Literal["scheduled", "overdue", "in_flight", "held"] | None = None,
+    to: str | None = None,
+    since: str | None = None,
+    before: str | None = None,
+    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1_000_000))] = 100,
+    after: str | None = None,
+    place: Place = Place(),
+) -> int:
+    """List messages that are pending or in flight, by the time of their next attempt.
+
+    Lane and times are looked up; state and destination are compared one by one, at most 10,000 messages a call: then
+    the cursor on stderr goes on from there.
+
+    Args:
+        of: Only of this event type or sink.
+        state: Only in this state.
+        to: Only for this destination.
+        since: Only those whose next attempt is not before this instant.
+        before: Only those whose next attempt is before this instant.
+        limit: Most messages.
+        after: Go on after the cursor that the call before has written.
+    """
+    wanted = _Wanted(state, to, limit)
+    query = Query(
+        () if of is None else (of,), _epoch_ms(since, "since"), _epoch_ms(before, "before"), _cursor(after), PAGE
+    )
+    async with place.opened() as scheduler:
+        cursor, examined = await _search(scheduler, query, wanted)
+        now_ms = scheduler._open_store().now_ms()
+    if place.json:
+        print_json(*map(message_shape, wanted.found))
+    else:
+        print_table(("due", "", "state", "to", "id", "attempt", "bytes"), [_row(each, now_ms) for each in wanted.found])
+    if cursor is not None:
+        text = (
+            json_line({"examined": examined, "next": cursor})
+            if place.json
+            else f"examined {examined}; more: --after {cursor}"
+        )
+        print(text, file=sys.stderr)
+    return 0
+
+
+class _Wanted:
+    """Which messages are listed, and those found."""
+
+    def __init__(self, state: str | None, to: str | None, limit: int) -> None:
+        self._state, self._to, self._limit = state, to, limit
+        self.found: list[Snapshot] = []
+
+    @property
+    def left(self) -> int:
+        return self._limit - len(self.found)
+
+    @property
+    def examines(self) -> bool:
+        """Whether messages are compared one by one."""
+        return self._state is not None or self._to is not None
+
+    def add(self, snapshot: Snapshot) -> None:
+        if self._state in (None, snapshot.state.value) and self._to in (None, to_of(snapshot.record.envelope)):
+            self.found.append(snapshot)
+
+
+async def _search(scheduler: Scheduler, query: Query, wanted: _Wanted) -> tuple[str | None, int]:
+    """Find messages page by page; return where to go on, None at the end, and how many were examined."""
+    store, examined = scheduler._inspectable, 0
+    while wanted.left and (examined < MOST_EXAMINED or not wanted.examines):
+        size = PAGE if wanted.examines else min(PAGE, wanted.left)
+        page = await store.search(msgspec.structs.replace(query, limit=size))
+        for snapshot in page:
+            if not wanted.left:
+                break
+            wanted.add(snapshot)
+            examined += 1
+            query = msgspec.structs.replace(query, after=(snapshot.next_attempt_ms, snapshot.record.id))
+        else:
+            if len(page) < size:
+                return None, examined
+    assert query.after is not None
+    return base64.urlsafe_b64encode(msgspec.json.encode(query.after)).decode(), examined
+
+
+def _cursor(text: str | None) -> tuple[int, str] | None:
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[int, str])
+    except ValueError:
+        raise ConfigurationError("after", shortened(text), "a cursor that `list` has written") from None
+
+
+def _epoch_ms(text: str | None, field: str) -> int | None:
+    at = read_time(text, field)
+    return None if at is None else to_epoch_ms(at, field=field)
+
+
+def _row(snapshot: Snapshot, now_ms: int) -> tuple[object, ...]:
+    record = snapshot.record
+    due_ms = snapshot.next_attempt_ms
+    to = to_of(record.envelope)
+    return (
+        moment(due_ms),
+        ago(due_ms, now_ms),
+        snapshot.state.value,
+        to,
+        record.id,
+        record.attempt,
+        len(record.envelope.payload),
+    )
+
+
+# --- changes ----------------------------------------------------------------------------------------------
+
+
+async def cancel(
+    *ids: str,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
+    place: Place = Place(),
+) -> int:
+    """End messages, and series with all their retries.
+
+    cancelled: it will not be delivered. in_flight: this attempt goes on, no retry and no recurrence follows. recorded:
+    on Kafka, it will not be delivered unless that has begun.
+
+    Args:
+        ids: The messages.
+        yes: Do not ask.
+    """
+    await confirm(f"cancel {_named(ids)}", yes=yes)
+    async with place.opened() as scheduler:
+        return await _each(ids, scheduler.cancel, place)
+
+
+async def reschedule(
+    id_: str,
+    /,
+    *,
+    delay: str | None = None,
+    at: str | None = None,
+    place: Place = Place(),
+) -> int:
+    """Move a pending message to another time; all else stays.
+
+    too_late: it is being delivered at its old time, and only then.
+
+    Args:
+        id_: The message.
+        delay: Due so long from now: 90s, 1h30m, 2d.
+        at: Due at an instant: 2026-12-01T09:00:00+01:00.
+    """
+    instant = read_time(at, "at")
+    async with place.opened() as scheduler:
+        return await _each([id_], lambda each: scheduler.reschedule(each, at=instant, delay=delay), place)
+
+
+async def fire(*ids: str, place: Place = Place()) -> int:
+    """Make pending messages due now.
+
+    Args:
+        ids: The messages.
+    """
+    async with place.opened() as scheduler:
+        return await _each(_some(ids), scheduler.fire, place)
+
+
+def _some(ids: Sequence[str]) -> Sequence[str]:
+    if not ids:
+        raise CommandError("no id is given", exit_code=2)
+    return ids
+
+
+def _named(ids: Sequence[str]) -> str:
+    return cut(_some(ids)[0]) if len(ids) == 1 else f"{len(_some(ids))} messages"
+
+
+async def _each(ids: Sequence[str], change: Callable[[str], Awaitable[StrEnum]], place: Place) -> int:
+    """Change each message, and tell what came of it; return the highest exit code among them."""
+    code = 0
+    for message_id in ids:
+        try:
+            outcome = await change(message_id)
+        except AiodelayError as error:
+            if len(ids) == 1:
+                raise
+            shape = {"id": message_id} | error_shape(error)
+            print(json_line(shape) if place.json else f"{cut(message_id)}: {error}", file=sys.stderr)
+            code = max(code, exit_code_of(error))
+            continue
+        if place.json:
+            print_json({"id": message_id, "outcome": outcome.value})
+        else:
+            print(f"{outcome.value} {cut(message_id)}")
+        code = max(code, EXIT_CODES.get(outcome, 0))
+    return code

@@ -1,0 +1,73 @@
+"""What commands write: JSON lines for programs, tables and lines for people; and the question before a deletion."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from anyio import to_thread
+
+from aiodelay.errors import AiodelayError, cut
+from aiodelay.shapes import error_shape
+from aiodelay.timeunits import format_duration, from_epoch_ms
+
+from .errors import FAILED, NOT_UNDERSTOOD, CommandError
+
+__all__ = ["ago", "confirm", "error_line", "json_line", "moment", "print_json", "print_table"]
+
+MOST_SHOWN = 60
+
+
+def json_line(shape: object) -> str:
+    """Return a JSON text of one line."""
+    return msgspec.json.encode(shape).decode()
+
+
+def print_json(*shapes: object) -> None:
+    """Write each as a line of JSON."""
+    for shape in shapes:
+        print(json_line(shape))
+
+
+def error_line(error: Exception) -> str:
+    """Return an error as a line of JSON."""
+    if isinstance(error, AiodelayError):
+        return json_line(error_shape(error))
+    return json_line({"error": type(error).__name__, "detail": str(error)})
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write rows in columns; what does not print in a terminal is escaped."""
+    written = [[cut(str(cell), MOST_SHOWN) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *written, strict=True)]
+    for row in [list(heads), *written]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def moment(ms: int) -> str:
+    """Return an instant for people, in UTC."""
+    return from_epoch_ms(ms).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+def ago(ms: int, now_ms: int) -> str:
+    """Return how far an instant is from now: `in 2h`, `5s ago`; whole seconds from a second on."""
+    away_ms = abs(ms - now_ms)
+    length = format_duration(away_ms if away_ms < 1000 else away_ms // 1000 * 1000)
+    return f"in {length}" if ms > now_ms else f"{length} ago"
+
+
+async def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal; elsewhere `--yes` must have been given.
+
+    Raises:
+        CommandError: The answer is no, or there is nobody to ask.
+    """
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise CommandError(f"{question}? Nobody can be asked here: give --yes", exit_code=NOT_UNDERSTOOD)
+    print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = await to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    if answer.strip().lower() not in ("y", "yes"):
+        raise CommandError("nothing was done", exit_code=FAILED)

@@ -1,0 +1,63 @@
+"""Which store a command works on: the options that all of them share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from aiodelay import Scheduler
+
+from .errors import NOT_UNDERSTOOD, CommandError
+
+__all__ = ["Place"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """The store, the namespace, and how to write.
+
+    Attributes:
+        store: URL of the store, such as redis://localhost, sqlite:///delay.db or kafka://host:9092/schedules.
+        namespace: Whose messages, in a store that several applications share.
+        own: Take the topic's partitions while the command runs; on Kafka only their owner can look into them, so stop
+            the service first.
+        json: Write JSON, one object a line; errors likewise, on stderr.
+    """
+
+    store: Annotated[str | None, Parameter(env_var="AIODELAY_STORE")] = None
+    namespace: Annotated[str, Parameter(env_var="AIODELAY_NAMESPACE")] = "default"
+    own: Annotated[bool, Parameter(negative="")] = False
+    json: Annotated[bool, Parameter(negative="")] = False
+
+    @property
+    def url(self) -> str:
+        """Where the messages are.
+
+        Raises:
+            CommandError: Nobody said it.
+        """
+        if not self.store:
+            raise CommandError("no store: give --store URL, or set AIODELAY_STORE", exit_code=NOT_UNDERSTOOD)
+        return self.store
+
+    @asynccontextmanager
+    async def opened(self, sinks: Collection[str] = ()) -> AsyncIterator[Scheduler]:
+        """Open the store; nothing is delivered from here.
+
+        Args:
+            sinks: URLs of what messages may go to, beside what the store brings along.
+
+        Raises:
+            AiodelayError: It cannot be opened.
+        """
+        logging.basicConfig(level=logging.WARNING, format="aiodelay: %(message)s")
+        lanes: tuple[str, ...] | None = () if self.own else None
+        scheduler = Scheduler(self.url, namespace=self.namespace, sinks=sinks, dispatch=self.own, lanes=lanes)
+        async with scheduler:
+            yield scheduler

@@ -1,0 +1,247 @@
+"""`aiodelay schedule`: one message from the command line, or one for each JSON line on stdin."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+from anyio import to_thread
+from cyclopts import Parameter
+
+from aiodelay import AiodelayError, Conflict, Cron, Every, HeaderError, Late, Message, PartlyScheduledError, Scheduler
+from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.shapes import error_shape, read_message, read_rule, read_time, scheduled_shape
+
+from .errors import FAILED, NOT_UNDERSTOOD, TOO_LATE, CommandError
+from .output import ago, json_line, moment, print_json
+from .place import Place
+
+__all__ = ["schedule"]
+
+READ_BYTES = 65_536
+MOST_LINE = 8 << 20
+
+
+async def schedule(
+    to: str | None = None,
+    payload: str | None = None,
+    /,
+    *,
+    delay: str | None = None,
+    at: str | None = None,
+    every: str | None = None,
+    tz: str | None = None,
+    id_: Annotated[str | None, Parameter(name="--id")] = None,
+    key: str | None = None,
+    header: Annotated[list[str] | None, Parameter(negative="")] = None,
+    payload_file: Path | None = None,
+    conflict: Literal["replace", "keep", "error"] = "replace",
+    newer: int | None = None,
+    drop_after: str | None = None,
+    dead_letter_after: str | None = None,
+    sink: Annotated[list[str] | None, Parameter(negative="")] = None,
+    lines: Annotated[bool, Parameter(negative="")] = False,
+    place: Place = Place(),
+) -> int:
+    """Store a message until it is due, or with --lines one for each JSON line on stdin.
+
+    A line is what POST /v1/messages takes, such as {"to": "handler:mail", "payload": {"id": 7}, "delay": "5m"}. A line
+    that is refused is told with its number on stderr, and the rest goes on.
+
+    Args:
+        to: Destination: SINK:ADDRESS, such as redis-list:orders; or handler:NAME, by an event's type name.
+        payload: What to deliver, as text.
+        delay: Due so long from now: 90s, 1h30m, 2d.
+        at: Due at an instant: 2026-12-01T09:00:00+01:00.
+        every: Recurs: 10m, or a cron expression such as "0 9 * * mon".
+        tz: Time zone of the cron expression, such as Europe/Paris; without it, UTC.
+        id_: Yours, to cancel or replace it by.
+        key: For sinks that have one.
+        header: NAME=VALUE, delivered with it; may be repeated.
+        payload_file: Take the payload's bytes from a file instead.
+        conflict: What happens where the id is scheduled already.
+        newer: Replace only an older version than this one, also of what ended within the last 24 h.
+        drop_after: Drop it if it would be delivered later than so long after its due time.
+        dead_letter_after: Or make it a dead letter then.
+        sink: URL of a sink that the store does not bring along, such as kafka://host:9092; may be repeated.
+        lines: Read JSON lines from stdin.
+    """
+    if lines:
+        if to is not None:
+            raise CommandError("--lines takes no destination: each line has its own", exit_code=NOT_UNDERSTOOD)
+        async with place.opened(sink or ()) as scheduler:
+            return await _schedule_lines(scheduler, place)
+    if to is None:
+        raise CommandError("no destination: schedule TO PAYLOAD --delay 5m; or --lines", exit_code=NOT_UNDERSTOOD)
+    message = Message(
+        _payload(payload, payload_file),
+        at=read_time(at, "at"),
+        delay=delay,
+        every=None if every is None else _rule(every, tz),
+        id=id_,
+        to=to,
+        key=None if key is None else os.fsencode(key),
+        headers=_headers(header or []),
+        conflict=_conflict(conflict) if newer is None else Conflict.newer(newer),
+        late=_late(drop_after, dead_letter_after),
+    )
+    async with place.opened(sink or ()) as scheduler:
+        return await _schedule(scheduler, message, place)
+
+
+async def _schedule(scheduler: Scheduler, message: Message, place: Place) -> int:
+    fields = {name: getattr(message, name) for name in message.__struct_fields__ if name != "event"}
+    scheduled = await scheduler.schedule(message.event, **fields)
+    shape = scheduled_shape(scheduled)
+    if place.json:
+        print_json(shape)
+    elif scheduled.revision:
+        now_ms = scheduler._open_store().now_ms()
+        print(f"{shape['outcome']} {scheduled.id}, due {moment(scheduled.due_ms)} ({ago(scheduled.due_ms, now_ms)})")
+    else:
+        print(f"{shape['outcome']} {scheduled.id}: a newer version is known")
+    return 0 if scheduled.revision else TOO_LATE
+
+
+def _payload(text: str | None, path: Path | None) -> bytes:
+    if (text is None) == (path is None):
+        got = "no payload" if text is None else "PAYLOAD and --payload-file are both given"
+        raise CommandError(f"{got}: schedule TO PAYLOAD, or --payload-file FILE", exit_code=NOT_UNDERSTOOD)
+    if text is not None:
+        return os.fsencode(text)
+    assert path is not None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CommandError(f"--payload-file {path}: {error.strerror}") from None
+
+
+def _rule(every: str, tz: str | None) -> Every | Cron:
+    return read_rule(every) if tz is None else Cron(every, tz=tz)
+
+
+def _headers(given: list[str]) -> dict[str, bytes]:
+    headers: dict[str, bytes] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise HeaderError("header", shortened(name), "NAME=VALUE")
+        if name in headers:
+            raise HeaderError("header", f"{shortened(name)} given twice", "each name once")
+        headers[name] = os.fsencode(value)
+    return headers
+
+
+def _conflict(mode: str) -> Conflict:
+    return {"replace": Conflict.replace(), "keep": Conflict.keep(), "error": Conflict.error()}[mode]
+
+
+def _late(drop_after: str | None, dead_letter_after: str | None) -> Late:
+    if drop_after is not None and dead_letter_after is not None:
+        raise ConfigurationError("late", "--drop-after and --dead-letter-after", "one of the two")
+    if drop_after is not None:
+        return Late.drop(drop_after)
+    return Late.deliver() if dead_letter_after is None else Late.dead_letter(dead_letter_after)
+
+
+# --- JSON lines -------------------------------------------------------------------------------------------
+
+
+async def _schedule_lines(scheduler: Scheduler, place: Place) -> int:
+    numbered = _Lines(lambda number, error: _tell(number, error, json=place.json))
+    with _progress(numbered, shown=not place.json and sys.stderr.isatty()) as progress:
+        try:
+            stored = await scheduler.schedule_many(numbered.messages(), progress=progress)
+        except PartlyScheduledError as error:
+            stored = error.stored
+            for rejected in error.rejected:
+                numbered.refuse(numbered.line_of(rejected.position), rejected.error)
+    if place.json:
+        print_json({"stored": stored, "refused": numbered.refused})
+    else:
+        print(f"{stored} stored, {numbered.refused} refused")
+    return FAILED if numbered.refused else 0
+
+
+def _tell(number: int, error: AiodelayError, *, json: bool) -> None:
+    text = json_line({"line": number} | error_shape(error)) if json else f"line {number}: {error}"
+    print(text, file=sys.stderr)
+
+
+class _Lines:
+    """Messages of the lines on stdin, and which line each was.
+
+    Args:
+        tell: Called with the number of a line that is refused, and why.
+    """
+
+    def __init__(self, tell: Callable[[int, AiodelayError], object]) -> None:
+        self._tell = tell
+        self._gaps_at: list[int] = []  # positions before which a line gave no message
+        self.refused = 0
+        self.bytes_read = 0
+
+    def line_of(self, position: int) -> int:
+        """Return the number, from 1, of the line that gave the message at a position, from 0."""
+        return position + 1 + bisect_right(self._gaps_at, position)
+
+    def refuse(self, number: int, error: AiodelayError) -> None:
+        """Tell and count a line that gives no message."""
+        self.refused += 1
+        self._tell(number, error)
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """Yield the message of each line; blank ones give none, and those that cannot be read are told."""
+        number = position = 0
+        async for line in self._lines():
+            number += 1
+            try:
+                message = read_message(line) if line.strip() else None
+            except AiodelayError as error:
+                self.refuse(number, error)
+                message = None
+            if message is None:
+                self._gaps_at.append(position)
+                continue
+            position += 1
+            yield message
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        """Yield lines as they come: nobody waits for a slow writer's next one."""
+        rest = b""
+        while read := await to_thread.run_sync(os.read, sys.stdin.fileno(), READ_BYTES, abandon_on_cancel=True):
+            self.bytes_read += len(read)
+            *lines, rest = (rest + read).split(b"\n")
+            for line in lines:
+                yield line
+            if len(rest) > MOST_LINE:
+                raise CommandError(f"a line is longer than {MOST_LINE} bytes; what stood before it is stored")
+        if rest:
+            yield rest
+
+
+@contextmanager
+def _progress(lines: _Lines, *, shown: bool) -> Iterator[Callable[[int], object] | None]:
+    """Show a bar of what was read, where the size is known, and how many were stored."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415 - only a terminal needs them
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    status = os.fstat(sys.stdin.fileno())
+    total = status.st_size if stat.S_ISREG(status.st_mode) else None
+    columns = (
+        BarColumn(),
+        TextColumn("{task.fields[stored]} stored, {task.fields[refused]} refused"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, stored=0, refused=0)
+        yield lambda stored: bar.update(task, completed=lines.bytes_read, stored=stored, refused=lines.refused)

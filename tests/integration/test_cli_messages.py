@@ -1,0 +1,324 @@
+"""The verbs of messages, lanes and dead letters, on real stores: what they do, write and end with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from aiodelay import Reject, Scheduler
+from tests.support.clear_errors import HEADER, KEY, PAYLOAD, SECRETS
+from tests.support.cli import Cli, Ran
+from tests.support.servers import redis_servers, serving
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[str]:
+    with serving(redis_servers()[0]) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
+    url = request.getfixturevalue("redis") if request.param == "redis" else f"sqlite:///{tmp_path}/delay.db"
+    cli = Cli(url, tmp_path)
+    cli.namespace = f"cli-{uuid4().hex[:8]}"
+    return cli
+
+
+def ids(ran: Ran) -> list[str]:
+    assert ran.code == 0, ran.err
+    return [each["id"] for each in ran.objects]
+
+
+def add(cli: Cli, *names: str, delay: str = "2h", to: str = "handler:mail") -> None:
+    lines = [json.dumps({"to": to, "payload": f"p {name}", "delay": delay, "id": name}) for name in names]
+    assert cli("schedule", "--lines", stdin="\n".join(lines).encode()).code == 0
+
+
+def give_up(cli: Cli, *names: str) -> None:
+    """Have messages become dead letters, with the reason `rejected`."""
+    add(cli, *names, delay="0s", to="handler:bad")
+
+    async def play() -> None:
+        scheduler = Scheduler(cli.url, namespace=cli.namespace)
+
+        async def refuse(event: bytes) -> Reject:
+            return Reject("no such order")
+
+        scheduler.add_handler(refuse, name="bad")
+        async with scheduler:
+            async with asyncio.timeout(30):
+                await scheduler.run_until_idle()
+
+    asyncio.run(play())
+
+
+# --- schedule, get, list ----------------------------------------------------------------------------------
+
+
+def test_a_message_is_stored_as_the_options_say(cli: Cli) -> None:
+    options = ["--delay", "2h", "--id", "a", "--key", "k", "--header", "x=1=2", "--drop-after", "15m", "--newer", "7"]
+    ran = cli("schedule", "handler:mail", "größe", *options)
+    assert ran.code == 0
+    assert re.fullmatch(
+        r"stored a, due \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z \(in 1h59m59s\)\n|.*\(in 2h\)\n", ran.out
+    )
+    shape = cli("get", "a", "--json").object
+    wanted = {"to": "handler:mail", "payload": "größe", "key": "k", "headers": {"x": "1=2"}, "version": 7}
+    assert shape.items() >= (wanted | {"late": {"drop": "15m"}, "state": "scheduled", "bytes": 7}).items()
+    assert "größe" in cli("get", "a").out
+    assert cli("schedule", "handler:mail", "older", "--delay", "1h", "--id", "a", "--newer", "6", "--json").code == 4
+    assert cli("get", "a", "--json").object == shape
+
+
+def test_an_instant_a_rule_and_bytes(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "payload").write_bytes(b"\xff\x00")
+    file = ["--payload-file", str(tmp_path / "payload")]
+    assert cli("schedule", "handler:b", *file, "--at", "2031-01-01T12:00:00+01:00", "--id", "b").code == 0
+    rule = ["--every", "0 9 * * mon", "--tz", "Europe/Paris"]
+    assert cli("schedule", "handler:s", "x", *rule, "--id", "s", "--json").object["outcome"] == "stored"
+    shape = cli("get", "b", "--json").object
+    assert (shape["payload_base64"], shape["due"]) == ("/wA=", "2031-01-01T11:00:00.000Z")
+    every = cli("get", "s", "--json").object["every"]
+    assert every == {"cron": "0 9 * * MON", "tz": "Europe/Paris", "missed": "coalesce", "overlap": "allow"}
+
+
+def test_the_same_id_again(cli: Cli) -> None:
+    for conflict, code, outcome in [("replace", 0, "stored"), ("replace", 0, "replaced"), ("keep", 0, "kept")]:
+        ran = cli("schedule", "handler:m", "x", "--delay", "1h", "--id", "a", "--conflict", conflict, "--json")
+        assert (ran.code, ran.object["outcome"]) == (code, outcome)
+    ran = cli("schedule", "handler:m", "x", "--delay", "1h", "--id", "a", "--conflict", "error", "--json")
+    assert (ran.code, ran.out, ran.error["error"]) == (4, "", "DuplicateIdError")
+
+
+def test_lines_that_are_refused_are_named_and_the_rest_is_stored(cli: Cli) -> None:
+    good = [f'{{"to": "handler:m", "payload": "{i}", "delay": "1h", "id": "m{i}"}}' for i in range(1200)]
+    lines = [
+        *good[:1],
+        "",
+        "{",
+        *good[1:700],
+        '{"to": "nowhere:x", "payload": "a", "delay": "1h", "id": "n"}',
+        *good[700:],
+    ]
+    ran = cli("schedule", "--lines", "--json", stdin="\n".join(lines).encode())
+    assert (ran.code, ran.object) == (1, {"stored": 1200, "refused": 2})
+    told = {each["line"]: each["error"] for each in map(json.loads, ran.err.splitlines())}
+    assert told == {3: "InputError", 703: "UnknownSinkError"}
+    assert len(ids(cli("list", "--json", "--limit", "5000"))) == 1200
+    ran = cli("schedule", "--lines", stdin=b"{}\n")
+    assert (ran.code, ran.out) == (1, "0 stored, 1 refused\n")
+    assert ran.err == "line 1: payload is missing; allowed: payload or payload_base64\n"
+
+
+def test_list_by_lane_state_destination_and_time_goes_on_after_its_cursor(cli: Cli) -> None:
+    add(cli, "a", "b", "c", delay="2h")
+    add(cli, "d", delay="0s", to="handler:other")
+    assert ids(cli("list", "--json")) == ["d", "a", "b", "c"]
+    assert ids(cli("list", "--json", "--of", "other")) == ["d"]
+    assert ids(cli("list", "--json", "--state", "overdue")) == ["d"]
+    assert ids(cli("list", "--json", "--to", "handler:mail")) == ["a", "b", "c"]
+    assert ids(cli("list", "--json", "--since", "2031-01-01T00:00:00Z")) == []
+    first = cli("list", "--json", "--limit", "2")
+    assert ids(first) == ["d", "a"]
+    rest = cli("list", "--json", "--after", first.error["next"])
+    assert (ids(rest), rest.err) == (["b", "c"], "")
+    found = cli("list", "--json", "--state", "scheduled", "--limit", "2")
+    assert (ids(found), found.error["examined"]) == (["a", "b"], 3)
+    assert ids(cli("list", "--json", "--state", "scheduled", "--after", found.error["next"])) == ["c"]
+    table = cli("list").lines
+    assert [line.split()[:1] for line in table[:1]] == [["due"]]
+    assert len(table) == 5
+
+
+def test_ids_are_shown_on_one_line(cli: Cli) -> None:
+    add(cli, "x\u202e\u00a0y")
+    assert "x\\u202e\\xa0y" in cli("list").out
+    assert "\u202e" not in cli("list").out + cli("get", "x\u202e\u00a0y").out
+
+
+# --- changes ----------------------------------------------------------------------------------------------
+
+
+def test_cancel_reschedule_and_fire(cli: Cli) -> None:
+    add(cli, "a", "b", "c")
+    assert cli("reschedule", "a", "--at", "2031-01-01T00:00:00Z").out == "rescheduled a\n"
+    assert cli("get", "a", "--json").object["due"] == "2031-01-01T00:00:00.000Z"
+    assert cli("fire", "b").out == "fired b\n"
+    assert cli("get", "b", "--json").object["state"] == "overdue"
+    ran = cli("cancel", "a", "none", "b", "--yes", "--json")
+    assert (ran.code, [each["outcome"] for each in ran.objects]) == (3, ["cancelled", "not_found", "cancelled"])
+    assert ids(cli("list", "--json")) == ["c"]
+    assert [cli(*verb, "a").code for verb in (["get"], ["fire"], ["reschedule", "--delay", "1s"])] == [3, 3, 3]
+
+
+def test_of_several_ids_one_that_is_wrong_does_not_stop_the_others(cli: Cli) -> None:
+    add(cli, "a", "b")
+    ran = cli("cancel", "a", "x" * 256, "b", "--yes", "--json")
+    assert (ran.code, ran.error["error"], len(ran.objects)) == (2, "MessageIdError", 2)
+    assert ids(cli("list", "--json")) == []
+
+
+def test_what_is_in_flight_is_said_with_an_exit_code(cli: Cli) -> None:
+    add(cli, "a", delay="0s", to="handler:slow")
+    answers: dict[str, Ran] = {}
+
+    async def play() -> None:
+        scheduler = Scheduler(cli.url, namespace=cli.namespace)
+
+        async def work(event: bytes) -> None:
+            for verb in (["fire", "a"], ["reschedule", "a", "--delay", "1h"], ["cancel", "a", "--yes"]):
+                answers[verb[0]] = await asyncio.to_thread(cli, *verb, "--json")
+
+        scheduler.add_handler(work, name="slow")
+        async with scheduler:
+            async with asyncio.timeout(60):
+                await scheduler.run_until_idle()
+
+    asyncio.run(play())
+    outcomes = {verb: (ran.code, ran.object["outcome"]) for verb, ran in answers.items()}
+    assert outcomes == {"fire": (4, "in_flight"), "reschedule": (4, "too_late"), "cancel": (4, "in_flight")}
+
+
+def test_pause_and_resume(cli: Cli) -> None:
+    add(cli, "a", delay="0s")
+    assert cli("pause").out == "none\n"
+    assert [cli("pause", "mail").out for _ in range(2)] == ["mail paused\n", "mail was paused already\n"]
+    assert cli("pause", "--json").object == {"paused": "mail"}
+    assert cli("get", "a", "--json").object["state"] == "held"
+    assert cli("resume", "handler:mail", "--json").object == {"what": "handler:mail", "paused": False, "changed": True}
+    assert cli("resume", "mail").out == "mail was not paused\n"
+    assert cli("get", "a", "--json").object["state"] == "overdue"
+
+
+# --- dead letters -----------------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
+    give_up(cli, "a", "b", "c")
+    shapes = cli("dead", "list", "--json").objects
+    assert {(each["id"], each["reason"], each["payload"]) for each in shapes} == {
+        (name, "rejected", f"p {name}") for name in "abc"
+    }
+    assert ids(cli("dead", "list", "--json", "--reason", "late")) == []
+    assert ids(cli("dead", "list", "--json", "--before", "2020-01-01T00:00:00Z")) == []
+    assert len(cli("dead", "list", "--of", "bad", "--limit", "2").lines) == 3
+    add(cli, "b", to="handler:bad")
+    ran = cli("dead", "redrive", "a", "b", "--yes", "--json")
+    assert ran.code == 4
+    assert {each["id"]: each["outcome"] for each in ran.objects} == {"a": "redriven", "b": "exists"}
+    assert cli("get", "a", "--json").object["attempt"] == 0
+    assert cli("dead", "purge", "c", "--yes", "--json").object == {"purged": 1}
+    assert cli("dead", "purge", "c", "--yes").code == 3
+    assert cli("dead", "redrive", "--all", "--yes").out == "0 redriven, 1 not\nb: exists\n"
+    assert cli("dead", "purge", "--all", "--yes").out == "1 deleted\n"
+
+
+@pytest.mark.parametrize("verb", [["cancel", "a"], ["dead", "purge", "--all"], ["dead", "redrive", "--all"]])
+def test_off_a_terminal_nothing_is_destroyed_without_yes(cli: Cli, verb: list[str]) -> None:
+    add(cli, "a")
+    give_up(cli, "b")
+    ran = cli(*verb)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith("Nobody can be asked here: give --yes\n")
+    assert (ids(cli("list", "--json")), ids(cli("dead", "list", "--json"))) == (["a"], ["b"])
+    assert cli("dead", "purge", "--yes").code == 2, "which ones must be said"
+
+
+# --- bad input --------------------------------------------------------------------------------------------
+
+BAD: list[tuple[list[str], int, str, str]] = [
+    (["schedule", "handler:m", "x"], 2, "ScheduleTimeError", "at, delay, every"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--at", "2031-01-01T00:00:00Z"], 2, "ScheduleTimeError", "at, "),
+    (["schedule", "handler:m", "x", "--at", "2031-01-01T00:00:00"], 2, "ScheduleTimeError", "timezone-aware"),
+    (["schedule", "handler:m", "x", "--at", "noon"], 2, "ScheduleTimeError", "'noon'"),
+    (["schedule", "handler:m", "x", "--delay=-1s"], 2, "ScheduleTimeError", "'-1s'"),
+    (["schedule", "handler:m", "x", "--delay", "nan"], 2, "ScheduleTimeError", "'nan'"),
+    (["schedule", "handler:m", "x", "--delay", "3651d"], 2, "ScheduleTimeError", "at most 3650d"),
+    (["schedule", "handler:m", "x", "--every", "61 * * * *"], 2, "ScheduleTimeError", "every"),
+    (["schedule", "handler:m", "x", "--every", "0 9 * * *", "--tz", "Mars"], 2, "ScheduleTimeError", "'Mars'"),
+    (["schedule", "handler:m", PAYLOAD * 40_000, "--delay", "1s"], 2, "PayloadTooLargeError", "262144"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--id", ""], 2, "MessageIdError", "empty"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--id", "x" * 256], 2, "MessageIdError", "256 bytes"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--id", "a\nb"], 2, "MessageIdError", "control"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--id", "a~1893456000000"], 2, "MessageIdError", "occurrence"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--header", "a b=" + HEADER], 2, "HeaderError", "header name"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--header", "aiodelay-x=" + HEADER], 2, "HeaderError", "reserved"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--header", "a"], 2, "HeaderError", "NAME=VALUE"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--key", KEY * 2000], 2, "HeaderError", "26000 bytes"),
+    (["schedule", "mail", "x", "--delay", "1s"], 2, "TargetError", "'<sink>:<address>'"),
+    (["schedule", "handler:a\r\nb", "x", "--delay", "1s"], 2, "TargetError", "control"),
+    (["schedule", "nowhere:x", "x", "--delay", "1s"], 1, "UnknownSinkError", "'nowhere'"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--newer=-1"], 1, "ConfigurationError", "conflict.version"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--drop-after", "x"], 1, "ConfigurationError", "late.after"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--sink", "nowhere:"], 1, "ConfigurationError", "nowhere"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--namespace", "a b"], 1, "ConfigurationError", "namespace"),
+    (["schedule", "handler:m", "x", "--delay", "1s", "--store", "http://u:hunter2@h"], 1, "ConfigurationError", "***"),
+    (
+        ["schedule", "handler:m", "x", "--delay", "1s", "--store", "sqlite:///x?jornal=1"],
+        1,
+        "ConfigurationError",
+        "jor",
+    ),
+    (["get", "x" * 256], 2, "MessageIdError", "256 bytes"),
+    (["reschedule", "a"], 2, "ScheduleTimeError", "neither"),
+    (["fire", ""], 2, "MessageIdError", "empty"),
+    (["list", "--since", "2031-01-01T00:00:00"], 2, "ScheduleTimeError", "since"),
+    (["list", "--after", "x"], 1, "ConfigurationError", "cursor"),
+    (["pause", "a b"], 1, "ConfigurationError", "what"),
+    (["pause", ":x"], 2, "TargetError", "what"),
+    (["dead", "list", "--before", "x"], 2, "ScheduleTimeError", "before"),
+    (["dead", "list", "--of", ""], 1, "ConfigurationError", "what"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "error", "part"), BAD, ids=range(len(BAD)))
+def test_bad_input_is_refused_by_the_errors_of_the_python_api(
+    tmp_path: Path, arguments: list[str], code: int, error: str, part: str
+) -> None:
+    cli = Cli(f"sqlite:///{tmp_path}/delay.db", tmp_path)
+    ran = cli(*arguments, "--json")
+    assert (ran.code, ran.out, ran.error["error"]) == (code, "", error)
+    assert part in ran.error["detail"]
+    plain = cli(*arguments)
+    assert (plain.code, plain.err) == (code, f"aiodelay: {ran.error['detail']}\n")
+    assert not [secret for secret in SECRETS if secret in ran.err + plain.err]
+    assert ids(cli("list", "--json")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["schedule"], "no destination"),
+        (["schedule", "handler:m"], "no payload"),
+        (["schedule", "handler:m", "x", "--payload-file", "y"], "both given"),
+        (["schedule", "handler:m", "--lines"], "--lines takes no destination"),
+        (["schedule", "handler:m", "x", "--delay", "1s", "--conflict", "newest"], "newest"),
+        (["fire"], "no id"),
+        (["list", "--limit", "0"], "--limit"),
+        (["lst"], "list"),
+    ],
+)
+def test_a_command_line_that_is_wrong_exits_with_2(tmp_path: Path, arguments: list[str], text: str) -> None:
+    ran = Cli("memory://", tmp_path)(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert text in ran.err
+
+
+def test_a_store_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = Cli("", tmp_path)("list")
+    assert (ran.code, ran.err) == (2, "aiodelay: no store: give --store URL, or set AIODELAY_STORE\n")
+
+
+def test_a_store_that_does_not_answer_exits_with_5(tmp_path: Path) -> None:
+    ran = Cli("redis://user:hunter2@127.0.0.1:1", tmp_path)("list", "--json")
+    assert (ran.code, ran.error["error"]) == (5, "StoreUnavailableError")
+    assert "hunter2" not in ran.err
