@@ -223,7 +223,7 @@ def test_what_remains_on_a_redis_server_is_resumed(tmp_path: Path) -> None:
             1,
             "aiodelay: scheme of store nowhere://x is 'nowhere'; allowed: kafka:, memory:, redis:",
         ),
-        (["--store", "sqlite:////no/such/folder/x.db"], 1, "/no/such/folder"),
+        (["--store", "sqlite:////no/such/folder/x.db"], 5, "/no/such/folder"),
         (["--store", "redis://user:secret@127.0.0.1:1"], 5, "redis://user:***@127.0.0.1:1 is unavailable"),
         (["--store", "redis", "--keep", "x.db"], 2, "--store and --keep both say where messages are kept"),
         (["--store", "memory://", "--keep", "x.db"], 2, "--store and --keep both say where messages are kept"),
