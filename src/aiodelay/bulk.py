@@ -59,6 +59,7 @@ async def schedule_in_chunks(
     compose: Callable[[Any], tuple[C, int]],
     send: Callable[[Sequence[C], int], Awaitable[Sequence[object]]],
     progress: Callable[[int], object] | None,
+    answered: Callable[[int, Any], object] | None = None,
 ) -> int:
     """Store messages chunk by chunk.
 
@@ -67,6 +68,7 @@ async def schedule_in_chunks(
         compose: Makes what is sent of one, and its payload bytes, or raises.
         send: Sends what was composed, given their payload bytes too; returns an answer or an exception for each.
         progress: Called with the number stored so far.
+        answered: Called with each position and answer, or error; then none is kept.
 
     Raises:
         PartlyScheduledError: Some were refused.
@@ -76,30 +78,37 @@ async def schedule_in_chunks(
     failures: list[Exception] = []  # of the caller's own code: what was read is stored, then it is told
     room = asyncio.Semaphore(CHUNKS_AT_ONCE)
 
+    def refuse(position: int, error: AiodelayError) -> None:
+        if answered is None:
+            rejected.append(Rejected(position, error))
+        else:
+            _tell(failures, answered, position, error)
+
     async def send_chunk(chunk: list[tuple[int, C]], size: int) -> None:
         nonlocal stored
         try:
             answers = await send([composed for _, composed in chunk], size)
         except AiodelayError as error:
-            rejected.extend(Rejected(position, error) for position, _ in chunk)
+            for position, _ in chunk:
+                refuse(position, error)
         else:
-            refused = [
-                Rejected(position, answer)
-                for (position, _), answer in zip(chunk, answers, strict=True)
-                if isinstance(answer, AiodelayError)
-            ]
             failed = [each for each in answers if isinstance(each, Exception) and not isinstance(each, AiodelayError)]
-            rejected.extend(refused)
             failures.extend(failed)
-            stored += len(chunk) - len(refused) - len(failed)
+            stored += len(chunk) - len(failed)
+            for (position, _), answer in zip(chunk, answers, strict=True):
+                if isinstance(answer, AiodelayError):
+                    stored -= 1
+                    refuse(position, answer)
+                elif answered is not None and not isinstance(answer, Exception):
+                    _tell(failures, answered, position, answer)
             if progress is not None and not failures:
-                _tell(progress, stored, failures)
+                _tell(failures, progress, stored)
         finally:
             room.release()
 
     async with asyncio.TaskGroup() as tasks:
         try:
-            async with aclosing(_chunks(messages, compose, rejected)) as chunks:  # else a task of the loop's closes it
+            async with aclosing(_chunks(messages, compose, refuse)) as chunks:  # else a task of the loop's closes it
                 async for chunk, size in chunks:
                     await room.acquire()
                     tasks.create_task(send_chunk(chunk, size))
@@ -117,15 +126,17 @@ async def schedule_in_chunks(
     return stored
 
 
-def _tell(progress: Callable[[int], object], stored: int, failures: list[Exception]) -> None:
+def _tell(failures: list[Exception], function: Callable[..., object], *told: object) -> None:
     try:
-        progress(stored)
+        function(*told)
     except Exception as error:  # noqa: BLE001 - whatever the caller's function raises
         failures.append(error)
 
 
 async def _chunks(
-    messages: Iterable[Any] | AsyncIterable[Any], compose: Callable[[Any], tuple[C, int]], rejected: list[Rejected]
+    messages: Iterable[Any] | AsyncIterable[Any],
+    compose: Callable[[Any], tuple[C, int]],
+    refuse: Callable[[int, AiodelayError], object],
 ) -> AsyncGenerator[tuple[list[tuple[int, C]], int], None]:
     chunk: list[tuple[int, C]] = []
     size = position = 0
@@ -136,7 +147,7 @@ async def _chunks(
                 try:
                     composed, bytes_ = compose(message)
                 except AiodelayError as error:
-                    rejected.append(Rejected(position, error))
+                    refuse(position, error)
                 else:
                     chunk.append((position, composed))
                     size += bytes_

@@ -251,12 +251,15 @@ class Scheduler(Operations):
         messages: Iterable[Message] | AsyncIterable[Message],
         *,
         progress: Callable[[int], object] | None = None,
+        answered: Callable[[int, Scheduled | AiodelayError], object] | None = None,
     ) -> int:
         """Store many messages, 500 a round trip, reading on only as fast as the store takes them.
 
         Args:
             messages: `Message(event, delay=..., ...)`; a plain or an asynchronous iterable, of any length.
             progress: A plain function, called with the number stored so far after each round trip.
+            answered: A plain function, called with each message's position, from 0, and what became of it, a
+                `Scheduled` or the error, in no order. No error is raised for what is refused then, and none is kept.
 
         Returns:
             How many were stored (or kept, or outdated, where `conflict` says so).
@@ -269,9 +272,22 @@ class Scheduler(Operations):
             raise InputError("messages", kind_of(messages), "an iterable or asynchronous iterable of Message")
         if progress is not None and not _is_plain_function(progress):
             raise InputError("progress", _kind_of_function(progress), "a plain function that takes a number")
+        if answered is not None and not _is_plain_function(answered):
+            allowed = "a plain function that takes a position and an answer"
+            raise InputError("answered", _kind_of_function(answered), allowed)
         if self._schedule_middleware:
-            return await schedule_in_chunks(messages, _sized, self._schedule_each, progress)
-        return await schedule_in_chunks(messages, self._compose_sized, commands.carry_out_many, progress)
+            return await schedule_in_chunks(messages, _sized, self._schedule_each, progress, answered)
+        if answered is None:
+            return await schedule_in_chunks(messages, self._compose_sized, commands.carry_out_many, progress)
+
+        async def carry_out(puts: Sequence[Put], size: int) -> Sequence[Scheduled | AiodelayError]:
+            outcomes = await commands.carry_out_many(puts, size)
+            return [
+                outcome if isinstance(outcome, AiodelayError) else answer_of(put, outcome)
+                for put, outcome in zip(puts, outcomes, strict=True)
+            ]
+
+        return await schedule_in_chunks(messages, self._compose_sized, carry_out, progress, answered)
 
     async def _schedule_each(self, messages: Sequence[Message], size: int) -> Sequence[object]:
         """Schedule messages at once, each through the middleware; they share round trips."""

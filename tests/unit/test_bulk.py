@@ -7,7 +7,16 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from aiodelay import Conflict, DuplicateIdError, InputError, Message, PartlyScheduledError, Scheduler
+from aiodelay import (
+    Conflict,
+    DuplicateIdError,
+    InputError,
+    Message,
+    PartlyScheduledError,
+    Scheduled,
+    Scheduler,
+    UnknownSinkError,
+)
 from aiodelay.bulk import CHUNKS_AT_ONCE
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
@@ -130,6 +139,43 @@ async def test_the_refused_are_named_with_position_and_error_and_all_others_are_
     assert [isinstance(each.error, DuplicateIdError) for each in error.rejected] == [False, True, False, True]
     assert str(error).startswith(f"{error.stored} messages stored, 4 refused: message 3: ")
     assert str(error).endswith("; and 1 more")
+
+
+async def test_each_answer_is_told_by_position_and_then_nothing_is_raised(scheduler: Scheduler) -> None:
+    given = [message(n, conflict=Conflict.error()) for n in range(CHUNK + 10)]
+    given.append(Message(b"", to="nowhere:x", delay="1h"))
+    told: dict[int, object] = {}
+    async with scheduler:
+        await scheduler.schedule_many([message(2)])
+        stored = await scheduler.schedule_many(given, answered=lambda position, answer: told.update({position: answer}))
+    refused = {2: DuplicateIdError, CHUNK + 10: UnknownSinkError}
+    assert stored == CHUNK + 9
+    assert sorted(told) == list(range(CHUNK + 11))
+    assert {position: type(told[position]) for position in refused} == refused
+    accepted = {position: each for position, each in told.items() if isinstance(each, Scheduled)}
+    assert {position: each.id for position, each in accepted.items()} == {
+        position: f"m{position}" for position in range(CHUNK + 10) if position != 2
+    }
+    assert {each.outcome for each in accepted.values()} == {"stored"}
+
+
+@pytest.mark.parametrize("bad", [False, True])
+async def test_a_function_told_answers_that_raises_arrives_as_itself(scheduler: Scheduler, bad: bool) -> None:
+    def fail(position: int, answer: object) -> None:
+        raise KeyError(position)
+
+    given = Message(b"", to="nowhere:x", delay="1h") if bad else message(0)
+    async with scheduler:
+        with pytest.raises(KeyError):
+            await scheduler.schedule_many([given], answered=fail)
+
+
+async def test_what_is_told_answers_must_be_a_plain_function(scheduler: Scheduler) -> None:
+    async def answered(position: int, answer: object) -> None: ...
+
+    async with scheduler:
+        with pytest.raises(InputError, match="answered"):
+            await scheduler.schedule_many([], answered=answered)
 
 
 async def test_what_is_no_message_is_refused_by_position(scheduler: Scheduler) -> None:
