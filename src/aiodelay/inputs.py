@@ -18,6 +18,7 @@ from .errors import (
     ScheduleTimeError,
     TargetError,
     TargetNotAllowedError,
+    cut,
     kind_of,
     shortened,
 )
@@ -215,18 +216,23 @@ def split_target(to: object, *, field: str = "to") -> tuple[str, str]:
 class Targets:
     """Which destinations may be scheduled to: all, or exact ones and prefixes ending in `*`.
 
+    Attributes:
+        allowed: Those; None = all.
+
     Raises:
         ConfigurationError: An entry is not of that form.
     """
 
     def __init__(self, allowed: Collection[str] | None) -> None:
-        self._allows_all = allowed is None
+        self.allowed: tuple[str, ...] | None = None
         entries = () if allowed is None else listed(allowed, "allowed_targets", "['kafka:orders.*']")
         for entry in entries:
             if not isinstance(entry, str) or ":" not in entry or "*" in entry[:-1]:
                 raise ConfigurationError(
                     "allowed_targets", shortened(entry), "'<sink>:<address>', or such a prefix ending in '*'"
                 )
+        if allowed is not None:
+            self.allowed = entries
         self._exact = frozenset(entry for entry in entries if not entry.endswith("*"))
         self._prefixes = tuple(entry[:-1] for entry in entries if entry.endswith("*"))
 
@@ -236,9 +242,10 @@ class Targets:
         Raises:
             TargetNotAllowedError: Names it.
         """
-        if self._allows_all or to in self._exact or to.startswith(self._prefixes):
+        if self.allowed is None or to in self._exact or to.startswith(self._prefixes):
             return
-        raise TargetNotAllowedError("to", shortened(to), "what Scheduler(allowed_targets=...) lists")
+        named = cut(", ".join(self.allowed) or "nothing", 300)
+        raise TargetNotAllowedError("to", shortened(to), f"what Scheduler(allowed_targets=...) lists: {named}")
 
 
 def listed(value: object, setting: str, example: str) -> tuple[Any, ...]:

@@ -172,11 +172,12 @@ class Scheduler(Operations):
         )
         if encoding not in ("json", "msgpack"):
             raise ConfigurationError("encoding", shortened(encoding), "'json' or 'msgpack'")
+        self.targets: Targets = Targets(allowed_targets)
         self._types = EventTypes()
         self._composer = Composer(
             codec=codec_named(encoding),
             sinks=self._sinks,
-            targets=Targets(allowed_targets),
+            targets=self.targets,
             max_payload=check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
             traits=lambda: self._store.traits,
             types=self._types,

@@ -2,4 +2,7 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from .api import ApiLimits, Tokens, admin, hash_token
+from .config import Token
+
+__all__ = ["ApiLimits", "Token", "Tokens", "admin", "hash_token"]

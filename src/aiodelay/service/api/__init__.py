@@ -1,0 +1,8 @@
+"""The HTTP API over one or several schedulers."""
+
+from __future__ import annotations
+
+from .application import admin
+from .security import ApiLimits, Tokens, hash_token
+
+__all__ = ["ApiLimits", "Tokens", "admin", "hash_token"]

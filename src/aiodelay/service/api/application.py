@@ -1,0 +1,102 @@
+"""The app: routes, one gate before them, and errors that are problems."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fastapi import FastAPI, Request
+from starlette.responses import HTMLResponse, Response
+
+from aiodelay._version import __version__
+from aiodelay.errors import ConfigurationError, kind_of, shortened
+from aiodelay.inputs import Targets, check_flag, check_namespace
+from aiodelay.scheduler import Scheduler
+from aiodelay.service.config import Token
+
+from . import bulk, dead, etf1, lanes, messages, problems
+from .bodies import Json
+from .pages import PAGE_HEADERS, documentation
+from .schemas import openapi_of
+from .security import ApiLimits, Gate, Tokens
+from .served import Opened, Served
+
+__all__ = ["admin"]
+
+ONLY = "default"
+"""What the one store of a service is called."""
+
+
+def admin(
+    schedulers: Scheduler | Mapping[str, Scheduler],
+    *,
+    tokens: Collection[Token] | Tokens = (),
+    read_only: bool = True,
+    allowed_targets: Collection[str] | None = None,
+    limits: ApiLimits | None = None,
+) -> FastAPI:
+    """Return the HTTP API over schedulers: an app of its own, or one to mount in yours.
+
+    The schedulers are opened and closed by whoever made them, on the same event loop.
+
+    Args:
+        schedulers: One, or several by name; requests name theirs by `?store=`.
+        tokens: Who may use it. Without any, only whoever asks from this machine; with a `Tokens`, its `load`
+            exchanges them while the app runs.
+        read_only: Refuse all that changes anything, whatever a token is for.
+        allowed_targets: Where messages may be scheduled to, as of a `Scheduler`; None = what each scheduler allows by
+            its own `allowed_targets`, and nothing where it has none.
+        limits: How much a client may ask for.
+
+    Raises:
+        ConfigurationError: An argument is wrong; names it, its value and what is allowed.
+    """
+    given = {ONLY: schedulers} if isinstance(schedulers, Scheduler) else dict(schedulers)
+    for name, scheduler in given.items():
+        check_namespace(name)
+        if not isinstance(scheduler, Scheduler):
+            raise ConfigurationError("schedulers", kind_of(scheduler), "a Scheduler, or several by name")
+    if not given:
+        raise ConfigurationError("schedulers", shortened([]), "at least one")
+    limits = ApiLimits() if limits is None else limits
+    stores = {name: Opened(name, each, _targets(each, allowed_targets)) for name, each in given.items()}
+    app = FastAPI(
+        title="aiodelay",
+        version=__version__,
+        summary="Messages that are delivered later",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        default_response_class=Json,
+    )
+    app.state.served = Served(stores, limits, check_flag(read_only, "read_only"))
+    tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
+    app.add_middleware(Gate, tokens=tokens, limits=limits)
+    problems.install(app)
+    for router in (
+        messages.looking,
+        messages.changing,
+        dead.looking,
+        dead.changing,
+        lanes.looking,
+        lanes.changing,
+        bulk.changing,
+        etf1.looking,
+        etf1.alive,
+    ):
+        app.include_router(router)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Json(openapi_of(app))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(documentation(openapi_of(app)), headers=PAGE_HEADERS)
+
+    return app
+
+
+def _targets(scheduler: Scheduler, allowed: Collection[str] | None) -> Targets:
+    if allowed is not None:
+        return Targets(allowed)
+    return scheduler.targets if scheduler.targets.allowed is not None else Targets(())

@@ -1,0 +1,139 @@
+"""Bodies, read with limits on their size and on how long they take; and JSON, in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from aiodelay.errors import InputError, cut
+
+from .problems import ApiError, wrong
+from .security import ApiLimits
+
+__all__ = [
+    "NDJSON",
+    "Json",
+    "body_of",
+    "check_type",
+    "chunks_of",
+    "lines_of",
+    "read_json",
+]
+
+NDJSON = "application/x-ndjson"
+PLAIN = "application/json"
+CLOSE = {"connection": "close"}
+"""What is left of the body is not read."""
+
+T = TypeVar("T")
+
+
+class Json(Response):
+    """An answer in JSON."""
+
+    media_type = PLAIN
+
+    def render(self, content: Any) -> bytes:  # noqa: ANN401 - whatever is answered
+        """Return the text; what other programs have stored may be no UTF-8, and is escaped then."""
+        try:
+            return msgspec.json.encode(content)
+        except UnicodeEncodeError:
+            return json.dumps(msgspec.to_builtins(content)).encode()
+
+
+def check_type(request: Request, *allowed: str) -> str:
+    """Return the body's type; only those allowed are taken, none of which a plain form of a web page can send.
+
+    Raises:
+        ApiError: It is another one.
+    """
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in allowed:
+        raise wrong(415, "ContentTypeError", "content-type", repr(cut(given)), " or ".join(allowed))
+    return given
+
+
+async def body_of(request: Request, limits: ApiLimits) -> bytes:
+    """Return a JSON body, whole.
+
+    Raises:
+        ApiError: It is of another type, too large, or too slow.
+    """
+    check_type(request, PLAIN)
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            return b"".join([chunk async for chunk in chunks_of(request, limits.max_body)])
+    except TimeoutError:
+        raise _too_slow(limits) from None
+
+
+async def read_json(request: Request, limits: ApiLimits, type_: type[T]) -> T:
+    """Return a JSON body as a value of a type.
+
+    Raises:
+        ApiError: As `body_of`.
+        InputError: It is not of that type.
+    """
+    body = await body_of(request, limits)
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InputError("body", f"no such JSON: {cut(str(error), 200)}", "what /openapi.json says of it") from None
+
+
+async def chunks_of(request: Request, most: int) -> AsyncIterator[bytes]:
+    """Yield a body as it arrives.
+
+    Raises:
+        ApiError: It is larger than `most` bytes, or its client has gone.
+    """
+    size = 0
+    too_large = ApiError(413, "BodyTooLargeError", f"at most {most} bytes are taken", CLOSE, allowed=f"{most} bytes")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise too_large
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > most:
+                raise too_large
+            yield chunk
+    except ClientDisconnect:
+        raise ApiError(400, "DisconnectedError", "the client has gone") from None
+
+
+async def lines_of(request: Request, limits: ApiLimits) -> AsyncIterator[bytes]:
+    """Yield the lines of a body, without their ends; empty ones too. Read on only as they are taken.
+
+    Raises:
+        ApiError: A line is longer than a body may be, the whole too large, or it stands still for too long.
+    """
+    rest = b""
+    chunks = chunks_of(request, limits.max_stream)
+    while True:
+        try:
+            async with asyncio.timeout(limits.body_timeout_s):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise _too_slow(limits) from None
+        if chunk is None:
+            break
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > limits.max_body:
+            raise ApiError(413, "LineTooLargeError", f"a line has at most {limits.max_body} bytes", CLOSE)
+    if rest:
+        yield rest
+
+
+def _too_slow(limits: ApiLimits) -> ApiError:
+    detail = f"nothing came, or not all of it, within {limits.body_timeout_s:g} s"
+    return ApiError(408, "BodyTimeoutError", detail, CLOSE)

@@ -1,0 +1,111 @@
+"""What is done to all messages or dead letters that match: first counted, then, once confirmed, done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from aiodelay.errors import AiodelayError
+from aiodelay.inputs import due_of
+from aiodelay.model import Stored
+from aiodelay.service.queries import dead_page, page
+from aiodelay.shapes import read_time
+
+from .bodies import Json, read_json
+from .cursors import dead_filter_of, filter_of
+from .models import BulkDoneOut, BulkIn, BulkPlanOut, DeadFilterIn, FilterIn
+from .problems import wrong
+from .schemas import documents
+from .security import audit, caller_of, needs
+from .served import PLAN_MS, Opened, Plan, Store, served_of
+
+__all__ = ["changing", "confirm", "plan"]
+
+changing = APIRouter(prefix="/v1/bulk", tags=["bulk"], dependencies=[needs("operate")])
+
+MOST = 1_000
+"""How many one plan is about."""
+SHOWN = 5
+OF_LETTERS = ("redrive", "purge")
+
+
+@changing.post("", summary="Find out what an action would be done to", **documents(BulkPlanOut, BulkIn))
+async def plan(request: Request, store: Store) -> Response:
+    """Nothing is done. What was found, at most 1,000, is kept for five minutes: `POST /v1/bulk/{confirm}` does it."""
+    served = served_of(request)
+    given = await read_json(request, served.limits, BulkIn)
+    _check(given, store)
+    most = served.limits.max_examined
+    by = caller_of(request).name
+    options = {"at": given.at, "delay": given.delay} if given.action == "reschedule" else {}
+    if given.action in OF_LETTERS:
+        dead = await dead_page(
+            store.scheduler, dead_filter_of(given.dead or DeadFilterIn()), after=None, limit=MOST, most=most
+        )
+        found = Plan(given.action, by, store.name, letters=[each.key for each in dead.letters])
+        ids = [key.id for key in found.letters]
+        seen: dict[str, Any] = {"more": dead.after is not None, "examined": dead.examined, "of": dead.of}
+    else:
+        messages = await page(
+            store.scheduler, filter_of(given.messages or FilterIn()), after=None, limit=MOST, most=most
+        )
+        ids = [each.record.id for each in messages.messages]
+        found = Plan(given.action, by, store.name, ids=ids, options=options)
+        seen = {"more": messages.after is not None, "examined": messages.examined, "of": messages.of}
+    answer = {"action": given.action, "count": len(ids), "first": ids[:SHOWN], **seen}
+    return Json(answer | {"confirm": served.plans.add(found), "expires_s": PLAN_MS // 1000})
+
+
+def _check(given: BulkIn, store: Opened) -> None:
+    """Refuse what would only fail once it is confirmed."""
+    other = "messages" if given.action in OF_LETTERS else "dead"
+    if getattr(given, other) is not None:
+        raise wrong(422, "BulkError", other, f"given with {given.action}", "the filter of what the action is done to")
+    if given.action == "reschedule":
+        due_of(read_time(given.at, "at"), given.delay, store.scheduler._open_store().now_ms())
+    elif given.at is not None or given.delay is not None:
+        raise wrong(422, "BulkError", "at, delay", f"given with {given.action}", "only with reschedule")
+
+
+@changing.post("/{confirm}", summary="Do it", **documents(BulkDoneOut))
+async def confirm(confirm: str, request: Request, store: Store) -> Response:
+    """To exactly what was found, as far as it is still there; only by who asked, and once."""
+    served = served_of(request)
+    found = served.plans.take(confirm, by=caller_of(request).name, store=store.name)
+    outcomes = dict(Counter(await _done(store, found)))
+    ids = found.ids or [key.id for key in found.letters]
+    audit(request, f"bulk {found.action}", store=store.name, ids=list(ids), outcomes=outcomes)
+    return Json({"action": found.action, "outcomes": outcomes})
+
+
+async def _done(store: Opened, plan: Plan) -> list[str]:
+    scheduler = store.scheduler
+    match plan.action:
+        case "purge":
+            purged = await scheduler.purge(*plan.letters)
+            return ["purged"] * purged + ["not_found"] * (len(plan.letters) - purged)
+        case "redrive":
+            outcomes = await scheduler.redrive(*plan.letters)
+            return [
+                each.answer if isinstance(each, Stored) else getattr(each, "reason", "unknown") for each in outcomes
+            ]
+        case "cancel":
+            calls: list[Any] = [scheduler.cancel(each) for each in plan.ids]
+        case "fire":
+            calls = [scheduler.fire(each) for each in plan.ids]
+        case _:
+            at, delay = read_time(plan.options["at"], "at"), plan.options["delay"]
+            calls = [scheduler.reschedule(each, at=at, delay=delay) for each in plan.ids]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    return [_word(each) for each in answers]
+
+
+def _word(answer: Any) -> str:  # noqa: ANN401 - an outcome or an exception
+    if isinstance(answer, BaseException):
+        if not isinstance(answer, AiodelayError):
+            raise answer
+        return type(answer).__name__
+    return str(answer.value)

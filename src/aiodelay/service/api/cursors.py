@@ -1,0 +1,83 @@
+"""What goes into a URL: where a page ends, instants, and which messages are wanted."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TypeVar
+
+import msgspec
+
+from aiodelay.errors import InputError, cut
+from aiodelay.inputs import check_type_name
+from aiodelay.model import State
+from aiodelay.service.queries import DEAD_REASONS, DeadFilter, Filter
+from aiodelay.shapes import read_time
+from aiodelay.timeunits import to_epoch_ms
+
+from .models import DeadFilterIn, FilterIn
+
+__all__ = ["dead_filter_of", "filter_of", "read_cursor", "write_cursor"]
+
+P = TypeVar("P")
+
+
+def write_cursor(place: tuple[object, ...] | None) -> str | None:
+    """Return a place as text; None for None."""
+    return None if place is None else base64.urlsafe_b64encode(msgspec.msgpack.encode(place)).decode().rstrip("=")
+
+
+def read_cursor(text: str | None, type_: type[P]) -> P | None:
+    """Return the place that `write_cursor` has written.
+
+    Raises:
+        InputError: It has written no such text.
+    """
+    if text is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(base64.b64decode(text + "==", altchars=b"-_", validate=True), type=type_)
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        raise InputError("after", repr(cut(text)), "the `after` of the page before") from None
+
+
+def _ms(text: str | None, field: str) -> int | None:
+    at = read_time(text, field)
+    return None if at is None else to_epoch_ms(at, field=field)
+
+
+def filter_of(given: FilterIn) -> Filter:
+    """Return which messages are wanted.
+
+    Raises:
+        InputError: A value is none.
+    """
+    states = [each.value for each in State]
+    if given.state is not None and given.state not in states:
+        raise InputError("state", repr(cut(given.state)), ", ".join(states))
+    return Filter(
+        tuple(check_type_name(lane, "lane") for lane in given.lane),
+        _ms(given.due_from, "due_from"),
+        _ms(given.due_to, "due_to"),
+        None if given.state is None else State(given.state),
+        given.address,
+        given.type,
+        given.text,
+    )
+
+
+def dead_filter_of(given: DeadFilterIn) -> DeadFilter:
+    """Return which dead letters are wanted.
+
+    Raises:
+        InputError: A value is none.
+    """
+    if given.reason is not None and given.reason not in DEAD_REASONS:
+        raise InputError("reason", repr(cut(given.reason)), ", ".join(DEAD_REASONS))
+    return DeadFilter(
+        tuple(check_type_name(lane, "lane") for lane in given.lane),
+        given.reason,
+        _ms(given.dead_from, "dead_from"),
+        _ms(given.dead_to, "dead_to"),
+        given.text,
+    )

@@ -1,0 +1,107 @@
+"""Dead letters: list, redrive, purge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from aiodelay.inputs import check_count
+from aiodelay.model import DeadKey, Stored
+from aiodelay.service.queries import dead_letter, dead_page
+from aiodelay.shapes import dead_letter_shape
+
+from .bodies import Json, read_json
+from .cursors import dead_filter_of, read_cursor, write_cursor
+from .messages import in_list
+from .models import DeadFilterIn, DeadKeysIn, DeadListOut, DeadOut, PurgedOut, RedrivenOut
+from .problems import ApiError, wrong
+from .schemas import documents
+from .security import audit, needs
+from .served import After, Limit, Store, served_of
+
+__all__ = [
+    "MOST_LETTERS",
+    "changing",
+    "get_letter",
+    "list_letters",
+    "looking",
+    "purge",
+    "redrive",
+]
+
+looking = APIRouter(prefix="/v1/dead", tags=["dead letters"], dependencies=[needs("read")])
+changing = APIRouter(prefix="/v1/dead", tags=["dead letters"], dependencies=[needs("operate")])
+
+MOST_LETTERS = 1_000
+
+
+@looking.get("", summary="List dead letters, oldest first", **documents(DeadListOut))
+async def list_letters(
+    *,
+    request: Request,
+    store: Store,
+    limit: Limit,
+    after: After = None,
+    lane: Annotated[list[str], Query(description="Of these handlers or sinks.", max_length=100)] = [],  # noqa: B006
+    reason: Annotated[str | None, Query(description="Given up for this reason.")] = None,
+    dead_from: Annotated[str | None, Query(description="Given up not before this; ISO 8601.")] = None,
+    dead_to: Annotated[str | None, Query(description="Given up before this.")] = None,
+    text: Annotated[str | None, Query(description="With this text in the id.")] = None,
+) -> Response:
+    """A request examines a bounded number of letters, and says how many: `examined` n `of` m; without payloads."""
+    wanted = dead_filter_of(DeadFilterIn(lane, reason, dead_from, dead_to, text))
+    most = served_of(request).limits.max_examined
+    found = await dead_page(
+        store.scheduler, wanted, after=read_cursor(after, tuple[int, str, int]), limit=limit, most=most
+    )
+    return Json(
+        {
+            "letters": [in_list(dead_letter_shape(each)) for each in found.letters],
+            "after": write_cursor(found.after),
+            "examined": found.examined,
+            "of": found.of,
+        }
+    )
+
+
+@looking.get("/{revision}/{id:path}", summary="A dead letter, with its payload", **documents(DeadOut))
+async def get_letter(revision: int, id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name
+    """Looked for among the oldest letters, as many as one request examines."""
+    most = served_of(request).limits.max_examined
+    letter = await dead_letter(store.scheduler, DeadKey(id, revision), most=most)
+    if letter is None:
+        raise ApiError(404, "DeadLetterNotFoundError", f"no such letter among the oldest {most}")
+    return Json(dead_letter_shape(letter))
+
+
+async def _keys(request: Request) -> list[DeadKey]:
+    given = await read_json(request, served_of(request).limits, DeadKeysIn)
+    if not 1 <= len(given.letters) <= MOST_LETTERS:
+        raise wrong(422, "LettersError", "letters", f"{len(given.letters)} of them", f"1 to {MOST_LETTERS}")
+    return [DeadKey(each.id, check_count(each.revision, "revision", 0, (1 << 48) - 1)) for each in given.letters]
+
+
+@changing.post("/redrive", summary="Give dead letters a new life, due now", **documents(RedrivenOut, DeadKeysIn))
+async def redrive(request: Request, store: Store) -> Response:
+    """Each has an answer of its own: `stored`, `not_found`, or `exists` where its id is scheduled again."""
+    keys = await _keys(request)
+    outcomes = [
+        each.answer if isinstance(each, Stored) else getattr(each, "reason", "unknown")
+        for each in await store.scheduler.redrive(*keys)
+    ]
+    audit(request, "redrive", store=store.name, ids=[key.id for key in keys], outcomes=dict(Counter(outcomes)))
+    letters = [
+        {"id": key.id, "revision": key.revision, "outcome": each} for key, each in zip(keys, outcomes, strict=True)
+    ]
+    return Json({"letters": letters})
+
+
+@changing.post("/purge", summary="Delete dead letters for good", **documents(PurgedOut, DeadKeysIn))
+async def purge(request: Request, store: Store) -> Response:
+    """Those that are not there any more count for nothing."""
+    keys = await _keys(request)
+    purged = await store.scheduler.purge(*keys)
+    audit(request, "purge", store=store.name, ids=[key.id for key in keys], purged=purged)
+    return Json({"purged": purged})

@@ -1,0 +1,129 @@
+"""The routes of etf1/kafka-message-scheduler's REST API, in its shapes: for what has read them so far.
+
+Read only, as they are there; docs/migration.md tells the differences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import StreamingResponse
+
+from aiodelay.errors import AiodelayError
+from aiodelay.model import Snapshot
+from aiodelay.service.queries import Filter, page
+from aiodelay.shapes import to_of
+
+from .bodies import Json
+from .messages import not_found
+from .schemas import documents
+from .security import needs
+from .served import Opened, Store, served_of
+
+__all__ = [
+    "alive",
+    "info",
+    "liveness",
+    "looking",
+    "schedule",
+    "schedules",
+]
+
+looking = APIRouter(tags=["etf1"], dependencies=[needs("read")])
+alive = APIRouter(tags=["etf1"])
+
+KAFKA = "kafka"
+AT_ONCE = 200
+ALIVE_S = 1.0
+PROBE = "liveness"
+
+
+@looking.get("/schedules", summary="All schedules, earliest first", **documents(None))
+async def schedules(
+    store: Store,
+    limit: Annotated[int, Query(ge=1, le=1_000_000, description="Most schedules.")] = 10_000,
+) -> Response:
+    """An array of `{id, epoch, timestamp, topic, target-topic, target-key, value}`: seconds, and base64."""
+    first = await page(store.scheduler, Filter(), after=None, limit=min(limit, AT_ONCE), most=AT_ONCE)
+
+    async def parts() -> AsyncIterator[bytes]:
+        found, left, comma = first, limit, b""
+        yield b"["
+        while True:
+            for each in found.messages:
+                yield comma + msgspec.json.encode(_schedule(store, each))
+                comma = b","
+            left -= len(found.messages)
+            if found.after is None or left <= 0:
+                break
+            size = min(left, AT_ONCE)
+            found = await page(store.scheduler, Filter(), after=found.after, limit=size, most=size)
+        yield b"]"
+
+    return StreamingResponse(parts(), media_type="application/json")
+
+
+@looking.get("/schedule/{id:path}", summary="One schedule", **documents(None))
+async def schedule(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
+    """In the shape of `/schedules`."""
+    found = await store.scheduler.get(id)
+    if found is None:
+        raise not_found(id)
+    return Json(_schedule(store, found))
+
+
+@looking.get("/info", summary="Where this scheduler stands", **documents(None))
+async def info(request: Request, store: Store) -> Response:
+    """`{hostname, address, server_address, kafka: {bootstrap_servers, topics, history_topic}}`."""
+    host, port = request.scope.get("server") or ("", None)
+    bootstrap, topics, history = _kafka_of(store)
+    return Json(
+        {
+            "hostname": socket.gethostname(),
+            "address": [host],
+            "server_address": host if port is None else f"{host}:{port}",
+            "kafka": {"bootstrap_servers": bootstrap, "topics": topics, "history_topic": history},
+        }
+    )
+
+
+@alive.get("/liveness", summary="Whether the stores answer", **documents(None))
+async def liveness(request: Request) -> Response:
+    """200, or 500 where a store does not answer within a second; without a token, and with no more than that."""
+    try:
+        async with asyncio.timeout(ALIVE_S):
+            for opened in served_of(request).stores.values():
+                await opened.scheduler._inspectable.get(PROBE)
+    except (AiodelayError, TimeoutError):
+        return Response(status_code=500)
+    return Response(status_code=200)
+
+
+def _kafka_of(store: Opened) -> tuple[str, list[str], str]:
+    """Return servers, schedules topics and history topic; of a store that is not Kafka, nothing."""
+    url = urlsplit(store.scheduler._open_store().name)
+    if url.scheme != KAFKA:
+        return "", [], ""
+    topics = [each for each in url.path.strip("/").split(",") if each]
+    return url.netloc.rpartition("@")[2], topics, parse_qs(url.query).get("history", [""])[0]
+
+
+def _schedule(store: Opened, found: Snapshot) -> dict[str, Any]:
+    envelope = found.record.envelope
+    _, topics, _ = _kafka_of(store)
+    return {
+        "id": envelope.id,
+        "epoch": -(-found.record.due_ms // 1000),
+        "timestamp": found.record.revision // 1000,
+        "topic": topics[0] if topics else store.scheduler.namespace,
+        "target-topic": envelope.address if envelope.lane == KAFKA else to_of(envelope),
+        "target-key": (envelope.key or b"").decode(errors="replace"),
+        "value": None if envelope.encoding == "null" else base64.b64encode(envelope.payload).decode(),
+    }

@@ -1,0 +1,128 @@
+"""How much stands where, what is coming, how late it was, what is held: by lane."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from aiodelay import ports
+from aiodelay.errors import ConfigurationError
+from aiodelay.service.queries import oldest_overdue_ms
+from aiodelay.shapes import blocked_shape, counts_shape, journal_shape, load_shape, time_shape
+from aiodelay.timeunits import format_duration, parse_duration
+
+from .bodies import Json, read_json
+from .models import CountsOut, HoldsOut, JournalOut, LatenessOut, LoadOut, OutcomeOut, StoresOut, WhatIn
+from .schemas import documents
+from .security import audit, needs
+from .served import Limit, Store, served_of
+
+__all__ = [
+    "changing",
+    "counts",
+    "holds",
+    "journal",
+    "lateness",
+    "list_stores",
+    "load",
+    "looking",
+    "pause",
+    "resume",
+]
+
+looking = APIRouter(prefix="/v1", tags=["overview"], dependencies=[needs("read")])
+changing = APIRouter(prefix="/v1", tags=["overview"], dependencies=[needs("operate")])
+
+MOST_BUCKETS = 1_000
+ABILITIES = (ports.Inspectable, ports.DeadLetters, ports.Holds, ports.Journal, ports.Transfer)
+
+
+@looking.get("/stores", summary="The stores, and what they can do", **documents(StoresOut))
+async def list_stores(request: Request) -> Response:
+    """Where there are several, all else is asked with `?store=<name>`."""
+    served = served_of(request)
+    stores = []
+    for name, opened in served.stores.items():
+        store = opened.scheduler._open_store()
+        stores.append(
+            {
+                "name": name,
+                "url": store.name,
+                "namespace": opened.scheduler.namespace,
+                "abilities": [each.__name__ for each in ABILITIES if isinstance(store, each)],
+                "conflicts": sorted(store.traits.conflicts),
+                "allowed_targets": opened.targets.allowed,
+            }
+        )
+    return Json({"stores": stores, "read_only": served.read_only})
+
+
+@looking.get("/counts", summary="Messages by lane and state", **documents(CountsOut))
+async def counts(store: Store) -> Response:
+    """`oldest_overdue`: since when the longest waiting message could have been delivered."""
+    lanes = counts_shape(await store.scheduler.counts())
+    oldest = await oldest_overdue_ms(store.scheduler)
+    return Json(
+        {
+            "lanes": lanes,
+            "oldest_overdue": None if oldest is None else time_shape(oldest),
+            "now": time_shape(store.scheduler._open_store().now_ms()),
+        }
+    )
+
+
+@looking.get("/load", summary="What comes due, by span of time", **documents(LoadOut))
+async def load(
+    store: Store,
+    bucket: Annotated[str, Query(description='The length of one span: "1m".', max_length=64)] = "1m",
+    buckets: Annotated[int, Query(ge=1, le=MOST_BUCKETS, description="How many, from now on.")] = 60,
+) -> Response:
+    """Empty spans are left out."""
+    found = await store.scheduler.load(bucket=bucket, buckets=buckets)
+    length = format_duration(parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1))
+    return Json({"bucket": length, "buckets": load_shape(found)})
+
+
+@looking.get("/lateness", summary="How late messages were begun to be delivered", **documents(LatenessOut))
+async def lateness(store: Store) -> Response:
+    """Of the latest 10,000 first attempts that the store's journal tells of: it has to keep one (`?journal=10000`)."""
+    return Json(await store.lateness.measure(store.scheduler))
+
+
+@looking.get("/journal", summary="What happened, in order", **documents(JournalOut))
+async def journal(
+    store: Store,
+    limit: Limit,
+    id: Annotated[str | None, Query(description="Only to this message.")] = None,  # noqa: A002 - its name in the URL
+    after: Annotated[int, Query(ge=0, le=1 << 62, description="Only entries with a higher number.")] = 0,
+) -> Response:
+    """The store has to keep a journal (`?journal=10000`)."""
+    entries = await store.scheduler.journal(id, after=after, limit=limit)
+    last = entries[-1].number if entries else after
+    return Json({"entries": [journal_shape(each) for each in entries], "after": last})
+
+
+@looking.get("/holds", summary="What is paused, and what takes nothing now", **documents(HoldsOut))
+async def holds(store: Store) -> Response:
+    """Messages of both wait in the store, can be cancelled, and hold up no others."""
+    blocked = [blocked_shape(each) for each in await store.scheduler.blocked()]
+    return Json({"paused": await store.scheduler.paused(), "blocked": blocked})
+
+
+@changing.post("/pause", summary="Hold back a handler, a sink or a destination", **documents(OutcomeOut, WhatIn))
+async def pause(request: Request, store: Store) -> Response:
+    """For all instances, until it is resumed; what is in flight goes on."""
+    what = (await read_json(request, served_of(request).limits, WhatIn)).what
+    outcome = "paused" if await store.scheduler.pause(what) else "was_paused"
+    audit(request, "pause", store=store.name, what=what, outcome=outcome)
+    return Json({"id": what, "outcome": outcome})
+
+
+@changing.post("/resume", summary="Release what is paused", **documents(OutcomeOut, WhatIn))
+async def resume(request: Request, store: Store) -> Response:
+    """What is due then is delivered at once."""
+    what = (await read_json(request, served_of(request).limits, WhatIn)).what
+    outcome = "resumed" if await store.scheduler.resume(what) else "was_not_paused"
+    audit(request, "resume", store=store.name, what=what, outcome=outcome)
+    return Json({"id": what, "outcome": outcome})

@@ -1,0 +1,250 @@
+"""Messages by id: schedule, look, replace, cancel, reschedule, fire; and lists of them."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from msgspec import structs
+
+from aiodelay.errors import OutcomeUnknownError, cut, shortened
+from aiodelay.inputs import check_id
+from aiodelay.messages import Message, Scheduled
+from aiodelay.model import CancelOutcome, Conflict, FireOutcome, RescheduleOutcome, ScheduleOutcome
+from aiodelay.service.queries import page
+from aiodelay.shapes import message_shape, read_message, read_time, scheduled_shape
+
+from .bodies import NDJSON, PLAIN, Json, body_of, check_type, read_json
+from .cursors import filter_of, read_cursor, write_cursor
+from .models import FilterIn, LineOut, ListOut, MessageIn, MessageOut, OutcomeOut, ScheduledOut, WhenIn
+from .problems import ApiError, wrong
+from .schemas import documents
+from .security import audit, caller_of, needs
+from .served import After, Limit, Opened, Store, served_of
+from .streams import schedule_lines
+
+__all__ = [
+    "cancel",
+    "changing",
+    "check_target",
+    "fire",
+    "get_message",
+    "in_list",
+    "list_messages",
+    "looking",
+    "not_found",
+    "put_message",
+    "reschedule",
+    "schedule",
+    "told_of",
+    "with_key",
+]
+
+looking = APIRouter(prefix="/v1/messages", tags=["messages"], dependencies=[needs("read")])
+changing = APIRouter(prefix="/v1/messages", tags=["messages"], dependencies=[needs("schedule")])
+
+IDEMPOTENCY_KEY = "idempotency-key"
+MAX_KEY = 255
+
+
+def not_found(message_id: str) -> ApiError:
+    """Return the error for an id that names nothing here."""
+    return ApiError(404, "MessageNotFoundError", f"no message {shortened(message_id)} is pending or in flight")
+
+
+# --- look -------------------------------------------------------------------------------------------------
+
+
+def in_list(shape: dict[str, Any]) -> dict[str, Any]:
+    """Return a message's shape as lists show it."""
+    return {name: value for name, value in shape.items() if name not in ("payload", "payload_base64")}
+
+
+@looking.get("", summary="List messages by next attempt", **documents(ListOut))
+async def list_messages(
+    *,
+    request: Request,
+    store: Store,
+    limit: Limit,
+    after: After = None,
+    id: Annotated[str | None, Query(description="Only this message.")] = None,  # noqa: A002 - its name in the URL
+    lane: Annotated[list[str], Query(description="Of these handlers or sinks.", max_length=100)] = [],  # noqa: B006
+    state: Annotated[str | None, Query(description="scheduled, overdue, in_flight or held.")] = None,
+    due_from: Annotated[str | None, Query(description="Next attempt not before this; ISO 8601.")] = None,
+    due_to: Annotated[str | None, Query(description="Next attempt before this.")] = None,
+    address: Annotated[str | None, Query(description="To this address of a sink.")] = None,
+    type: Annotated[str | None, Query(description="Of this event type.")] = None,  # noqa: A002 - its name in the URL
+    text: Annotated[str | None, Query(description="With this text in the id.")] = None,
+) -> Response:
+    """Lane, due times and id are looked up in an index.
+
+    Of what has to be compared with `state`, `address`, `type` and `text` a request examines a bounded number, and says
+    how many: `examined` n `of` m. Give `after` to read on.
+    """
+    if id is not None:
+        found = await store.scheduler.get(id)
+        shapes = [in_list(message_shape(found))] if found is not None else []
+        return Json({"messages": shapes, "after": None, "examined": len(shapes), "of": None})
+    wanted = filter_of(FilterIn(lane, state, due_from, due_to, address, type, text))
+    most = served_of(request).limits.max_examined
+    found_page = await page(store.scheduler, wanted, after=read_cursor(after, tuple[int, str]), limit=limit, most=most)
+    return Json(
+        {
+            "messages": [in_list(message_shape(each)) for each in found_page.messages],
+            "after": write_cursor(found_page.after),
+            "examined": found_page.examined,
+            "of": found_page.of,
+        }
+    )
+
+
+@looking.get("/{id:path}", summary="A message as it stands, with its payload", **documents(MessageOut))
+async def get_message(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
+    """What is pending or in flight; a retry of a series' occurrence is named `<id>~<due in ms>`."""
+    found = await store.scheduler.get(id)
+    if found is None:
+        raise not_found(id)
+    return Json(message_shape(found))
+
+
+# --- schedule ---------------------------------------------------------------------------------------------
+
+
+@changing.post(
+    "",
+    summary="Schedule one message, or a stream of them",
+    **documents(ScheduledOut, MessageIn, lines=LineOut, status=201),
+)
+async def schedule(request: Request, store: Store) -> Response:
+    """One JSON object, or any number of lines of `application/x-ndjson`, each with an answer of its own.
+
+    `Idempotency-Key`: repeated with the same key within 24 hours of the message's end, the request stores nothing
+    again. It gives a message without `id` one, made of the key, the token's name and, in a stream, the line's number.
+    """
+    key = _idempotency_key(request)
+    if check_type(request, PLAIN, NDJSON) == NDJSON:
+        return await schedule_lines(request, store, lambda message, line: with_key(request, store, message, key, line))
+    given = read_message(await body_of(request, served_of(request).limits))
+    return await _schedule(
+        request, store, with_key(request, store, given, key), is_keyed=given.id is None and bool(key)
+    )
+
+
+@changing.put("/{id:path}", summary="Store a message under an id", **documents(ScheduledOut, MessageIn))
+async def put_message(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
+    """What is pending under the id is replaced, unless `conflict` says otherwise."""
+    message = read_message(await body_of(request, served_of(request).limits))
+    if message.id not in (None, id):
+        raise wrong(422, "MessageIdError", "id", shortened(message.id), f"the URL's ({shortened(id)}), or none")
+    return await _schedule(request, store, structs.replace(message, id=id), is_keyed=False)
+
+
+async def _schedule(request: Request, store: Opened, message: Message, *, is_keyed: bool) -> Response:
+    scheduled = await _scheduled(store, message)
+    shape = told_of(scheduled, is_keyed=is_keyed)
+    audit(request, "schedule", store=store.name, id=scheduled.id, to=message.to or "", outcome=shape["outcome"])
+    is_new = shape["outcome"] in ("stored", "replaced") and request.method == "POST"
+    return Json(shape, 201 if is_new else 200)
+
+
+async def _scheduled(store: Opened, message: Message) -> Scheduled:
+    check_target(store, message)
+    try:
+        return await store.scheduler.schedule(
+            message.event,
+            at=message.at,
+            delay=message.delay,
+            every=message.every,
+            id=message.id,
+            to=message.to,
+            key=message.key,
+            headers=message.headers,
+            conflict=message.conflict,
+            late=message.late,
+        )
+    except OutcomeUnknownError as error:
+        found = await error.retry()
+        assert isinstance(found, Scheduled)
+        return found
+
+
+def check_target(store: Opened, message: Message) -> None:
+    """Refuse a destination that is not allowed.
+
+    Raises:
+        TargetNotAllowedError: Says what is.
+    """
+    if isinstance(message.to, str):
+        store.targets.check(message.to)
+
+
+def told_of(scheduled: Scheduled, *, is_keyed: bool) -> dict[str, Any]:
+    """Return what is answered; the version that a key's message has is ours, and so is what it is refused for."""
+    shape = scheduled_shape(scheduled)
+    if is_keyed and scheduled.outcome in (ScheduleOutcome.OUTDATED, ScheduleOutcome.KEPT, ScheduleOutcome.IN_FLIGHT):
+        shape["outcome"] = "repeated"
+    return shape
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
+        raise wrong(
+            422, "IdempotencyKeyError", "idempotency-key", repr(cut(key)), f"1 to {MAX_KEY} printable characters"
+        )
+    return key
+
+
+def with_key(request: Request, store: Opened, message: Message, key: str | None, line: int | None = None) -> Message:
+    """Give a message without id the one that its key means, so that a repeated request stores it once."""
+    if key is None or message.id is not None:
+        return message
+    digest = sha256(f"{caller_of(request).name}\n{key}".encode()).hexdigest()[:40]
+    message_id = f"key-{digest}" if line is None else f"key-{digest}-{line}"
+    known = store.scheduler._open_store().traits.conflicts
+    # A version leaves a trace of what has ended, by which a late repetition is known; `keep` knows what is pending.
+    once = Conflict.newer(0) if "newer" in known else Conflict.keep() if "keep" in known else message.conflict
+    return structs.replace(
+        message, id=message_id, conflict=once if message.conflict == Conflict.replace() else message.conflict
+    )
+
+
+# --- change -----------------------------------------------------------------------------------------------
+
+
+@changing.delete("/{id:path}", summary="Cancel a message, or a series", **documents(OutcomeOut))
+async def cancel(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
+    """`in_flight`: this attempt goes on, no retry and no recurrence follows. `recorded`: only an owner could say."""
+    outcome = await store.scheduler.cancel(id)
+    return _told(request, store, "cancel", id, outcome)
+
+
+@changing.post("/{id:path}/reschedule", summary="Move a message to another time", **documents(OutcomeOut, WhenIn))
+async def reschedule(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
+    """All else stays. 409 where it is being delivered at its old time, and only then."""
+    when = await read_json(request, served_of(request).limits, WhenIn)
+    outcome = await store.scheduler.reschedule(id, at=read_time(when.at, "at"), delay=when.delay)
+    return _told(request, store, "reschedule", id, outcome)
+
+
+@changing.post("/{id:path}/fire", summary="Make a message due now", **documents(OutcomeOut))
+async def fire(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
+    """`in_flight`: it is being delivered already."""
+    outcome = await store.scheduler.fire(id)
+    return _told(request, store, "fire", id, outcome)
+
+
+def _told(
+    request: Request,
+    store: Opened,
+    action: str,
+    message_id: str,
+    outcome: CancelOutcome | RescheduleOutcome | FireOutcome,
+) -> Response:
+    audit(request, action, store=store.name, id=message_id, outcome=outcome.value)
+    if outcome.value == "not_found":
+        raise not_found(message_id)
+    if outcome.value == "too_late":
+        raise ApiError(409, "TooLateError", f"message {shortened(message_id)} is being delivered at its old time")
+    return Json({"id": check_id(message_id), "outcome": outcome.value})

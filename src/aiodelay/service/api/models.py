@@ -1,0 +1,453 @@
+"""What goes in and out as JSON. The OpenAPI document is made of these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+__all__ = [
+    "Base64",
+    "BlockedOut",
+    "BulkDoneOut",
+    "BulkIn",
+    "BulkPlanOut",
+    "ConsumerOut",
+    "ConsumersOut",
+    "CountsOut",
+    "DeadFilterIn",
+    "DeadKeyIn",
+    "DeadKeysIn",
+    "DeadListOut",
+    "DeadOut",
+    "FilterIn",
+    "HoldsOut",
+    "JournalEntryOut",
+    "JournalOut",
+    "LaneOut",
+    "LateIn",
+    "LatenessOut",
+    "LineOut",
+    "ListOut",
+    "LoadBucketOut",
+    "LoadOut",
+    "MessageIn",
+    "MessageOut",
+    "MovedOut",
+    "NewerIn",
+    "OutcomeOut",
+    "Problem",
+    "PurgedOut",
+    "RecordOut",
+    "RedrivenOut",
+    "RuleIn",
+    "ScheduledOut",
+    "StoreOut",
+    "StoresOut",
+    "WhatIn",
+    "WhenIn",
+]
+
+
+class Problem(Struct, frozen=True):
+    """An error, after RFC 9457; `error` is its stable name, `value` what was given, shortened, never a payload."""
+
+    type: str
+    title: str
+    status: int
+    error: str
+    detail: str
+    field: str | UnsetType = UNSET
+    value: str | UnsetType = UNSET
+    allowed: str | UnsetType = UNSET
+
+
+# --- in ---------------------------------------------------------------------------------------------------
+
+
+class RuleIn(Struct, frozen=True):
+    """A recurrence: of `interval` ("10m") and `cron` ("0 9 * * mon") exactly one."""
+
+    interval: str | None = None
+    cron: str | None = None
+    tz: str | None = None
+    start: str | None = None
+    missed: str | None = None
+    overlap: str | None = None
+
+
+class NewerIn(Struct, frozen=True):
+    """The higher version wins."""
+
+    newer: int
+
+
+class LateIn(Struct, frozen=True):
+    """What is done with what would be delivered later than this after its due time; one of the two."""
+
+    drop: str | None = None
+    dead_letter: str | None = None
+
+
+class Base64(Struct, frozen=True):
+    """Bytes that are no UTF-8 text."""
+
+    base64: str
+
+
+class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """A message to schedule; `shapes.read_message` reads it.
+
+    `to`: `<sink>:<address>`, or `handler:<type name>`. `payload`: a text, delivered as UTF-8; an object or array,
+    delivered as it is written; null with a key: a record without value; or `payload_base64`. Exactly one of `at` (ISO
+    8601 with an offset), `delay` ("1h30m") and `every` ("10m", "0 9 * * mon", or an object). `id`: yours, to replace or
+    cancel it by.
+    """
+
+    to: str
+    payload: str | dict[str, Any] | list[Any] | None = None
+    payload_base64: str | None = None
+    at: str | None = None
+    delay: str | None = None
+    every: str | RuleIn | None = None
+    id: str | None = None
+    key: str | None = None
+    key_base64: str | None = None
+    headers: dict[str, str | Base64] | None = None
+    conflict: Literal["replace", "keep", "error"] | NewerIn | None = None
+    late: Literal["deliver"] | LateIn | None = None
+
+
+class WhenIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """A new due time: exactly one of the two."""
+
+    at: str | None = None
+    delay: str | None = None
+
+
+class WhatIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is paused or resumed: a handler's name, a sink, or one destination: "kafka", "kafka:orders"."""
+
+    what: str
+
+
+class DeadKeyIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """Names a dead letter."""
+
+    id: str
+    revision: int
+
+
+class DeadKeysIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """Dead letters, at most 1,000."""
+
+    letters: list[DeadKeyIn]
+
+
+class FilterIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which messages; as the query of `GET /v1/messages`."""
+
+    lane: list[str] = []
+    state: str | None = None
+    due_from: str | None = None
+    due_to: str | None = None
+    address: str | None = None
+    type: str | None = None
+    text: str | None = None
+
+
+class DeadFilterIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which dead letters; as the query of `GET /v1/dead`."""
+
+    lane: list[str] = []
+    reason: str | None = None
+    dead_from: str | None = None
+    dead_to: str | None = None
+    text: str | None = None
+
+
+class BulkIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """What to do with all that match.
+
+    Attributes:
+        messages: Which messages, for cancel, fire and reschedule.
+        dead: Which dead letters, for redrive and purge.
+        at: For reschedule: the new due time.
+        delay: Or how long from then on.
+    """
+
+    action: Literal["cancel", "fire", "reschedule", "redrive", "purge"]
+    messages: FilterIn | None = None
+    dead: DeadFilterIn | None = None
+    at: str | None = None
+    delay: str | None = None
+
+
+# --- out --------------------------------------------------------------------------------------------------
+
+
+class ScheduledOut(Struct, frozen=True):
+    """What became of a message; `repeated`: its idempotency key was known, and nothing was stored again."""
+
+    id: str
+    outcome: Literal["stored", "replaced", "kept", "in_flight", "outdated", "repeated"]
+    due: str | None
+    revision: int
+
+
+class LineOut(Struct, frozen=True):
+    """What became of one line of a stream, from 1: `scheduled`, or `problem`. The last line has the totals instead."""
+
+    line: int | UnsetType = UNSET
+    scheduled: ScheduledOut | UnsetType = UNSET
+    problem: Problem | UnsetType = UNSET
+    stored: int | UnsetType = UNSET
+    refused: int | UnsetType = UNSET
+
+
+class OutcomeOut(Struct, frozen=True):
+    """What a command came to."""
+
+    id: str
+    outcome: str
+
+
+class RecordOut(Struct, frozen=True):
+    """What is stored of a message.
+
+    Of `key` and `key_base64`, and of `payload` and `payload_base64`, one is there; lists have no payload.
+    """
+
+    id: str
+    to: str
+    type: str | None
+    encoding: str
+    due: str
+    revision: int
+    delivery_id: str
+    attempt: int
+    lapses: int
+    kills: int
+    is_last_attempt: bool
+    version: int | None
+    every: dict[str, Any] | None
+    retrying: list[str]
+    late: str | dict[str, str]
+    headers: dict[str, str | Base64]
+    trace: dict[str, str]
+    bytes: int
+    first_error: str | None
+    last_error: str | None
+    key: str | UnsetType | None = UNSET
+    key_base64: str | UnsetType = UNSET
+    payload: str | UnsetType | None = UNSET
+    payload_base64: str | UnsetType = UNSET
+
+
+class MessageOut(RecordOut, frozen=True, kw_only=True):
+    """A message as it stands; `next_attempt`: when it may be delivered next, `due` stays what it was."""
+
+    state: str
+    next_attempt: str
+
+
+class ListOut(Struct, frozen=True):
+    """One page.
+
+    Attributes:
+        after: Give it as `after` to read on; null at the end.
+        examined: How many messages were looked at.
+        of: Of how many, where filters have to look at each; null where an index answers.
+    """
+
+    messages: list[MessageOut]
+    after: str | None
+    examined: int
+    of: int | None
+
+
+class DeadOut(RecordOut, frozen=True, kw_only=True):
+    """A message given up, with the reason and the time."""
+
+    reason: str
+    given_up: str
+
+
+class DeadListOut(Struct, frozen=True):
+    """One page, oldest first; fields as of a page of messages."""
+
+    letters: list[DeadOut]
+    after: str | None
+    examined: int
+    of: int
+
+
+class MovedOut(Struct, frozen=True):
+    """What became of one dead letter."""
+
+    id: str
+    revision: int
+    outcome: str
+
+
+class RedrivenOut(Struct, frozen=True):
+    """What became of each dead letter: `stored`, `not_found`, or `exists` where its id is scheduled again."""
+
+    letters: list[MovedOut]
+
+
+class PurgedOut(Struct, frozen=True):
+    """How many dead letters were deleted."""
+
+    purged: int
+
+
+class LaneOut(Struct, frozen=True):
+    """One handler's or sink's messages; `read_by_nobody`: no live instance serves it."""
+
+    lane: str
+    scheduled: int
+    overdue: int
+    in_flight: int
+    held: int
+    dead: int
+    read_by_nobody: bool
+
+
+class CountsOut(Struct, frozen=True):
+    """Messages by lane and state, and since when the longest waiting one could have been delivered."""
+
+    lanes: list[LaneOut]
+    oldest_overdue: str | None
+    now: str
+
+
+class LoadBucketOut(Struct, frozen=True):
+    """How many messages of a lane come due from a time on, within one bucket."""
+
+    from_: str = field(name="from")
+    lane: str = ""
+    messages: int = 0
+
+
+class LoadOut(Struct, frozen=True):
+    """What comes due; empty buckets are left out."""
+
+    bucket: str
+    buckets: list[LoadBucketOut]
+
+
+class LatenessOut(Struct, frozen=True):
+    """How late messages were begun to be delivered; `buckets`: [bound in ms, how many], the last bound null."""
+
+    samples: int
+    p50_ms: int | None
+    p99_ms: int | None
+    max_ms: int | None
+    buckets: list[tuple[int | None, int]]
+    is_complete: bool
+
+
+class BlockedOut(Struct, frozen=True):
+    """A destination that takes nothing now."""
+
+    to: str
+    reason: str
+    messages: int
+
+
+class HoldsOut(Struct, frozen=True):
+    """What is paused, and what is blocked."""
+
+    paused: list[str]
+    blocked: list[BlockedOut]
+
+
+class ConsumerOut(Struct, frozen=True):
+    """A consumer of a fan-out topic; `waiting` is its lag."""
+
+    sink: str
+    topic: str
+    consumer: str
+    ordered: bool
+    since_ms: int
+    waiting: int
+    in_flight: int
+    retrying: int
+    missed: int
+
+
+class ConsumersOut(Struct, frozen=True):
+    """Consumers, by topic and name; `after` as of a page."""
+
+    consumers: list[ConsumerOut]
+    after: str | None
+
+
+class JournalEntryOut(Struct, frozen=True):
+    """One thing that happened."""
+
+    number: int
+    at: str
+    event: str
+    id: str
+    revision: int
+    lane: str
+    due: str | None
+    attempt: int
+    detail: str
+
+
+class JournalOut(Struct, frozen=True):
+    """What happened, in order; `after`: the number to read on from."""
+
+    entries: list[JournalEntryOut]
+    after: int
+
+
+class StoreOut(Struct, frozen=True):
+    """A store, and what it can do."""
+
+    name: str
+    url: str
+    namespace: str
+    abilities: list[str]
+    conflicts: list[str]
+    allowed_targets: list[str]
+
+
+class StoresOut(Struct, frozen=True):
+    """The stores of this service."""
+
+    stores: list[StoreOut]
+    read_only: bool
+
+
+class BulkPlanOut(Struct, frozen=True):
+    """What would be done, to be confirmed by `POST /v1/bulk/{confirm}`.
+
+    Attributes:
+        count: How many it would be done to.
+        first: The ids of the first of them.
+        more: More match, or were not examined: repeat after this one.
+        examined: How many were looked at.
+        of: Of how many; null where an index answers.
+        confirm: Names this plan, once, to whoever made it.
+        expires_s: Seconds until it is forgotten.
+    """
+
+    action: str
+    count: int
+    first: list[str]
+    more: bool
+    examined: int
+    of: int | None
+    confirm: str
+    expires_s: int
+
+
+class BulkDoneOut(Struct, frozen=True):
+    """What was done: how many came to which outcome."""
+
+    action: str
+    outcomes: dict[str, int]

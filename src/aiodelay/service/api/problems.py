@@ -1,0 +1,138 @@
+"""Errors as problem+json (RFC 9457): one table from errors to statuses; what is not in it is told to nobody."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from aiodelay.errors import (
+    AiodelayError,
+    ClosedError,
+    ConfigurationError,
+    DuplicateIdError,
+    InputError,
+    OutcomeUnknownError,
+    PayloadTooLargeError,
+    StoreBusyError,
+    StoreFullError,
+    StoreUnavailableError,
+    TargetNotAllowedError,
+    cut,
+    shortened,
+)
+from aiodelay.shapes import error_shape
+
+from .models import Problem
+
+__all__ = ["ApiError", "install", "problem_of", "response_of", "wrong"]
+
+log: logging.Logger = logging.getLogger("aiodelay.service")
+
+STATUSES: tuple[tuple[type[AiodelayError], int], ...] = (
+    (TargetNotAllowedError, 403),
+    (PayloadTooLargeError, 413),
+    (InputError, 422),
+    (ConfigurationError, 422),
+    (DuplicateIdError, 409),
+    (StoreFullError, 507),
+    (StoreUnavailableError, 503),
+    (StoreBusyError, 503),
+    (ClosedError, 503),
+    (OutcomeUnknownError, 504),
+)
+"""The first class that an error is of decides."""
+RETRY_AFTER_S = "1"
+LONGEST = 500
+
+
+class ApiError(AiodelayError):
+    """An error that only the API knows.
+
+    Args:
+        status: Of HTTP.
+        error: Its stable name.
+        detail: What happened and what to do.
+        headers: For the answer.
+        about: `field`, `value` and `allowed`, where something was given wrongly; never a secret.
+    """
+
+    def __init__(
+        self, status: int, error: str, detail: str, headers: Mapping[str, str] | None = None, **about: str
+    ) -> None:
+        super().__init__(status, error, detail)
+        self.headers: Mapping[str, str] = headers or {}
+        self.problem: Problem = _problem(status, {"error": error, "detail": detail} | about)
+
+
+def wrong(status: int, error: str, field: str, value: str, allowed: str) -> ApiError:
+    """Return the error that tells of something given wrongly."""
+    return ApiError(status, error, f"{field} is {value}; allowed: {allowed}", field=field, value=value, allowed=allowed)
+
+
+def _problem(status: int, shape: Mapping[str, str]) -> Problem:
+    told = {name: cut(text, LONGEST) for name, text in shape.items()}
+    return Problem(f"urn:aiodelay:{told['error']}", HTTPStatus(status).phrase, status, **told)
+
+
+def problem_of(error: AiodelayError) -> Problem:
+    """Return how an error is told; of one that should not be, that the log says more."""
+    if isinstance(error, ApiError):
+        return error.problem
+    status = next((status for class_, status in STATUSES if isinstance(error, class_)), 500)
+    if status == 500:
+        return INTERNAL
+    shape = error_shape(error)
+    if isinstance(error, OutcomeUnknownError):
+        shape["detail"] = (
+            f"whether message {shortened(error.message_id)} was stored is unknown: {error.reason}; "
+            "repeat the request with the same id or Idempotency-Key"
+        )
+    return _problem(status, shape)
+
+
+INTERNAL = _problem(500, {"error": "InternalError", "detail": "the service failed; its log says why"})
+
+
+def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the answer that tells a problem."""
+    headers = dict(headers or {})
+    if problem.status in (503, 504):
+        headers.setdefault("retry-after", RETRY_AFTER_S)
+    return Response(msgspec.json.encode(problem), problem.status, headers, "application/problem+json")
+
+
+def install(app: FastAPI) -> None:
+    """Have an app tell all its errors as problems."""
+
+    async def known(_: Request, error: Exception) -> Response:
+        assert isinstance(error, AiodelayError)
+        problem = problem_of(error)
+        if problem.status == 500:
+            log.error("a request failed", exc_info=error)
+        return response_of(problem, error.headers if isinstance(error, ApiError) else None)
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        given = shortened(first.get("input"))
+        return response_of(wrong(422, "ParameterError", str(first["loc"][-1]), given, str(first["msg"])).problem)
+
+    async def http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        phrase = HTTPStatus(error.status_code).phrase
+        name = phrase.title().replace(" ", "") + "Error"
+        return response_of(_problem(error.status_code, {"error": name, "detail": phrase.lower()}), error.headers)
+
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return response_of(INTERNAL)
+
+    app.add_exception_handler(AiodelayError, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unexpected)

@@ -1,0 +1,278 @@
+"""Who may do what: bearer tokens with scopes, one gate before everything, and a line in the audit log per change."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+from hashlib import sha256
+from hmac import compare_digest
+from ipaddress import ip_address
+from math import ceil
+from typing import Any, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+from fastapi import Depends, Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from aiodelay.clock import Clock, SystemClock
+from aiodelay.errors import ConfigurationError, cut, kind_of, shortened
+from aiodelay.inputs import check_count
+from aiodelay.service.config import Scope, Token
+
+from .problems import ApiError, response_of
+
+__all__ = [
+    "SCOPE",
+    "ApiLimits",
+    "Caller",
+    "Gate",
+    "Tokens",
+    "audit",
+    "caller_of",
+    "hash_token",
+    "needs",
+]
+
+audit_log: logging.Logger = logging.getLogger("aiodelay.audit")
+
+HASH = "sha256:"
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+FORWARDING = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+CALLER = "aiodelay.caller"
+SCOPE = "needed_scope"
+BUCKETS = 10_000
+LONGEST_FACT = 300
+HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""On every answer that does not say otherwise itself."""
+
+
+def hash_token(secret: str) -> str:
+    """Return what is kept of a secret; it should be long and random, as `secrets.token_urlsafe()` makes it."""
+    return HASH + sha256(secret.encode()).hexdigest()
+
+
+class Tokens:
+    """The tokens that are valid now; `load` puts others in their place while the service runs."""
+
+    def __init__(self, tokens: Collection[Token] = ()) -> None:
+        self._tokens = tuple(tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def load(self, tokens: Collection[Token]) -> None:
+        """Make these the valid ones."""
+        self._tokens = tuple(tokens)
+
+    def find(self, secret: str) -> Token | None:
+        """Return the token of a secret; in the same time whichever it is."""
+        given = hash_token(secret)
+        found = None
+        for token in self._tokens:
+            if compare_digest(token.hash, given):
+                found = token
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ApiLimits:
+    """How much a client may ask for.
+
+    Attributes:
+        max_body: Most bytes of a body, and of a line of a stream.
+        max_stream: Most bytes of a stream.
+        streams: Most streams at once.
+        body_timeout_s: Longest time for a body to arrive whole, and for a stream to stand still.
+        max_page: Most items of a page.
+        max_examined: Most messages that a request looks at where no index answers.
+        rate: Most requests a second of one token, or of one address without a token; 0 = any number.
+        burst: How many may come at once.
+    """
+
+    max_body: int = 1_048_576
+    max_stream: int = 1_073_741_824
+    streams: int = 16
+    body_timeout_s: float = 10.0
+    max_page: int = 500
+    max_examined: int = 2_000
+    rate: int = 500
+    burst: int = 1_000
+
+    def __post_init__(self) -> None:
+        check_count(self.max_body, "max_body", 1_024, 1 << 30)
+        check_count(self.max_stream, "max_stream", 1_024, 1 << 50)
+        check_count(self.streams, "streams", 1, 10_000)
+        check_count(self.max_page, "max_page", 1, 1_000)
+        check_count(self.max_examined, "max_examined", 1, 100_000)
+        check_count(self.rate, "rate", 0, 1_000_000)
+        check_count(self.burst, "burst", 1, 1_000_000)
+        if not self.body_timeout_s > 0:
+            raise ConfigurationError("body_timeout_s", shortened(self.body_timeout_s), "more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and from where."""
+
+    name: str
+    scopes: Collection[Scope]
+    peer: str
+
+
+class _Rates:
+    """A bucket of requests per name, refilled with time; the buckets longest not used are forgotten."""
+
+    def __init__(self, limits: ApiLimits, clock: Clock) -> None:
+        self._rate, self._burst, self._clock = limits.rate, limits.burst, clock
+        self._buckets: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def take(self, name: str) -> float:
+        """Take one; return 0, or how many seconds it takes until there is one."""
+        if not self._rate:
+            return 0
+        now_ms = self._clock.monotonic_ms()
+        left, since_ms = self._buckets.pop(name, (float(self._burst), now_ms))
+        left = min(left + (now_ms - since_ms) / 1000 * self._rate, self._burst)
+        self._buckets[name] = (left - 1 if left >= 1 else left, now_ms)
+        while len(self._buckets) > BUCKETS:
+            self._buckets.popitem(last=False)
+        return 0 if left >= 1 else (1 - left) / self._rate
+
+
+class Gate:
+    """Stands before the app: limits rates, finds out who asks, refuses what another site has sent, adds headers.
+
+    Without tokens, whoever asks from this machine by one of its own names may do what is not refused to all.
+
+    Args:
+        app: What is behind it.
+        tokens: Who may ask.
+        limits: How often.
+        clock: For intervals.
+    """
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, limits: ApiLimits, clock: Clock | None = None) -> None:
+        self._app, self._tokens = app, tokens
+        self._rates = _Rates(limits, clock or SystemClock())
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Answer a request, or have it answered."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            scope[CALLER] = self._admit(scope, Headers(scope=scope))
+        except ApiError as error:
+            response = response_of(error.problem, error.headers)
+            await response(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+    def _admit(self, scope: AsgiScope, headers: Headers) -> Caller | None:
+        peer = scope["client"][0] if scope.get("client") else "local"
+        caller = self._caller(peer, headers)
+        wait_s = self._rates.take(f"token {caller.name}" if caller else f"peer {peer}")
+        if wait_s:
+            detail = "too many requests; wait as long as Retry-After says"
+            raise ApiError(429, "TooManyRequestsError", detail, headers={"retry-after": str(ceil(wait_s))})
+        if scope["method"] not in SAFE:
+            _refuse_other_sites(headers)
+        return caller
+
+    def _caller(self, peer: str, headers: Headers) -> Caller | None:
+        if not self._tokens:
+            return Caller("anonymous", get_args(Scope), peer) if _is_local(peer, headers) else None
+        kind, _, secret = headers.get("authorization", "").partition(" ")
+        token = self._tokens.find(secret.strip()) if kind.lower() == "bearer" else None
+        return None if token is None else Caller(token.name, token.scopes, peer)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_local(peer: str, headers: Headers) -> bool:
+    """Whether a request is of this machine's own, and not passed on, nor sent to a name that was bent to here."""
+    host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    return _is_loopback(peer) and _is_loopback(host) and not any(name in headers for name in FORWARDING)
+
+
+def _refuse_other_sites(headers: Headers) -> None:
+    origin, host = headers.get("origin"), headers.get("host", "")
+    is_other = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+    if is_other or (origin is not None and (urlsplit(origin).netloc or "null") != host):
+        raise ApiError(403, "CrossSiteError", "requests that change something are not taken from other sites")
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who asks; only behind `needs`."""
+    caller = request.scope[CALLER]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def needs(scope: Scope) -> Any:  # noqa: ANN401 - FastAPI's
+    """Return the dependency that lets only those through whose token is for this; to a read-only service, to look."""
+
+    async def check(request: Request) -> None:
+        caller = request.scope[CALLER]
+        if caller is None:
+            detail = "a valid bearer token is needed: Authorization: Bearer <token>"
+            raise ApiError(401, "UnauthorizedError", detail, headers={"www-authenticate": 'Bearer realm="aiodelay"'})
+        if scope not in caller.scopes:
+            raise ApiError(
+                403,
+                "ScopeError",
+                f"this needs a token with the scope {scope}",
+                field="scope",
+                value=" ".join(sorted(caller.scopes)) or "none",
+                allowed=scope,
+            )
+        if scope != "read" and request.app.state.served.read_only:
+            detail = "this service changes nothing: it is read-only ([api] read_only = false allows changes)"
+            raise ApiError(403, "ReadOnlyError", detail)
+
+    setattr(check, SCOPE, scope)
+    return Depends(check)
+
+
+def audit(request: Request, action: str, **facts: Any) -> None:  # noqa: ANN401 - what is told of a change
+    """Write who has changed what, and what came of it, as one line of JSON; payloads and headers are never among it."""
+    caller = caller_of(request)
+    told = {"action": action, "by": caller.name, "from": caller.peer, **facts}
+    plain = {name: _plain(value) for name, value in told.items()}
+    audit_log.info("%s", msgspec.json.encode(plain).decode(), extra={"audit": plain})
+
+
+def _plain(value: object) -> object:
+    """Return a fact so that it cannot be taken for more than one line, or for another field."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {cut(str(name)): _plain(each) for name, each in value.items()}
+    return cut(value, LONGEST_FACT) if isinstance(value, str) else kind_of(value)

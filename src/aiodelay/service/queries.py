@@ -1,0 +1,315 @@
+"""What the page and the API ask of a scheduler; nothing here knows HTTP.
+
+Every question costs about the same however much is pending: pages follow an index, and what no index answers is
+looked for among a bounded number of messages, of which the answer tells how many.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TypeAlias, get_args
+
+from msgspec import Struct
+
+from aiodelay.model import (
+    DeadKey,
+    DeadLetter,
+    DeadReason,
+    JournalEntry,
+    Lane,
+    Query,
+    Snapshot,
+    State,
+)
+from aiodelay.scheduler import Scheduler
+
+__all__ = [
+    "DEAD_REASONS",
+    "DeadFilter",
+    "DeadPage",
+    "DeadPlace",
+    "Filter",
+    "Lateness",
+    "LatenessMeter",
+    "Page",
+    "Place",
+    "dead_letter",
+    "dead_page",
+    "lateness_of",
+    "oldest_overdue_ms",
+    "page",
+]
+
+Place: TypeAlias = tuple[int, str]
+"""Where a page of messages ends: the (next attempt, id) of its last one."""
+DeadPlace: TypeAlias = tuple[int, str, int]
+"""Where a page of dead letters ends: the (at_ms, id, revision) of its last one."""
+
+DEAD_REASONS: tuple[str, ...] = get_args(DeadReason)
+"""Why messages are given up."""
+
+AT_ONCE = 200
+"""Most messages to ask a store for at once."""
+OVERDUE_LOOKED_AT = 200
+
+
+class Filter(Struct, frozen=True):
+    """Which messages are wanted. Lanes and due times are looked up in an index; the rest is compared one by one.
+
+    Attributes:
+        lanes: Only of these handlers' or sinks' names; empty = all.
+        from_ms: Only those whose next attempt is not before this.
+        to_ms: Only those whose next attempt is before this.
+        state: Only in this state.
+        address: Only to this address of a sink.
+        type: Only events of this type name.
+        text: Only those whose id holds this text.
+    """
+
+    lanes: tuple[Lane, ...] = ()
+    from_ms: int | None = None
+    to_ms: int | None = None
+    state: State | None = None
+    address: str | None = None
+    type: str | None = None
+    text: str | None = None
+
+    @property
+    def compares(self) -> bool:
+        """Whether messages have to be compared one by one."""
+        return any(each is not None for each in (self.state, self.address, self.type, self.text))
+
+    def matches(self, found: Snapshot) -> bool:
+        """Whether a message is wanted, as far as no index has answered that."""
+        envelope = found.record.envelope
+        return (
+            self.state in (None, found.state)
+            and self.address in (None, envelope.address)
+            and self.type in (None, envelope.type or envelope.lane)
+            and (self.text is None or self.text in envelope.id)
+        )
+
+
+class Page(Struct, frozen=True):
+    """Messages by next attempt.
+
+    Attributes:
+        messages: Those that are wanted.
+        after: Where the next page begins; None = this was the last.
+        examined: How many were looked at.
+        of: How many there were to look at, where they were compared one by one.
+    """
+
+    messages: Sequence[Snapshot]
+    after: Place | None
+    examined: int
+    of: int | None
+
+
+async def page(scheduler: Scheduler, wanted: Filter, *, after: Place | None, limit: int, most: int) -> Page:
+    """Return one page of what is pending or in flight.
+
+    Args:
+        scheduler: Open.
+        wanted: Which messages.
+        after: Where the page before ended.
+        limit: Most messages to return.
+        most: Most messages to look at.
+    """
+    store = scheduler._inspectable
+    from_ms, to_ms = _bounds(wanted, scheduler._open_store().now_ms())
+    most = most if wanted.compares else limit
+    messages: list[Snapshot] = []
+    examined, is_last = 0, False
+    while len(messages) < limit and examined < most and not is_last:
+        size = min(AT_ONCE, most - examined)
+        found = await store.search(Query(wanted.lanes, from_ms, to_ms, after, size))
+        is_last = len(found) < size
+        for number, each in enumerate(found, 1):
+            examined, after = examined + 1, (each.next_attempt_ms, each.record.id)
+            if wanted.matches(each):
+                messages.append(each)
+                if len(messages) == limit:
+                    is_last = is_last and number == len(found)
+                    break
+    return Page(messages, None if is_last else after, examined, await _count(scheduler, wanted))
+
+
+def _bounds(wanted: Filter, now_ms: int) -> tuple[int | None, int | None]:
+    """Narrow the wanted time by the wanted state."""
+    from_ms, to_ms = wanted.from_ms, wanted.to_ms
+    if wanted.state is State.OVERDUE:
+        to_ms = now_ms + 1 if to_ms is None else min(to_ms, now_ms + 1)
+    if wanted.state is State.SCHEDULED:
+        from_ms = now_ms if from_ms is None else max(from_ms, now_ms)
+    return from_ms, to_ms
+
+
+async def _count(scheduler: Scheduler, wanted: Filter) -> int | None:
+    if not wanted.compares:
+        return None
+    counts = await scheduler.counts()
+    lanes = [each for lane, each in counts.items() if not wanted.lanes or lane in wanted.lanes]
+    return sum(each.scheduled + each.overdue + each.in_flight + each.held for each in lanes)
+
+
+async def oldest_overdue_ms(scheduler: Scheduler) -> int | None:
+    """Return since when the longest waiting message could have been delivered, epoch ms; None = none is overdue.
+
+    Looks at the first messages by time: what is held or in flight and stands before them may hide it.
+    """
+    wanted = Filter(state=State.OVERDUE)
+    now_ms = scheduler._open_store().now_ms()
+    found = await scheduler._inspectable.search(Query((), None, now_ms + 1, None, OVERDUE_LOOKED_AT))
+    return next((each.next_attempt_ms for each in found if wanted.matches(each)), None)
+
+
+# --- dead letters -----------------------------------------------------------------------------------------
+
+
+class DeadFilter(Struct, frozen=True):
+    """Which dead letters are wanted; all of it is compared one by one, save the time from which on.
+
+    Attributes:
+        lanes: Only of these handlers' or sinks' names; empty = all.
+        reason: Only given up for this reason.
+        from_ms: Only given up at this time or later.
+        to_ms: Only given up before this time.
+        text: Only those whose id holds this text.
+    """
+
+    lanes: tuple[Lane, ...] = ()
+    reason: str | None = None
+    from_ms: int | None = None
+    to_ms: int | None = None
+    text: str | None = None
+
+    def matches(self, letter: DeadLetter) -> bool:
+        """Whether a letter is wanted."""
+        envelope = letter.record.envelope
+        return (
+            (not self.lanes or envelope.lane in self.lanes)
+            and self.reason in (None, letter.reason)
+            and (self.text is None or self.text in envelope.id)
+        )
+
+
+class DeadPage(Struct, frozen=True):
+    """Dead letters, oldest first; attributes as of `Page`."""
+
+    letters: Sequence[DeadLetter]
+    after: DeadPlace | None
+    examined: int
+    of: int
+
+
+async def dead_page(
+    scheduler: Scheduler, wanted: DeadFilter, *, after: DeadPlace | None, limit: int, most: int
+) -> DeadPage:
+    """Return one page of dead letters; arguments as of `page`."""
+    store = scheduler._dead_letters
+    if after is None and wanted.from_ms is not None:
+        after = (wanted.from_ms, "", -1)
+    letters: list[DeadLetter] = []
+    examined, is_last = 0, False
+    while len(letters) < limit and examined < most and not is_last:
+        size = min(AT_ONCE, most - examined)
+        found = await store.dead_letters(after=after, limit=size)
+        is_last = len(found) < size
+        for number, letter in enumerate(found, 1):
+            if wanted.to_ms is not None and letter.at_ms >= wanted.to_ms:
+                is_last = True
+                break
+            examined, after = examined + 1, (letter.at_ms, *letter.key)
+            if wanted.matches(letter):
+                letters.append(letter)
+                if len(letters) == limit:
+                    is_last = is_last and number == len(found)
+                    break
+    counts = await scheduler.counts()
+    return DeadPage(letters, None if is_last else after, examined, sum(each.dead for each in counts.values()))
+
+
+async def dead_letter(scheduler: Scheduler, key: DeadKey, *, most: int) -> DeadLetter | None:
+    """Return one dead letter, if it is among the oldest `most`."""
+    found = await dead_page(scheduler, DeadFilter(text=key.id), after=None, limit=most, most=most)
+    return next((letter for letter in found.letters if letter.key == key), None)
+
+
+# --- lateness ---------------------------------------------------------------------------------------------
+
+BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000, 3_600_000)
+
+
+class Lateness(Struct, frozen=True):
+    """How late messages were begun to be delivered, of the latest that the journal tells of; all in ms.
+
+    Attributes:
+        samples: How many.
+        buckets: Pairs of a bound and how many were at most that late, and later than the bound before; the last
+            bound is None.
+        is_complete: The journal was read to its end.
+    """
+
+    samples: int
+    p50_ms: int | None
+    p99_ms: int | None
+    max_ms: int | None
+    buckets: Sequence[tuple[int | None, int]]
+    is_complete: bool
+
+
+class LatenessMeter:
+    """Reads a journal on from where it was, and keeps the latest samples.
+
+    Args:
+        keep: How many samples.
+    """
+
+    def __init__(self, keep: int = 10_000) -> None:
+        self._keep, self._after = keep, 0
+        self._samples: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+
+    async def measure(self, scheduler: Scheduler, *, most: int = 5_000) -> Lateness:
+        """Read on, and measure.
+
+        Args:
+            scheduler: Always the same.
+            most: Most journal entries to read now.
+
+        Raises:
+            UnsupportedByStoreError: The store keeps no journal.
+        """
+        read, is_complete = 0, False
+        while read < most and not is_complete:
+            entries = await scheduler.journal(after=self._after, limit=AT_ONCE)
+            for entry in entries:
+                self._note(entry)
+            read += len(entries)
+            is_complete = len(entries) < AT_ONCE
+        return lateness_of(list(self._samples.values()), is_complete=is_complete)
+
+    def _note(self, entry: JournalEntry) -> None:
+        self._after = max(self._after, entry.number)
+        if entry.event not in ("claimed", "delivered") or entry.attempt > 1:
+            return
+        occurrence = entry.id, entry.revision, entry.due_ms
+        # What is claimed is told of twice, what a server moves by itself once: the first tells when it began.
+        self._samples.setdefault(occurrence, max(entry.at_ms - entry.due_ms, 0))
+        while len(self._samples) > self._keep:
+            self._samples.popitem(last=False)
+
+
+def lateness_of(samples: Sequence[int], *, is_complete: bool) -> Lateness:
+    """Return what samples, in ms, come to."""
+    ordered = sorted(samples)
+    upto = [0, *(bisect_right(ordered, bound) for bound in BOUNDS_MS), len(ordered)]
+    buckets = [(bound, upto[i + 1] - upto[i]) for i, bound in enumerate((*BOUNDS_MS, None))]
+    return Lateness(len(ordered), _share(ordered, 50), _share(ordered, 99), _share(ordered, 100), buckets, is_complete)
+
+
+def _share(ordered: Sequence[int], percent: int) -> int | None:
+    """Return the least value that so many percent do not exceed."""
+    return ordered[max(-(-len(ordered) * percent // 100) - 1, 0)] if ordered else None
