@@ -49,12 +49,14 @@ from .model import (
 )
 
 __all__ = [
+    "Bounded",
     "BulkLoad",
     "DeadLetters",
     "Feed",
     "Holds",
     "Inspectable",
     "Journal",
+    "Loads",
     "PutsBack",
     "Sink",
     "Source",
@@ -390,6 +392,28 @@ class BulkLoad(Protocol):
 
         Raises:
             InputError: One of them is not of this form; nothing was stored.
+        """
+        ...
+
+
+@runtime_checkable
+class Loads(Protocol):
+    """A store that has to be read before it serves claims; that may take longer than opening `work` should."""
+
+    def status(self) -> WorkStatus:
+        """Say how far that is, also while `work` is being opened."""
+        ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A store whose server takes nothing more from a certain size on."""
+
+    async def fill(self) -> float | None:
+        """Return how much of the room is used, 0 to 1 and somewhat more; None if it has no bound.
+
+        Raises:
+            StoreUnavailableError: No answer.
         """
         ...
 

@@ -77,9 +77,10 @@ from .model import (
     Record,
     Reschedule,
     RescheduleOutcome,
+    WorkStatus,
 )
 from .operations import Operations
-from .ports import PutsBack, Sink, Source, Store, Transfer
+from .ports import Loads, PutsBack, Sink, Source, Store, Transfer
 from .reactive import Subscriber
 from .received import Received
 from .receiving import Messages
@@ -733,6 +734,15 @@ class Scheduler(Operations):
         if name not in self._sinks:
             raise UnknownSinkError("sink", shortened(name), ", ".join(sorted(self._sinks)) or "none: there is none")
         return self._sinks[name]
+
+    def status(self) -> WorkStatus:
+        """Say whether messages are dispatched yet: while it opens, a Kafka store tells how much it has read."""
+        if self._running is not None:
+            return self._running.status()
+        if not self._is_opening:
+            return WorkStatus("ended", why="not open")
+        found = self._store.status() if isinstance(self._store, Loads) else WorkStatus("loading")
+        return found if found.phase == "ended" else structs.replace(found, phase="loading")
 
     @property
     def overdue_age_ms(self) -> int:

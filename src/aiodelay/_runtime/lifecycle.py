@@ -16,7 +16,7 @@ import anyio
 from aiodelay import reactive
 from aiodelay.context import Context
 from aiodelay.errors import ClosedError, WrongLoopError
-from aiodelay.model import Claim, Lane, Promise, Query
+from aiodelay.model import Claim, Lane, Promise, Query, WorkStatus
 from aiodelay.ports import Inspectable, PutsBack, Sink, Source, Store, Transfer
 from aiodelay.received import Received
 from aiodelay.wakeup import WakeUp
@@ -293,6 +293,10 @@ class Running:
         """Something was settled or freed."""
         for watcher in self._watchers:
             watcher.set()
+
+    def status(self) -> WorkStatus:
+        """Say whether claims are served; a process that only schedules is ready once it is open."""
+        return WorkStatus("ready") if self._loops is None else self._loops.status()
 
     @property
     def overdue_age_ms(self) -> int:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from aiodelay.clock import Clock
 from aiodelay.context import Context
 from aiodelay.middleware import Middleware
-from aiodelay.model import LEASE_MS, Lane
+from aiodelay.model import LEASE_MS, Lane, WorkStatus
 from aiodelay.ports import Feed, Work
 from aiodelay.retry import Retry
 
@@ -81,6 +81,10 @@ class Loops:
     def settles(self) -> bool:
         """Whether what ends is still settled."""
         return not self._book_task.done()
+
+    def status(self) -> WorkStatus:
+        """Say whether claims are served."""
+        return self._work.status() if self.settles else WorkStatus("ended", why="a failure has ended its loops")
 
     def _books(self) -> Iterator[LeaseBook]:
         yield self.book

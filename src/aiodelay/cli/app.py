@@ -34,6 +34,8 @@ COMMANDS = (
     ),
     ("run:run", RUN, "Dispatch and handle until SIGTERM or Ctrl-C, then drain."),
     ("delay_box:delay_box", RUN, "Take in what services ask for on Kafka topics, and deliver it when its time is up."),
+    ("serve:serve", RUN, "Run the service: stores whose messages are delivered, intakes, and an HTTP API."),
+    ("config:config", RUN, "Check and show the service's settings; make tokens."),
     ("schedule:schedule", MESSAGES, "Store a message, or one for each JSON line on stdin."),
     ("messages:get", MESSAGES, "Show a message that is pending or in flight."),
     ("messages:list_", MESSAGES, "List messages that are pending or in flight, by the time of their next attempt."),

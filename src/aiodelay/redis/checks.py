@@ -14,7 +14,7 @@ from .faults import Fault
 from .keys import Keys
 from .options import Options
 
-__all__ = ["SCHEMA", "check_server", "server_time_ms", "warn_of_skew"]
+__all__ = ["SCHEMA", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -35,7 +35,7 @@ async def check_server(client: Client, keys: Keys, options: Options) -> None:
         StoreUnavailableError: It does not answer.
     """
     try:
-        info = _info(await client.command("INFO"))
+        info = info_of(await client.command("INFO"))
         _check_version(options.name, info)
         _check_role(options.name, info)
         await _check_settings(client, options, info)
@@ -51,7 +51,8 @@ async def check_server(client: Client, keys: Keys, options: Options) -> None:
         raise StoreUnavailableError(options.name, fault.reason + advice) from fault
 
 
-def _info(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply
+def info_of(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply
+    """Return what INFO says."""
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name: value for name, _, value in pairs}

@@ -16,6 +16,7 @@ from aiodelay.model import Command, Lane, Outcome, Put, Refused, SourcePosition
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.transitions import loads_of
 
+from .checks import info_of
 from .commands import BAD_VALUE, answer_of, arguments_of, chunk_size, outcome_of
 from .faults import Fault
 from .keys import DEFAULT_NAMESPACE, keys_of
@@ -109,6 +110,13 @@ class RedisStore(Transfers):
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
         """Store versioned messages."""
         return await self.apply(loads_of(puts))
+
+    async def fill(self) -> float | None:
+        """Return how much of `maxmemory` is used."""
+        info = info_of(await self.command("INFO", "memory"))
+        most = int(info.get("maxmemory", 0))
+        used = int(info["used_memory"]) - int(info.get("mem_not_counted_for_evict", 0))
+        return used / most if most else None
 
     # --- dispatching --------------------------------------------------------------------------------------
 

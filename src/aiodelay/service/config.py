@@ -221,12 +221,13 @@ class Settings(BaseSettings):
     @property
     def named_stores(self) -> dict[str, StoreSettings]:
         """The stores by name, with all that they do not say themselves."""
-        stores = self.stores or {ONLY: StoreSettings(url=self.store or f"sqlite:///{DATABASE}")}
+        only = StoreSettings.model_construct(url=self.store or f"sqlite:///{DATABASE}")
         return {
-            name: StoreSettings(
-                url=store.url,
-                namespace=store.namespace or self.namespace,
-                allowed_targets=self.allowed_targets if store.allowed_targets is None else store.allowed_targets,
+            name: store.model_copy(
+                update={
+                    "namespace": store.namespace or self.namespace,
+                    "allowed_targets": self.allowed_targets if store.allowed_targets is None else store.allowed_targets,
+                }
             )
-            for name, store in stores.items()
+            for name, store in (self.stores or {ONLY: only}).items()
         }

@@ -60,7 +60,8 @@ class Problem(NamedTuple):
     origin: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.origin or 'settings'}: {self.field} is {self.value}; allowed: {self.allowed}"
+        where = f"{self.origin}: " if self.origin else ""
+        return f"{where}{self.field} is {self.value}; allowed: {self.allowed}"
 
 
 class SettingsError(ConfigurationError):
@@ -74,7 +75,8 @@ class SettingsError(ConfigurationError):
         self.args, self.problems = problems, problems
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.problems))
+        number = "a mistake" if len(self.problems) == 1 else f"{len(self.problems)} mistakes"
+        return "\n  ".join([f"{number} in the settings", *map(str, self.problems)])
 
 
 class Shown(NamedTuple):
@@ -230,11 +232,12 @@ def _store_disagreements(settings: Settings) -> Iterator[_Disagreement]:
     """Judge stores and what may be scheduled through them."""
     schedulers: dict[str, Scheduler] = {}
     for name, store in settings.named_stores.items():
-        place: Place = ("stores", name, "url") if settings.stores else ("store",)
+        place: Place = ("stores", name) if settings.stores else ()
         try:
             schedulers[name] = make_scheduler(settings, store)
-        except (ConfigurationError, InputError) as error:
-            yield place, *_value_and_rule(error)
+        except ConfigurationError as error:
+            url = "url" if settings.stores else "store"
+            yield (*place, "namespace" if error.setting == "namespace" else url), *_value_and_rule(error)
     for name, store in settings.stores.items():
         for to in store.allowed_targets or ():
             if name in schedulers:

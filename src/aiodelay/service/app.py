@@ -1,0 +1,38 @@
+"""The service's HTTP face: whether it lives, whether it is ready, and the API."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from .health import Health
+
+__all__ = ["make_app"]
+
+NO_STORE = {"Cache-Control": "no-store"}
+
+
+def make_app(health: Health) -> Starlette:
+    """Return the application.
+
+    Args:
+        health: Of the stores that it serves.
+    """
+
+    async def livez(request: Request) -> JSONResponse:
+        return JSONResponse({"status": "alive"}, headers=NO_STORE)
+
+    async def readyz(request: Request) -> JSONResponse:
+        report = await health.report()
+        content = {
+            "status": "ready" if report.is_ready else "not ready",
+            "reasons": report.reasons,
+            "stores": {name: asdict(store) for name, store in report.stores.items()},
+        }
+        return JSONResponse(content, status_code=200 if report.is_ready else 503, headers=NO_STORE)
+
+    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz)])

@@ -1,0 +1,158 @@
+"""Whether the service is ready, and if not, why: each store is asked, and written to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from aiodelay.errors import AiodelayError, ClosedError
+from aiodelay.identifiers import new_op
+from aiodelay.model import After, Cancel, Envelope, Put
+from aiodelay.ports import Bounded
+from aiodelay.scheduler import Scheduler
+from aiodelay.timeunits import MAX_HORIZON_MS, format_duration
+
+from .config import Limits
+
+__all__ = ["PROBE", "Health", "Report", "StoreReport"]
+
+PROBE = "aiodelay:probe"
+"""The id of the message that is stored and cancelled; there is never more than one, and it is never due."""
+PROBE_LANE = "aiodelay.probe"
+AGAIN_S = 1.0
+"""How soon a store is asked again; until then the answer stands."""
+
+
+@dataclass(slots=True)
+class StoreReport:
+    """What was found out about a store.
+
+    Attributes:
+        phase: `loading`, `ready` or `ended`.
+        loaded: Partitions that have been read.
+        of: Of how many.
+        overdue_ms: Age of the oldest overdue message.
+        fill: How much of the server's room is used, 0 to 1; None if it has no bound, or is not known.
+        reasons: Why it is not ready, in words; empty if it is.
+    """
+
+    phase: str
+    loaded: int
+    of: int
+    overdue_ms: int = 0
+    fill: float | None = None
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found out about all of it; it is ready if there is no reason why not."""
+
+    reasons: list[str]
+    stores: Mapping[str, StoreReport]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is no reason against."""
+        return not self.reasons
+
+
+class Health:
+    """Asks the stores, each at most once a second however many want to know.
+
+    Args:
+        schedulers: By name; open or not.
+        limits: From where on something is a reason.
+    """
+
+    def __init__(self, schedulers: Mapping[str, Scheduler], limits: Limits) -> None:
+        self._stores = {name: _StoreHealth(scheduler, limits) for name, scheduler in schedulers.items()}
+        self.opening: set[str] = set(schedulers)
+        """The stores whose scheduler and intakes are not open yet."""
+        self.is_leaving = False
+        """Whether the service is about to end."""
+
+    async def report(self) -> Report:
+        """Ask all stores at once."""
+        found = dict(
+            zip(self._stores, await asyncio.gather(*(each.report() for each in self._stores.values())), strict=True)
+        )
+        reasons = ["the service is ending"] if self.is_leaving else []
+        for name, store in found.items():
+            if name in self.opening and not store.reasons:
+                store.reasons.append("its intakes are being opened")
+            reasons += [f"{name}: {reason}" for reason in store.reasons]
+        return Report(reasons, found)
+
+
+class _StoreHealth:
+    def __init__(self, scheduler: Scheduler, limits: Limits) -> None:
+        self._scheduler, self._limits = scheduler, limits
+        self._time = asyncio.get_running_loop().time
+        self._asking = asyncio.Lock()
+        self._answers: list[str] = []
+        self._fill: float | None = None
+        self._asked_s = self._written_s = -AGAIN_S
+        self._write_again = True
+
+    async def report(self) -> StoreReport:
+        status = self._scheduler.status()
+        report = StoreReport(status.phase, status.done, status.of, self._scheduler.overdue_age_ms)
+        if status.phase == "loading":
+            read = f": {status.done} of {status.of} partitions are read" if status.of else ""
+            report.reasons.append("it is being opened" + read)
+        if status.why:
+            report.reasons.append(status.why)
+        elif status.phase == "ended":
+            report.reasons.append("it has ended")
+        if timedelta(milliseconds=report.overdue_ms) > self._limits.overdue:
+            age = format_duration(report.overdue_ms)
+            report.reasons.append(
+                f"the oldest overdue message has waited {age}, more than {_shown(self._limits.overdue)}"
+            )
+        if status.phase == "ready":
+            async with self._asking:
+                if self._time() - self._asked_s >= AGAIN_S:
+                    await self._ask()
+            report.fill = self._fill
+            report.reasons += self._answers
+        return report
+
+    async def _ask(self) -> None:
+        answers: list[str] = []
+        try:
+            async with asyncio.timeout(self._limits.probe_timeout.total_seconds()):
+                await self._measure(answers)
+                await self._write(answers)
+        except TimeoutError:
+            answers.append(f"no answer within {_shown(self._limits.probe_timeout)}")
+        except ClosedError:
+            return
+        except AiodelayError as error:
+            answers.append(str(error))
+        finally:
+            self._asked_s = self._time()
+        self._answers, self._write_again = answers, bool(answers)
+
+    async def _measure(self, answers: list[str]) -> None:
+        store = self._scheduler._open_store()
+        self._fill = await store.fill() if isinstance(store, Bounded) else None
+        if self._fill is not None and self._fill > self._limits.memory:
+            answers.append(f"{self._fill:.0%} of its memory is used, more than {self._limits.memory:.0%}")
+
+    async def _write(self, answers: list[str]) -> None:
+        """Store a message and cancel it, in one step where the store can; what a crash leaves, the next probe takes."""
+        if not self._write_again and self._time() - self._written_s < self._limits.probe_every.total_seconds():
+            return
+        put = Put(new_op(), Envelope(PROBE, PROBE_LANE), After(MAX_HORIZON_MS))
+        commands = self._scheduler._open_commands()
+        for answer in await commands.carry_out_many([put, Cancel(new_op(), PROBE)], 0):
+            if isinstance(answer, AiodelayError):
+                raise answer
+        self._written_s = self._time()
+
+
+def _shown(length: timedelta) -> str:
+    return format_duration(length // timedelta(milliseconds=1))

@@ -1,0 +1,45 @@
+"""The service's log: lines for a person on a terminal, else one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+from .config import LogSettings
+
+__all__ = ["JsonFormatter", "set_up_logs"]
+
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes `time`, `level`, `logger`, `message`, `exception` if there is one, and the fields given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as JSON, on one line."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def set_up_logs(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Log to a stream, usually stderr; `debug` is aiodelay's own alone: clients may tell what they are given."""
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    is_text = settings.format == "text" or (settings.format == "auto" and stream.isatty())
+    handler.setFormatter(logging.Formatter(TEXT) if is_text else JsonFormatter())
+    level = settings.level.upper()
+    logging.basicConfig(level="INFO" if level == "DEBUG" else level, handlers=[handler], force=True)
+    logging.getLogger("aiodelay").setLevel(level)
+    logging.getLogger("uvicorn").setLevel("WARNING")  # it tells of its start and end, of which we do

@@ -1,0 +1,129 @@
+"""The service as a whole: what is opened, in which order, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from aiodelay.errors import AiodelayError, ConfigurationError
+from aiodelay.scheduler import Scheduler
+
+from .app import make_app
+from .config import Settings
+from .health import Health
+from .parts import make_box, make_scheduler, store_of
+
+if TYPE_CHECKING:
+    from aiodelay.delay_box import DelayBox
+
+__all__ = ["run_service"]
+
+BACKLOG = 2048
+log: logging.Logger = logging.getLogger("aiodelay.service")
+
+
+async def run_service(settings: Settings, stop: asyncio.Event) -> None:
+    """Serve until an event is set, then end in order: not ready any more, no more requests, intakes, deliveries.
+
+    Args:
+        settings: All that can be said.
+        stop: Set by whoever wants the end.
+
+    Raises:
+        ConfigurationError: It cannot listen where it is told to, or a store, sink or topic cannot be used.
+        StoreUnavailableError, SinkUnavailableError: One does not answer when it is opened.
+    """
+    schedulers = {name: make_scheduler(settings, store) for name, store in settings.named_stores.items()}
+    boxes: dict[str, list[DelayBox]] = {name: [] for name in schedulers}
+    for intake in settings.intake:
+        boxes[store_of(settings, intake)].append(make_box(settings, intake, schedulers))
+    health = Health(schedulers, settings.limits)
+    app = make_app(health)
+    listener = _listen(settings.api.host, settings.api.port)
+    async with asyncio.TaskGroup() as tasks:
+        server = _Server(_server_config(app, settings))
+        serving = tasks.create_task(server.serve([listener]), name="aiodelay http")
+        log.info("listening on %s", _url(listener))
+        try:
+            async with asyncio.TaskGroup() as stores:
+                closing = asyncio.Event()
+                opened = {
+                    stores.create_task(_keep_open(name, schedulers[name], boxes[name], health, closing)): name
+                    for name in schedulers
+                }
+                await stop.wait()
+                health.is_leaving = True
+                log.info("stopping; a second signal stops at once")
+                await asyncio.sleep(settings.limits.leave.total_seconds())
+                server.should_exit = True
+                await asyncio.wait([serving])
+                closing.set()
+                for task, name in opened.items():
+                    if name in health.opening:
+                        task.cancel()
+        finally:
+            server.should_exit = True
+            await asyncio.wait([serving])
+
+
+async def _keep_open(
+    name: str, scheduler: Scheduler, boxes: Sequence[DelayBox], health: Health, closing: asyncio.Event
+) -> None:
+    """Open a store's scheduler and intakes, and close them, intakes first, when it is time."""
+    try:
+        async with scheduler, AsyncExitStack() as stack:
+            for box in boxes:
+                await stack.enter_async_context(box)
+            health.opening.discard(name)
+            log.info("%s is open: %s", name, scheduler._store.name)
+            await closing.wait()
+    except AiodelayError as error:
+        error.add_note(f"store {name}")
+        raise
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=max(1, int(settings.limits.drain.total_seconds())),
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigurationError(
+            "api.host, api.port", f"{host} {port} ({error.strerror})", "an address that is free"
+        ) from None
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
