@@ -90,7 +90,8 @@ class Health:
 class _StoreHealth:
     def __init__(self, scheduler: Scheduler, limits: Limits) -> None:
         self._scheduler, self._limits = scheduler, limits
-        self._time = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        self._time = loop.time
         self._asking = asyncio.Lock()
         self._answers: list[str] = []
         self._fill: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["run_service"]
 
 BACKLOG = 2048
+REQUESTS_END_S = 5
+"""How long requests that were taken may go on at the end: streams and pages that follow what happens have none."""
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
 
@@ -48,29 +50,45 @@ async def run_service(settings: Settings, stop: asyncio.Event) -> None:
     app = make_app(health)
     listener = _listen(settings.api.host, settings.api.port)
     async with asyncio.TaskGroup() as tasks:
-        server = _Server(_server_config(app, settings))
+        server = _Server(_server_config(app))
         serving = tasks.create_task(server.serve([listener]), name="aiodelay http")
         log.info("listening on %s", _url(listener))
+
+        async def leave() -> None:
+            health.is_leaving = True
+            log.info("stopping; a second signal stops at once")
+            await asyncio.sleep(settings.limits.leave.total_seconds())
+            server.should_exit = True
+            await asyncio.wait([serving])
+
         try:
-            async with asyncio.TaskGroup() as stores:
-                closing = asyncio.Event()
-                opened = {
-                    stores.create_task(_keep_open(name, schedulers[name], boxes[name], health, closing)): name
-                    for name in schedulers
-                }
-                await stop.wait()
-                health.is_leaving = True
-                log.info("stopping; a second signal stops at once")
-                await asyncio.sleep(settings.limits.leave.total_seconds())
-                server.should_exit = True
-                await asyncio.wait([serving])
-                closing.set()
-                for task, name in opened.items():
-                    if name in health.opening:
-                        task.cancel()
+            await _keep_all_open(schedulers, boxes, health, stop, leave)
         finally:
             server.should_exit = True
             await asyncio.wait([serving])
+
+
+async def _keep_all_open(
+    schedulers: Mapping[str, Scheduler],
+    boxes: Mapping[str, Sequence[DelayBox]],
+    health: Health,
+    stop: asyncio.Event,
+    leave: Callable[[], Awaitable[None]],
+) -> None:
+    """Keep the stores open until an event is set and then what must end before them; what is not open yet never is."""
+    closing = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        opened = {
+            name: tasks.create_task(
+                _keep_open(name, scheduler, boxes[name], health, closing), name=f"aiodelay store {name}"
+            )
+            for name, scheduler in schedulers.items()
+        }
+        await stop.wait()
+        await leave()
+        closing.set()
+        for name in health.opening:
+            opened[name].cancel()
 
 
 async def _keep_open(
@@ -97,7 +115,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+def _server_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
@@ -105,7 +123,7 @@ def _server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         ws="none",
-        timeout_graceful_shutdown=max(1, int(settings.limits.drain.total_seconds())),
+        timeout_graceful_shutdown=REQUESTS_END_S,
     )
 
 
