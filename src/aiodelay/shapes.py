@@ -44,6 +44,7 @@ from .model import (
 from .recurrence import Cron, Every, Rule, decode_rule
 from .timeunits import format_duration, from_epoch_ms, to_epoch_ms
 from .transitions import delivery_id
+from .why import Story
 
 __all__ = [
     "blocked_shape",
@@ -62,6 +63,7 @@ __all__ = [
     "record_shape",
     "rule_shape",
     "scheduled_shape",
+    "story_shape",
     "time_shape",
     "to_of",
 ]
@@ -172,6 +174,19 @@ def journal_shape(entry: JournalEntry) -> dict[str, Any]:
         "due": time_shape(entry.due_ms) if entry.due_ms else None,
         "attempt": entry.attempt,
         "detail": entry.detail,
+    }
+
+
+def story_shape(story: Story) -> dict[str, Any]:
+    """Return a message's story; `journal` is None where none is kept."""
+    return {
+        "id": story.id,
+        "cause": story.cause,
+        "text": story.text,
+        "advice": story.advice,
+        "message": None if story.message is None else message_shape(story.message),
+        "dead_letters": [dead_letter_shape(each) for each in story.dead_letters],
+        "journal": None if story.journal is None else [journal_shape(each) for each in story.journal],
     }
 
 

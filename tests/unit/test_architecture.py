@@ -42,7 +42,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "kafka": ({"kafka"}, {"values", "decisions", "memory"}),
     "runtime": ({"_runtime"}, {"values", "decisions", "arguments"}),
     "face": (
-        {"handlers", "messages", "commands", "operations", "receiving", "bulk", "scheduler", "shapes"},
+        {"handlers", "messages", "commands", "operations", "receiving", "bulk", "scheduler", "shapes", "why"},
         {"values", "decisions", "arguments", "runtime"},
     ),
     "boxes": ({"delay_box"}, {"values", "decisions", "arguments", "kafka", "face"}),
