@@ -30,6 +30,7 @@ Cause: TypeAlias = Literal[
     "gone",
     "unknown",
 ]
+"""Where a message stands, or how it ended; `waiting`: it is due, and its lane is served by somebody who is busy."""
 
 PAGE = 500
 
