@@ -132,7 +132,7 @@ def test_list_by_lane_state_destination_and_time_goes_on_after_its_cursor(cli: C
     rest = cli("list", "--json", "--after", first.error["next"])
     assert (ids(rest), rest.err) == (["b", "c"], "")
     found = cli("list", "--json", "--state", "scheduled", "--limit", "2")
-    assert (ids(found), found.error["examined"]) == (["a", "b"], 3)
+    assert (ids(found), found.error["examined"], found.error["of"]) == (["a", "b"], 2, 4)
     assert ids(cli("list", "--json", "--state", "scheduled", "--after", found.error["next"])) == ["c"]
     table = cli("list").lines
     assert [line.split()[:1] for line in table[:1]] == [["due"]]
@@ -272,6 +272,8 @@ BAD: list[tuple[list[str], int, str, str]] = [
     (["reschedule", "a"], 2, "ScheduleTimeError", "neither"),
     (["fire", ""], 2, "MessageIdError", "empty"),
     (["list", "--since", "2031-01-01T00:00:00"], 2, "ScheduleTimeError", "since"),
+    (["list", "--of", "a b"], 1, "ConfigurationError", "of"),
+    (["list", "--to", "x"], 2, "TargetError", "'<sink>:<address>'"),
     (["list", "--after", "x"], 1, "ConfigurationError", "cursor"),
     (["pause", "a b"], 1, "ConfigurationError", "what"),
     (["pause", ":x"], 2, "TargetError", "what"),

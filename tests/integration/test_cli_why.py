@@ -37,9 +37,7 @@ def add(cli: Cli, name: str, *options: str, to: str = "handler:mail") -> None:
     assert cli("schedule", to, "x", "--id", name, *(options or ("--delay", "0s"))).code == 0
 
 
-def serve(
-    cli: Cli, handle: Handler, until: Callable[[Scheduler], Awaitable[bool]]
-) -> None:
+def serve(cli: Cli, handle: Handler, until: Callable[[Scheduler], Awaitable[bool]]) -> None:
     """Dispatch `mail` until something holds."""
 
     async def play() -> None:

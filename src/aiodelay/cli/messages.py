@@ -18,11 +18,13 @@ from aiodelay import (
     ConfigurationError,
     FireOutcome,
     RescheduleOutcome,
-    Scheduler,
     Snapshot,
 )
 from aiodelay.errors import cut, shortened
-from aiodelay.model import Query
+from aiodelay.inputs import check_type_name, split_target
+from aiodelay.messages import HANDLER_TARGET
+from aiodelay.model import State
+from aiodelay.queries import Filter, page
 from aiodelay.shapes import error_shape, message_shape, read_time, to_of
 from aiodelay.timeunits import to_epoch_ms
 
@@ -32,7 +34,7 @@ from .place import Place
 
 __all__ = ["cancel", "fire", "get", "list_", "reschedule"]
 
-PAGE, MOST_EXAMINED = 500, 10_000
+MOST_EXAMINED = 10_000
 EXIT_CODES: dict[StrEnum, int] = {
     CancelOutcome.NOT_FOUND: NOT_FOUND,
     CancelOutcome.IN_FLIGHT: TOO_LATE,
@@ -83,8 +85,8 @@ async def list_(
 ) -> int:
     """List messages that are pending or in flight, by the time of their next attempt.
 
-    Lane and times are looked up; state and destination are compared one by one, at most 10,000 messages a call: then
-    the cursor on stderr goes on from there.
+    Type, sink and times are looked up; state and address are compared one by one, of at most 10,000 messages a call.
+    Where there may be more, stderr has a cursor that goes on from there.
 
     Args:
         of: Only of this event type or sink.
@@ -95,65 +97,33 @@ async def list_(
         limit: Most messages.
         after: Go on after the cursor that the call before has written.
     """
-    wanted = _Wanted(state, to, limit)
-    query = Query(
-        () if of is None else (of,), _epoch_ms(since, "since"), _epoch_ms(before, "before"), _cursor(after), PAGE
-    )
+    lanes, address = _destination(of, to)
+    from_ms, to_ms = _epoch_ms(since, "since"), _epoch_ms(before, "before")
+    wanted = Filter(lanes, from_ms, to_ms, None if state is None else State(state), address)
+    start = _cursor(after)
     async with place.opened() as scheduler:
-        cursor, examined = await _search(scheduler, query, wanted)
+        found = await page(scheduler, wanted, after=start, limit=limit, most=MOST_EXAMINED)
         now_ms = scheduler._open_store().now_ms()
     if place.json:
-        print_json(*map(message_shape, wanted.found))
+        print_json(*map(message_shape, found.messages))
     else:
-        print_table(("due", "", "state", "to", "id", "attempt", "bytes"), [_row(each, now_ms) for each in wanted.found])
-    if cursor is not None:
-        text = (
-            json_line({"examined": examined, "next": cursor})
-            if place.json
-            else f"examined {examined}; more: --after {cursor}"
-        )
-        print(text, file=sys.stderr)
+        heads = ("due", "", "state", "to", "id", "attempt", "bytes")
+        print_table(heads, [_row(each, now_ms) for each in found.messages])
+    if found.after is not None:
+        cursor = base64.urlsafe_b64encode(msgspec.json.encode(found.after)).decode()
+        told = {"examined": found.examined, "of": found.of, "next": cursor}
+        of = "" if found.of is None else f" of {found.of}"
+        text = f"examined {found.examined}{of}; more: --after {cursor}"
+        print(json_line(told) if place.json else text, file=sys.stderr)
     return 0
 
 
-class _Wanted:
-    """Which messages are listed, and those found."""
-
-    def __init__(self, state: str | None, to: str | None, limit: int) -> None:
-        self._state, self._to, self._limit = state, to, limit
-        self.found: list[Snapshot] = []
-
-    @property
-    def left(self) -> int:
-        return self._limit - len(self.found)
-
-    @property
-    def examines(self) -> bool:
-        """Whether messages are compared one by one."""
-        return self._state is not None or self._to is not None
-
-    def add(self, snapshot: Snapshot) -> None:
-        if self._state in (None, snapshot.state.value) and self._to in (None, to_of(snapshot.record.envelope)):
-            self.found.append(snapshot)
-
-
-async def _search(scheduler: Scheduler, query: Query, wanted: _Wanted) -> tuple[str | None, int]:
-    """Find messages page by page; return where to go on, None at the end, and how many were examined."""
-    store, examined = scheduler._inspectable, 0
-    while wanted.left and (examined < MOST_EXAMINED or not wanted.examines):
-        size = PAGE if wanted.examines else min(PAGE, wanted.left)
-        page = await store.search(msgspec.structs.replace(query, limit=size))
-        for snapshot in page:
-            if not wanted.left:
-                break
-            wanted.add(snapshot)
-            examined += 1
-            query = msgspec.structs.replace(query, after=(snapshot.next_attempt_ms, snapshot.record.id))
-        else:
-            if len(page) < size:
-                return None, examined
-    assert query.after is not None
-    return base64.urlsafe_b64encode(msgspec.json.encode(query.after)).decode(), examined
+def _destination(of: str | None, to: str | None) -> tuple[tuple[str, ...], str | None]:
+    """Return the lanes and the address that are wanted."""
+    if to is None:
+        return (() if of is None else (check_type_name(of, "of"),)), None
+    lane, address = split_target(to)
+    return ((address,), "") if lane == HANDLER_TARGET else ((lane,), address)
 
 
 def _cursor(text: str | None) -> tuple[int, str] | None:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from aiodelay.errors import AiodelayError
 from aiodelay.inputs import due_of
 from aiodelay.model import Stored
-from aiodelay.service.queries import dead_page, page
+from aiodelay.queries import dead_page, page
 from aiodelay.shapes import read_time
 
 from .bodies import Json, read_json

@@ -11,7 +11,7 @@ import msgspec
 from aiodelay.errors import InputError, cut
 from aiodelay.inputs import check_type_name
 from aiodelay.model import State
-from aiodelay.service.queries import DEAD_REASONS, DeadFilter, Filter
+from aiodelay.queries import DEAD_REASONS, DeadFilter, Filter
 from aiodelay.shapes import read_time
 from aiodelay.timeunits import to_epoch_ms
 

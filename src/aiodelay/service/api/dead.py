@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from aiodelay.inputs import check_count
 from aiodelay.model import DeadKey, Stored
-from aiodelay.service.queries import dead_letter, dead_page
+from aiodelay.queries import dead_letter, dead_page
 from aiodelay.shapes import dead_letter_shape
 
 from .bodies import Json, read_json

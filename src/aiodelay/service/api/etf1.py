@@ -18,7 +18,7 @@ from starlette.responses import StreamingResponse
 
 from aiodelay.errors import AiodelayError
 from aiodelay.model import Snapshot
-from aiodelay.service.queries import Filter, page
+from aiodelay.queries import Filter, page
 from aiodelay.shapes import to_of
 
 from .bodies import Json

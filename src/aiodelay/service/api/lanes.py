@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from aiodelay import ports
 from aiodelay.errors import ConfigurationError
-from aiodelay.service.queries import oldest_overdue_ms
+from aiodelay.queries import oldest_overdue_ms
 from aiodelay.shapes import blocked_shape, counts_shape, journal_shape, load_shape, time_shape
 from aiodelay.timeunits import format_duration, parse_duration
 

@@ -13,8 +13,8 @@ from fastapi import Depends, Query, Request
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.inputs import Targets
 from aiodelay.model import DeadKey
+from aiodelay.queries import LatenessMeter
 from aiodelay.scheduler import Scheduler
-from aiodelay.service.queries import LatenessMeter
 
 from .problems import ApiError, wrong
 from .security import ApiLimits

@@ -1,4 +1,4 @@
-"""What the page and the API ask of a scheduler; nothing here knows HTTP.
+"""What the page, the API and the command line ask of a scheduler; nothing here knows HTTP.
 
 Every question costs about the same however much is pending: pages follow an index, and what no index answers is
 looked for among a bounded number of messages, of which the answer tells how many.
@@ -13,7 +13,7 @@ from typing import TypeAlias, get_args
 
 from msgspec import Struct
 
-from aiodelay.model import (
+from .model import (
     DeadKey,
     DeadLetter,
     DeadReason,
@@ -23,7 +23,7 @@ from aiodelay.model import (
     Snapshot,
     State,
 )
-from aiodelay.scheduler import Scheduler
+from .scheduler import Scheduler
 
 __all__ = [
     "DEAD_REASONS",
