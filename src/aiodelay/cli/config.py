@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 import sys
@@ -63,6 +62,8 @@ def hash_token(*, stdin: Annotated[bool, Parameter(negative="")] = False) -> Non
     Args:
         stdin: Hash the token that standard input holds, in place of a new one.
     """
+    from aiodelay.service import hash_token as hash_of  # noqa: PLC0415 - other commands do not need it
+
     token = sys.stdin.readline().strip() if stdin else secrets.token_urlsafe(32)
     if len(token) < LEAST_TOKEN:
         raise CommandError(
@@ -71,5 +72,5 @@ def hash_token(*, stdin: Annotated[bool, Parameter(negative="")] = False) -> Non
         )
     if not stdin:
         print(f"# token, shown this once: {token}")
-    print(f'[[api.tokens]]\nname = "..."\nhash = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"')
+    print(f'[[api.tokens]]\nname = "..."\nhash = "{hash_of(token)}"')
     print('scopes = ["read", "schedule", "operate"]')

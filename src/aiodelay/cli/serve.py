@@ -38,21 +38,22 @@ def serve(
         host: Where the API listens, in place of the file's.
         port: The same; 0 = any free one.
     """
-    settings = read(config, host=host, port=port).settings()
+    configuration = read(config, host=host, port=port)
+    settings = configuration.settings()
     from aiodelay.service.logs import set_up_logs  # noqa: PLC0415 - as in `read`
 
     set_up_logs(settings.log)
     try:
-        asyncio.run(_serve(settings))
+        asyncio.run(_serve(settings, configuration))
     except* AiodelayError as group:
         raise _first(group) from None
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, configuration: Configuration) -> None:
     from aiodelay.service.serve import run_service  # noqa: PLC0415 - as in `read`
 
     with stop_signals() as stop:
-        await run_service(settings, stop)
+        await run_service(settings, stop, configuration)
     log.info("the service has stopped")
 
 

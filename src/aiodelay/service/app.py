@@ -7,7 +7,8 @@ from dataclasses import asdict
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from .health import Health
 
@@ -16,11 +17,12 @@ __all__ = ["make_app"]
 NO_STORE = {"Cache-Control": "no-store"}
 
 
-def make_app(health: Health) -> Starlette:
+def make_app(health: Health, api: ASGIApp) -> Starlette:
     """Return the application.
 
     Args:
         health: Of the stores that it serves.
+        api: Answers all other requests.
     """
 
     async def livez(request: Request) -> JSONResponse:
@@ -35,4 +37,4 @@ def make_app(health: Health) -> Starlette:
         }
         return JSONResponse(content, status_code=200 if report.is_ready else 503, headers=NO_STORE)
 
-    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz)])
+    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz), Mount("/", api)])

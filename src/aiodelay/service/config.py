@@ -145,8 +145,8 @@ class ApiSettings(_Part):
         read_only: Refuse whatever changes something, whoever asks.
         tokens: Without any, whoever reaches it may use it.
         max_body: Most bytes of a request's body, and of a line of a stream.
-        body_timeout: Longest time in which nothing of a request's body arrives.
-        rate: Most requests a second of one token or address; 0 = any number.
+        body_timeout: Longest time for a request's body to arrive, and for a stream to stand still.
+        rate: Most requests a second of one token or address, and half of what may come at once; 0 = any number.
         max_page: Most items of a page.
     """
 
@@ -154,9 +154,9 @@ class ApiSettings(_Part):
     port: int = Field(default=8080, ge=0, le=65_535)
     read_only: bool = True
     tokens: tuple[Token, ...] = ()
-    max_body: int = Field(default=1 << 20, ge=1_000, le=MOST_PAYLOAD)
-    body_timeout: Length = timedelta(seconds=10)
-    rate: int = Field(default=200, ge=0, le=1_000_000)
+    max_body: int = Field(default=1 << 20, ge=1_024, le=1 << 30)
+    body_timeout: Length = Field(default=timedelta(seconds=10), gt=timedelta())
+    rate: int = Field(default=500, ge=0, le=500_000)
     max_page: int = Field(default=500, ge=1, le=1_000)
 
 

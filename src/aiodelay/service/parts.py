@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fastapi import FastAPI
+
 from aiodelay import registry
 from aiodelay.errors import ConfigurationError
 from aiodelay.ports import Sink
 from aiodelay.scheduler import Scheduler
 
+from .api import ApiLimits, Tokens, admin
 from .config import Intake, Settings, StoreSettings
 
 if TYPE_CHECKING:
     from aiodelay.delay_box import DelayBox
 
-__all__ = ["KAFKA", "default_topics", "make_box", "make_scheduler", "store_of"]
+__all__ = ["KAFKA", "default_topics", "make_api", "make_box", "make_scheduler", "store_of"]
 
 KAFKA = "kafka:"
 
@@ -63,6 +66,19 @@ def make_box(settings: Settings, intake: Intake, schedulers: Mapping[str, Schedu
         begin_after=intake.begin_after,
         max_payload=settings.limits.max_payload,
     )
+
+
+def make_api(settings: Settings, schedulers: Mapping[str, Scheduler], tokens: Tokens) -> FastAPI:
+    """Return the HTTP API."""
+    api = settings.api
+    limits = ApiLimits(
+        max_body=api.max_body,
+        body_timeout_s=api.body_timeout.total_seconds(),
+        max_page=api.max_page,
+        rate=api.rate,
+        burst=max(2 * api.rate, 1),
+    )
+    return admin(schedulers, tokens=tokens, read_only=api.read_only, limits=limits)
 
 
 def store_of(settings: Settings, intake: Intake) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -146,10 +147,12 @@ class Configuration:
 
     Args:
         layers: Flags, environment, file.
+        file: Which it was; it may be missing.
+        again: Reads them anew.
     """
 
-    def __init__(self, layers: Layers) -> None:
-        self._layers = layers
+    def __init__(self, layers: Layers, file: Path, again: Callable[[], Configuration]) -> None:
+        self._layers, self.file, self.again = layers, file, again
 
     def settings(self) -> Settings:
         """Return the settings.
@@ -337,7 +340,8 @@ def read_configuration(file: Path | None = None, flags: Mapping[Place, tuple[str
         raise SettingsError(Problem(str(path), f"no TOML: {error}", "a TOML file")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(Problem(str(path), f"not readable: {type(error).__name__}", "a file in UTF-8")) from error
-    return Configuration(Layers(_flag_layer(flags), _environment_layer(os.environ), from_file))
+    layers = Layers(_flag_layer(flags), _environment_layer(os.environ), from_file)
+    return Configuration(layers, path, partial(read_configuration, file, flags))
 
 
 def _flag_layer(flags: Mapping[Place, tuple[str, object]]) -> Layer:

@@ -15,10 +15,13 @@ from starlette.types import ASGIApp
 from aiodelay.errors import AiodelayError, ConfigurationError
 from aiodelay.scheduler import Scheduler
 
+from .api import Tokens
 from .app import make_app
 from .config import Settings
 from .health import Health
-from .parts import make_box, make_scheduler, store_of
+from .parts import make_api, make_box, make_scheduler, store_of
+from .reading import Configuration
+from .token_file import follow_tokens
 
 if TYPE_CHECKING:
     from aiodelay.delay_box import DelayBox
@@ -31,12 +34,13 @@ REQUESTS_END_S = 5
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
 
-async def run_service(settings: Settings, stop: asyncio.Event) -> None:
+async def run_service(settings: Settings, stop: asyncio.Event, configuration: Configuration) -> None:
     """Serve until an event is set, then end in order: not ready any more, no more requests, intakes, deliveries.
 
     Args:
         settings: All that can be said.
         stop: Set by whoever wants the end.
+        configuration: Where the settings come from; tokens are read again when its file changes.
 
     Raises:
         ConfigurationError: It cannot listen where it is told to, or a store, sink or topic cannot be used.
@@ -47,12 +51,14 @@ async def run_service(settings: Settings, stop: asyncio.Event) -> None:
     for intake in settings.intake:
         boxes[store_of(settings, intake)].append(make_box(settings, intake, schedulers))
     health = Health(schedulers, settings.limits)
-    app = make_app(health)
+    tokens = Tokens(settings.api.tokens)
+    app = make_app(health, make_api(settings, schedulers, tokens))
     listener = _listen(settings.api.host, settings.api.port)
     async with asyncio.TaskGroup() as tasks:
         server = _Server(_server_config(app))
         serving = tasks.create_task(server.serve([listener]), name="aiodelay http")
         log.info("listening on %s", _url(listener))
+        watching = tasks.create_task(follow_tokens(configuration, tokens), name="aiodelay tokens")
 
         async def leave() -> None:
             health.is_leaving = True
@@ -64,6 +70,7 @@ async def run_service(settings: Settings, stop: asyncio.Event) -> None:
         try:
             await _keep_all_open(schedulers, boxes, health, stop, leave)
         finally:
+            watching.cancel()
             server.should_exit = True
             await asyncio.wait([serving])
 

@@ -1,0 +1,262 @@
+"""The service as those who run it meet it: a process, a file, HTTP, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from aiodelay import CancelOutcome, Scheduler
+from aiodelay.service import hash_token
+from aiodelay.service.health import PROBE
+from aiodelay.testing.servers import redis_programs
+from tests.support.command import aiodelay
+from tests.support.servers import RedisServer, start
+from tests.support.service import Service, until, until_ready
+
+TOKEN = "planted-secret-token-0123456789"
+PASSWORD = "planted-secret-password"
+PAYLOAD = "planted-secret-payload"
+OPEN = 'allowed_targets = ["stdout:*", "handler:*"]\n[sinks.stdout]\nurl = "stdout:"\n[api]\nread_only = false\n'
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    server = start(redis_programs()[0].program)
+    yield server
+    server.stop()
+
+
+def post(client: httpx.Client, **message: object) -> str:
+    answer = client.post("/v1/messages", json=message)
+    assert answer.is_success, answer.text
+    name: str = answer.json()["id"]
+    return name
+
+
+# --- from start to end ------------------------------------------------------------------------------------
+
+
+def test_without_a_file(tmp_path: Path) -> None:
+    with Service(tmp_path) as service, service.client() as client:
+        until_ready(client)
+        assert client.get("/livez").json() == {"status": "alive"}
+        assert client.post("/v1/messages", json={"to": "stdout:x", "payload": "x", "delay": "0s"}).status_code == 403
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == 0
+        assert [line["message"] for line in service.logged()][-1] == "the service has stopped"
+    assert (tmp_path / "aiodelay.db").exists()
+
+
+def test_what_is_posted_is_delivered(tmp_path: Path) -> None:
+    with Service(tmp_path, OPEN) as service, service.client() as client:
+        until_ready(client)
+        name = post(client, to="stdout:x", payload="hello", delay="100ms")
+        delivered = json.loads(service.out.wait_for(name))
+        assert (delivered["to"], delivered["payload"]) == ("stdout:x", "hello")
+        assert client.post("/v1/messages", json={"to": "stdin:x", "payload": "", "delay": "0s"}).status_code >= 400
+
+
+def test_several_stores(tmp_path: Path) -> None:
+    stores = '[stores.one]\nurl = "sqlite:///one.db"\n[stores.two]\nurl = "memory://"\nallowed_targets = []\n'
+    with Service(tmp_path, OPEN.replace("[api]", stores + "[api]")) as service, service.client() as client:
+        until_ready(client)
+        assert list(client.get("/readyz").json()["stores"]) == ["one", "two"]
+        message = {"to": "stdout:x", "payload": "hello", "delay": "0s"}
+        assert client.post("/v1/messages", params={"store": "one"}, json=message).is_success
+        assert client.post("/v1/messages", params={"store": "two"}, json=message).status_code == 403
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with Service(tmp_path, "[api]\nport = 1\n", {}, "--port", port) as service:
+            assert service.exit_code() == 1
+            assert "Address already in use" in service.err.seen[-1]
+    with (
+        Service(tmp_path, f"[api]\nport = {port}\n", {"AIODELAY_API__HOST": "::1"}) as service,
+        service.client() as client,
+    ):
+        assert client.base_url.host == "::1"
+        assert str(client.base_url.port) != port
+
+
+def test_a_store_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with Service(tmp_path, f'store = "redis://:{PASSWORD}@127.0.0.1:1?connect_timeout_ms=100"\n') as service:
+        assert service.exit_code() == 5
+        assert "aiodelay: store default: redis://:***@127.0.0.1:1" in service.err.seen[-1]
+        assert PASSWORD not in "".join(service.err.seen)
+
+
+def test_mistakes_are_told_before_anything_begins(tmp_path: Path) -> None:
+    with Service(tmp_path, 'store = "nosql://"\n[api]\nport = -1\n', {}, "--host", "127.0.0.1") as service:
+        assert service.exit_code() == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "aiodelay.toml"]
+
+
+# --- the end ----------------------------------------------------------------------------------------------
+
+
+def test_a_signal_under_load_loses_nothing(tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+
+    def load() -> None:
+        with service.client() as own:
+            while True:
+                try:
+                    acknowledged.append(post(own, to="stdout:x", payload="x", delay="50ms"))
+                except httpx.HTTPError:
+                    return
+
+    with Service(tmp_path, OPEN + "rate = 0\n") as service, service.client() as client:
+        until_ready(client)
+        threads = [threading.Thread(target=load) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        service.out.wait_for(post(client, to="stdout:x", payload="x", delay="500ms"))
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == 0
+        for thread in threads:
+            thread.join()
+        assert not [line for line in service.logged() if line["level"] in ("warning", "error")]
+        delivered = [json.loads(line)["id"] for line in service.out.seen]
+    assert len(acknowledged) > 20
+    assert len(set(delivered)) == len(delivered)
+    assert set(acknowledged) <= {*delivered, *asyncio.run(pending(tmp_path / "aiodelay.db"))}
+
+
+async def pending(path: Path) -> list[str]:
+    async with Scheduler(f"sqlite:///{path}", dispatch=False) as scheduler:
+        return [snapshot.record.id async for snapshot in scheduler.pending()]
+
+
+def test_it_says_that_it_leaves_and_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with Service(tmp_path, '[limits]\nleave = "1h"\n') as service, service.client() as client:
+        until_ready(client)
+        service.send(signal.SIGTERM)
+        answer = until(client, lambda answer: answer.status_code == 503)
+        assert answer.json()["reasons"] == ["the service is ending"]
+        assert client.get("/livez").is_success
+        service.err.wait_for("a second signal stops at once")
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == -signal.SIGTERM
+
+
+# --- ready, or why not ------------------------------------------------------------------------------------
+
+
+def test_not_ready_while_something_is_overdue(tmp_path: Path) -> None:
+    path = tmp_path / "aiodelay.db"
+    asyncio.run(leave_overdue(path))
+    with Service(tmp_path, '[limits]\noverdue = "100ms"\n') as service, service.client() as client:
+        answer = until(client, lambda answer: "overdue" in answer.text and bool(answer.json()["reasons"]))
+        (reason,) = answer.json()["reasons"]
+        assert reason.startswith("default: the oldest overdue message has waited")
+        assert asyncio.run(cancel(path)) is CancelOutcome.CANCELLED
+        until_ready(client)
+
+
+async def leave_overdue(path: Path) -> None:
+    async with Scheduler(f"sqlite:///{path}", dispatch=False) as scheduler:
+        await scheduler.schedule(b"", to="handler:nobody", delay="0s", id="left")
+    await asyncio.sleep(0.2)
+
+
+async def cancel(path: Path) -> CancelOutcome:
+    async with Scheduler(f"sqlite:///{path}", dispatch=False) as scheduler:
+        return await scheduler.cancel("left")
+
+
+def test_not_ready_before_redis_is_full(tmp_path: Path, redis: RedisServer) -> None:
+    with Service(tmp_path, f'store = "{redis.url}"\n') as service, service.client() as client:
+        until_ready(client)
+        assert client.get("/readyz").json()["stores"]["default"]["fill"] is None
+        used = int(redis.command("INFO", "memory").partition(b"used_memory:")[2].split()[0])
+        redis.command("CONFIG", "SET", "maxmemory", str(used))
+        answer = until(client, lambda answer: answer.status_code == 503)
+        assert "% of its memory is used, more than 90%" in answer.json()["reasons"][0]
+        assert answer.json()["stores"]["default"]["fill"] > 0.9
+        redis.command("CONFIG", "SET", "maxmemory", "0")
+        until_ready(client)
+
+
+def test_not_ready_while_nothing_can_be_written(tmp_path: Path, redis: RedisServer) -> None:
+    limits = '[limits]\nmemory = 1\nprobe_every = "0s"\nprobe_timeout = "500ms"\n'
+    with Service(tmp_path, f'store = "{redis.url}"\n{limits}') as service, service.client() as client:
+        until_ready(client)
+        redis.command("CONFIG", "SET", "min-replicas-to-write", "1")
+        answer = until(client, lambda answer: answer.status_code == 503)
+        assert answer.json()["stores"]["default"]["phase"] == "ready"
+        redis.command("CONFIG", "SET", "min-replicas-to-write", "0")
+        until_ready(client)
+
+
+def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
+    text = 'store = "sqlite:///d.db?journal=100"\n[limits]\nprobe_every = "0s"\n'
+    with Service(tmp_path, text) as service, service.client() as client:
+        until_ready(client)
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == 0
+
+    async def left() -> tuple[list[str], list[str]]:
+        async with Scheduler(f"sqlite:///{tmp_path / 'd.db'}?journal=100", dispatch=False) as scheduler:
+            written = [entry.id for entry in await scheduler.journal(PROBE)]
+            return written, [snapshot.record.id async for snapshot in scheduler.pending()]
+
+    written, pending_now = asyncio.run(left())
+    assert written == [PROBE, PROBE]
+    assert pending_now == []
+
+
+# --- tokens and secrets -----------------------------------------------------------------------------------
+
+
+def token(name: str, secret: str) -> str:
+    scopes = '["read", "schedule", "operate"]'
+    return f'[[api.tokens]]\nname = "{name}"\nhash = "{hash_token(secret)}"\nscopes = {scopes}\n'
+
+
+def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
+    other = TOKEN[::-1]
+    with Service(tmp_path, token("old", TOKEN)) as service, service.client(TOKEN) as old, service.client(other) as new:
+        until_ready(old)
+        assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (200, 401)
+        (tmp_path / "aiodelay.toml").write_text("[api]\ntokens = 7\n")
+        service.err.wait_for("tokens stay as they were")
+        assert old.get("/v1/counts").status_code == 200
+        (tmp_path / "aiodelay.toml").write_text(token("new", other))
+        service.err.wait_for("tokens that are valid now: new")
+        assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (401, 200)
+
+
+def test_no_secret_is_logged_at_any_level(tmp_path: Path, redis: RedisServer) -> None:
+    redis.command("CONFIG", "SET", "requirepass", PASSWORD)
+    url = redis.url.replace("redis://", f"redis://:{PASSWORD}@")
+    text = OPEN + token("ops", TOKEN) + '[log]\nlevel = "debug"\n'
+    with Service(tmp_path, text, {"AIODELAY_STORE": url}) as service, service.client(TOKEN) as client:
+        until_ready(client)
+        message = {"to": "stdout:x", "payload": PAYLOAD, "delay": "0s", "headers": {"x": PAYLOAD}}
+        service.out.wait_for(post(client, **message))
+        client.post("/v1/messages", json=message | {"delay": "soon"})
+        client.get("/v1/counts", headers={"Authorization": f"Bearer {TOKEN}x"})
+        client.get(f"/v1/messages?token={TOKEN}")
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == 0
+        logged = service.logged()
+    assert {"time", "level", "logger", "message"} <= set(logged[0])
+    assert any(line["logger"] == "aiodelay.audit" for line in logged)
+    assert "planted" not in json.dumps(logged)
+
+
+def test_it_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(name='uvicorn')")
+    with aiodelay("serve", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)}) as program:
+        assert program.exit_code() == 1
+        assert "pip install 'aiodelay[service]'" in program.err.seen[-1]

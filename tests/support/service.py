@@ -1,0 +1,65 @@
+"""`aiodelay serve` in a process of its own, asked over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.command import Program
+
+__all__ = ["Service", "until", "until_ready"]
+
+READY_S = 50.0
+
+
+class Service(Program):
+    """The service; leaving its block kills what still runs.
+
+    Args:
+        folder: Its working directory.
+        text: Its file; None = none.
+        environment: Variables beside our own.
+        arguments: After `serve`.
+    """
+
+    def __init__(
+        self, folder: Path, text: str | None = None, environment: Mapping[str, str] | None = None, *arguments: str
+    ) -> None:
+        if text is not None:
+            (folder / "aiodelay.toml").write_text(text)
+        port = () if "--port" in arguments else ("--port", "0")
+        super().__init__("-m", "aiodelay", "serve", *port, *arguments, cwd=folder, environment=environment)
+
+    def client(self, token: str = "") -> httpx.Client:
+        """Wait until it listens, and return a client."""
+        line = next((line for line in self.err.seen if "listening on" in line), "") or self.err.wait_for("listening on")
+        found = re.search(r"http://[^\s\"]+", line)
+        assert found is not None, line
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx.Client(base_url=found[0], headers=headers, timeout=30, trust_env=False)
+
+    def logged(self) -> list[dict[str, Any]]:
+        """Return the log as far as it was waited for."""
+        return [json.loads(line) for line in self.err.seen]
+
+
+def until(client: httpx.Client, is_so: Callable[[httpx.Response], bool], within_s: float = READY_S) -> httpx.Response:
+    """Ask whether it is ready until the answer is as wanted."""
+    ends = time.monotonic() + within_s
+    while True:
+        answer = client.get("/readyz")
+        if is_so(answer):
+            return answer
+        assert time.monotonic() < ends, answer.text
+        time.sleep(0.05)
+
+
+def until_ready(client: httpx.Client) -> None:
+    """Wait until it is ready."""
+    until(client, lambda answer: answer.status_code == 200)
