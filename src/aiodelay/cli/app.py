@@ -44,6 +44,7 @@ COMMANDS = (
     ("messages:fire", MESSAGES, "Make pending messages due now."),
     ("lanes:pause", MESSAGES, "Hold back an event type, a sink, or one destination, for all instances."),
     ("lanes:resume", MESSAGES, "Release what `pause` holds back."),
+    ("check:check", LOOK, "Say what is right or wrong with a server, topic or layout, and the command that mends it."),
     ("why:why", LOOK, "Tell the whole story of a message, and why it did not arrive."),
     ("dead:dead", MESSAGES, "List dead letters, give them a new life, or delete them."),
 )

@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from aiodelay import Scheduler
+from aiodelay.ports import Store
 
 from .errors import NOT_UNDERSTOOD, CommandError
 
@@ -47,17 +48,21 @@ class Place:
         return self.store
 
     @asynccontextmanager
-    async def opened(self, sinks: Collection[str] = ()) -> AsyncIterator[Scheduler]:
+    async def opened(
+        self, sinks: Collection[str] = (), *, store: str | Store | None = None
+    ) -> AsyncIterator[Scheduler]:
         """Open the store; nothing is delivered from here.
 
         Args:
             sinks: URLs of what messages may go to, beside what the store brings along.
+            store: Another than the one that was named.
 
         Raises:
             AiodelayError: It cannot be opened.
         """
         logging.basicConfig(level=logging.WARNING, format="aiodelay: %(message)s")
         lanes: tuple[str, ...] | None = () if self.own else None
-        scheduler = Scheduler(self.url, namespace=self.namespace, sinks=sinks, dispatch=self.own, lanes=lanes)
+        store = self.url if store is None else store
+        scheduler = Scheduler(store, namespace=self.namespace, sinks=sinks, dispatch=self.own, lanes=lanes)
         async with scheduler:
             yield scheduler

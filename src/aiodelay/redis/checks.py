@@ -93,7 +93,11 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
             f"appendonly of {options.name}", "no, so that nothing can be fsynced", "yes, or durability=memory"
         )
     if info.get("aof_enabled") == "0":
-        log.warning("%s: appendonly is off; what was acknowledged is lost when the server ends", options.name)
+        log.warning(
+            "%s: appendonly is off; what was acknowledged is lost when the server ends. To mend it: "
+            "CONFIG SET appendonly yes, and in its configuration file",
+            options.name,
+        )
 
 
 async def _setting(client: Client, options: Options, name: str) -> str | None:

@@ -1,0 +1,208 @@
+"""`aiodelay check`: what is right or wrong with a store, and the command that mends it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from aiodelay import AiodelayError, ConfigurationError, Scheduler, UnsupportedByStoreError
+from aiodelay.errors import cut, masked_url
+from aiodelay.model import Lane, LaneCounts
+from aiodelay.ports import Bounded, Store
+from aiodelay.queries import oldest_overdue_ms
+from aiodelay.timeunits import format_duration
+
+from .errors import FAILED, UNAVAILABLE, exit_code_of
+from .output import print_json
+from .place import Place
+from .run import find_scheduler
+
+__all__ = ["check"]
+
+Reader: TypeAlias = Callable[[bytes, str], Any]
+Level: TypeAlias = Literal["ok", "note", "warning", "problem"]
+
+EXAMINED = 1_000
+LATE_MS = 60_000
+NEARLY_FULL = 0.8
+MOST_TEXT = 2_000
+MEND = "To mend it: "
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at.
+
+    Attributes:
+        about: What: the store, a lane, a destination, a sink.
+        mend: The command, or what to change; empty where nothing has to be.
+    """
+
+    level: Level
+    about: str
+    text: str
+    mend: str = ""
+
+
+async def check(url: str | None = None, /, *, app: str | None = None, place: Place = Place()) -> int:
+    """Say what is right or wrong with a server, topic or layout, and the command that mends it.
+
+    Exits with 1 if there is a problem, and with 5 if the store does not answer; warnings alone are no failure.
+
+    Args:
+        url: URL of the store; without it, --store, or the store of --app.
+        app: A scheduler, as MODULE:OBJECT: tell also what is pending that this code cannot read, and how often its
+            sinks get each message.
+    """
+    program = None if app is None else find_scheduler(app)
+    if url is not None:
+        place = replace(place, store=url)
+    if program is None or place.store:
+        store: str | Store = place.url
+        name = masked_url(place.url)
+    else:
+        store, name = program._store, program._store.name
+        place = replace(place, namespace=program.namespace)
+    findings, code = [], 0
+    with _warnings() as warned:
+        try:
+            async with place.opened(store=store) as scheduler:
+                findings.append(Finding("ok", name, "it answers, and messages can be stored there"))
+                findings += [each async for each in _looked_into(scheduler, program)]
+        except AiodelayError as error:
+            findings.append(_of_error(name, error))
+            code = exit_code_of(error)
+    findings[1:1] = [_of_warning(name, text) for text in warned]
+    _print(findings, place)
+    if any(each.level == "problem" for each in findings):
+        return UNAVAILABLE if code == UNAVAILABLE else FAILED
+    return 0
+
+
+def _of_error(name: str, error: AiodelayError) -> Finding:
+    if isinstance(error, ConfigurationError):
+        return Finding("problem", error.setting, f"it is {error.value}", error.allowed)
+    return Finding("problem", name, str(error), "is it running, and is this its URL?")
+
+
+def _of_warning(name: str, text: str) -> Finding:
+    text, _, mend = text.partition(MEND)
+    return Finding("warning", name, text.removeprefix(f"{name}: ").rstrip(" ."), mend)
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect what the store logs as a warning while it is looked at."""
+    texts: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.append(record.getMessage())
+
+    logger, collect = logging.getLogger("aiodelay"), Collect(logging.WARNING)
+    logger.addHandler(collect)
+    before, logger.propagate = logger.propagate, False
+    try:
+        yield texts
+    finally:
+        logger.removeHandler(collect)
+        logger.propagate = before
+
+
+def _print(findings: list[Finding], place: Place) -> None:
+    if place.json:
+        print_json(*(each._asdict() for each in findings))
+        return
+    for each in findings:
+        print(f"{each.level:<8} {cut(each.about, 200)}: {cut(each.text, MOST_TEXT)}")
+        if each.mend:
+            print(f"{'':<8} mend: {cut(each.mend, MOST_TEXT)}")
+
+
+# --- what is in it ----------------------------------------------------------------------------------------
+
+
+async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> AsyncIterator[Finding]:
+    store = scheduler._open_store()
+    if not store.traits.durable:
+        yield Finding("warning", store.name, "what it holds ends with the process", "another store, such as sqlite:")
+    if isinstance(store, Bounded) and (fill := await store.fill()) is not None:
+        level: Level = "ok" if fill < NEARLY_FULL else "warning"
+        yield Finding(
+            level, store.name, f"{fill:.0%} of its memory is used", "" if level == "ok" else "raise maxmemory"
+        )
+    try:
+        counts = await scheduler.counts()
+    except UnsupportedByStoreError as error:
+        mend = "stop the service, and give --own; or ask the service"
+        yield Finding("note", store.name, f"what is pending cannot be looked into: {error.value}", mend)
+        return
+    async for finding in _of_pending(scheduler, counts, program):
+        yield finding
+    for each in await scheduler.blocked():
+        to = f"{each.lane}:{each.address}"
+        yield Finding("warning", to, f"it takes nothing: {each.reason}; {each.messages} messages wait", f"mend {to}")
+    for held in await scheduler.paused():
+        yield Finding("note", held, "it is paused", f"aiodelay resume {held}")
+    try:
+        await scheduler.journal(limit=1)
+    except UnsupportedByStoreError as error:
+        yield Finding("note", store.name, "no journal is kept, which `why` needs of what has ended", error.allowed)
+    known = scheduler if program is None else program
+    for sink in sorted(known._sinks):
+        reach = known.reaches(sink)
+        yield Finding("ok", f"sink {sink}", f"{reach.promise.value}: {reach.reason}")
+
+
+async def _of_pending(
+    scheduler: Scheduler, counts: Mapping[Lane, LaneCounts], program: Scheduler | None
+) -> AsyncIterator[Finding]:
+    readers = {} if program is None else _readers(program)
+    for lane, each in sorted(counts.items()):
+        pending = each.scheduled + each.overdue + each.in_flight + each.held
+        text = f"{pending} pending, {each.overdue} of them overdue"
+        if program is not None and lane not in readers and lane not in program._sinks and pending:
+            yield Finding(
+                "problem", lane, f"{text}; this code has neither a handler nor a sink of that name", _alias(lane)
+            )
+        elif each.read_by_nobody and pending:
+            yield Finding("warning", lane, f"{text}; no live instance serves it", f"start what serves {lane}")
+        elif pending:
+            yield Finding("ok", lane, text)
+        if lane in readers:
+            async for finding in _unreadable(scheduler, lane, readers[lane]):
+                yield finding
+        if each.dead:
+            yield Finding("note", lane, f"{each.dead} dead letters", f"aiodelay dead list --of {lane}")
+    since_ms = await oldest_overdue_ms(scheduler)
+    age_ms = 0 if since_ms is None else scheduler._open_store().now_ms() - since_ms
+    if age_ms > LATE_MS:
+        text = f"the oldest message is overdue since {format_duration(age_ms // 1000 * 1000)}"
+        yield Finding("warning", "lateness", text, "aiodelay list --state overdue; aiodelay why ID")
+
+
+def _alias(lane: Lane) -> str:
+    return f'a handler for it, or @event(..., aliases=("{lane}",)) on the class that took its place'
+
+
+def _readers(program: Scheduler) -> dict[Lane, Reader]:
+    """Return what reads payloads, by each name that a program's handlers serve."""
+    return {name: spec.decode for spec in program._handlers.values() for name in (spec.name, *spec.aliases)}
+
+
+async def _unreadable(scheduler: Scheduler, lane: Lane, read: Reader) -> AsyncIterator[Finding]:
+    """Try to read the next messages of a lane as its handler would."""
+    examined, failed = 0, dict[str, str]()
+    async for snapshot in scheduler.pending(lane, limit=EXAMINED):
+        examined += 1
+        envelope = snapshot.record.envelope
+        try:
+            read(envelope.payload, envelope.encoding)
+        except Exception as error:  # noqa: BLE001 - whatever a codec or a user's type raises; its text may hold payload
+            failed[envelope.id] = type(error).__name__
+    if failed:
+        first, why = next(iter(failed.items()))
+        text = f"this code cannot read {len(failed)} of the next {examined} messages, such as {cut(first)} ({why})"
+        yield Finding("problem", lane, text, "let the event's type accept what was stored; aiodelay get shows it")

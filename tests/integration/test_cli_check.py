@@ -1,0 +1,158 @@
+"""`aiodelay check`, on real stores: what is wrong is brought about, and told with what mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis as redis_py
+
+from aiodelay import Scheduler
+from tests.support.cli import Cli, Ran
+from tests.support.kafka import create_topic, new_name
+from tests.support.servers import RedisServer, redis_products, start
+
+pytestmark = pytest.mark.timeout(120)
+
+APP = """
+from dataclasses import dataclass
+from aiodelay import Scheduler, event
+
+scheduler = Scheduler("sqlite:///{folder}/delay.db", sinks=["stdout:"])
+
+@event("mail", aliases=("letter",))
+@dataclass
+class Mail:
+    order: int
+
+@scheduler.handler
+async def send(event: Mail) -> None: ...
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    server = start(redis_products()[0].program)
+    yield server
+    server.stop()
+
+
+def findings(ran: Ran, level: str) -> dict[str, dict[str, Any]]:
+    return {each["about"]: each for each in ran.objects if each["level"] == level}
+
+
+def test_a_good_store(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite:///{tmp_path}/delay.db?journal=10", tmp_path)
+    ran = cli("check", "--json")
+    assert (ran.code, [each["level"] for each in ran.objects]) == (0, ["ok"])
+    assert cli("check").out == f"ok       {cli.url}: it answers, and messages can be stored there\n"
+
+
+def test_what_waits_for_nobody_is_overdue_or_dead(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite:///{tmp_path}/delay.db", tmp_path)
+    cli("schedule", "handler:mail", "x", "--at", "2020-01-01T00:00:00Z")
+    cli("pause", "sms")
+    ran = cli("check", "--json")
+    assert ran.code == 0, "no server, topic or layout is wrong"
+    warnings, notes = findings(ran, "warning"), findings(ran, "note")
+    assert warnings["mail"]["text"] == "1 pending, 1 of them overdue; no live instance serves it"
+    assert "overdue since" in warnings["lateness"]["text"]
+    assert notes["sms"] == {"level": "note", "about": "sms", "text": "it is paused", "mend": "aiodelay resume sms"}
+    assert "?journal=1000" in notes[cli.url]["mend"]
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name = f"app_{uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(APP.format(folder=tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield f"{name}:scheduler"
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("store", ["", "given"])
+def test_what_this_code_cannot_read(tmp_path: Path, app: str, store: str) -> None:
+    cli = Cli(f"sqlite:///{tmp_path}/delay.db", tmp_path)
+    cli("schedule", "handler:mail", '{"order": 7}', "--delay", "1h")
+    cli("schedule", "handler:letter", '{"order": "visa-4111"}', "--delay", "1h", "--id", "b")
+    cli("schedule", "handler:sms", '{"order": 7}', "--delay", "1h")
+    cli("schedule", "stdout:x", "x", "--delay", "1h", "--sink", "stdout:")
+    url = cli.url
+    if not store:
+        cli.url = ""
+    ran = cli("check", "--app", app, "--json")
+    problems = findings(ran, "problem")
+    assert (ran.code, sorted(problems)) == (1, ["letter", "sms"]), ran
+    assert problems["letter"]["text"] == (
+        "this code cannot read 1 of the next 1 messages, such as b (ValidationError)"
+    ), problems
+    assert 'aliases=("sms",)' in problems["sms"]["mend"]
+    assert findings(ran, "ok")["sink stdout"]["text"].startswith("at least once: ")
+    assert "visa-4111" not in ran.out
+    assert url in findings(ran, "ok")
+
+
+def test_a_redis_that_loses_messages(server: RedisServer, tmp_path: Path) -> None:
+    client: Any = redis_py.Redis(port=server.port)
+    cli = Cli(f"redis://127.0.0.1:{server.port}", tmp_path)
+    client.config_set("appendonly", "no")
+    ran = cli("check", "--json")
+    warning = findings(ran, "warning")[cli.url]
+    assert ran.code == 0
+    assert warning["text"] == "appendonly is off; what was acknowledged is lost when the server ends"
+    assert warning["mend"].startswith("CONFIG SET appendonly yes")
+    assert findings(ran, "ok")["sink redis-list"]["text"].startswith("exactly once: ")
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    ran = cli("check", "--json")
+    (problem,) = findings(ran, "problem").values()
+    assert (ran.code, problem["about"]) == (1, f"maxmemory-policy of {cli.url}")
+    assert "CONFIG SET maxmemory-policy noeviction" in problem["mend"]
+    client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_another_layout_and_a_destination_that_takes_nothing(server: RedisServer, tmp_path: Path) -> None:
+    client: Any = redis_py.Redis(port=server.port)
+    cli = Cli(f"redis://127.0.0.1:{server.port}", tmp_path)
+    client.set("no-list", "x")
+    cli("schedule", "redis-list:no-list", "x", "--delay", "0s")
+
+    async def play() -> None:
+        async with Scheduler(cli.url) as scheduler, asyncio.timeout(30):
+            while not await scheduler.blocked():  # noqa: ASYNC110 - what the server finds tells nobody
+                await asyncio.sleep(0.02)
+
+    asyncio.run(play())
+    warning = findings(cli("check", "--json"), "warning")["redis-list:no-list"]
+    assert "it takes nothing: " in warning["text"]
+    assert "1 messages wait" in warning["text"]
+    (meta,) = client.keys("*meta*")
+    client.hset(meta, "schema", 99)
+    ran = cli("check", "--json")
+    (problem,) = findings(ran, "problem").values()
+    assert (ran.code, problem["text"]) == (1, "it is schema 99, 1 shards")
+
+
+def test_a_store_that_does_not_answer(tmp_path: Path) -> None:
+    ran = Cli("", tmp_path)("check", "redis://user:hunter2@127.0.0.1:1", "--json")
+    (problem,) = findings(ran, "problem").values()
+    assert (ran.code, problem["about"]) == (5, "redis://user:***@127.0.0.1:1")
+    assert "hunter2" not in ran.out + ran.err
+
+
+def test_topics_of_kafka(kafka: str, tmp_path: Path) -> None:
+    topic = new_name("check")
+    cli = Cli(f"kafka://{kafka}/{topic}", tmp_path)
+    (problem,) = findings(cli("check", "--json"), "problem").values()
+    assert topic in problem["about"], "it is missing"
+    asyncio.run(create_topic(kafka, topic, cleanup_policy="delete"))
+    ran = cli("check", "--json")
+    (problem,) = findings(ran, "problem").values()
+    assert (ran.code, problem["about"]) == (1, f"topic {topic}")
+    assert "cleanup.policy is delete" in problem["text"]
+    assert f"--entity-name {topic} --alter --add-config " in problem["mend"]
