@@ -36,7 +36,8 @@ def read_cursor(text: str | None, type_: type[P]) -> P | None:
     if text is None:
         return None
     try:
-        return msgspec.msgpack.decode(base64.b64decode(text + "==", altchars=b"-_", validate=True), type=type_)
+        padded = text + "=" * (-len(text) % 4)
+        return msgspec.msgpack.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=type_)
     except (binascii.Error, ValueError, msgspec.MsgspecError):
         raise InputError("after", repr(cut(text)), "the `after` of the page before") from None
 

@@ -27,7 +27,6 @@ from .streams import schedule_lines
 __all__ = [
     "cancel",
     "changing",
-    "check_target",
     "fire",
     "get_message",
     "in_list",
@@ -149,7 +148,7 @@ async def _schedule(request: Request, store: Opened, message: Message, *, is_key
 
 
 async def _scheduled(store: Opened, message: Message) -> Scheduled:
-    check_target(store, message)
+    store.check(message)
     try:
         return await store.scheduler.schedule(
             message.event,
@@ -167,16 +166,6 @@ async def _scheduled(store: Opened, message: Message) -> Scheduled:
         found = await error.retry()
         assert isinstance(found, Scheduled)
         return found
-
-
-def check_target(store: Opened, message: Message) -> None:
-    """Refuse a destination that is not allowed.
-
-    Raises:
-        TargetNotAllowedError: Says what is.
-    """
-    if isinstance(message.to, str):
-        store.targets.check(message.to)
 
 
 def told_of(scheduled: Scheduled, *, is_keyed: bool) -> dict[str, Any]:

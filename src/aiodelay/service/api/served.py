@@ -12,6 +12,7 @@ from fastapi import Depends, Query, Request
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.inputs import Targets
+from aiodelay.messages import Message
 from aiodelay.model import DeadKey
 from aiodelay.queries import LatenessMeter
 from aiodelay.scheduler import Scheduler
@@ -50,6 +51,15 @@ class Opened:
     scheduler: Scheduler
     targets: Targets
     lateness: LatenessMeter = field(default_factory=LatenessMeter)
+
+    def check(self, message: Message) -> None:
+        """Refuse a destination that is not allowed; what is no destination at all, the scheduler refuses.
+
+        Raises:
+            TargetNotAllowedError: Says what is.
+        """
+        if isinstance(message.to, str):
+            self.targets.check(message.to)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class _Lines:
                     continue
                 try:
                     given = read_message(line)
+                    self._store.check(given)
                     message = self._prepare(given, number)
                 except AiodelayError as error:
                     self._refuse(number, error)
