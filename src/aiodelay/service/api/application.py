@@ -26,6 +26,12 @@ ONLY = "default"
 """What the one store of a service is called."""
 
 
+ROUTERS = (
+    *(messages.looking, messages.changing, dead.looking, dead.changing, lanes.looking, lanes.changing),
+    *(bulk.changing, etf1.looking, etf1.alive),
+)
+
+
 def admin(
     schedulers: Scheduler | Mapping[str, Scheduler],
     *,
@@ -72,26 +78,16 @@ def admin(
     tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
     app.add_middleware(Gate, tokens=tokens, limits=limits)
     problems.install(app)
-    for router in (
-        messages.looking,
-        messages.changing,
-        dead.looking,
-        dead.changing,
-        lanes.looking,
-        lanes.changing,
-        bulk.changing,
-        etf1.looking,
-        etf1.alive,
-    ):
+    for router in ROUTERS:
         app.include_router(router)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Json(openapi_of(app))
+        return Json(openapi_of(app, ROUTERS))
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:
-        return HTMLResponse(documentation(openapi_of(app)), headers=PAGE_HEADERS)
+        return HTMLResponse(documentation(openapi_of(app, ROUTERS)), headers=PAGE_HEADERS)
 
     return app
 

@@ -30,7 +30,14 @@ from aiodelay.shapes import error_shape
 
 from .models import Problem
 
-__all__ = ["ApiError", "install", "problem_of", "response_of", "wrong"]
+__all__ = [
+    "INTERNAL",
+    "ApiError",
+    "install",
+    "problem_of",
+    "response_of",
+    "wrong",
+]
 
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
@@ -129,10 +136,6 @@ def install(app: FastAPI) -> None:
         name = phrase.title().replace(" ", "") + "Error"
         return response_of(_problem(error.status_code, {"error": name, "detail": phrase.lower()}), error.headers)
 
-    async def unexpected(_: Request, error: Exception) -> Response:
-        return response_of(INTERNAL)
-
     app.add_exception_handler(AiodelayError, known)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, unexpected)

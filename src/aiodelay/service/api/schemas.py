@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
@@ -13,7 +14,7 @@ from . import models
 from .bodies import NDJSON, PLAIN
 from .security import SCOPE
 
-__all__ = ["PROBLEM", "documents", "openapi_of"]
+__all__ = ["PROBLEM", "documents", "openapi_of", "scopes_of"]
 
 PROBLEM = "application/problem+json"
 VERSION = "3.1.0"
@@ -54,8 +55,8 @@ def documents(
     return {"status_code": status, "responses": responses, "openapi_extra": extra}
 
 
-def openapi_of(app: FastAPI) -> dict[str, Any]:
-    """Return the document of an app, made once."""
+def openapi_of(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
+    """Return the document of an app that has these routers, made once."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, openapi_version=VERSION, summary=app.summary, routes=app.routes
@@ -65,19 +66,17 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
         components = document.setdefault("components", {})
         components["schemas"] = schemas
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-        for route in app.routes:
-            scope = _scope_of(route)
-            if scope is not None and isinstance(route, APIRoute):
-                for method in route.methods or ():
-                    operation = document["paths"][route.path_format][method.lower()]
-                    operation["security"] = [{"bearer": [scope]}]
+        for method, path, scope in scopes_of(routers):
+            if scope:
+                document["paths"][path][method.lower()]["security"] = [{"bearer": [scope]}]
         app.openapi_schema = document
     return app.openapi_schema
 
 
-def _scope_of(route: object) -> str | None:
-    """Return what a token must be for."""
-    if not isinstance(route, APIRoute):
-        return None
-    scopes = [getattr(each.dependency, SCOPE, None) for each in route.dependencies]
-    return next((scope for scope in scopes if scope is not None), None)
+def scopes_of(routers: Sequence[APIRouter]) -> Iterator[tuple[str, str, str]]:
+    """Yield the method and path of each route, and what a token must be for; "" = none is needed."""
+    for router in routers:
+        scope = "".join(getattr(each.dependency, SCOPE, "") for each in router.dependencies)
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            yield from ((method, route.path_format, scope) for method in route.methods or ())

@@ -24,7 +24,7 @@ from aiodelay.errors import ConfigurationError, cut, kind_of, shortened
 from aiodelay.inputs import check_count
 from aiodelay.service.config import Scope, Token
 
-from .problems import ApiError, response_of
+from .problems import INTERNAL, ApiError, response_of
 
 __all__ = [
     "SCOPE",
@@ -38,6 +38,7 @@ __all__ = [
     "needs",
 ]
 
+log: logging.Logger = logging.getLogger("aiodelay.service")
 audit_log: logging.Logger = logging.getLogger("aiodelay.audit")
 
 HASH = "sha256:"
@@ -173,8 +174,12 @@ class Gate:
             await self._app(scope, receive, send)
             return
 
+        has_begun = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
@@ -186,7 +191,13 @@ class Gate:
             response = response_of(error.problem, error.headers)
             await response(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, send_with_headers)
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception:
+            log.exception("%s %s failed", scope["method"], cut(scope["path"]))
+            if has_begun:
+                raise
+            await response_of(INTERNAL)(scope, receive, send_with_headers)
 
     def _admit(self, scope: AsgiScope, headers: Headers) -> Caller | None:
         peer = scope["client"][0] if scope.get("client") else "local"

@@ -43,14 +43,16 @@ async def schedule_lines(request: Request, store: Opened, prepare: Callable[[Mes
         raise ApiError(429, "TooManyStreamsError", detail, {"retry-after": "1"})
     served.streams += 1
     answers: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - `_sent` closes it
+    lines = _Lines(request, served, store, prepare, answers)
     try:
-        await _Lines(request, served, store, prepare, answers).run()
+        await lines.run()
     except BaseException:
         answers.close()
         raise
     finally:
         served.streams -= 1
-    return StreamingResponse(_sent(answers), media_type=NDJSON)
+    headers = dict(lines.failure.headers) if lines.failure else {}
+    return StreamingResponse(_sent(answers), headers=headers, media_type=NDJSON)
 
 
 async def _sent(answers: IO[bytes]) -> AsyncIterator[bytes]:
@@ -76,13 +78,13 @@ class _Lines:
         self._lines: dict[int, int] = {}  # by position among the messages that were read
         self._keyed: set[int] = set()
         self._stored = self._refused = 0
-        self._failure: AiodelayError | None = None
+        self.failure: ApiError | None = None
 
     async def run(self) -> None:
         await self._store.scheduler.schedule_many(self._messages(), answered=self._answered)
         totals: dict[str, object] = {"stored": self._stored, "refused": self._refused}
-        if self._failure is not None:
-            totals["problem"] = problem_of(self._failure)
+        if self.failure is not None:
+            totals["problem"] = problem_of(self.failure)
         self._write(totals)
         audit(
             self._request,
@@ -90,7 +92,7 @@ class _Lines:
             store=self._store.name,
             stored=self._stored,
             refused=self._refused,
-            outcome="done" if self._failure is None else type(self._failure).__name__,
+            outcome="done" if self.failure is None else type(self.failure).__name__,
         )
 
     async def _messages(self) -> AsyncIterator[Message]:
@@ -113,7 +115,7 @@ class _Lines:
                     position += 1
                     yield message
         except ApiError as error:  # the rest cannot be read; what was read is stored, and said to be
-            self._failure = error
+            self.failure = error
 
     def _answered(self, position: int, answer: Scheduled | AiodelayError) -> None:
         line = self._lines.pop(position)
