@@ -1,0 +1,179 @@
+"""The service in front of a broker: the files of docs/operate.md, a start that takes time, a signal under load."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from aiodelay.testing.servers import redis_servers, serving
+from tests.support.boxes import Out, headers_of, request, send
+from tests.support.kafka import create_topic, new_name, started
+from tests.support.service import Service, until, until_ready
+
+pytestmark = pytest.mark.timeout(120)
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+MANY = 100_000
+AHEAD_S = 100_000
+REQUESTS = 3_000
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    with serving(redis_servers()[0]) as url:
+        yield url
+
+
+def file_of_the_page(name: str, **places: str) -> str:
+    """Return a file that the page shows, at most ten lines long, with other places."""
+    (text,) = re.findall(rf"```toml\n# {name}\n(.*?)```", PAGE, re.DOTALL)
+    assert len(text.splitlines()) <= 10
+    for shown, place in places.items():
+        assert shown in text
+        text = text.replace(shown, place)
+    return text
+
+
+def create(kafka: str, what: str, partitions: int = 1) -> str:
+    return asyncio.run(create_topic(kafka, new_name(what), partitions))
+
+
+class Scheduling:
+    """A client as those of seed 004, which knows Kafka alone."""
+
+    def __init__(self, kafka: str, topic: str, target: str) -> None:
+        self._producer = Producer({"bootstrap.servers": kafka, "partitioner": "murmur2_random", "acks": "all"})
+        self._topic, self._target = topic, target
+
+    def write(self, key: str, value: bytes, at: float) -> None:
+        headers = {"scheduler-epoch": str(int(at)), "scheduler-target-topic": self._target, "customer-header": "dummy"}
+        self._producer.produce(self._topic, value, key, headers=headers | {"scheduler-target-key": "vid1"})
+        assert self._producer.flush(30) == 0
+
+    def delete(self, key: str) -> None:
+        self._producer.produce(self._topic, None, key)
+        assert self._producer.flush(30) == 0
+
+
+# --- the files of the page --------------------------------------------------------------------------------
+
+
+def test_ten_lines_take_the_place_of_a_scheduler_of_topics(kafka: str, tmp_path: Path) -> None:
+    topic, videos = new_name("schedules"), create(kafka, "online-videos")
+    text = file_of_the_page("scheduler.toml", **{"localhost:9092": kafka, "schedules": topic, "online-videos": videos})
+    out, now = Out(kafka, videos, read="committed"), time.time()
+    with Service(tmp_path, text) as service, service.client() as client:
+        until_ready(client)
+        user = Scheduling(kafka, topic, videos)
+        user.write("vid1-online", b"video 1", now + 30)
+        user.write("vid1-online", b"video 1, the latest version", now + 4)
+        user.write("vid2-online", b"video 2", now + 4)
+        user.delete("vid2-online")
+        user.write("vid3-online", b"video 3", now + 3600)
+        (record,) = asyncio.run(out.until(1))
+        assert time.time() >= int(now + 4)
+        assert (record.key(), record.value()) == (b"vid1", b"video 1, the latest version")
+        headers = headers_of(record)
+        assert (headers["scheduler-key"], headers["scheduler-topic"]) == (b"vid1-online", topic.encode())
+        assert headers["customer-header"] == b"dummy"
+        assert abs(int(headers["scheduler-timestamp"] or 0) - time.time()) < 60
+        assert "vid3-online" in client.get("/schedules").text
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == 0
+    assert [each.value() for each in asyncio.run(out.quiet())] == [b"video 1, the latest version"]
+    out.close()
+
+
+def test_ten_lines_are_a_delay_box(kafka: str, redis_url: str, tmp_path: Path) -> None:
+    delays, orders = new_name("delays"), create(kafka, "orders")
+    places = {"localhost:9092": kafka, "redis://localhost": redis_url, "delays": delays, "orders": orders}
+    out = Out(kafka, orders)
+    with Service(tmp_path, file_of_the_page("box.toml", **places)) as service, service.client() as client:
+        until_ready(client)
+        refused = Out(kafka, f"{delays}.dead")
+        begun = time.time()
+        send(kafka, delays, [request(orders, "not paid", 2)], headers={"CALLER_SERVICE": "S"})
+        send(kafka, delays, [request("elsewhere", "x", 0)])
+        (record,) = asyncio.run(out.until(1))
+        assert time.time() - begun >= 2
+        assert (record.value(), headers_of(record)["CALLER_SERVICE"]) == (b"not paid", b"S")
+        assert len(asyncio.run(refused.until(1))) == 1
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == 0
+    out.close()
+    refused.close()
+
+
+# --- from start to end ------------------------------------------------------------------------------------
+
+
+def fill(kafka: str, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": kafka, "linger.ms": 20, "queue.buffering.max.messages": MANY + 1})
+    due = str(int(time.time()) + AHEAD_S)
+    for n in range(MANY):
+        headers = {"scheduler-epoch": due, "scheduler-target-topic": "anywhere"}
+        producer.produce(topic, b"x" * 100, f"id-{n}", headers=headers, partition=n % 6)
+    assert producer.flush(60) == 0
+
+
+def test_it_tells_how_much_is_read_and_ends_meanwhile(kafka: str, tmp_path: Path) -> None:
+    topic = asyncio.run(
+        create_topic(kafka, new_name("schedules"), 6, cleanup_policy="compact", min_compaction_lag_ms=3_600_000)
+    )
+    fill(kafka, topic)
+    text = f'store = "kafka://{kafka}/{topic}"\n'
+    with Service(tmp_path, text) as service, service.client() as client:
+        answer = until(client, lambda answer: answer.json()["stores"]["default"]["of"] == 6)
+        store = answer.json()["stores"]["default"]
+        assert (answer.status_code, store["phase"]) == (503, "loading")
+        assert store["reasons"][0] == f"it is being opened: {store['loaded']} of 6 partitions are read"
+        until_ready(client)
+        assert client.get("/readyz").json()["stores"]["default"]["loaded"] == 6
+    with Service(tmp_path, text) as service, service.client() as client:
+        until(client, lambda answer: answer.json()["stores"]["default"]["of"] == 6)
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == 0
+
+
+def test_not_ready_while_the_broker_is_away(tmp_path: Path) -> None:
+    broker = started()
+    try:
+        store = f"kafka://{broker.bootstrap}/schedules?create_topic=true"
+        text = f'store = "{store}"\n[limits]\nprobe_every = "0s"\nprobe_timeout = "2s"\n'
+        with Service(tmp_path, text) as service, service.client() as client:
+            until_ready(client)
+            broker.kill()
+            answer = until(client, lambda answer: answer.status_code == 503)
+            assert "no answer within 2s" in answer.text
+            broker.start()
+            until_ready(client)
+    finally:
+        broker.stop()
+
+
+def test_signals_under_load_lose_nothing(kafka: str, redis_url: str, tmp_path: Path) -> None:
+    delays, orders = new_name("delays"), create(kafka, "orders")
+    places = {"localhost:9092": kafka, "redis://localhost": redis_url, "delays": delays, "orders": orders}
+    text = file_of_the_page("box.toml", **places)
+    out = Out(kafka, orders)
+    wanted = {f"request {n}".encode() for n in range(REQUESTS)}
+    for taken in (1, REQUESTS // 3, REQUESTS):
+        with Service(tmp_path, text) as service, service.client() as client:
+            until_ready(client)
+            if taken == 1:
+                send(kafka, delays, [request(orders, value.decode(), 0.2) for value in sorted(wanted)])
+            asyncio.run(out.until(taken))
+            service.send(signal.SIGTERM)
+            assert service.exit_code() == 0
+            assert not [line for line in service.logged() if line["level"] == "error"]
+    values = [record.value() for record in asyncio.run(out.quiet())]
+    assert set(values) == wanted
+    assert len(values) == len(wanted)
+    out.close()
