@@ -26,8 +26,11 @@ from .errors import (
     cut,
     shortened,
 )
+from .inputs import check_id, split_target
 from .messages import HANDLER_TARGET, Message, Scheduled
 from .model import (
+    NO_HEADERS,
+    NO_TRACE,
     Blocked,
     Conflict,
     DeadLetter,
@@ -41,9 +44,9 @@ from .model import (
     Record,
     Snapshot,
 )
-from .recurrence import Cron, Every, Rule, decode_rule
+from .recurrence import Cron, Every, Rule, decode_rule, encode_rule
 from .timeunits import format_duration, from_epoch_ms, to_epoch_ms
-from .transitions import delivery_id
+from .transitions import NO_OP, delivery_id
 from .why import Story
 
 __all__ = [
@@ -58,6 +61,7 @@ __all__ = [
     "read_bytes",
     "read_headers",
     "read_message",
+    "read_record",
     "read_rule",
     "read_time",
     "record_shape",
@@ -72,6 +76,7 @@ MESSAGE_FIELDS = (
     *("to", "payload", "payload_base64", "at", "delay", "every", "id"),
     *("key", "key_base64", "headers", "conflict", "late"),
 )
+_BYTES = ("payload", "payload_base64", "key", "key_base64")
 _KINDS = {"n": "null", "t": "true", "f": "false", '"': "text", "[": "an array", "{": "an object"}
 _CRON_KEYS, _EVERY_KEYS = {"cron", "tz", "missed", "overlap"}, {"interval", "start", "missed", "overlap"}
 _RULES = '"10m", {"interval": "10m"}, "0 9 * * mon" or {"cron": "0 9 * * mon", "tz": "Europe/Paris"}'
@@ -287,6 +292,68 @@ def read_message(text: bytes) -> Message:
         if isinstance(message_id, str):
             error.message_id, error.args = message_id, (*error.args[:3], message_id)
         raise
+
+
+def read_record(given: Mapping[str, Any]) -> Record:
+    """Return the record that `record_shape`, `message_shape` or `dead_letter_shape` wrote; other fields are skipped.
+
+    Raises:
+        InputError: Names a field that is missing, or not of its form.
+    """
+    sink, address = split_target(given.get("to"))
+    lane, address = (address, "") if sink == HANDLER_TARGET else (sink, address)
+    encoding = given.get("encoding")
+    if encoding not in ("", "json", "msgpack", "null"):
+        raise InputError("encoding", shortened(encoding), "'', 'json', 'msgpack' or 'null'")
+    raw = {name: msgspec.Raw(msgspec.json.encode(given[name])) for name in _BYTES if name in given}
+    type_, every, due_ms = given.get("type"), given.get("every"), _ms(given, "due")
+    envelope = Envelope(
+        check_id(given.get("id"), may_be_occurrence=True),
+        lane,
+        address,
+        type_ if isinstance(type_, str) and (address or type_ != lane) else "",
+        encoding,
+        b"" if encoding == "null" else _payload(raw) or b"",
+        read_bytes(raw, "key", HeaderError),
+        read_headers(given.get("headers")) or NO_HEADERS,
+        {str(name): str(value) for name, value in (given.get("trace") or {}).items()} or NO_TRACE,
+        None if given.get("version") is None else _count(given, "version"),
+        None if every is None else encode_rule(read_rule(every)),
+    )
+    late = _late(given.get("late"))
+    return Record(
+        envelope,
+        _count(given, "revision"),
+        due_ms,
+        NO_OP,
+        due_ms + late.after_ms if late.action is not LateAction.DELIVER else 0,
+        late.action,
+        attempt=_count(given, "attempt"),
+        lapses=_count(given, "lapses"),
+        kills=_count(given, "kills"),
+        live=tuple(_ms({"retrying": each}, "retrying") for each in given.get("retrying") or ()),
+        first_error=_error_text(given, "first_error"),
+        last_error=_error_text(given, "last_error"),
+    )
+
+
+def _ms(given: Mapping[str, Any], field: str) -> int:
+    at = read_time(given.get(field), field)
+    if at is None:
+        raise ScheduleTimeError(field, "missing", "ISO 8601 text with an offset")
+    return to_epoch_ms(at, field=field)
+
+
+def _count(given: Mapping[str, Any], field: str) -> int:
+    value = given.get(field, 0)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise InputError(field, shortened(value), "an integer from 0 to 2**63-1")
+    return value
+
+
+def _error_text(given: Mapping[str, Any], field: str) -> str | None:
+    text = given.get(field)
+    return text if isinstance(text, str) else None
 
 
 def read_time(given: object, field: str) -> datetime | None:

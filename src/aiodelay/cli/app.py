@@ -46,6 +46,8 @@ COMMANDS = (
     ("lanes:resume", MESSAGES, "Release what `pause` holds back."),
     ("check:check", LOOK, "Say what is right or wrong with a server, topic or layout, and the command that mends it."),
     ("why:why", LOOK, "Tell the whole story of a message, and why it did not arrive."),
+    ("export:export", MOVE, "Write holds, messages and dead letters as JSON lines."),
+    ("import_:import_", MOVE, "Store what `aiodelay export` has written, or what other systems keep."),
     ("dead:dead", MESSAGES, "List dead letters, give them a new life, or delete them."),
 )
 for place, group, line in COMMANDS:

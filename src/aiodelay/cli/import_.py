@@ -1,0 +1,193 @@
+"""`aiodelay import`: what `aiodelay export` has written, or what other systems keep, into any store."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, get_args
+
+import msgspec
+from cyclopts import App, Parameter
+
+from aiodelay import InputError, Scheduler, UnsupportedByStoreError
+from aiodelay.errors import cut, shortened
+from aiodelay.model import DeadReason, PutBack, SourcePosition
+from aiodelay.ports import Inspectable, PutsBack
+from aiodelay.shapes import error_shape, read_record, read_time
+from aiodelay.timeunits import to_epoch_ms
+
+from .errors import FAILED, CommandError
+from .export import END, FORMAT
+from .output import json_line, print_json
+from .place import Place
+
+__all__ = ["import_"]
+
+import_: App = App(name="import", help="Store what `aiodelay export` has written, or what other systems keep.")
+
+BATCH = 500
+
+
+@import_.default
+async def from_file(
+    file: Path | None = None,
+    /,
+    *,
+    again: Annotated[bool, Parameter(negative="")] = False,
+    place: Place = Place(),
+) -> int:
+    """Store what `aiodelay export` has written.
+
+    Messages keep their revision, due time, attempts and errors, so that consumers see the same delivery id. What
+    is stored here under the same id stays as it is. The store remembers how far a file was read: repeated, or after an
+    interruption, the import goes on from there, and brings back nothing that has been delivered or cancelled since.
+
+    Args:
+        file: What to read; without it, stdin.
+        again: Read it from the beginning: what has ended here since comes back.
+    """
+    with _opened(file) as lines:
+        async with place.opened() as scheduler:
+            reading = _Import(scheduler, json=place.json)
+            await reading.run(lines, again=again)
+    return reading.tell()
+
+
+@contextmanager
+def _opened(file: Path | None) -> Iterator[BinaryIO]:
+    if file is None:
+        yield sys.stdin.buffer
+        return
+    try:
+        opened = file.open("rb")
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror}") from None
+    with opened:
+        yield opened
+
+
+class _Import:
+    """Reads one file into a store, batch by batch; after each the store remembers how far."""
+
+    def __init__(self, scheduler: Scheduler, *, json: bool) -> None:
+        store = scheduler._open_store()
+        if not isinstance(store, PutsBack) or not isinstance(store, Inspectable):
+            raise UnsupportedByStoreError("store", store.name, "stores that take messages back")
+        self._scheduler, self._store, self._back, self._inspectable = scheduler, store, store, store
+        self._json = json
+        self._counts = dict.fromkeys(("stored", "known", "skipped", "refused"), 0)
+        self._is_whole = False
+
+    async def run(self, lines: Iterable[bytes], *, again: bool) -> None:
+        """Read the file to its end.
+
+        Raises:
+            InputError: It is no export.
+            StoreUnavailableError: The store does not answer; repeating goes on from there.
+        """
+        numbered = enumerate(lines, 1)
+        source = _source_of(next(numbered, (1, b""))[1])
+        keeps_position = self._store.traits.positions != "none" and not again
+        position = await self._inspectable.position(source) if keeps_position else None
+        for batch in _batches(numbered):
+            fresh = [each for each in batch if each[0] > (position or 0)]
+            self._skip(batch[: len(batch) - len(fresh)])
+            await self._store_lines(fresh)
+            if fresh and keeps_position:
+                await self._move(SourcePosition(source, position or 0, fresh[-1][0]))
+                position = fresh[-1][0]
+
+    def _skip(self, lines: Sequence[tuple[int, bytes]]) -> None:
+        is_end = bool(lines) and lines[-1][1].startswith(END)
+        self._is_whole = self._is_whole or is_end
+        self._counts["skipped"] += len(lines) - is_end
+
+    async def _move(self, position: SourcePosition) -> None:
+        await self._store.apply([], source=position)
+        found = await self._inspectable.position(position.source)
+        if found != position.position:
+            raise CommandError(f"another import of this file has read to line {found}; let it end")
+
+    async def _store_lines(self, lines: Sequence[tuple[int, bytes]]) -> None:
+        messages: list[PutBack] = []
+        for number, text in lines:
+            try:
+                found = _read(text)
+                if isinstance(found, PutBack):
+                    messages.append(found)
+                elif isinstance(found, tuple):
+                    self._note(is_new=await self._scheduler._holds.hold(*found))
+                else:
+                    self._is_whole = True
+            except InputError as error:
+                self._counts["refused"] += 1
+                told = json_line({"line": number} | error_shape(error)) if self._json else f"line {number}: {error}"
+                print(told, file=sys.stderr)
+        for answer in await self._back.put_back(messages) if messages else ():
+            self._note(is_new=answer.answer == "stored")
+
+    def _note(self, *, is_new: bool) -> None:
+        self._counts["stored" if is_new else "known"] += 1
+
+    def tell(self) -> int:
+        """Tell what came of it; return the exit code."""
+        if self._json:
+            print_json(self._counts | {"is_whole": self._is_whole})
+        else:
+            print(", ".join(f"{n} {word}" for word, n in self._counts.items()))
+        if not self._is_whole:
+            print("the file has no end: what has written it was interrupted", file=sys.stderr)
+        return FAILED if self._counts["refused"] or not self._is_whole else 0
+
+
+def _source_of(text: bytes) -> str:
+    """Return the name by which a store remembers how far a file was read."""
+    given = _fields(text)
+    if given.get("kind") != "export" or not isinstance(given.get("export"), str):
+        raise InputError("line 1", shortened(given.get("kind")), "what `aiodelay export` has written")
+    if given.get("format") != FORMAT:
+        raise InputError("format", shortened(given.get("format")), f"{FORMAT}")
+    return f"import:{cut(given['export'])}"
+
+
+def _batches(lines: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    while batch := list(islice(lines, BATCH)):
+        yield [each for each in batch if each[1].strip()]
+
+
+def _fields(text: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise InputError("line", "no JSON object", "what `aiodelay export` has written") from None
+
+
+def _read(text: bytes) -> PutBack | tuple[str, str | None] | None:
+    """Return what a line tells: a message, a hold as lane and address, or nothing: the end.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    given = _fields(text)
+    match given.get("kind"):
+        case "end":
+            return None
+        case "hold":
+            lane, address = given.get("lane"), given.get("address")
+            if not isinstance(lane, str) or not isinstance(address, str | None):
+                raise InputError("lane, address", shortened((lane, address)), "text, and text or null")
+            return lane, address
+        case "message":
+            next_attempt = read_time(given.get("next_attempt"), "next_attempt")
+            record = read_record(given)
+            due_ms = record.due_ms if next_attempt is None else to_epoch_ms(next_attempt, field="next_attempt")
+            return PutBack(record, max(due_ms, record.due_ms))
+        case "dead_letter":
+            if given.get("reason") not in get_args(DeadReason):
+                raise InputError("reason", shortened(given.get("reason")), ", ".join(get_args(DeadReason)))
+            record = read_record(given)
+            return PutBack(record, record.due_ms, given["reason"])
+    raise InputError("kind", shortened(given.get("kind")), "'hold', 'message', 'dead_letter' or 'end'")
