@@ -58,7 +58,12 @@ async def test_without_a_token_401_and_with_the_wrong_scope_403_on_every_route()
         for method, path, scope in routes():
             if not scope:
                 continue
-            for headers in ({}, bearer("guessed"), {"authorization": f"Basic {SECRETS[scope]}"}, {"authorization": "Bearer"}):
+            for headers in (
+                {},
+                bearer("guessed"),
+                {"authorization": f"Basic {SECRETS[scope]}"},
+                {"authorization": "Bearer"},
+            ):
                 refused = await client.request(method, path, headers=headers)
                 problem_of(refused, 401, "UnauthorizedError")
                 assert refused.headers["www-authenticate"].startswith("Bearer")

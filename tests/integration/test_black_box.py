@@ -15,10 +15,10 @@ from confluent_kafka import Consumer, Producer
 
 from aiodelay.delay_box import DelayBox
 from aiodelay.errors import ConfigurationError, StoreUnavailableError
+from aiodelay.imports import Imported
 from aiodelay.memory import MemoryStore
 from aiodelay.redis import RedisStore
 from aiodelay.redis.black_box import take_over_black_box
-from aiodelay.redis.imports import Imported
 from tests.support.boxes import Out, request, send
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start

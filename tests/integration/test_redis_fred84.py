@@ -13,11 +13,11 @@ import pytest
 
 from aiodelay import Context, Scheduler
 from aiodelay.errors import StoreUnavailableError
+from aiodelay.imports import Imported
 from aiodelay.memory import MemoryStore
 from aiodelay.model import Query
 from aiodelay.redis import RedisStore
 from aiodelay.redis.fred84 import import_fred84, simple_name
-from aiodelay.redis.imports import Imported
 from tests.support.servers import RedisServer, redis_products, start
 
 CLASS = "com.shop.events.OrderPlaced"

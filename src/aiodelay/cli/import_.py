@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, get_args
+from typing import Annotated, Any, BinaryIO, Literal, get_args
 
 import msgspec
 from cyclopts import App, Parameter
 
 from aiodelay import InputError, Scheduler, UnsupportedByStoreError
 from aiodelay.errors import cut, shortened
+from aiodelay.imports import Imported
 from aiodelay.model import DeadReason, PutBack, SourcePosition
 from aiodelay.ports import Inspectable, PutsBack
 from aiodelay.shapes import error_shape, read_record, read_time
@@ -54,6 +55,75 @@ async def from_file(
             reading = _Import(scheduler, json=place.json)
             await reading.run(lines, again=again)
     return reading.tell()
+
+
+@import_.command
+async def etf1(url: str, /, *, place: Place = Place()) -> int:
+    """Store the schedules of a topic of etf1/kafka-message-scheduler that are pending, for the sink `kafka`.
+
+    Nothing is written there; stop its schedulers first. May be repeated. To go on with the topic itself, give it to
+    aiodelay as its store instead: docs/migration.md.
+
+    Args:
+        url: The topic: kafka://host:9092/schedules.
+    """
+    from aiodelay.kafka.etf1 import import_etf1  # noqa: PLC0415 - needs a client that files do not
+
+    async with place.opened() as scheduler:
+        return _tell(await import_etf1(url, scheduler._open_store()), place)
+
+
+@import_.command
+async def fred84(url: str, /, *, prefix: str = "de_", place: Place = Place()) -> int:
+    """Store the events that fred84/delayedQueue keeps in Redis, each for the handler of its type.
+
+    Nothing is removed there; stop its dispatchers first. May be repeated.
+
+    Args:
+        url: The Redis server that it uses.
+        prefix: Its dataSetPrefix.
+    """
+    from aiodelay.redis.fred84 import import_fred84  # noqa: PLC0415 - needs a client that files do not
+
+    async with place.opened() as scheduler:
+        return _tell(await import_fred84(url, scheduler._open_store(), prefix=prefix), place)
+
+
+@import_.command
+async def article_box(
+    url: str,
+    /,
+    *,
+    allow: Annotated[list[str], Parameter(negative="")],
+    key: str = "blackbox-delay-key",
+    unit: Literal["s", "ms"] = "s",
+    place: Place = Place(),
+) -> int:
+    """Move what waits in a delay box of the article into a store, for the sink `kafka`.
+
+    A message leaves Redis once it is stored; stop the box first. May be repeated.
+
+    Args:
+        url: The Redis server that the box uses.
+        allow: A topic that messages may go to; may be repeated.
+        key: Its sorted set.
+        unit: What its scores count.
+    """
+    from aiodelay.redis.black_box import take_over_black_box  # noqa: PLC0415 - needs a client that files do not
+
+    async with place.opened() as scheduler:
+        return _tell(await take_over_black_box(url, scheduler._open_store(), allow=allow, key=key, unit=unit), place)
+
+
+def _tell(imported: Imported, place: Place) -> int:
+    """Tell what came of an import; what was skipped makes it a failure: somebody has to look at it."""
+    if place.json:
+        print_json(msgspec.structs.asdict(imported))
+    else:
+        print(f"{imported.stored} stored, {imported.known} known, {len(imported.skipped)} skipped")
+        for name, why in imported.skipped.items():
+            print(f"{cut(name)}: {cut(why, 300)}", file=sys.stderr)
+    return FAILED if imported.skipped else 0
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from aiodelay.errors import ConfigurationError, InputError, shortened
+from aiodelay.imports import MOST_ID_BYTES, PAGE, VERSION, Imported, SkippedError, put_all
 from aiodelay.inputs import check_id
 from aiodelay.model import At, Conflict, Envelope, Put
 from aiodelay.ports import Store
@@ -20,7 +21,7 @@ from aiodelay.timeunits import MAX_HORIZON_MS
 from aiodelay.transitions import NO_OP
 
 from .client import Client
-from .imports import MOST_ID_BYTES, PAGE, VERSION, Imported, SkippedError, opened, put_all, scored
+from .imports import opened, scored
 
 __all__ = ["take_over_black_box"]
 

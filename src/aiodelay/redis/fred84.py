@@ -13,12 +13,13 @@ import msgspec
 from msgspec import Struct
 
 from aiodelay.identifiers import new_op
+from aiodelay.imports import MOST_ID_BYTES, PAGE, VERSION, Imported, SkippedError, put_all
 from aiodelay.model import After, At, Conflict, Envelope, Put
 from aiodelay.ports import Store
 
 from .client import Client
 from .commands import MOST_MS
-from .imports import MOST_ID_BYTES, PAGE, VERSION, Imported, SkippedError, opened, put_all, scored
+from .imports import opened, scored
 
 __all__ = ["import_fred84", "simple_name"]
 

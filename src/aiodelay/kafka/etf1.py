@@ -1,0 +1,119 @@
+"""Takes over what is pending in a topic of etf1/kafka-message-scheduler, into another store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from msgspec.structs import replace
+
+from aiodelay.errors import RecordFormatError, StoreMismatchError, StoreUnavailableError
+from aiodelay.imports import PAGE, VERSION, Imported, put_all
+from aiodelay.model import At, Conflict, Put
+from aiodelay.ports import Store
+from aiodelay.transitions import NO_OP
+from aiodelay.urls import UrlOptions
+
+from .client import consumer_of, reason_of, stop, tame
+from .options import Cluster, read_cluster, read_topics
+from .records import RESERVED, decode
+
+__all__ = ["import_etf1"]
+
+FORM = "kafka://host:9092/schedules"
+WAIT_MS = 500
+MOST_RECORDS = 2_000
+
+
+class _Newest(NamedTuple):
+    """The newest record of a key; `value` None: it has ended."""
+
+    written_ms: int
+    value: bytes | None
+    headers: Any
+
+
+async def import_etf1(url: str, store: Store) -> Imported:
+    """Store each schedule that is pending, for the sink `kafka`; its id is its key. May be repeated.
+
+    Nothing is written to the topic; stop its schedulers first. Of a key that stands in several partitions, as ends do
+    that went astray (docs/migration.md), the newest record counts. What is pending is held in memory.
+
+    Args:
+        url: `kafka://host:9092/topic`, several topics with commas, and options of a cluster.
+        store: Open; on Kafka, owning all partitions.
+
+    Raises:
+        ConfigurationError: The URL is not of that form.
+        StoreMismatchError: There is no such topic.
+        StoreUnavailableError: The cluster or the store does not answer; repeat it.
+    """
+    given = UrlOptions(url)
+    cluster = read_cluster(given)
+    given.finish()
+    stored = known = 0
+    skipped: dict[str, str] = {}
+    for topic in read_topics(given, "source", FORM):
+        puts = _puts(await _newest(cluster, topic), skipped)
+        while page := list(islice(puts, PAGE)):
+            new = await put_all(store, page)
+            stored, known = stored + new, known + len(page) - new
+    return Imported(stored, known, skipped)
+
+
+async def _newest(cluster: Cluster, topic: str) -> dict[bytes, _Newest]:
+    """Read a topic to its end; return what is pending, by key."""
+    await _check_there(cluster, topic)
+    consumer = consumer_of(cluster, topic, auto_offset_reset="earliest", group_id=None)
+    try:
+        await consumer.start()
+        newest: dict[bytes, _Newest] = {}
+        left = {place: end for place, end in (await consumer.end_offsets(consumer.assignment())).items() if end}
+        while left:
+            found = await consumer.getmany(*left, timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+            for record in (each for records in found.values() for each in records):
+                _note(newest, record)
+            left = {place: end for place, end in left.items() if await consumer.position(place) < end}
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+    finally:
+        await stop(consumer)
+    return {key: each for key, each in newest.items() if each.value is not None}
+
+
+async def _check_there(cluster: Cluster, topic: str) -> None:
+    """Look before reading: to read a topic that is missing may create it."""
+    tame()
+    admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
+    try:
+        await admin.start()
+        (described,) = await admin.describe_topics([topic])
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+    finally:
+        await admin.close()
+    if described["error_code"]:
+        raise StoreMismatchError(f"topic {topic}", "missing", "a topic that exists")
+
+
+def _note(newest: dict[bytes, _Newest], record: Any) -> None:  # noqa: ANN401 - aiokafka's
+    if record.key is None or record.key.startswith(RESERVED):
+        return
+    known = newest.get(record.key)
+    if known is None or record.timestamp >= known.written_ms:
+        newest[record.key] = _Newest(record.timestamp, record.value, record.headers)
+
+
+def _puts(newest: dict[bytes, _Newest], skipped: dict[str, str]) -> Iterator[Put]:
+    """Yield what stores each schedule; note why others cannot be taken over."""
+    for key, each in newest.items():
+        try:
+            record = decode(key, each.value or b"", each.headers, written_ms=each.written_ms)
+        except RecordFormatError as error:
+            skipped[key.decode("utf-8", "backslashreplace")] = error.problem
+            continue
+        version = VERSION if record.envelope.version is None else record.envelope.version
+        yield Put(NO_OP, replace(record.envelope, version=version), At(record.due_ms), Conflict.newer(version))
