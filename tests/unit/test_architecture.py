@@ -62,7 +62,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "testing": ({"testing"}, {"values", "decisions", "memory", "arguments", "runtime", "face", "package"}),
     "cli": (
         {"cli", "__main__"},
-        {"values", "decisions", "arguments", "face", "boxes", "package", "service", "testing"},
+        {"values", "decisions", "redis", "arguments", "kafka", "face", "boxes", "package", "service", "testing"},
     ),
 }
 UPWARD_FOR_TYPES = {("context", "scheduler")}
