@@ -72,7 +72,6 @@ def admin(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        default_response_class=Json,
     )
     app.state.served = Served(stores, limits, check_flag(read_only, "read_only"))
     tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)

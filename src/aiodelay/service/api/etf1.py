@@ -9,7 +9,7 @@ import asyncio
 import base64
 import socket
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -23,6 +23,7 @@ from aiodelay.shapes import to_of
 
 from .bodies import Json
 from .messages import not_found
+from .models import Etf1Info, Etf1Kafka, Etf1Schedule
 from .schemas import documents
 from .security import needs
 from .served import Opened, Store, served_of
@@ -45,7 +46,7 @@ ALIVE_S = 1.0
 PROBE = "liveness"
 
 
-@looking.get("/schedules", summary="All schedules, earliest first", **documents(None))
+@looking.get("/schedules", summary="All schedules, earliest first", **documents(list[Etf1Schedule]))
 async def schedules(
     store: Store,
     limit: Annotated[int, Query(ge=1, le=1_000_000, description="Most schedules.")] = 10_000,
@@ -70,7 +71,7 @@ async def schedules(
     return StreamingResponse(parts(), media_type="application/json")
 
 
-@looking.get("/schedule/{id:path}", summary="One schedule", **documents(None))
+@looking.get("/schedule/{id:path}", summary="One schedule", **documents(Etf1Schedule))
 async def schedule(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """In the shape of `/schedules`."""
     found = await store.scheduler.get(id)
@@ -79,19 +80,13 @@ async def schedule(id: str, store: Store) -> Response:  # noqa: A002 - its name 
     return Json(_schedule(store, found))
 
 
-@looking.get("/info", summary="Where this scheduler stands", **documents(None))
+@looking.get("/info", summary="Where this scheduler stands", **documents(Etf1Info))
 async def info(request: Request, store: Store) -> Response:
     """`{hostname, address, server_address, kafka: {bootstrap_servers, topics, history_topic}}`."""
     host, port = request.scope.get("server") or ("", None)
     bootstrap, topics, history = _kafka_of(store)
-    return Json(
-        {
-            "hostname": socket.gethostname(),
-            "address": [host],
-            "server_address": host if port is None else f"{host}:{port}",
-            "kafka": {"bootstrap_servers": bootstrap, "topics": topics, "history_topic": history},
-        }
-    )
+    address = host if port is None else f"{host}:{port}"
+    return Json(Etf1Info(socket.gethostname(), [host], address, Etf1Kafka(bootstrap, topics, history)))
 
 
 @alive.get("/liveness", summary="Whether the stores answer", **documents(None))
@@ -115,15 +110,15 @@ def _kafka_of(store: Opened) -> tuple[str, list[str], str]:
     return url.netloc.rpartition("@")[2], topics, parse_qs(url.query).get("history", [""])[0]
 
 
-def _schedule(store: Opened, found: Snapshot) -> dict[str, Any]:
+def _schedule(store: Opened, found: Snapshot) -> Etf1Schedule:
     envelope = found.record.envelope
     _, topics, _ = _kafka_of(store)
-    return {
-        "id": envelope.id,
-        "epoch": -(-found.record.due_ms // 1000),
-        "timestamp": found.record.revision // 1000,
-        "topic": topics[0] if topics else store.scheduler.namespace,
-        "target-topic": envelope.address if envelope.lane == KAFKA else to_of(envelope),
-        "target-key": (envelope.key or b"").decode(errors="replace"),
-        "value": None if envelope.encoding == "null" else base64.b64encode(envelope.payload).decode(),
-    }
+    return Etf1Schedule(
+        envelope.id,
+        -(-found.record.due_ms // 1000),
+        found.record.revision // 1000,
+        topics[0] if topics else store.scheduler.namespace,
+        envelope.address if envelope.lane == KAFKA else to_of(envelope),
+        (envelope.key or b"").decode(errors="replace"),
+        None if envelope.encoding == "null" else base64.b64encode(envelope.payload).decode(),
+    )

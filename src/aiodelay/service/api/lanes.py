@@ -13,7 +13,17 @@ from aiodelay.shapes import blocked_shape, counts_shape, journal_shape, load_sha
 from aiodelay.timeunits import format_duration, parse_duration
 
 from .bodies import Json, read_json
-from .models import CountsOut, HoldsOut, JournalOut, LatenessOut, LoadOut, OutcomeOut, StoresOut, WhatIn
+from .models import (
+    CountsOut,
+    HoldsOut,
+    JournalOut,
+    LatenessBucketOut,
+    LatenessOut,
+    LoadOut,
+    OutcomeOut,
+    StoresOut,
+    WhatIn,
+)
 from .schemas import documents
 from .security import audit, needs
 from .served import Limit, Store, served_of
@@ -87,7 +97,11 @@ async def load(
 @looking.get("/lateness", summary="How late messages were begun to be delivered", **documents(LatenessOut))
 async def lateness(store: Store) -> Response:
     """Of the latest 10,000 first attempts that the store's journal tells of: it has to keep one (`?journal=10000`)."""
-    return Json(await store.lateness.measure(store.scheduler))
+    measured = await store.lateness.measure(store.scheduler)
+    buckets = [LatenessBucketOut(bound, n) for bound, n in measured.buckets]
+    return Json(
+        LatenessOut(measured.samples, measured.p50_ms, measured.p99_ms, measured.max_ms, buckets, measured.is_complete)
+    )
 
 
 @looking.get("/journal", summary="What happened, in order", **documents(JournalOut))

@@ -20,12 +20,16 @@ __all__ = [
     "DeadKeysIn",
     "DeadListOut",
     "DeadOut",
+    "Etf1Info",
+    "Etf1Kafka",
+    "Etf1Schedule",
     "FilterIn",
     "HoldsOut",
     "JournalEntryOut",
     "JournalOut",
     "LaneOut",
     "LateIn",
+    "LatenessBucketOut",
     "LatenessOut",
     "LineOut",
     "ListOut",
@@ -337,14 +341,21 @@ class LoadOut(Struct, frozen=True):
     buckets: list[LoadBucketOut]
 
 
+class LatenessBucketOut(Struct, frozen=True):
+    """How many were at most that late, and later than the bucket before says; null = any longer."""
+
+    up_to_ms: int | None
+    messages: int
+
+
 class LatenessOut(Struct, frozen=True):
-    """How late messages were begun to be delivered; `buckets`: [bound in ms, how many], the last bound null."""
+    """How late messages were begun to be delivered; `is_complete`: the journal was read to its end."""
 
     samples: int
     p50_ms: int | None
     p99_ms: int | None
     max_ms: int | None
-    buckets: list[tuple[int | None, int]]
+    buckets: list[LatenessBucketOut]
     is_complete: bool
 
 
@@ -421,6 +432,35 @@ class StoresOut(Struct, frozen=True):
 
     stores: list[StoreOut]
     read_only: bool
+
+
+class Etf1Schedule(Struct, frozen=True, rename={"target_topic": "target-topic", "target_key": "target-key"}):
+    """A schedule, as etf1/kafka-message-scheduler shows it; times in seconds, the value in base64."""
+
+    id: str
+    epoch: int
+    timestamp: int
+    topic: str
+    target_topic: str
+    target_key: str
+    value: str | None
+
+
+class Etf1Kafka(Struct, frozen=True):
+    """Where its topics are; nothing where the store is another one."""
+
+    bootstrap_servers: str
+    topics: list[str]
+    history_topic: str
+
+
+class Etf1Info(Struct, frozen=True):
+    """What etf1/kafka-message-scheduler tells of itself."""
+
+    hostname: str
+    address: list[str]
+    server_address: str
+    kafka: Etf1Kafka
 
 
 class BulkPlanOut(Struct, frozen=True):

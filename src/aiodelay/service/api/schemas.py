@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from starlette.responses import Response
 
 from . import models
 from .bodies import NDJSON, PLAIN
@@ -21,8 +22,10 @@ VERSION = "3.1.0"
 REF = "#/components/schemas/{name}"
 
 
-def _content(model: type[Any], *types: str) -> dict[str, Any]:
-    return {each: {"schema": {"$ref": REF.format(name=model.__name__)}} for each in types}
+def _content(model: Any, *types: str) -> dict[str, Any]:  # noqa: ANN401 - a model, or a list of one
+    items = get_args(model)
+    schema = {"$ref": REF.format(name=(items[0] if items else model).__name__)}
+    return {each: {"schema": {"type": "array", "items": schema} if items else schema} for each in types}
 
 
 def documents(
@@ -52,7 +55,12 @@ def documents(
     if takes is not None and lines is not None:
         extra["requestBody"]["content"] |= {NDJSON: {"schema": {"type": "string"}}}
         responses[200] = {"description": "What became of each line", "content": _content(lines, NDJSON)}
-    return {"status_code": status, "responses": responses, "openapi_extra": extra}
+    return {
+        "status_code": status,
+        "responses": responses,
+        "openapi_extra": extra,
+        "response_class": Response,  # has no type of its own that would be documented
+    }
 
 
 def openapi_of(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:

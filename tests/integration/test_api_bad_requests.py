@@ -1,0 +1,214 @@
+"""Bad inputs through HTTP: each gets the named error that the library raises, and nothing reaches the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from aiodelay import Scheduler
+from tests.support.api import ALL, problem_of, serving_api
+from tests.support.clear_errors import SECRETS, RecordingStore
+
+pytestmark = pytest.mark.asyncio
+
+PAYLOAD, HEADER, KEY, _ = SECRETS
+GOOD: dict[str, Any] = {
+    "to": "handler:work",
+    "payload": PAYLOAD,
+    "delay": "1s",
+    "id": "order-7",
+    "key": KEY,
+    "headers": {"authorization": HEADER},
+}
+NDJSON = {"content-type": "application/x-ndjson"}
+LATER = "2027-01-01T00:00:00Z"
+MISSING = object()
+
+BAD: list[tuple[dict[str, Any], str, str, str]] = [
+    # what is changed in a good request: the error, the field that it names, and part of what is allowed
+    ({"delay": MISSING, "at": "2027-01-01T00:00:00"}, "ScheduleTimeError", "at", "aware"),
+    ({"delay": MISSING}, "ScheduleTimeError", "at, delay, every", "exactly one"),
+    ({"at": LATER}, "ScheduleTimeError", "at, delay, every", "exactly one"),
+    ({"every": "10m"}, "ScheduleTimeError", "at, delay, every", "exactly one"),
+    ({"delay": MISSING, "at": "tomorrow"}, "ScheduleTimeError", "at", "ISO 8601"),
+    ({"delay": MISSING, "at": 1_900_000_000}, "ScheduleTimeError", "at", "ISO 8601"),
+    ({"delay": MISSING, "at": "9999-01-01T00:00:00Z"}, "ScheduleTimeError", "at", "3650d"),
+    ({"delay": MISSING, "every": "1ms"}, "ScheduleTimeError", "every.interval", "100ms"),
+    ({"delay": MISSING, "every": "* * * *"}, "ScheduleTimeError", "every.expression", "five"),
+    ({"delay": MISSING, "every": {"cron": "0 9 * * mon", "tz": "Mars"}}, "ScheduleTimeError", "every.tz", "zone"),
+    ({"delay": MISSING, "every": {"cron": "0 0 30 2 *"}}, "ScheduleTimeError", "every.expression", "five"),
+    ({"delay": MISSING, "every": []}, "ScheduleTimeError", "every", "10m"),
+    *[({"delay": each}, "ScheduleTimeError", "delay", "") for each in ("-1s", "soon", "NaN", "inf", "1e9s", "")],
+    *[({"delay": each}, "ScheduleTimeError", "delay", "text") for each in (5, 1.5, True, [1], {"s": 1})],
+    ({"delay": "3651d"}, "ScheduleTimeError", "delay", "3650d"),
+    ({"payload": MISSING}, "PayloadTypeError", "payload", "payload_base64"),
+    *[({"payload": each}, "PayloadTypeError", "payload", "text") for each in (1, 1.5, True)],
+    ({"payload": None, "key": MISSING}, "PayloadTypeError", "event", "takes no None"),
+    ({"payload_base64": "AA=="}, "PayloadTypeError", "payload", "one of the two"),
+    ({"payload": MISSING, "payload_base64": "%"}, "PayloadTypeError", "payload_base64", "base64"),
+    ({"payload": "x" * 262_145}, "PayloadTooLargeError", "payload", "262144"),
+    *[({"id": each}, "MessageIdError", "id", "") for each in ("", "\n", "\x00", "x" * 256, "a~1234567890123", 7)],
+    ({"headers": {"a b": "1"}}, "HeaderError", "header name", "A-Z"),
+    ({"headers": {"a\r\nb": "1"}}, "HeaderError", "header name", "A-Z"),
+    ({"headers": {"aiodelay-x": "1"}}, "HeaderError", "header 'aiodelay-x'", "names without"),
+    ({"headers": {"a": 1}}, "HeaderError", "value of header 'a'", "text"),
+    ({"headers": {str(n): "" for n in range(65)}}, "HeaderError", "headers", "64"),
+    ({"headers": {"a": "x" * 16_385}}, "HeaderError", "headers", "16384"),
+    ({"headers": []}, "HeaderError", "headers", "an object"),
+    ({"key": 7}, "HeaderError", "key", "text"),
+    ({"key": "x" * 16_385}, "HeaderError", "key", "16384"),
+    ({"key_base64": "AA=="}, "HeaderError", "key", "one of the two"),
+    ({"to": MISSING}, "TargetError", "to", "<sink>:<address>"),
+    *[({"to": each}, "TargetError", "to", "<sink>:<address>") for each in (7, ["a"], {"a": 1})],
+    ({"to": "handler:other"}, "TargetNotAllowedError", "to", "handler:work"),
+    ({"to": "elsewhere:x"}, "UnknownSinkError", "sink in to", "handler:"),
+    ({"conflict": "later"}, "ConfigurationError", "conflict", "replace"),
+    ({"conflict": {"newer": -1}}, "ConfigurationError", "conflict.version", "2**63-1"),
+    ({"conflict": {"newer": True}}, "ConfigurationError", "conflict.version", "2**63-1"),
+    ({"late": "never"}, "ConfigurationError", "late", "deliver"),
+    ({"late": {"drop": "-1s"}}, "ConfigurationError", "late.after", ""),
+    ({"dealy": "1s"}, "InputError", "field of message", "delay"),
+]
+TEXTS = [
+    # no message at all
+    b"",
+    b"\xff",
+    b"[]",
+    b'"x"',
+    b"null",
+    b"{",
+    b'{"to": NaN}',
+    b"[" * 100_000,
+    b'{"payload": ' + b"[" * 100_000,
+    json.dumps(GOOD).encode() + b"x",
+    json.dumps(GOOD).encode("utf-16"),
+    b"\xef\xbb\xbf" + json.dumps(GOOD).encode(),
+    b'{"id": "\\ud800"}',
+    b'{"to": "handler:work", "delay": "1s", "payload": "\\ud800"}',
+    b'{"to": "handler:work", "delay": "1s", "payload": "x", "conflict": {"newer": ' + b"1" * 5_000 + b"}}",
+]
+STATUS = {"PayloadTooLargeError": 413, "TargetNotAllowedError": 403}
+
+
+@asynccontextmanager
+async def api() -> AsyncIterator[tuple[httpx.AsyncClient, RecordingStore]]:
+    """The API over a store that notes what reaches it."""
+    store = RecordingStore()
+    targets = ["handler:work", "elsewhere:x"]
+    async with (
+        Scheduler(store, dispatch=False) as scheduler,
+        serving_api(scheduler, **(ALL | {"allowed_targets": targets})) as client,
+    ):
+        yield client, store
+
+
+def changed(change: dict[str, Any]) -> bytes:
+    return json.dumps({name: each for name, each in (GOOD | change).items() if each is not MISSING}).encode()
+
+
+async def test_what_is_wrong_with_a_message_is_said_by_its_name_on_every_way_in() -> None:
+    async with api() as (client, store):
+        for change, error, field, allowed in BAD:
+            status = STATUS.get(error, 422)
+            body, plain = changed(change), {"content-type": "application/json"}
+            problems = [problem_of(await client.post("/v1/messages", content=body, headers=plain), status, error)]
+            lines = await client.post("/v1/messages", content=body, headers=NDJSON)
+            first, last = [json.loads(line) for line in lines.text.splitlines()]
+            assert last == {"stored": 0, "refused": 1}
+            problems.append(first["problem"])
+            if "id" not in change:
+                put = await client.put("/v1/messages/order-7", content=body, headers=plain)
+                problems.append(problem_of(put, status, error))
+            for problem in problems:
+                assert (problem["type"], problem["allowed"]) == (problems[0]["type"], problems[0]["allowed"])
+                assert problem["field"] == field, change
+                assert allowed in problem["allowed"], problem
+                assert problem["value"]
+            assert not [secret for secret in SECRETS if secret in json.dumps(problems)], problems
+        assert store.applied == []
+
+
+async def test_what_is_no_message_at_all_is_refused_too() -> None:
+    async with api() as (client, store):
+        for text in TEXTS:
+            for method, path in (("POST", "/v1/messages"), ("PUT", "/v1/messages/x")):
+                answer = await client.request(method, path, content=text, headers={"content-type": "application/json"})
+                assert answer.status_code == 422, (text[:50], answer.text)
+                assert answer.json()["allowed"]
+            lines = await client.post("/v1/messages", content=text, headers=NDJSON)
+            assert lines.status_code == 200
+            assert json.loads(lines.text.splitlines()[-1])["stored"] == 0
+        assert store.applied == []
+
+
+async def test_an_idempotency_key_is_no_longer_than_it_may_be() -> None:
+    async with api() as (client, store):
+        for key in ("", "x" * 256, "a\tb"):
+            answer = await client.post("/v1/messages", json=GOOD, headers={"idempotency-key": key})
+            problem_of(answer, 422, "IdempotencyKeyError")
+        assert store.applied == []
+
+
+async def test_bodies_of_other_routes_are_read_strictly() -> None:
+    async with api() as (client, store):
+        await client.post("/v1/messages", json=GOOD)
+        store.applied.clear()
+        for path, good in (
+            ("/v1/messages/order-7/reschedule", {"delay": "1s"}),
+            ("/v1/pause", {"what": "work"}),
+            ("/v1/resume", {"what": "work"}),
+            ("/v1/dead/redrive", {"letters": [{"id": "x", "revision": 1}]}),
+            ("/v1/dead/purge", {"letters": [{"id": "x", "revision": 1}]}),
+            ("/v1/bulk", {"action": "cancel"}),
+        ):
+            name = next(iter(good))
+            bodies: tuple[Any, ...] = (good | {"more": 1}, {name: 7}, [], "x")
+            for body in bodies:
+                answer = await client.post(path, json=body)
+                assert answer.status_code == 422, (path, body, answer.text)
+                assert answer.json()["allowed"]
+            for text in (b"", b"{", b"[" * 100_000, b"\xff"):
+                answer = await client.post(path, content=text, headers={"content-type": "application/json"})
+                problem_of(answer, 422, "InputError")
+        for when in ({}, {"at": LATER, "delay": "1s"}, {"at": "x"}, {"delay": "-1s"}):
+            answer = await client.post("/v1/messages/order-7/reschedule", json=when)
+            problem_of(answer, 422, "ScheduleTimeError")
+        assert store.applied == []
+
+
+async def test_values_of_queries_are_read_strictly() -> None:
+    async with api() as (client, _):
+        for path, error in (
+            ("/v1/messages?state=lost", "InputError"),
+            ("/v1/messages?due_from=2027-01-01", "ScheduleTimeError"),
+            ("/v1/messages?due_to=soon", "ScheduleTimeError"),
+            ("/v1/messages?after=x", "InputError"),
+            ("/v1/messages?after=%FF", "InputError"),
+            ("/v1/messages?after=" + "A" * 2_001, "ParameterError"),
+            ("/v1/messages?limit=0", "ParameterError"),
+            ("/v1/messages?limit=1e3", "ParameterError"),
+            ("/v1/messages?id=", "MessageIdError"),
+            ("/v1/messages?lane=a%20b", "ConfigurationError"),
+            ("/v1/messages/", "MessageIdError"),
+            ("/v1/dead?after=x", "InputError"),
+            ("/v1/dead/x/y", "ParameterError"),
+            ("/v1/load?bucket=0s", "ConfigurationError"),
+            ("/v1/load?bucket=1", "ConfigurationError"),
+            ("/v1/load?buckets=1001", "ParameterError"),
+            ("/v1/journal?after=-1", "ParameterError"),
+            ("/schedules?limit=0", "ParameterError"),
+        ):
+            problem = problem_of(await client.get(path), 422, error)
+            assert problem["field"], path
+            assert problem["allowed"], path
+        for method, path in (("GET", "/v1/nothing"), ("GET", "/"), ("POST", "/v1/messagesx")):
+            problem_of(await client.request(method, path), 404, "NotFoundError")
+        for method, path in (("PATCH", "/v1/messages/x"), ("DELETE", "/v1/messages"), ("POST", "/v1/counts")):
+            refused = await client.request(method, path)
+            problem_of(refused, 405, "MethodNotAllowedError")
+            assert refused.headers["allow"]
