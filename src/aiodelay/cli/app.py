@@ -44,6 +44,8 @@ COMMANDS = (
     ("messages:fire", MESSAGES, "Make pending messages due now."),
     ("lanes:pause", MESSAGES, "Hold back an event type, a sink, or one destination, for all instances."),
     ("lanes:resume", MESSAGES, "Release what `pause` holds back."),
+    ("load:load", LOOK, "Show how many messages come due in each of the next spans of time."),
+    ("top:top", LOOK, "Show counts, lateness and lanes, live until Ctrl-C."),
     ("check:check", LOOK, "Say what is right or wrong with a server, topic or layout, and the command that mends it."),
     ("why:why", LOOK, "Tell the whole story of a message, and why it did not arrive."),
     ("export:export", MOVE, "Write holds, messages and dead letters as JSON lines."),

@@ -1,0 +1,70 @@
+"""`aiodelay load`: bars of what is coming."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from aiodelay import ConfigurationError
+from aiodelay.model import LoadBucket
+from aiodelay.shapes import load_shape
+from aiodelay.timeunits import parse_duration
+
+from .output import moment, print_json
+from .place import Place
+
+__all__ = ["load"]
+
+BLOCKS = " ▏▎▍▌▋▊▉█"
+LEAST_WIDTH = 10
+
+
+async def load(
+    *,
+    bucket: str = "1h",
+    buckets: Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))] = 24,
+    of: str | None = None,
+    place: Place = Place(),
+) -> None:
+    """Show how many messages come due in each of the next spans of time; what is overdue already is not among them.
+
+    Args:
+        bucket: The length of one span.
+        buckets: How many.
+        of: Only of this event type or sink.
+    """
+    bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
+    async with place.opened() as scheduler:
+        found = [each for each in await scheduler.load(bucket=bucket, buckets=buckets) if of in (None, each.lane)]
+        now_ms = scheduler._open_store().now_ms()
+    if place.json:
+        print_json(*load_shape(found))
+    else:
+        print("\n".join(_bars(found, now_ms, bucket_ms, buckets)))
+
+
+def _bars(found: Sequence[LoadBucket], now_ms: int, bucket_ms: int, buckets: int) -> list[str]:
+    """Return a line for each span, the longest bar for the one with most."""
+    messages: Counter[int] = Counter()
+    for each in found:
+        messages[each.from_ms] += each.messages
+    most = max(messages.values(), default=0)
+    first_ms = min(messages, default=now_ms)
+    before = round((first_ms - now_ms) / bucket_ms)  # the store counted from a moment that was a little earlier
+    starts = [first_ms + (i - before) * bucket_ms for i in range(buckets)]
+    digits = len(f"{most:,}")
+    width = max(shutil.get_terminal_size().columns - digits - len(moment(0)) - 4, LEAST_WIDTH)
+    lines = [f"{moment(start)}  {messages[start]:>{digits},}  {_bar(messages[start], most, width)}" for start in starts]
+    peak = f"; most, {most:,}, from {moment(messages.most_common(1)[0][0])}" if most else ""
+    return [line.rstrip() for line in lines] + [f"{messages.total():,} messages{peak}"]
+
+
+def _bar(n: int, most: int, width: int) -> str:
+    """Return a bar, to an eighth of a column; what is not nothing can be seen."""
+    eighths = max(n * width * 8 // most, 1) if n else 0
+    return BLOCKS[8] * (eighths // 8) + (BLOCKS[eighths % 8] if eighths % 8 else "")

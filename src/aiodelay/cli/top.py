@@ -1,0 +1,182 @@
+"""`aiodelay top`: a live view of a store."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from msgspec import Struct
+
+from aiodelay import ConfigurationError, Scheduler, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.errors import cut
+from aiodelay.model import Blocked, Lane, LaneCounts
+from aiodelay.queries import Lateness, LatenessMeter, oldest_overdue_ms
+from aiodelay.shapes import blocked_shape, counts_shape, time_shape
+from aiodelay.timeunits import format_duration, parse_duration
+
+from .output import moment, print_json, print_table
+from .place import Place
+from .signals import stop_signals
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["top"]
+
+HEADS = ("lane", "scheduled", "overdue", "in flight", "held", "dead", "")
+
+
+async def top(
+    *,
+    every: str = "2s",
+    times: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    place: Place = Place(),
+) -> None:
+    """Show counts, lateness and lanes, live until Ctrl-C; off a terminal once, as a table.
+
+    Args:
+        every: How often to look.
+        times: Look so many times, also off a terminal; then each is written below the last.
+    """
+    pause_s = parse_duration(every, field="every", error=ConfigurationError, least_ms=100) / 1000
+    is_live = not place.json and times is None and sys.stdout.isatty()
+    left = 1 if times is None and not is_live else times
+    async with place.opened() as scheduler:
+        looking = _Looking(scheduler)
+        with stop_signals() as stop:
+            if is_live:
+                await _show_live(looking, stop, pause_s)
+                return
+            while left is not None:
+                _print(await looking.look(), place)
+                left = left - 1 or None
+                if left is not None and await _is_set_within(stop, pause_s):
+                    return
+
+
+async def _show_live(looking: _Looking, stop: asyncio.Event, pause_s: float) -> None:
+    from rich.live import Live  # noqa: PLC0415 - only a terminal needs it
+    from rich.text import Text  # noqa: PLC0415
+
+    with Live(Text("looking …"), screen=True, auto_refresh=False) as live:
+        while not stop.is_set():
+            try:
+                shown = _rendered(await looking.look())
+            except StoreUnavailableError as error:
+                shown = Text(f"{cut(str(error), 300)}; looking again", style="red")
+            live.update(shown, refresh=True)
+            await _is_set_within(stop, pause_s)
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+# --- what is shown ----------------------------------------------------------------------------------------
+
+
+class Look(Struct, frozen=True):
+    """A store as it was found.
+
+    Attributes:
+        lateness: Of what was delivered; None where no journal is kept.
+    """
+
+    name: str
+    now_ms: int
+    counts: dict[Lane, LaneCounts]
+    overdue_since_ms: int | None
+    lateness: Lateness | None
+    blocked: list[Blocked]
+    paused: list[str]
+
+    @property
+    def overdue_ms(self) -> int:
+        """Age of the oldest overdue message; 0 = none."""
+        return 0 if self.overdue_since_ms is None else max(self.now_ms - self.overdue_since_ms, 0)
+
+    def heading(self) -> list[str]:
+        """Return the lines above the table."""
+        late = "no journal, so that lateness is not known"
+        if self.lateness is not None:
+            late = f"late p50 {_ms(self.lateness.p50_ms)}, p99 {_ms(self.lateness.p99_ms)}, of {self.lateness.samples}"
+        oldest = f"oldest overdue for {format_duration(self.overdue_ms)}" if self.overdue_ms else "nothing overdue"
+        return [f"{self.name}  {moment(self.now_ms)}", f"{oldest}; {late}"]
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """Return the table's rows: lanes with most overdue first."""
+        lanes = sorted(self.counts.items(), key=lambda each: (-each[1].overdue, each[0]))
+        return [(lane, n.scheduled, n.overdue, n.in_flight, n.held, n.dead, self._note(lane, n)) for lane, n in lanes]
+
+    def _note(self, lane: Lane, counts: LaneCounts) -> str:
+        notes = [f"paused {each.partition(':')[2]}".rstrip() for each in self.paused if each.partition(":")[0] == lane]
+        notes += [f"blocked {each.address}: {each.reason}" for each in self.blocked if each.lane == lane]
+        return "; ".join([*notes, "nobody reads it"] if counts.read_by_nobody else notes)
+
+    def shape(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        since = self.overdue_since_ms
+        return {
+            "at": time_shape(self.now_ms),
+            "lanes": counts_shape(self.counts),
+            "oldest_overdue": None if since is None else time_shape(since),
+            "lateness": None if self.lateness is None else msgspec.structs.asdict(self.lateness),
+            "blocked": [blocked_shape(each) for each in self.blocked],
+            "paused": self.paused,
+        }
+
+
+def _ms(ms: int | None) -> str:
+    return "-" if ms is None else format_duration(ms)
+
+
+class _Looking:
+    """Looks at one store again and again; what the journal told of lateness is kept."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._meter = scheduler, LatenessMeter()
+
+    async def look(self) -> Look:
+        store = self._scheduler._open_store()
+        try:
+            lateness = await self._meter.measure(self._scheduler)
+        except UnsupportedByStoreError:
+            lateness = None
+        return Look(
+            store.name,
+            store.now_ms(),
+            dict(await self._scheduler.counts()),
+            await oldest_overdue_ms(self._scheduler),
+            lateness,
+            list(await self._scheduler.blocked()),
+            list(await self._scheduler.paused()),
+        )
+
+
+def _print(look: Look, place: Place) -> None:
+    if place.json:
+        print_json(look.shape())
+        return
+    print("\n".join(look.heading()))
+    print_table(HEADS, look.rows())
+
+
+def _rendered(look: Look) -> RenderableType:
+    from rich.console import Group  # noqa: PLC0415 - only a terminal needs them
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(*HEADS, box=None, pad_edge=False)
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    for row in look.rows():
+        table.add_row(*(Text(cut(str(cell))) for cell in row), style="red" if row[2] else "")
+    return Group(*(Text(line, style="bold" if not i else "") for i, line in enumerate(look.heading())), Text(), table)

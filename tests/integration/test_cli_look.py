@@ -1,0 +1,108 @@
+"""`aiodelay load` and `top`, on real stores, and on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.support.cli import Cli
+from tests.support.servers import redis_servers, serving
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[str]:
+    with serving(redis_servers()[0]) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
+    url = request.getfixturevalue("redis") if request.param == "redis" else f"sqlite:///{tmp_path}/delay.db"
+    cli = Cli(url, tmp_path)
+    cli.namespace = f"look-{uuid4().hex[:8]}"
+    return cli
+
+
+def add(cli: Cli, *delays: str, to: str = "handler:mail") -> None:
+    for delay in delays:
+        assert cli("schedule", to, "x", "--delay", delay).code == 0
+
+
+def test_load_is_drawn_and_counted(cli: Cli) -> None:
+    add(cli, "90m", "95m", "100m", "100m", "210m", "9h")
+    add(cli, "90m", to="handler:sms")
+    shapes = cli("load", "--bucket", "1h", "--buckets", "4", "--json").objects
+    assert [(each["lane"], each["messages"]) for each in shapes] == [("mail", 4), ("sms", 1), ("mail", 1)]
+    lines = cli("load", "--bucket", "1h", "--buckets", "4").lines
+    assert [line.split()[2] for line in lines[:4]] == ["0", "5", "0", "1"]
+    bars = [line.count("█") for line in lines[:4]]
+    assert bars[0] == bars[2] == 0
+    assert bars[1] == max(bars)
+    assert 0 < bars[3] <= bars[1] // 5
+    assert lines[4].startswith("6 messages; most, 5, from ")
+    assert lines[1].startswith(lines[4].partition(", from ")[2])
+    assert cli("load", "--of", "sms", "--buckets", "4").lines[-1].startswith("1 messages; most, 1")
+    assert cli("load", "--of", "nothing", "--buckets", "1").lines[-1] == "0 messages"
+
+
+def test_load_refuses_what_is_no_span(cli: Cli) -> None:
+    assert cli("load", "--bucket", "0s", "--json").error["error"] == "ConfigurationError"
+    assert cli("load", "--buckets", "0").code == 2
+
+
+def test_top_off_a_terminal_is_a_table(cli: Cli) -> None:
+    add(cli, "0s", "2h")
+    add(cli, "2h", to="handler:sms")
+    cli("pause", "sms")
+    lines = cli("top").lines
+    assert "no journal" in lines[1]
+    assert lines[1].startswith("oldest overdue for ")
+    assert lines[2].split() == ["lane", "scheduled", "overdue", "in", "flight", "held", "dead"]
+    assert lines[3].split() == ["mail", "1", "1", "0", "0", "0", "nobody", "reads", "it"]
+    assert lines[4].split() == ["sms", "0", "0", "0", "1", "0", "paused;", "nobody", "reads", "it"]
+    shapes = cli("top", "--json", "--times", "2", "--every", "100ms").objects
+    assert len(shapes) == 2
+    assert shapes[0]["paused"] == ["sms"]
+    assert [each["lane"] for each in shapes[0]["lanes"]] == ["mail", "sms"]
+    assert shapes[0]["oldest_overdue"].endswith("Z")
+    assert shapes[0]["lateness"] is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
+def test_top_on_a_terminal_is_live_until_a_signal(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite:///{tmp_path}/delay.db?journal=100", tmp_path)
+    add(cli, "2h")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "AIODELAY_STORE": cli.url, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    command = [sys.executable, "-m", "aiodelay", "top", "--every", "100ms"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = _read_until(ours, b"mail")
+        assert b"late p50 -" in seen
+        add(cli, "2h", to="handler:sms")
+        assert b"sms" in _read_until(ours, b"sms")
+        process.send_signal(signal.SIGINT)
+        _read_until(ours, b"\x1b[?1049l")  # the screen as it was before
+        assert process.wait(20) == 0
+    os.close(ours)
+
+
+def _read_until(terminal: int, wanted: bytes) -> bytes:
+    seen, ends = b"", time.monotonic() + 30
+    while wanted not in seen:
+        assert time.monotonic() < ends, seen
+        if select.select([terminal], [], [], 0.1)[0]:
+            seen += os.read(terminal, 65_536)
+    return seen
