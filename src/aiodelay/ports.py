@@ -53,6 +53,7 @@ __all__ = [
     "BulkLoad",
     "DeadLetters",
     "Feed",
+    "Guarded",
     "Holds",
     "Inspectable",
     "Journal",
@@ -402,6 +403,19 @@ class Loads(Protocol):
 
     def status(self) -> WorkStatus:
         """Say how far that is, also while `work` is being opened."""
+        ...
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """A store into which others write without asking."""
+
+    def guard(self, check: Callable[[str], object]) -> None:
+        """Refuse what others address to where it may not go: it becomes a dead letter.
+
+        Args:
+            check: Is given `<sink>:<address>`, and raises `TargetNotAllowedError`.
+        """
         ...
 
 

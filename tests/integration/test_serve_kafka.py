@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import time
@@ -33,6 +34,7 @@ def redis_url() -> Iterator[str]:
 
 def file_of_the_page(name: str, **places: str) -> str:
     """Return a file that the page shows, at most ten lines long, with other places."""
+    text: str
     (text,) = re.findall(rf"```toml\n# {name}\n(.*?)```", PAGE, re.DOTALL)
     assert len(text.splitlines()) <= 10
     for shown, place in places.items():
@@ -53,8 +55,13 @@ class Scheduling:
         self._topic, self._target = topic, target
 
     def write(self, key: str, value: bytes, at: float) -> None:
-        headers = {"scheduler-epoch": str(int(at)), "scheduler-target-topic": self._target, "customer-header": "dummy"}
-        self._producer.produce(self._topic, value, key, headers=headers | {"scheduler-target-key": "vid1"})
+        headers: dict[str, str | bytes | None] = {
+            "scheduler-epoch": str(int(at)),
+            "scheduler-target-topic": self._target,
+            "scheduler-target-key": "vid1",
+            "customer-header": "dummy",
+        }
+        self._producer.produce(self._topic, value, key, headers=headers)
         assert self._producer.flush(30) == 0
 
     def delete(self, key: str) -> None:
@@ -111,6 +118,29 @@ def test_ten_lines_are_a_delay_box(kafka: str, redis_url: str, tmp_path: Path) -
     refused.close()
 
 
+def test_what_others_write_goes_where_it_may_and_nowhere_else(kafka: str, tmp_path: Path) -> None:
+    topic, allowed, other = new_name("schedules"), create(kafka, "allowed"), create(kafka, "other")
+    text = f'store = "kafka://{kafka}/{topic}?create_topic=true"\nallowed_targets = ["kafka:{allowed}"]\n'
+    out, elsewhere = Out(kafka, allowed, read="committed"), Out(kafka, other, read="committed")
+    with Service(tmp_path, text + "[api]\nread_only = false\n") as service, service.client() as client:
+        until_ready(client)
+        Scheduling(kafka, topic, other).write("a", b"a", time.time())
+        Scheduling(kafka, topic, allowed).write("b", b"b", time.time() + 1)
+        assert [each.value() for each in asyncio.run(out.until(1))] == [b"b"]
+        ends = time.monotonic() + 30
+        while not (letters := client.get("/v1/dead").json()["letters"]):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        (letter,) = letters
+        assert (letter["id"], letter["reason"]) == ("a", "undecodable")
+        assert f"to is 'kafka:{other}'; allowed:" in json.dumps(letter)
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == 0
+    assert asyncio.run(elsewhere.quiet()) == []
+    out.close()
+    elsewhere.close()
+
+
 # --- from start to end ------------------------------------------------------------------------------------
 
 
@@ -118,7 +148,7 @@ def fill(kafka: str, topic: str) -> None:
     producer = Producer({"bootstrap.servers": kafka, "linger.ms": 20, "queue.buffering.max.messages": MANY + 1})
     due = str(int(time.time()) + AHEAD_S)
     for n in range(MANY):
-        headers = {"scheduler-epoch": due, "scheduler-target-topic": "anywhere"}
+        headers: dict[str, str | bytes | None] = {"scheduler-epoch": due, "scheduler-target-topic": "anywhere"}
         producer.produce(topic, b"x" * 100, f"id-{n}", headers=headers, partition=n % 6)
     assert producer.flush(60) == 0
 

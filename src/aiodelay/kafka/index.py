@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import count
@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
-from aiodelay.errors import RecordFormatError
+from aiodelay.errors import RecordFormatError, TargetNotAllowedError
 from aiodelay.memory.claims import Claims
 from aiodelay.memory.commands import Commands
 from aiodelay.memory.looking import Looking
@@ -231,6 +231,8 @@ class Index(Commands, Claims, Looking):
     """The partition's number, and how many the topic has."""
     schedules: Collection[str] = ()
     """The topics that hold the store's schedules: a message to one of them would come back."""
+    guard: Callable[[str], object] | None = None
+    """Refuses a destination that what others write may not go to."""
     is_mixed: bool = False
     """Keys stand here that should stand in another partition."""
     near_until_ms: int = 1 << 62
@@ -282,7 +284,7 @@ class Index(Commands, Claims, Looking):
             far=far,
         )
         index._workers, index.notes = self._workers, self.notes
-        index.place, index.schedules = self.place, self.schedules
+        index.place, index.schedules, index.guard = self.place, self.schedules, self.guard
         return index
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -437,7 +439,7 @@ class Index(Commands, Claims, Looking):
                 raise RecordFormatError(glance.problem)  # noqa: TRY301 - one way for both kinds of bad records
             assert read.value is not None
             record = records.decode(key, read.value, read.headers, written_ms=read.timestamp)
-            self._check_address(record.envelope)
+            self._check_address(record.envelope, is_users=glance.read_to is None)
         except RecordFormatError as error:
             log.warning("%s, offset %d: %s; it is kept as a dead letter", self.name, read.offset, error.problem)
             self._let_go(records.id_of(key), is_users=True)
@@ -465,9 +467,14 @@ class Index(Commands, Claims, Looking):
             self._raised.add(record.id)
         self._insert(record, glance.place_ms)
 
-    def _check_address(self, envelope: Envelope) -> None:
+    def _check_address(self, envelope: Envelope, *, is_users: bool) -> None:
         if envelope.lane == records.SINK and envelope.address in self.schedules:
             raise RecordFormatError(f"it goes to {envelope.address}, which holds schedules: there it would come back")
+        if self.guard is not None and is_users and envelope.address:
+            try:
+                self.guard(f"{envelope.lane}:{envelope.address}")
+            except TargetNotAllowedError as error:
+                raise RecordFormatError(str(error)) from error
 
     def _let_go(self, message_id: str, *, is_users: bool) -> None:
         """End a message; what a user cancels in flight is delivered this once, and never again."""

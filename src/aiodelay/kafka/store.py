@@ -191,6 +191,7 @@ class KafkaStore(Transfers):
         self._positions = Positions(self.cluster, self.schedules[0])
         self._pace = Pace(self._options.catch_up)
         self._fetcher = Fetcher(self.cluster)
+        self._guard: Callable[[str], object] | None = None
         self._writer = Writer(self.cluster, metadata_max_age_ms=METADATA_MS)
 
     @property
@@ -280,7 +281,7 @@ class KafkaStore(Transfers):
     def _made(self, place: TopicPartition) -> Partition:
         n, group = self._counts[place.topic], self._groups.get(place.topic)
         fetch = partial(self._fetcher.fetch, place)
-        return Partition(
+        partition = Partition(
             self.cluster,
             Place(place.topic, place.partition, n, self._options.accept_partitions == n),
             schedules=self.schedules,
@@ -298,6 +299,12 @@ class KafkaStore(Transfers):
             disk=self._disk_of(place, fetch),
             on_open=self._read_open,
         )
+        partition.index.guard = self._guard
+        return partition
+
+    def guard(self, check: Callable[[str], object]) -> None:
+        """Judge where the records go that others write, from the next opening on."""
+        self._guard = check
 
     def _disk_of(self, place: TopicPartition, fetch: Fetch) -> Disk | None:
         folder = self._options.index

@@ -9,7 +9,8 @@ from fastapi import FastAPI
 
 from aiodelay import registry
 from aiodelay.errors import ConfigurationError
-from aiodelay.ports import Sink
+from aiodelay.inputs import Targets
+from aiodelay.ports import Guarded, Sink
 from aiodelay.scheduler import Scheduler
 
 from .api import ApiLimits, Tokens, admin
@@ -30,8 +31,11 @@ def make_scheduler(settings: Settings, store: StoreSettings) -> Scheduler:
         ConfigurationError: The store, or a sink, cannot be made so.
     """
     assert store.namespace is not None
+    opened = registry.open_store(store.url, namespace=store.namespace, clock=None)
+    if isinstance(opened, Guarded):
+        opened.guard(Targets(store.allowed_targets).check)
     return Scheduler(
-        store.url,
+        opened,
         namespace=store.namespace,
         sinks=[_named_sink(name, sink.url) for name, sink in settings.sinks.items()],
         allowed_targets=store.allowed_targets,

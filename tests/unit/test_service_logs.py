@@ -1,0 +1,83 @@
+"""The service's log, off a terminal and on one."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from io import StringIO
+
+import pytest
+
+from aiodelay.service.config import LogSettings
+from aiodelay.service.logs import set_up_logs
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("", "aiodelay", "uvicorn")]
+    before = [(logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+def fail() -> None:
+    raise ValueError("first\nsecond")
+
+
+def test_a_record_is_one_line_of_json_off_a_terminal() -> None:
+    stream = StringIO()
+    set_up_logs(LogSettings(), stream)
+    try:
+        fail()
+    except ValueError:
+        logging.getLogger("aiodelay.x").exception("a %s\nof two lines", "message", extra={"by": "me"})
+    (text,) = stream.getvalue().splitlines()
+    line = json.loads(text)
+    assert list(line) == ["time", "level", "logger", "message", "by", "exception"]
+    assert (line["level"], line["logger"], line["message"]) == ("error", "aiodelay.x", "a message\nof two lines")
+    assert line["by"] == "me"
+    assert line["exception"].endswith("ValueError: first\nsecond")
+    assert abs((datetime.fromisoformat(line["time"]) - datetime.now(UTC)).total_seconds()) < 60
+
+
+@pytest.mark.parametrize(
+    ("stream", "chosen", "is_json"),
+    [
+        (Terminal, "auto", False),
+        (Terminal, "json", True),
+        (StringIO, "text", False),
+        (StringIO, "auto", True),
+    ],
+)
+def test_text_is_for_terminals(stream: type[StringIO], chosen: str, is_json: bool) -> None:
+    written = stream()
+    set_up_logs(LogSettings.model_validate({"format": chosen}), written)
+    logging.getLogger("aiodelay").info("hello")
+    assert written.getvalue().startswith("{") is is_json
+    assert "hello" in written.getvalue()
+
+
+def test_debug_is_of_aiodelay_alone() -> None:
+    stream = StringIO()
+    set_up_logs(LogSettings(level="debug"), stream)
+    logging.getLogger("aiodelay.x").debug("ours")
+    logging.getLogger("aiokafka").debug("theirs")
+    logging.getLogger("aiokafka").info("told")
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["ours", "told"]
+
+
+def test_it_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs(LogSettings(format="text"))
+    logging.getLogger("aiodelay").warning("hello")
+    captured = capsys.readouterr()
+    assert "WARNING aiodelay: hello" in captured.err
+    assert captured.out == ""
