@@ -63,6 +63,7 @@ __all__ = [
     "Reach",
     "Record",
     "Refused",
+    "Registered",
     "RenewOutcome",
     "Renewal",
     "Reschedule",
@@ -765,6 +766,30 @@ class LoadBucket(Struct, frozen=True):
     from_ms: int
     lane: Lane
     messages: int
+
+
+class Registered(Struct, frozen=True):
+    """A consumer that is registered with a topic, as it was found.
+
+    Attributes:
+        topic: Its topic.
+        consumer: Its name.
+        ordered: Whether one message at a time is in flight to it.
+        since_ms: When it was registered, epoch ms.
+        waiting: How many messages it has not taken: its lag.
+        in_flight: How many it has taken and not settled.
+        retrying: How many are to be tried again later.
+        missed: How many the topic kept no longer before it took them.
+    """
+
+    topic: str
+    consumer: str
+    ordered: bool
+    since_ms: int
+    waiting: int
+    in_flight: int
+    retrying: int
+    missed: int
 
 
 class DeadKey(NamedTuple):

@@ -35,6 +35,7 @@ from .model import (
     PutBack,
     Query,
     Reach,
+    Registered,
     Renewal,
     RenewOutcome,
     SendOutcome,
@@ -59,6 +60,7 @@ __all__ = [
     "Journal",
     "Loads",
     "PutsBack",
+    "Registry",
     "Sink",
     "Source",
     "Store",
@@ -458,6 +460,23 @@ class Transfer(Protocol):
         """List destinations that take nothing now, by lane and address.
 
         Raises:
+            StoreUnavailableError: No answer.
+        """
+        ...
+
+
+@runtime_checkable
+class Registry(Protocol):
+    """A store that knows the consumers registered with topics beside it, and how far each is behind."""
+
+    async def registered(self, topic: str | None = None) -> Sequence[Registered]:
+        """List consumers, by topic and name.
+
+        Args:
+            topic: Only of this one.
+
+        Raises:
+            TargetError: No topic can have that name.
             StoreUnavailableError: No answer.
         """
         ...

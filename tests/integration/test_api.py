@@ -18,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 
 from aiodelay import Reject, Scheduler
+from aiodelay.redis import RedisFanout
 from aiodelay.service import ApiLimits, admin
 from aiodelay.service.api import models
 from tests.support.api import ALL, client_of, problem_of, serving_api, serving_app
@@ -455,6 +456,30 @@ async def test_lateness_and_the_journal_tell_what_was_delivered(url: str) -> Non
         assert [each["event"] for each in entries["entries"]] == ["stored", "claimed", "delivered"]
         rest = await client.get("/v1/journal", params={"id": "late", "after": entries["after"]})
         assert rest.json() == {"entries": [], "after": entries["after"]}
+
+
+async def test_consumers_of_topics_are_listed_with_their_lag(url: str) -> None:
+    async with quiet(url) as (client, scheduler):
+        if url.startswith("sqlite"):
+            problem_of(await client.get("/v1/consumers"), 422, "UnsupportedByStoreError")
+            return
+        async with RedisFanout(url.partition("?")[0], namespace=scheduler.namespace) as fanout:
+            for topic, consumer in (("orders", "billing"), ("orders", "mail"), ("payments", "billing")):
+                await fanout.register(topic, consumer)
+        async with Scheduler(url, namespace=scheduler.namespace) as moving:
+            await moving.schedule(b"x", to="redis-fanout:orders", delay="0s")
+            await moving.run_until_idle()
+        found = (await client.get("/v1/consumers", params={"limit": 2})).json()
+        rest = (await client.get("/v1/consumers", params={"after": found["after"]})).json()
+        assert [(each["topic"], each["consumer"], each["waiting"]) for each in found["consumers"]] == [
+            ("orders", "billing", 1),
+            ("orders", "mail", 1),
+        ]
+        assert [(each["topic"], each["waiting"]) for each in rest["consumers"]] == [("payments", 0)]
+        assert rest["after"] is None
+        named = (await client.get("/v1/consumers", params={"topic": "payments"})).json()
+        assert named == rest
+        problem_of(await client.get("/v1/consumers", params={"topic": "a b"}), 422, "TargetError")
 
 
 async def test_without_a_journal_lateness_says_what_is_missing(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from aiodelay.model import (
     PutBack,
     Reach,
     Record,
+    Registered,
     Settlement,
     Stored,
     Transferred,
@@ -32,6 +33,7 @@ from aiodelay.ports import Sink, Source, Transferring
 from .commands import answer_of
 from .fanout import RedisFanoutSink
 from .fanout_source import RedisFanoutSource
+from .fanout_topics import RedisFanout
 from .faults import Fault
 from .keys import Keys, member_of, text_of
 from .list_source import RedisListSource
@@ -64,6 +66,25 @@ class Transfers(Looking):
     def sources(self) -> Sequence[Source]:
         """The sources that this store brings along."""
         return [RedisListSource(self._options), RedisFanoutSource(self._options, namespace=self._keys.namespace)]
+
+    async def registered(self, topic: str | None = None) -> Sequence[Registered]:
+        """List the consumers of fan-out topics with their lag."""
+        async with RedisFanout(self._options, namespace=self._keys.namespace) as fanout:
+            topics = [each.name for each in await fanout.topics()] if topic is None else [topic]
+            return [
+                Registered(
+                    name,
+                    each.name,
+                    each.ordered,
+                    each.since_ms,
+                    each.waiting,
+                    each.in_flight,
+                    each.retrying,
+                    each.missed,
+                )
+                for name in topics
+                for each in await fanout.consumers(name)
+            ]
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""

@@ -7,13 +7,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from aiodelay import ports
-from aiodelay.errors import ConfigurationError
+from aiodelay.errors import ConfigurationError, UnsupportedByStoreError
 from aiodelay.queries import oldest_overdue_ms
 from aiodelay.shapes import blocked_shape, counts_shape, journal_shape, load_shape, time_shape
 from aiodelay.timeunits import format_duration, parse_duration
 
 from .bodies import Json, read_json
+from .cursors import read_cursor, write_cursor
 from .models import (
+    ConsumerOut,
+    ConsumersOut,
     CountsOut,
     HoldsOut,
     JournalOut,
@@ -26,10 +29,11 @@ from .models import (
 )
 from .schemas import documents
 from .security import audit, needs
-from .served import Limit, Store, served_of
+from .served import After, Limit, Store, served_of
 
 __all__ = [
     "changing",
+    "consumers",
     "counts",
     "holds",
     "journal",
@@ -45,7 +49,7 @@ looking = APIRouter(prefix="/v1", tags=["overview"], dependencies=[needs("read")
 changing = APIRouter(prefix="/v1", tags=["overview"], dependencies=[needs("operate")])
 
 MOST_BUCKETS = 1_000
-ABILITIES = (ports.Inspectable, ports.DeadLetters, ports.Holds, ports.Journal, ports.Transfer)
+ABILITIES = (ports.Inspectable, ports.DeadLetters, ports.Holds, ports.Journal, ports.Transfer, ports.Registry)
 
 
 @looking.get("/stores", summary="The stores, and what they can do", **documents(StoresOut))
@@ -122,6 +126,36 @@ async def holds(store: Store) -> Response:
     """Messages of both wait in the store, can be cancelled, and hold up no others."""
     blocked = [blocked_shape(each) for each in await store.scheduler.blocked()]
     return Json({"paused": await store.scheduler.paused(), "blocked": blocked})
+
+
+@looking.get("/consumers", summary="Consumers of fan-out topics, with their lag", **documents(ConsumersOut))
+async def consumers(
+    store: Store,
+    limit: Limit,
+    after: After = None,
+    topic: Annotated[str | None, Query(description="Only of this topic.", max_length=100)] = None,
+) -> Response:
+    """By topic and name; only of a store that has topics beside it, as Redis has."""
+    opened = store.scheduler._open_store()
+    if not isinstance(opened, ports.Registry):
+        raise UnsupportedByStoreError("store", opened.name, "stores that have fan-out topics beside them")
+    begins = read_cursor(after, tuple[str, str]) or ("", "")
+    found = [each for each in await opened.registered(topic) if (each.topic, each.consumer) > begins]
+    page = [
+        ConsumerOut(
+            each.topic,
+            each.consumer,
+            each.ordered,
+            time_shape(each.since_ms),
+            each.waiting,
+            each.in_flight,
+            each.retrying,
+            each.missed,
+        )
+        for each in found[:limit]
+    ]
+    place = (page[-1].topic, page[-1].consumer) if len(found) > limit else None
+    return Json({"consumers": page, "after": write_cursor(place)})
 
 
 @changing.post("/pause", summary="Hold back a handler, a sink or a destination", **documents(OutcomeOut, WhatIn))

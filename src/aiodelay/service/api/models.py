@@ -377,11 +377,10 @@ class HoldsOut(Struct, frozen=True):
 class ConsumerOut(Struct, frozen=True):
     """A consumer of a fan-out topic; `waiting` is its lag."""
 
-    sink: str
     topic: str
     consumer: str
     ordered: bool
-    since_ms: int
+    since: str
     waiting: int
     in_flight: int
     retrying: int
