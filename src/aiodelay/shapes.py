@@ -72,6 +72,9 @@ __all__ = [
     "to_of",
 ]
 
+LAST_MS = 253_402_300_799_999
+"""The last instant that text can name; records of other programs may be due later."""
+
 MESSAGE_FIELDS = (
     *("to", "payload", "payload_base64", "at", "delay", "every", "id"),
     *("key", "key_base64", "headers", "conflict", "late"),
@@ -88,8 +91,8 @@ _LATES = '"deliver", {"drop": "15m"} or {"dead_letter": "15m"}'
 
 
 def time_shape(ms: int) -> str:
-    """Return an instant, epoch ms, as ISO 8601 text in UTC."""
-    return from_epoch_ms(ms).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    """Return an instant, epoch ms, as ISO 8601 text in UTC; of what lies beyond the year 9999, the end of that."""
+    return from_epoch_ms(min(ms, LAST_MS)).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def to_of(envelope: Envelope) -> str:

@@ -18,6 +18,8 @@ import pytest
 from fastapi import FastAPI
 
 from aiodelay import Reject, Scheduler
+from aiodelay.identifiers import new_op
+from aiodelay.model import At, Envelope, Put, Stored
 from aiodelay.redis import RedisFanout
 from aiodelay.service import ApiLimits, admin
 from aiodelay.service.api import models
@@ -519,6 +521,16 @@ async def test_what_may_be_scheduled_to_is_said_to_who_asked_for_something_else(
             assert "handler:work, handler:mail.*" in problem["allowed"]
         assert (await client.post("/v1/messages", json=work(to="handler:mail.out"))).status_code == 201
         assert len([each async for each in scheduler.pending()]) == 1
+
+
+async def test_what_another_program_has_put_beyond_all_calendars_is_shown(tmp_path: Path) -> None:
+    async with quiet(f"sqlite:///{tmp_path}/far.db") as (client, scheduler):
+        put = Put(new_op(), Envelope("never", "work", payload=b"p"), At((1 << 48) - 1))
+        (outcome,) = await scheduler._open_store().apply([put])
+        assert isinstance(outcome, Stored)
+        assert (await client.get("/v1/messages/never")).json()["due"] == "9999-12-31T23:59:59.999Z"
+        assert (await client.get("/v1/messages")).json()["messages"][0]["id"] == "never"
+        assert (await client.get("/schedules")).json()[0]["epoch"] == -(-((1 << 48) - 1) // 1000)
 
 
 async def test_the_routes_of_etf1_answer_in_its_shapes(url: str) -> None:

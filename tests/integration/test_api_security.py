@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from aiodelay import Scheduler, StoreUnavailableError
 from aiodelay.memory import MemoryStore
+from aiodelay.model import Command, SourcePosition, Unknown
 from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
 from aiodelay.service.api.application import ROUTERS
 from aiodelay.service.api.schemas import scopes_of
@@ -315,6 +316,32 @@ async def test_each_change_stands_in_the_audit_log_and_looking_does_not(caplog: 
     ]
     assert {each["from"] for each in lines} == {"127.0.0.1"}
     assert lines[-1]["outcomes"] == {"cancelled": 1}
+
+
+async def test_a_change_of_which_nobody_knows_whether_it_was_made_is_told_and_audited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Silent(MemoryStore):
+        async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> list[Unknown]:
+            return [Unknown("no answer")] * len(commands)
+
+    caplog.set_level(logging.INFO, "aiodelay.audit")
+    async with (
+        Scheduler(Silent(), dispatch=False, store_timeout="50ms") as scheduler,
+        serving_api(scheduler, **ALL) as client,
+    ):
+        for method, path in (("POST", "/v1/messages"), ("DELETE", "/v1/messages/m")):
+            answer = await client.request(method, path, json=WORK | {"id": "m"})
+            assert "Idempotency-Key" in problem_of(answer, 504, "OutcomeUnknownError")["detail"]
+        line = await client.post("/v1/messages", content=json.dumps(WORK), headers=NDJSON)
+        assert json.loads(line.text.splitlines()[0])["problem"]["error"] == "OutcomeUnknownError"
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "aiodelay.audit"]
+    assert [(each["action"], each.get("id"), each["outcome"]) for each in lines] == [
+        ("schedule", "m", "OutcomeUnknownError"),
+        ("cancel", "m", "OutcomeUnknownError"),
+        ("schedule_many", None, "done"),
+    ]
+    assert lines[-1]["refused"] == 1
 
 
 async def test_only_who_has_planned_may_confirm() -> None:

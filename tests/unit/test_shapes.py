@@ -13,7 +13,15 @@ import pytest
 from aiodelay import Conflict, Cron, Every, Late, Message, MessageIdError, Scheduler, Snapshot
 from aiodelay.errors import AiodelayError
 from aiodelay.model import DeadLetter, LaneCounts
-from aiodelay.shapes import counts_shape, dead_letter_shape, error_shape, message_shape, read_message, rule_shape
+from aiodelay.shapes import (
+    counts_shape,
+    dead_letter_shape,
+    error_shape,
+    message_shape,
+    read_message,
+    rule_shape,
+    time_shape,
+)
 from aiodelay.testing.clock import VirtualClock
 from tests.support.clear_errors import KEY, PAYLOAD, Sink, assert_no_secret
 
@@ -159,3 +167,7 @@ async def test_dead_letters_and_counts(clock: VirtualClock) -> None:
         "read_by_nobody": False,
     }
     assert msgspec.json.encode(shape)
+
+
+def test_instants_beyond_the_year_9999_are_shown_as_its_end() -> None:
+    assert time_shape((1 << 48) - 1) == time_shape(253_402_300_799_999) == "9999-12-31T23:59:59.999Z"

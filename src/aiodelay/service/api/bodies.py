@@ -23,6 +23,7 @@ __all__ = [
     "body_of",
     "check_type",
     "chunks_of",
+    "encoded",
     "lines_of",
     "read_json",
 ]
@@ -41,11 +42,16 @@ class Json(Response):
     media_type = PLAIN
 
     def render(self, content: Any) -> bytes:  # noqa: ANN401 - whatever is answered
-        """Return the text; what other programs have stored may be no UTF-8, and is escaped then."""
-        try:
-            return msgspec.json.encode(content)
-        except UnicodeEncodeError:
-            return json.dumps(msgspec.to_builtins(content)).encode()
+        """Return the text."""
+        return encoded(content)
+
+
+def encoded(content: Any) -> bytes:  # noqa: ANN401 - whatever is answered
+    """Return JSON text; what other programs have stored may be no UTF-8, and is escaped then."""
+    try:
+        return msgspec.json.encode(content)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(content)).encode()
 
 
 def check_type(request: Request, *allowed: str) -> str:

@@ -19,7 +19,7 @@ from .cursors import dead_filter_of, filter_of
 from .models import BulkDoneOut, BulkIn, BulkPlanOut, DeadFilterIn, FilterIn
 from .problems import wrong
 from .schemas import documents
-from .security import audit, caller_of, needs
+from .security import audited, caller_of, needs
 from .served import PLAN_MS, Opened, Plan, Store, served_of
 
 __all__ = ["changing", "confirm", "plan"]
@@ -75,9 +75,9 @@ async def confirm(confirm: str, request: Request, store: Store) -> Response:
     """To exactly what was found, as far as it is still there; only by who asked, and once."""
     served = served_of(request)
     found = served.plans.take(confirm, by=caller_of(request).name, store=store.name)
-    outcomes = dict(Counter(await _done(store, found)))
-    ids = found.ids or [key.id for key in found.letters]
-    audit(request, f"bulk {found.action}", store=store.name, ids=list(ids), outcomes=outcomes)
+    ids = list(found.ids or [key.id for key in found.letters])
+    with audited(request, f"bulk {found.action}", store=store.name, ids=ids) as facts:
+        facts["outcomes"] = outcomes = dict(Counter(await _done(store, found)))
     return Json({"action": found.action, "outcomes": outcomes})
 
 

@@ -18,7 +18,7 @@ from .messages import in_list
 from .models import DeadFilterIn, DeadKeysIn, DeadListOut, DeadOut, PurgedOut, RedrivenOut
 from .problems import ApiError, wrong
 from .schemas import documents
-from .security import audit, needs
+from .security import audited, needs
 from .served import After, Limit, Store, served_of
 
 __all__ = [
@@ -87,11 +87,12 @@ async def _keys(request: Request) -> list[DeadKey]:
 async def redrive(request: Request, store: Store) -> Response:
     """Each has an answer of its own: `stored`, `not_found`, or `exists` where its id is scheduled again."""
     keys = await _keys(request)
-    outcomes = [
-        each.answer if isinstance(each, Stored) else getattr(each, "reason", "unknown")
-        for each in await store.scheduler.redrive(*keys)
-    ]
-    audit(request, "redrive", store=store.name, ids=[key.id for key in keys], outcomes=dict(Counter(outcomes)))
+    with audited(request, "redrive", store=store.name, ids=[key.id for key in keys]) as facts:
+        outcomes = [
+            each.answer if isinstance(each, Stored) else getattr(each, "reason", "unknown")
+            for each in await store.scheduler.redrive(*keys)
+        ]
+        facts["outcomes"] = dict(Counter(outcomes))
     letters = [
         {"id": key.id, "revision": key.revision, "outcome": each} for key, each in zip(keys, outcomes, strict=True)
     ]
@@ -102,6 +103,6 @@ async def redrive(request: Request, store: Store) -> Response:
 async def purge(request: Request, store: Store) -> Response:
     """Those that are not there any more count for nothing."""
     keys = await _keys(request)
-    purged = await store.scheduler.purge(*keys)
-    audit(request, "purge", store=store.name, ids=[key.id for key in keys], purged=purged)
+    with audited(request, "purge", store=store.name, ids=[key.id for key in keys]) as facts:
+        facts["purged"] = purged = await store.scheduler.purge(*keys)
     return Json({"purged": purged})

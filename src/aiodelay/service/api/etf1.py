@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
-import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import StreamingResponse
 
@@ -21,7 +20,7 @@ from aiodelay.model import Snapshot
 from aiodelay.queries import Filter, page
 from aiodelay.shapes import to_of
 
-from .bodies import Json
+from .bodies import Json, encoded
 from .messages import not_found
 from .models import Etf1Info, Etf1Kafka, Etf1Schedule
 from .schemas import documents
@@ -59,7 +58,7 @@ async def schedules(
         yield b"["
         while True:
             for each in found.messages:
-                yield comma + msgspec.json.encode(_schedule(store, each))
+                yield comma + encoded(_schedule(store, each))
                 comma = b","
             left -= len(found.messages)
             if found.after is None or left <= 0:

@@ -28,7 +28,7 @@ from .models import (
     WhatIn,
 )
 from .schemas import documents
-from .security import audit, needs
+from .security import audited, needs
 from .served import After, Limit, Store, served_of
 
 __all__ = [
@@ -162,8 +162,8 @@ async def consumers(
 async def pause(request: Request, store: Store) -> Response:
     """For all instances, until it is resumed; what is in flight goes on."""
     what = (await read_json(request, served_of(request).limits, WhatIn)).what
-    outcome = "paused" if await store.scheduler.pause(what) else "was_paused"
-    audit(request, "pause", store=store.name, what=what, outcome=outcome)
+    with audited(request, "pause", store=store.name, what=what) as facts:
+        facts["outcome"] = outcome = "paused" if await store.scheduler.pause(what) else "was_paused"
     return Json({"id": what, "outcome": outcome})
 
 
@@ -171,6 +171,6 @@ async def pause(request: Request, store: Store) -> Response:
 async def resume(request: Request, store: Store) -> Response:
     """What is due then is delivered at once."""
     what = (await read_json(request, served_of(request).limits, WhatIn)).what
-    outcome = "resumed" if await store.scheduler.resume(what) else "was_not_paused"
-    audit(request, "resume", store=store.name, what=what, outcome=outcome)
+    with audited(request, "resume", store=store.name, what=what) as facts:
+        facts["outcome"] = outcome = "resumed" if await store.scheduler.resume(what) else "was_not_paused"
     return Json({"id": what, "outcome": outcome})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from .cursors import filter_of, read_cursor, write_cursor
 from .models import FilterIn, LineOut, ListOut, MessageIn, MessageOut, OutcomeOut, ScheduledOut, WhenIn
 from .problems import ApiError, wrong
 from .schemas import documents
-from .security import audit, caller_of, needs
+from .security import audited, caller_of, needs
 from .served import After, Limit, Opened, Store, served_of
 from .streams import schedule_lines
 
@@ -140,9 +141,10 @@ async def put_message(id: str, request: Request, store: Store) -> Response:  # n
 
 
 async def _schedule(request: Request, store: Opened, message: Message, *, is_keyed: bool) -> Response:
-    scheduled = await _scheduled(store, message)
-    shape = told_of(scheduled, is_keyed=is_keyed)
-    audit(request, "schedule", store=store.name, id=scheduled.id, to=message.to or "", outcome=shape["outcome"])
+    with audited(request, "schedule", store=store.name, id=message.id or "", to=message.to or "") as facts:
+        scheduled = await _scheduled(store, message)
+        shape = told_of(scheduled, is_keyed=is_keyed)
+        facts |= {"id": scheduled.id, "outcome": shape["outcome"]}
     is_new = shape["outcome"] in ("stored", "replaced") and request.method == "POST"
     return Json(shape, 201 if is_new else 200)
 
@@ -205,33 +207,33 @@ def with_key(request: Request, store: Opened, message: Message, key: str | None,
 @changing.delete("/{id:path}", summary="Cancel a message, or a series", **documents(OutcomeOut))
 async def cancel(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """`in_flight`: this attempt goes on, no retry and no recurrence follows. `recorded`: only an owner could say."""
-    outcome = await store.scheduler.cancel(id)
-    return _told(request, store, "cancel", id, outcome)
+    return await _told(request, store, "cancel", id, store.scheduler.cancel(id))
 
 
 @changing.post("/{id:path}/reschedule", summary="Move a message to another time", **documents(OutcomeOut, WhenIn))
 async def reschedule(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """All else stays. 409 where it is being delivered at its old time, and only then."""
     when = await read_json(request, served_of(request).limits, WhenIn)
-    outcome = await store.scheduler.reschedule(id, at=read_time(when.at, "at"), delay=when.delay)
-    return _told(request, store, "reschedule", id, outcome)
+    moving = store.scheduler.reschedule(id, at=read_time(when.at, "at"), delay=when.delay)
+    return await _told(request, store, "reschedule", id, moving)
 
 
 @changing.post("/{id:path}/fire", summary="Make a message due now", **documents(OutcomeOut))
 async def fire(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """`in_flight`: it is being delivered already."""
-    outcome = await store.scheduler.fire(id)
-    return _told(request, store, "fire", id, outcome)
+    return await _told(request, store, "fire", id, store.scheduler.fire(id))
 
 
-def _told(
+async def _told(
     request: Request,
     store: Opened,
     action: str,
     message_id: str,
-    outcome: CancelOutcome | RescheduleOutcome | FireOutcome,
+    command: Awaitable[CancelOutcome | RescheduleOutcome | FireOutcome],
 ) -> Response:
-    audit(request, action, store=store.name, id=message_id, outcome=outcome.value)
+    with audited(request, action, store=store.name, id=message_id) as facts:
+        outcome = await command
+        facts["outcome"] = outcome.value
     if outcome.value == "not_found":
         raise not_found(message_id)
     if outcome.value == "too_late":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from aiodelay.clock import Clock, SystemClock
-from aiodelay.errors import ConfigurationError, cut, kind_of, shortened
+from aiodelay.errors import ConfigurationError, StoreError, cut, kind_of, shortened
 from aiodelay.inputs import check_count
 from aiodelay.service.config import Scope, Token
 
@@ -33,6 +34,7 @@ __all__ = [
     "Gate",
     "Tokens",
     "audit",
+    "audited",
     "caller_of",
     "hash_token",
     "needs",
@@ -276,6 +278,21 @@ def audit(request: Request, action: str, **facts: Any) -> None:  # noqa: ANN401 
     told = {"action": action, "by": caller.name, "from": caller.peer, **facts}
     plain = {name: _plain(value) for name, value in told.items()}
     audit_log.info("%s", msgspec.json.encode(plain).decode(), extra={"audit": plain})
+
+
+@contextmanager
+def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as of `audit`
+    """Write what comes of a change; of one that the store may have carried out in part, or without saying so, as well.
+
+    Yields:
+        What is told, to be completed.
+    """
+    try:
+        yield facts
+    except StoreError as error:
+        audit(request, action, **facts, outcome=type(error).__name__)
+        raise
+    audit(request, action, **facts)
 
 
 def _plain(value: object) -> object:
