@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import threading
@@ -22,6 +23,7 @@ from tests.support.command import aiodelay
 from tests.support.servers import RedisServer, start
 from tests.support.service import Service, until, until_ready
 
+PAGE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 TOKEN = "planted-secret-token-0123456789"
 PASSWORD = "planted-secret-password"
 PAYLOAD = "planted-secret-payload"
@@ -49,6 +51,11 @@ def test_without_a_file(tmp_path: Path) -> None:
     with Service(tmp_path) as service, service.client() as client:
         until_ready(client)
         assert client.get("/livez").json() == {"status": "alive"}
+        answer = client.get("/readyz")
+        shown = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
+        assert list(answer.json()) == list(shown)
+        assert list(answer.json()["stores"]["default"]) == list(shown["stores"]["default"])
+        assert answer.headers["cache-control"] == "no-store"
         assert client.post("/v1/messages", json={"to": "stdout:x", "payload": "x", "delay": "0s"}).status_code == 403
         service.send(signal.SIGTERM)
         assert service.exit_code() == 0

@@ -308,6 +308,7 @@ def test_show_tells_where_each_value_comes_from(folder: Path, capsys: pytest.Cap
     assert "limits.overdue = 1m30s  # aiodelay.toml:32" in lines
     assert "api.tokens[0].hash = ***  # aiodelay.toml:28" in lines
     assert "api.rate = 500  # default" in lines
+    assert not [line for line in lines if " = None" in line]
 
 
 def test_a_token_is_made_with_its_hash(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
