@@ -56,7 +56,7 @@ SINK = "[sinks.kafka]\nurl = 'kafka://localhost:9092'\n"
 TEN = f"""\
 store = "redis://:{SECRET}@localhost?timeout=3"
 allowed_targets = ["kafka:out", "nowhere"]
-stroe = "{SECRET}"
+shop = "{SECRET}"
 
 [sinks.kafka]
 url = "kafka://user:{SECRET}@localhost?partitions=1"
@@ -171,7 +171,7 @@ def test_all_mistakes_are_told_at_once(folder: Path) -> None:
     assert {field: problem.origin for field, problem in found.items()} == {
         "store (option of redis://:***@localhost?timeout=3)": "aiodelay.toml:1",
         "allowed_targets": "aiodelay.toml:2",
-        "stroe": "aiodelay.toml:3",
+        "shop": "aiodelay.toml:3",
         "sinks.kafka.url (option of kafka://user:***@localhost?partitions=1)": "aiodelay.toml:6",
         "intake[0].from": "aiodelay.toml:9",
         "intake[0].countdown_from": "aiodelay.toml:10",
@@ -187,7 +187,7 @@ def test_all_mistakes_are_told_at_once(folder: Path) -> None:
     assert found["api.port"].allowed == "less than or equal to 65535"
     assert found["api.tokens[0].scopes[1]"].allowed == "'read', 'schedule' or 'operate'"
     assert found["intake[1].from"].value == "missing"
-    assert found["stroe"].allowed.startswith("store, stores, namespace")
+    assert found["shop"].allowed.startswith("store, stores, namespace")
     assert SECRET not in "".join(map(str, found.values()))
 
 
@@ -238,6 +238,15 @@ def test_an_intake_is_judged_beside_its_store(folder: Path, text: str, field: st
     found = problems(folder, text)
     assert field in found
     assert value in found[field].value
+
+
+@pytest.mark.parametrize(
+    "text", ["namespace = '{}'", "[limits]\ndrain = '{}'", "[api]\nport = '{}'", "allowed_targets = ['{}']"]
+)
+def test_a_url_in_the_wrong_place_keeps_its_password(folder: Path, text: str) -> None:
+    for url in (f"redis://u:{SECRET}@localhost", f"u:{SECRET}@localhost"):
+        (problem,) = problems(folder, text.format(url)).values()
+        assert "u:***@localhost" in problem.value
 
 
 def test_tokens_have_names_of_their_own(folder: Path) -> None:

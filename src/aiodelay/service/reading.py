@@ -98,6 +98,7 @@ _MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {
     ("limits",): Limits,
     ("log",): LogSettings,
 }
+URLS = ("url", "store", "from")
 _SHOULD = re.compile(r"^(Input|Value|String|Tuple|List|Dictionary) should (be |have )?")
 
 
@@ -108,7 +109,10 @@ def _problem(error: ErrorDetails, layers: Layers) -> Problem:
     if isinstance(cause, InputError | ConfigurationError):
         what = cause.field if isinstance(cause, InputError) else cause.setting
         inner = f" ({what})" if "://" in what else ""
-        return Problem(field + inner, cause.value, cause.allowed, origin)
+        is_misplaced = place[-1] not in URLS and _may_hold_password(error["input"])
+        return Problem(
+            field + inner, _shown(error["input"], place) if is_misplaced else cause.value, cause.allowed, origin
+        )
     if error["type"] == "extra_forbidden":
         return Problem(cut(field), "unknown", _known_beside(place), origin)
     if error["type"] == "missing":
@@ -126,12 +130,15 @@ def _known_beside(place: Place) -> str:
     return ", ".join(field.alias or name for name, field in model.model_fields.items())
 
 
+def _may_hold_password(value: object) -> bool:
+    return isinstance(value, str) and ("://" in value or "@" in value)
+
+
 def _shown(value: object, place: Place) -> str:
     if "hash" in place:
         return "***"
     if isinstance(value, str):
-        is_url = "://" in value or place[-1:] in (("url",), ("store",), ("from",))
-        return repr(masked_url(value)) if is_url else shortened(value)
+        return repr(masked_url(value)) if place[-1] in URLS or _may_hold_password(value) else shortened(value)
     if isinstance(value, timedelta):
         return format_duration(value // timedelta(milliseconds=1))
     if isinstance(value, list | tuple):
@@ -264,12 +271,9 @@ def _unknown_target(to: str, schedulers: Sequence[Scheduler], place: Place) -> I
         except (ConfigurationError, InputError) as error:
             errors.append(error)
     if errors and len(errors) == len(schedulers):
-        value, allowed = _value_and_rule(errors[0])
-        yield (
-            place,
-            f"{to!r}, but there is no sink {value}" if isinstance(errors[0], UnknownSinkError) else repr(to),
-            allowed,
-        )
+        _, allowed = _value_and_rule(errors[0])
+        is_unknown = isinstance(errors[0], UnknownSinkError)
+        yield place, _shown(to, place) + (f", but there is no sink {cut(sink)!r}" if is_unknown else ""), allowed
 
 
 def _intake_disagreements(
