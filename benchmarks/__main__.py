@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from . import (
+    ba5_help,
     bf1_memory_dispatch,
     bf2_sqlite_schedule,
     bf3_sqlite_drain,
@@ -43,6 +44,7 @@ from .redis_server import running_server
 from .report import as_json, as_line, as_markdown, by_family, put_between_markers, surroundings
 
 BENCHMARKS: tuple[Benchmark, ...] = (
+    ba5_help.BENCHMARK,
     bf1_memory_dispatch.BENCHMARK,
     bf2_sqlite_schedule.BENCHMARK,
     bf3_sqlite_drain.BENCHMARK,

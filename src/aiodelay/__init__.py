@@ -2,61 +2,66 @@
 
 from __future__ import annotations
 
-from ._runtime.housekeeping import Alarm
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from ._version import __version__
-from .bulk import PartlyScheduledError, Rejected
-from .context import Context, Later, Reject
-from .dependencies import Depends
-from .errors import (
-    AiodelayError,
-    ClosedError,
-    CodecError,
-    ConfigurationError,
-    DuplicateHandlerError,
-    DuplicateIdError,
-    HandlerResultError,
-    HandlerSignatureError,
-    HandlerTimeoutError,
-    HeaderError,
-    InputError,
-    MessageIdError,
-    MissingExtraError,
-    OutcomeUnknownError,
-    PayloadTooLargeError,
-    PayloadTypeError,
-    RecordFormatError,
-    ScheduleTimeError,
-    SinkUnavailableError,
-    StoreBusyError,
-    StoreError,
-    StoreFullError,
-    StoreMismatchError,
-    StoreUnavailableError,
-    TargetError,
-    TargetNotAllowedError,
-    UnknownSinkError,
-    UnsupportedByStoreError,
-    WrongLoopError,
-)
-from .handlers import event
-from .messages import Message, Scheduled
-from .model import (
-    CancelOutcome,
-    Conflict,
-    DeadKey,
-    DeadLetter,
-    FireOutcome,
-    Late,
-    RescheduleOutcome,
-    ScheduleOutcome,
-    Snapshot,
-    State,
-)
-from .received import Received
-from .recurrence import Cron, Every
-from .retry import Retry
-from .scheduler import Scheduler
-from .timeunits import Duration
+
+if TYPE_CHECKING:
+    from ._runtime.housekeeping import Alarm
+    from .bulk import PartlyScheduledError, Rejected
+    from .context import Context, Later, Reject
+    from .dependencies import Depends
+    from .errors import (
+        AiodelayError,
+        ClosedError,
+        CodecError,
+        ConfigurationError,
+        DuplicateHandlerError,
+        DuplicateIdError,
+        HandlerResultError,
+        HandlerSignatureError,
+        HandlerTimeoutError,
+        HeaderError,
+        InputError,
+        MessageIdError,
+        MissingExtraError,
+        OutcomeUnknownError,
+        PayloadTooLargeError,
+        PayloadTypeError,
+        RecordFormatError,
+        ScheduleTimeError,
+        SinkUnavailableError,
+        StoreBusyError,
+        StoreError,
+        StoreFullError,
+        StoreMismatchError,
+        StoreUnavailableError,
+        TargetError,
+        TargetNotAllowedError,
+        UnknownSinkError,
+        UnsupportedByStoreError,
+        WrongLoopError,
+    )
+    from .handlers import event
+    from .messages import Message, Scheduled
+    from .model import (
+        CancelOutcome,
+        Conflict,
+        DeadKey,
+        DeadLetter,
+        FireOutcome,
+        Late,
+        RescheduleOutcome,
+        ScheduleOutcome,
+        Snapshot,
+        State,
+    )
+    from .received import Received
+    from .recurrence import Cron, Every
+    from .retry import Retry
+    from .scheduler import Scheduler
+    from .timeunits import Duration
 
 __all__ = [
     "AiodelayError",
@@ -116,3 +121,75 @@ __all__ = [
     "__version__",
     "event",
 ]
+
+_HOMES = {
+    "AiodelayError": "errors",
+    "Alarm": "_runtime.housekeeping",
+    "CancelOutcome": "model",
+    "ClosedError": "errors",
+    "CodecError": "errors",
+    "ConfigurationError": "errors",
+    "Conflict": "model",
+    "Context": "context",
+    "Cron": "recurrence",
+    "DeadKey": "model",
+    "DeadLetter": "model",
+    "Depends": "dependencies",
+    "DuplicateHandlerError": "errors",
+    "DuplicateIdError": "errors",
+    "Duration": "timeunits",
+    "Every": "recurrence",
+    "FireOutcome": "model",
+    "HandlerResultError": "errors",
+    "HandlerSignatureError": "errors",
+    "HandlerTimeoutError": "errors",
+    "HeaderError": "errors",
+    "InputError": "errors",
+    "Late": "model",
+    "Later": "context",
+    "Message": "messages",
+    "MessageIdError": "errors",
+    "MissingExtraError": "errors",
+    "OutcomeUnknownError": "errors",
+    "PartlyScheduledError": "bulk",
+    "PayloadTooLargeError": "errors",
+    "PayloadTypeError": "errors",
+    "Received": "received",
+    "RecordFormatError": "errors",
+    "Reject": "context",
+    "Rejected": "bulk",
+    "RescheduleOutcome": "model",
+    "Retry": "retry",
+    "ScheduleOutcome": "model",
+    "ScheduleTimeError": "errors",
+    "Scheduled": "messages",
+    "Scheduler": "scheduler",
+    "SinkUnavailableError": "errors",
+    "Snapshot": "model",
+    "State": "model",
+    "StoreBusyError": "errors",
+    "StoreError": "errors",
+    "StoreFullError": "errors",
+    "StoreMismatchError": "errors",
+    "StoreUnavailableError": "errors",
+    "TargetError": "errors",
+    "TargetNotAllowedError": "errors",
+    "UnknownSinkError": "errors",
+    "UnsupportedByStoreError": "errors",
+    "WrongLoopError": "errors",
+    "event": "handlers",
+}
+"""Public names, and the modules that define them: imported when a name is first asked for."""
+
+if not TYPE_CHECKING:  # else type checkers would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 
 from aiodelay import Scheduler, Snapshot
+from aiodelay.cli.app import app
+from aiodelay.cli.commands import COMMANDS, name_of, overview
 from tests.support.command import Program, aiodelay
 
 APP = """
@@ -209,7 +214,7 @@ def test_a_module_that_imports_what_is_not_there_shows_where(tmp_path: Path) -> 
 
 
 def test_without_cyclopts_a_line_says_what_to_install(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['cyclopts'] = None; from aiodelay.cli import main; main()"
+    code = "import sys; sys.modules['cyclopts'] = None; sys.argv = ['aiodelay', 'run']; from aiodelay.cli import main; main()"
     with Program("-c", code, cwd=tmp_path) as program:
         assert program.exit_code() == 2
         assert program.err.seen == [
@@ -217,20 +222,34 @@ def test_without_cyclopts_a_line_says_what_to_install(tmp_path: Path) -> None:
         ]
 
 
-def test_help_loads_no_client(tmp_path: Path) -> None:
-    code = """
+BACKENDS = {"aiodelay.sqlite", "aiodelay.redis", "aiodelay.kafka", "redis", "aiokafka", "fastapi", "pyspark"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["schedule", "--help"], ["import", "etf1", "--help"]])
+def test_help_loads_no_client(tmp_path: Path, arguments: list[str]) -> None:
+    code = f"""
 import sys
-sys.argv = ["aiodelay", "--help"]
+sys.argv = ["aiodelay", *{arguments}]
 from aiodelay.cli import main
 try:
     main()
 finally:
-    print("loaded", *sorted({"aiodelay.sqlite", "redis", "aiokafka", "fastapi", "pyspark"} & sys.modules.keys()))
+    print("loaded", *sorted({BACKENDS} & sys.modules.keys()))
 """
     with Program("-c", code, cwd=tmp_path) as program:
         assert program.exit_code() == 0
         assert program.out.seen[-1] == "loaded"
-        assert any("demo" in line for line in program.out.seen)
+        assert any("Usage: aiodelay" in line for line in program.out.seen)
+
+
+def test_the_overview_is_of_all_commands_in_the_words_of_each() -> None:
+    for place, _, line in COMMANDS:
+        module, _, function = place.partition(":")
+        found = getattr(import_module(f"aiodelay.cli.{module}"), function)
+        own = (found.help if isinstance(found, App) else inspect.getdoc(found)) or ""
+        assert own.split()[:2] == line.split()[:2], place
+        assert f"\n  {name_of(place)} " in overview()
+        assert name_of(place) in app
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["--version"]])

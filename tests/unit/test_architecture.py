@@ -258,6 +258,10 @@ class Blocked:
 BLOCKED, asked, before = set(sys.argv[1].split(",")), [], set(sys.modules)
 sys.meta_path.insert(0, Blocked())
 import aiodelay
+light = sorted(name for name in sys.modules if name.startswith("aiodelay."))
+assert light == ["aiodelay._version"], light
+for name in aiodelay.__all__:
+    getattr(aiodelay, name)
 inner = sorted(name for name in sys.modules if name.startswith("aiodelay."))
 import aiodelay.memory, aiodelay.sqlite, aiodelay.sinks
 print(*asked)
@@ -363,10 +367,17 @@ RE_EXPORTED = {"aiodelay.testing.clock": {"VirtualLoop", "WaitingForeverError"}}
 
 def test_all_of_the_package_is_sorted_and_complete() -> None:
     assert sorted(aiodelay.__all__) == aiodelay.__all__
-    public = {
-        name for name, value in vars(aiodelay).items() if not name.startswith("_") and not inspect.ismodule(value)
+    for_types = {
+        alias.name: node.module
+        for node in SOURCES[""].nodes
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
     }
-    assert public - {"annotations"} == set(aiodelay.__all__) - {"__version__"}
+    assert for_types == aiodelay._HOMES | {"__version__": "_version"}
+    assert for_types.keys() == set(aiodelay.__all__)
+    assert set(aiodelay.__all__) <= set(dir(aiodelay))
+    with pytest.raises(AttributeError, match="no attribute 'Schedular'"):
+        aiodelay.Schedular  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_errors_that_calls_raise_can_be_imported_from_the_package() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from .commands import overview
+
 __all__ = ["main"]
 
 HINT = "aiodelay: the command line needs the package {name}; install it with: pip install 'aiodelay[cli]'"
@@ -11,6 +13,9 @@ HINT = "aiodelay: the command line needs the package {name}; install it with: pi
 
 def main() -> None:
     """Run the command line on `sys.argv` and exit, with a code that docs/cli.md lists."""
+    if sys.argv[1:] in ([], ["--help"], ["-h"]):
+        print(overview())
+        return
     try:
         from .app import run_app  # noqa: PLC0415 - what it needs may be missing
     except ModuleNotFoundError as error:

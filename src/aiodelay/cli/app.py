@@ -1,6 +1,6 @@
 """The commands, put together: what they are called, how they end, where errors go.
 
-Commands are named by their place and imported when they are asked for: `--help` loads none.
+A command is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -13,54 +13,23 @@ from cyclopts import App, CycloptsError
 
 from aiodelay._version import __version__
 
+from .commands import COMMANDS, RUN, SUMMARY, name_of
+
 __all__ = ["app", "run_app"]
 
 NOT_UNDERSTOOD, INTERRUPTED = 2, 130
 
 app: App = App(
     name="aiodelay",
-    help="Deliver messages later, durably.",
+    help=SUMMARY,
     version=__version__,
     help_format="plaintext",
     result_action="return_value",
 )
 
-RUN, MESSAGES, LOOK, MOVE = "Run", "Messages", "Look", "Move"
-COMMANDS = (
-    (
-        "demo:demo",
-        RUN,
-        "Show messages being scheduled, delivered, retried, cancelled and given up, for real.",
-    ),
-    ("run:run", RUN, "Dispatch and handle until SIGTERM or Ctrl-C, then drain."),
-    ("delay_box:delay_box", RUN, "Take in what services ask for on Kafka topics, and deliver it when its time is up."),
-    ("serve:serve", RUN, "Run the service: stores whose messages are delivered, intakes, and an HTTP API."),
-    ("config:config", RUN, "Check and show the service's settings; make tokens."),
-    ("schedule:schedule", MESSAGES, "Store a message, or one for each JSON line on stdin."),
-    ("messages:get", MESSAGES, "Show a message that is pending or in flight."),
-    ("messages:list_", MESSAGES, "List messages that are pending or in flight, by the time of their next attempt."),
-    ("messages:cancel", MESSAGES, "End messages, and series with all their retries."),
-    ("messages:reschedule", MESSAGES, "Move a pending message to another time."),
-    ("messages:fire", MESSAGES, "Make pending messages due now."),
-    ("lanes:pause", MESSAGES, "Hold back an event type, a sink, or one destination, for all instances."),
-    ("lanes:resume", MESSAGES, "Release what `pause` holds back."),
-    ("load:load", LOOK, "Show how many messages come due in each of the next spans of time."),
-    ("top:top", LOOK, "Show counts, lateness and lanes, live until Ctrl-C."),
-    ("check:check", LOOK, "Say what is right or wrong with a server, topic or layout, and the command that mends it."),
-    ("why:why", LOOK, "Tell the whole story of a message, and why it did not arrive."),
-    ("export:export", MOVE, "Write holds, messages and dead letters as JSON lines."),
-    ("import_:import_", MOVE, "Store what `aiodelay export` has written, or what other systems keep."),
-    ("dead:dead", MESSAGES, "List dead letters, give them a new life, or delete them."),
-)
 for place, group, line in COMMANDS:
-    name = place.partition(":")[2].strip("_").replace("_", "-")
-    app.command(f"{__package__}.{place}", name=name, group=group, help=line)
-
-
-@app.command(group=RUN)
-def version() -> None:
-    """Print the version."""
-    print(__version__)
+    app.command(f"{__package__}.{place}", name=name_of(place), group=group, help=line)
+app.register_install_completion_command(group=RUN)
 
 
 def run_app(arguments: Sequence[str]) -> int:
