@@ -214,7 +214,8 @@ def test_a_module_that_imports_what_is_not_there_shows_where(tmp_path: Path) -> 
 
 
 def test_without_cyclopts_a_line_says_what_to_install(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['cyclopts'] = None; sys.argv = ['aiodelay', 'run']; from aiodelay.cli import main; main()"
+    hidden = "import sys; sys.modules['cyclopts'] = None; sys.argv = ['aiodelay', 'run']"
+    code = f"{hidden}; from aiodelay.cli import main; main()"
     with Program("-c", code, cwd=tmp_path) as program:
         assert program.exit_code() == 2
         assert program.err.seen == [
