@@ -80,6 +80,18 @@ def test_top_off_a_terminal_is_a_table(cli: Cli) -> None:
     assert shapes[0]["lateness"] is None
 
 
+def test_bench_measures_both_stores_and_leaves_no_message(cli: Cli) -> None:
+    shape = cli("bench", "--messages", "300", "--json").object
+    for figures in (shape["store"], shape["memory"]):
+        assert all(figures[name] > 0 for name in figures if not name.startswith("lateness"))
+        assert figures["schedule_p50_ms"] <= figures["schedule_p99_ms"]
+    for name in ("schedule_many_per_s", "deliver_per_s"):
+        assert shape["ratio"][name] == pytest.approx(shape["store"][name] / shape["memory"][name], abs=0.001)
+    assert cli("list", "--namespace", "aiodelay-bench", "--json").objects == []
+    assert len(cli("bench", "--messages", "100").lines) == 7
+    assert cli("bench", "--store", "kafka://localhost/x").code == 1
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
 def test_top_on_a_terminal_is_live_until_a_signal(tmp_path: Path) -> None:
     cli = Cli(f"sqlite:///{tmp_path}/delay.db?journal=100", tmp_path)

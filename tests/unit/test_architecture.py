@@ -81,6 +81,7 @@ LOOP_TIMES = {
     "redis.base": "how far the server's clock is ahead of ours",
     "redis.transfer": "how long ago the lanes that are moved were looked at",
     "cli.crew": "how long a worker ran",
+    "cli.bench": "how long storing and delivering takes",
     "service.health": "how long ago a store was asked",
     "_runtime.subscription": "how long a handler runs, on the loop whose timers end it",
 }

@@ -32,6 +32,7 @@ COMMANDS = (
     ("load:load", LOOK, "Show how many messages come due in each of the next spans of time."),
     ("top:top", LOOK, "Show counts, lateness and lanes, live until Ctrl-C."),
     ("check:check", LOOK, "Say what is right or wrong with a server, topic or layout, and the command that mends it."),
+    ("bench:bench", LOOK, "Measure a store, and this machine's memory store beside it."),
     ("why:why", LOOK, "Tell the whole story of a message, and why it did not arrive."),
     ("export:export", MOVE, "Write holds, messages and dead letters as JSON lines."),
     ("import_:import_", MOVE, "Store what `aiodelay export` has written, or what other systems keep."),
