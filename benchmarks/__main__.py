@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from . import (
+    ba1_http_stream,
+    ba2_http_calls,
     ba5_help,
     bf1_memory_dispatch,
     bf2_sqlite_schedule,
@@ -44,6 +46,8 @@ from .redis_server import running_server
 from .report import as_json, as_line, as_markdown, by_family, put_between_markers, surroundings
 
 BENCHMARKS: tuple[Benchmark, ...] = (
+    ba1_http_stream.BENCHMARK,
+    ba2_http_calls.BENCHMARK,
     ba5_help.BENCHMARK,
     bf1_memory_dispatch.BENCHMARK,
     bf2_sqlite_schedule.BENCHMARK,

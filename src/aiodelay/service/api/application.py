@@ -27,7 +27,7 @@ ONLY = "default"
 
 
 ROUTERS = (
-    *(messages.looking, messages.changing, dead.looking, dead.changing, lanes.looking, lanes.changing),
+    *(messages.changing, messages.looking, dead.looking, dead.changing, lanes.looking, lanes.changing),
     *(bulk.changing, etf1.looking, etf1.alive),
 )
 

@@ -101,15 +101,14 @@ async def chunks_of(request: Request, most: int) -> AsyncIterator[bytes]:
         ApiError: It is larger than `most` bytes, or its client has gone.
     """
     size = 0
-    too_large = ApiError(413, "BodyTooLargeError", f"at most {most} bytes are taken", CLOSE, allowed=f"{most} bytes")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > most:
-        raise too_large
+        raise _too_large(most)
     try:
         async for chunk in request.stream():
             size += len(chunk)
             if size > most:
-                raise too_large
+                raise _too_large(most)
             yield chunk
     except ClientDisconnect:
         raise ApiError(400, "DisconnectedError", "the client has gone") from None
@@ -138,6 +137,10 @@ async def lines_of(request: Request, limits: ApiLimits) -> AsyncIterator[bytes]:
             raise ApiError(413, "LineTooLargeError", f"a line has at most {limits.max_body} bytes", CLOSE)
     if rest:
         yield rest
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, "BodyTooLargeError", f"at most {most} bytes are taken", CLOSE, allowed=f"{most} bytes")
 
 
 def _too_slow(limits: ApiLimits) -> ApiError:

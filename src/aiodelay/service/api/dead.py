@@ -31,8 +31,8 @@ __all__ = [
     "redrive",
 ]
 
-looking = APIRouter(prefix="/v1/dead", tags=["dead letters"], dependencies=[needs("read")])
-changing = APIRouter(prefix="/v1/dead", tags=["dead letters"], dependencies=[needs("operate")])
+looking = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("read"))
+changing = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("operate"))
 
 MOST_LETTERS = 1_000
 

@@ -36,7 +36,7 @@ __all__ = [
     "schedules",
 ]
 
-looking = APIRouter(tags=["etf1"], dependencies=[needs("read")])
+looking = APIRouter(tags=["etf1"], route_class=needs("read"))
 alive = APIRouter(tags=["etf1"])
 
 KAFKA = "kafka"

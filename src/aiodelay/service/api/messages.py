@@ -41,8 +41,8 @@ __all__ = [
     "with_key",
 ]
 
-looking = APIRouter(prefix="/v1/messages", tags=["messages"], dependencies=[needs("read")])
-changing = APIRouter(prefix="/v1/messages", tags=["messages"], dependencies=[needs("schedule")])
+looking = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("read"))
+changing = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule"))
 
 IDEMPOTENCY_KEY = "idempotency-key"
 MAX_KEY = 255

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from . import models
 from .bodies import NDJSON, PLAIN
-from .security import SCOPE
 
 __all__ = ["PROBLEM", "documents", "openapi_of", "scopes_of"]
 
@@ -84,7 +83,7 @@ def openapi_of(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
 def scopes_of(routers: Sequence[APIRouter]) -> Iterator[tuple[str, str, str]]:
     """Yield the method and path of each route, and what a token must be for; "" = none is needed."""
     for router in routers:
-        scope = "".join(getattr(each.dependency, SCOPE, "") for each in router.dependencies)
+        scope = getattr(router.route_class, "needed", "")
         for route in router.routes:
             assert isinstance(route, APIRoute)
             yield from ((method, route.path_format, scope) for method in route.methods or ())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address
@@ -15,8 +16,9 @@ from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import msgspec
-from fastapi import Depends, Request
-from starlette.datastructures import Headers, MutableHeaders
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
@@ -28,7 +30,6 @@ from aiodelay.service.config import Scope, Token
 from .problems import INTERNAL, ApiError, response_of
 
 __all__ = [
-    "SCOPE",
     "ApiLimits",
     "Caller",
     "Gate",
@@ -47,17 +48,19 @@ HASH = "sha256:"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 FORWARDING = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 CALLER = "aiodelay.caller"
-SCOPE = "needed_scope"
 BUCKETS = 10_000
 LONGEST_FACT = 300
-HEADERS = {
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
+HEADERS = tuple(
+    (name.encode(), value.encode())
+    for name, value in {
+        "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+        "referrer-policy": "no-referrer",
+        "cross-origin-resource-policy": "same-origin",
+        "cache-control": "no-store",
+    }.items()
+)
 """On every answer that does not say otherwise itself."""
 
 
@@ -182,9 +185,8 @@ class Gate:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
+                said = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(each for each in HEADERS if each[0] not in said)]
             await send(message)
 
         try:
@@ -220,6 +222,7 @@ class Gate:
         return None if token is None else Caller(token.name, token.scopes, peer)
 
 
+@lru_cache(1_024)
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host.strip("[]")).is_loopback
@@ -247,33 +250,50 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def needs(scope: Scope) -> Any:  # noqa: ANN401 - FastAPI's
-    """Return the dependency that lets only those through whose token is for this; to a read-only service, to look."""
+def needs(scope: Scope) -> type[APIRoute]:
+    """Return the kind of route that lets only those through whose token is for this; to a read-only service, to look.
 
-    async def check(request: Request) -> None:
-        caller = request.scope[CALLER]
-        if caller is None:
-            detail = "a valid bearer token is needed: Authorization: Bearer <token>"
-            raise ApiError(401, "UnauthorizedError", detail, headers={"www-authenticate": 'Bearer realm="aiodelay"'})
-        if scope not in caller.scopes:
-            raise ApiError(
-                403,
-                "ScopeError",
-                f"this needs a token with the scope {scope}",
-                field="scope",
-                value=" ".join(sorted(caller.scopes)) or "none",
-                allowed=scope,
-            )
-        if scope != "read" and request.app.state.served.read_only:
-            detail = "this service changes nothing: it is read-only ([api] read_only = false allows changes)"
-            raise ApiError(403, "ReadOnlyError", detail)
+    A route of its own kind rather than a dependency: it costs each request a tenth of one.
+    """
 
-    setattr(check, SCOPE, scope)
-    return Depends(check)
+    class Guarded(APIRoute):
+        needed = scope
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def check_and_handle(request: Request) -> Response:
+                _check(request, scope)
+                return await handle(request)
+
+            return check_and_handle
+
+    return Guarded
+
+
+def _check(request: Request, scope: Scope) -> None:
+    caller = request.scope[CALLER]
+    if caller is None:
+        detail = "a valid bearer token is needed: Authorization: Bearer <token>"
+        raise ApiError(401, "UnauthorizedError", detail, {"www-authenticate": 'Bearer realm="aiodelay"'})
+    if scope not in caller.scopes:
+        raise ApiError(
+            403,
+            "ScopeError",
+            f"this needs a token with the scope {scope}",
+            field="scope",
+            value=" ".join(sorted(caller.scopes)) or "none",
+            allowed=scope,
+        )
+    if scope != "read" and request.app.state.served.read_only:
+        detail = "this service changes nothing: it is read-only ([api] read_only = false allows changes)"
+        raise ApiError(403, "ReadOnlyError", detail)
 
 
 def audit(request: Request, action: str, **facts: Any) -> None:  # noqa: ANN401 - what is told of a change
     """Write who has changed what, and what came of it, as one line of JSON; payloads and headers are never among it."""
+    if not audit_log.isEnabledFor(logging.INFO):
+        return
     caller = caller_of(request)
     told = {"action": action, "by": caller.name, "from": caller.peer, **facts}
     plain = {name: _plain(value) for name, value in told.items()}
