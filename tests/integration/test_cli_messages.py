@@ -14,6 +14,7 @@ import pytest
 from aiodelay import Reject, Scheduler
 from tests.support.clear_errors import HEADER, KEY, PAYLOAD, SECRETS
 from tests.support.cli import Cli, Ran
+from tests.support.kafka import create_topic, new_name
 from tests.support.servers import redis_servers, serving
 
 pytestmark = pytest.mark.timeout(120)
@@ -324,3 +325,28 @@ def test_a_store_that_does_not_answer_exits_with_5(tmp_path: Path) -> None:
     ran = Cli("redis://user:hunter2@127.0.0.1:1", tmp_path)("list", "--json")
     assert (ran.code, ran.error["error"]) == (5, "StoreUnavailableError")
     assert "hunter2" not in ran.err
+
+
+# --- where Kafka differs ----------------------------------------------------------------------------------
+
+
+def test_on_kafka_only_the_owner_of_a_topic_looks_into_it(kafka: str, tmp_path: Path) -> None:
+    settings: dict[str, str | float] = {
+        "cleanup_policy": "compact",
+        "min_compaction_lag_ms": 86_400_000,
+        "delete_retention_ms": 604_800_000,
+    }
+    topic = asyncio.run(create_topic(kafka, new_name("cli"), 1, **settings))
+    cli = Cli(f"kafka://{kafka}/{topic}", tmp_path)
+    for name in ("a", "b"):
+        assert cli("schedule", "kafka:orders", "x", "--delay", "1h", "--id", name).code == 0
+    ran = cli("cancel", "a", "--yes", "--json")
+    assert (ran.code, ran.object["outcome"]) == (0, "recorded")
+    for verb in (["list"], ["get", "b"], ["why", "b"], ["fire", "b"], ["load"], ["top"], ["export"], ["dead", "list"]):
+        ran = cli(*verb, "--json")
+        assert (ran.code, ran.error["error"]) == (1, "UnsupportedByStoreError"), verb
+    assert ids(cli("list", "--own", "--json")) == ["b"]
+    assert cli("why", "b", "--own", "--json").object["cause"] == "not_due"
+    assert cli("fire", "b", "--own").out == "fired b\n"
+    notes = [each for each in cli("check", "--json").objects if each["level"] == "note"]
+    assert "--own" in notes[0]["mend"]
