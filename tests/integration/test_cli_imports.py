@@ -63,14 +63,17 @@ def test_a_topic_of_etf1(kafka: str, cli: Cli) -> None:
     write("ended", due_s, None, 0)
     write("astray", due_s, b"x", 0, at_ms=1_700_000_000_000)
     producer.produce(topic, None, "astray", 1, timestamp=1_700_000_000_001)
+    for partition, other in [(0, 1), (1, 0)]:
+        write(f"again-{partition}", due_s, b"x", partition)
+        producer.produce(topic, None, f"again-{partition}", other, timestamp=1_700_000_000_001)
     write("bad", "soon", b"x", 1)
     write("late", due_s - 90_000, b"x", 1)
     producer.produce(topic, b"x", b"\x00aiodelay/barrier", 1)
     assert producer.flush(20) == 0
     ran = cli("import", "etf1", f"kafka://{kafka}/{topic}", "--json")
-    assert (ran.code, ran.object["stored"], list(ran.object["skipped"])) == (1, 2, ["bad"])
+    assert (ran.code, ran.object["stored"], list(ran.object["skipped"])) == (1, 4, ["bad"])
     found = listed(cli)
-    assert sorted(found) == ["a", "late"]
+    assert sorted(found) == ["a", "again-0", "again-1", "late"]
     shape = found["a"]
     assert (shape["to"], shape["payload"], shape["key"], shape["headers"]) == (
         "kafka:videos", "new", "vid", {"customer": "x"},
@@ -79,8 +82,8 @@ def test_a_topic_of_etf1(kafka: str, cli: Cli) -> None:
     assert found["late"]["state"] == "overdue"
     assert cli("cancel", "a", "--yes").code == 0
     ran = cli("import", "etf1", f"kafka://{kafka}/{topic}")
-    assert (ran.out, ran.err.partition(":")[0]) == ("0 stored, 2 known, 1 skipped\n", "bad")
-    assert sorted(listed(cli)) == ["late"], "what has ended here does not come back"
+    assert (ran.out, ran.err.partition(":")[0]) == ("0 stored, 4 known, 1 skipped\n", "bad")
+    assert "a" not in listed(cli), "what has ended here does not come back"
     assert cli("import", "etf1", f"kafka://{kafka}/no-{topic}", "--json").error["error"] == "StoreMismatchError"
 
 
