@@ -19,6 +19,7 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
@@ -28,6 +29,7 @@ from aiodelay.inputs import check_count
 from aiodelay.service.config import Scope, Token
 
 from .problems import INTERNAL, ApiError, response_of
+from .sessions import COOKIE, Sessions
 
 __all__ = [
     "ApiLimits",
@@ -37,6 +39,7 @@ __all__ = [
     "audit",
     "audited",
     "caller_of",
+    "check_allowed",
     "hash_token",
     "needs",
 ]
@@ -165,12 +168,15 @@ class Gate:
     Args:
         app: What is behind it.
         tokens: Who may ask.
+        sessions: Of those who have shown theirs to the page.
         limits: How often.
         clock: For intervals.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, limits: ApiLimits, clock: Clock | None = None) -> None:
-        self._app, self._tokens = app, tokens
+    def __init__(
+        self, app: ASGIApp, tokens: Tokens, sessions: Sessions, limits: ApiLimits, clock: Clock | None = None
+    ) -> None:
+        self._app, self._tokens, self._sessions = app, tokens, sessions
         self._rates = _Rates(limits, clock or SystemClock())
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -219,6 +225,8 @@ class Gate:
             return Caller("anonymous", get_args(Scope), peer) if _is_local(peer, headers) else None
         kind, _, secret = headers.get("authorization", "").partition(" ")
         token = self._tokens.find(secret.strip()) if kind.lower() == "bearer" else None
+        if not kind:
+            token = self._sessions.find(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
         return None if token is None else Caller(token.name, token.scopes, peer)
 
 
@@ -263,7 +271,7 @@ def needs(scope: Scope) -> type[APIRoute]:
             handle = super().get_route_handler()
 
             async def check_and_handle(request: Request) -> Response:
-                _check(request, scope)
+                check_allowed(request, scope)
                 return await handle(request)
 
             return check_and_handle
@@ -271,7 +279,12 @@ def needs(scope: Scope) -> type[APIRoute]:
     return Guarded
 
 
-def _check(request: Request, scope: Scope) -> None:
+def check_allowed(request: Request, scope: Scope) -> None:
+    """Refuse whoever may not do this.
+
+    Raises:
+        ApiError: 401 without a valid token, 403 with one that is for something else, and where nothing may be changed.
+    """
     caller = request.scope[CALLER]
     if caller is None:
         detail = "a valid bearer token is needed: Authorization: Bearer <token>"

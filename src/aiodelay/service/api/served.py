@@ -99,7 +99,13 @@ class Plans:
         return token
 
     def take(self, token: str, *, by: str, store: str) -> Plan:
-        """Return a plan, once.
+        """Return a plan, once; raises as `find`."""
+        plan = self.find(token, by=by, store=store)
+        del self._plans[token]
+        return plan
+
+    def find(self, token: str, *, by: str, store: str) -> Plan:
+        """Return a plan.
 
         Raises:
             ApiError: There is none such, of this caller and this store.
@@ -107,7 +113,6 @@ class Plans:
         ends_ms, plan = self._plans.get(token, (0, None))
         if plan is None or (plan.by, plan.store) != (by, store) or ends_ms < self._clock.monotonic_ms():
             raise ApiError(404, "PlanNotFoundError", "nothing to confirm here: it was done, or is forgotten; ask again")
-        del self._plans[token]
         return plan
 
 

@@ -1,0 +1,65 @@
+"""Who has signed in with a browser: a token is shown once, and then a cookie stands for it that tells nothing."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from aiodelay.clock import Clock, SystemClock
+from aiodelay.service.config import Token
+
+if TYPE_CHECKING:
+    from .security import Tokens
+
+__all__ = ["COOKIE", "SESSION_S", "Sessions"]
+
+COOKIE = "aiodelay-session"
+SESSION_S = 12 * 3600
+SESSIONS = 1_000
+
+
+class Sessions:
+    """Sessions of this process: they end after 12 hours, when their token is valid no more, and with the process.
+
+    Args:
+        tokens: Those that are valid.
+        clock: For intervals.
+    """
+
+    def __init__(self, tokens: Tokens, clock: Clock | None = None) -> None:
+        self._tokens, self._clock = tokens, clock or SystemClock()
+        self._sessions: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._key = secrets.token_bytes(32)
+
+    def begin(self, secret: str) -> tuple[str, Token] | None:
+        """Return a new session's cookie and its token; None if there is no such token."""
+        token = self._tokens.find(secret)
+        if token is None:
+            return None
+        cookie = secrets.token_urlsafe(32)
+        self._sessions[cookie] = self._clock.monotonic_ms() + SESSION_S * 1000, secret
+        while len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
+        return cookie, token
+
+    def find(self, cookie: str) -> Token | None:
+        """Return the token of a session, if both are still valid."""
+        ends_ms, secret = self._sessions.get(cookie, (0, ""))
+        if ends_ms < self._clock.monotonic_ms():
+            self._sessions.pop(cookie, None)
+            return None
+        return self._tokens.find(secret)
+
+    def end(self, cookie: str) -> None:
+        """Forget a session."""
+        self._sessions.pop(cookie, None)
+
+    def csrf(self, cookie: str) -> str:
+        """Return what a form of this session has to bring along, which no other site can know."""
+        return hmac.new(self._key, cookie.encode(), "sha256").hexdigest()
+
+    def is_csrf(self, cookie: str, given: str) -> bool:
+        """Whether a form has brought it along."""
+        return hmac.compare_digest(self.csrf(cookie).encode(), given.encode())

@@ -1,0 +1,7 @@
+"""The page for operators: HTML made on the server, the same app and rights as the API beside it."""
+
+from __future__ import annotations
+
+from .application import install
+
+__all__ = ["install"]

@@ -1,0 +1,109 @@
+"""Dead letters: grouped by reason, listed, looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.responses import Response
+
+from aiodelay.model import DeadKey, DeadLetter
+from aiodelay.queries import DEAD_REASONS, DeadFilter, dead_letter, dead_page
+from aiodelay.service.api.cursors import dead_filter_of, read_cursor, write_cursor
+from aiodelay.service.api.models import DeadFilterIn
+from aiodelay.service.api.problems import ApiError
+from aiodelay.service.api.served import served_of
+
+from .messages import rule_words
+from .payload import viewed
+from .rendering import shown, url_of
+from .requests import screen, store_of, wanted
+from .state import state_of
+
+__all__ = ["DEAD_FIELDS", "Group", "dead", "dead_filter_in", "grouped", "letter"]
+
+DEAD_FIELDS = ("lane", "reason", "text")
+PER_PAGE = 50
+
+
+def dead_filter_in(fields: dict[str, str | None]) -> DeadFilterIn:
+    """Return the filter that fields of a URL or a form mean."""
+    return DeadFilterIn(
+        [fields["lane"]] if fields.get("lane") else [], fields.get("reason"), None, None, fields.get("text")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Letters of one lane that were given up for one reason."""
+
+    lane: str
+    reason: str
+    count: int
+    first_ms: int
+    last_ms: int
+    error: str
+
+
+def grouped(letters: Sequence[DeadLetter]) -> Sequence[Group]:
+    """Return the groups, largest first; each with the error of its latest letter."""
+    found: dict[tuple[str, str], list[DeadLetter]] = {}
+    for each in letters:
+        found.setdefault((each.record.envelope.lane, each.reason), []).append(each)
+    groups = [
+        Group(lane, reason, len(of), of[0].at_ms, of[-1].at_ms, of[-1].record.last_error or "")
+        for (lane, reason), of in found.items()
+    ]
+    return sorted(groups, key=lambda group: -group.count)
+
+
+@screen("read")
+async def dead(request: Request) -> Response:
+    """List dead letters, oldest first."""
+    store = store_of(request)
+    given = {name: wanted(request, name) for name in DEAD_FIELDS}
+    most = served_of(request).limits.max_examined
+    wanted_letters = dead_filter_of(dead_filter_in(given))
+    where = read_cursor(wanted(request, "after"), tuple[int, str, int])
+    found = await dead_page(store.scheduler, wanted_letters, after=where, limit=PER_PAGE, most=most)
+    everything = await dead_page(store.scheduler, DeadFilter(), after=None, limit=most, most=most)
+    after = write_cursor(found.after)
+    return shown(
+        request,
+        "dead.html",
+        store,
+        facts=await state_of(request).shared.facts(store),
+        groups=grouped(everything.letters),
+        grouped_examined=everything.examined,
+        letters=found.letters,
+        examined=found.examined,
+        of=found.of,
+        given=given,
+        is_filtered=any(given.values()),
+        is_first=where is None,
+        reasons=DEAD_REASONS,
+        next_url=url_of(request, store, "dead", after=after, **given) if after else "",
+    )
+
+
+@screen("read")
+async def letter(request: Request) -> Response:
+    """Show a dead letter."""
+    store = store_of(request)
+    key = DeadKey(request.path_params["id"], request.path_params["revision"])
+    most = served_of(request).limits.max_examined
+    found = await dead_letter(store.scheduler, key, most=most)
+    if found is None:
+        raise ApiError(404, "DeadLetterNotFoundError", f"no such letter among the oldest {most}")
+    facts = await state_of(request).shared.facts(store)
+    return shown(
+        request,
+        "letter.html",
+        store,
+        facts=facts,
+        letter=found,
+        record=found.record,
+        rule=rule_words(found.record, facts.now_ms),
+        payload=viewed(found.record.envelope.payload, wanted(request, "view")),
+    )

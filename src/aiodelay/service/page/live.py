@@ -1,0 +1,77 @@
+"""Pages that follow what happens, by server-sent events: however many look on, a store is asked once every two seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from fastapi import Request
+from starlette.responses import Response, StreamingResponse
+
+from aiodelay.errors import AiodelayError
+from aiodelay.service.api.problems import ApiError
+from aiodelay.service.api.served import Opened
+
+from .overview import given_of_overview, given_of_strip, links_of
+from .rendering import rendered
+from .requests import screen, store_of, wanted
+from .state import SPANS, PageState, state_of
+
+__all__ = ["live"]
+
+EVERY_S = 2.0
+ALIVE_EVERY = 8
+MOST_VIEWERS = 200
+
+
+@screen("read")
+async def live(request: Request) -> Response:
+    """Send what has changed, until the viewer goes or the service ends."""
+    state, store = state_of(request), store_of(request)
+    if state.viewers >= MOST_VIEWERS:
+        raise ApiError(503, "TooManyViewersError", f"{MOST_VIEWERS} pages follow already", {"retry-after": "30"})
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_events(request, state, store), headers=headers, media_type="text/event-stream")
+
+
+async def _events(request: Request, state: PageState, store: Opened) -> AsyncIterator[bytes]:
+    view, root = wanted(request, "view") or "", request.scope.get("root_path", "")
+    told, quiet = b"", 0
+    state.viewers += 1
+    try:
+        while not state.closing.is_set():
+            event = await state.shared.get(
+                ("event", store.name, view, root), lambda: _event(request, state, store, view)
+            )
+            quiet = 0 if event != told else quiet + 1
+            if quiet == 0:
+                yield event
+            elif quiet % ALIVE_EVERY == 0:
+                yield b": here\n\n"
+            told = event
+            await _until_next(state)
+    finally:
+        state.viewers -= 1
+
+
+async def _until_next(state: PageState) -> None:
+    """Wait for the next of the instants at which all viewers are told."""
+    loop_s = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(EVERY_S - loop_s % EVERY_S):
+            await state.closing.wait()
+    except TimeoutError:
+        pass
+
+
+async def _event(request: Request, state: PageState, store: Opened, view: str) -> bytes:
+    """Return what all viewers of a view are sent."""
+    try:
+        if view in SPANS:
+            given = await given_of_overview(state.shared, store, SPANS[view])
+        else:
+            given = await given_of_strip(state.shared, store)
+        text = rendered("live.html", view=view, links=links_of(request, store), problem="", **given)
+    except AiodelayError as error:
+        text = rendered("live.html", view="", facts=None, problem=str(error))
+    return b"".join(b"data: %b\n" % line for line in text.encode().splitlines() if line) + b"\n"

@@ -1,0 +1,199 @@
+"""Messages: found by filters that stand in the URL, and looked at one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.responses import Response
+
+from aiodelay import ports
+from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.model import DeadKey, JournalEntry, Record, Snapshot, State
+from aiodelay.queries import DeadFilter, Filter, dead_page, page
+from aiodelay.recurrence import Rule, decode_rule, describe, upcoming
+from aiodelay.scheduler import Scheduler
+from aiodelay.errors import RecordFormatError
+from aiodelay.service.api.cursors import filter_of, read_cursor, write_cursor
+from aiodelay.service.api.messages import not_found
+from aiodelay.service.api.models import FilterIn
+from aiodelay.service.api.served import Opened, served_of
+from aiodelay.why import Around, cause_of
+
+from .payload import viewed
+from .rendering import shown, url_of
+from .requests import screen, store_of, wanted
+from .state import state_of
+
+__all__ = ["FIELDS", "filter_in", "message", "messages", "recurring", "rule_words"]
+
+FIELDS = ("state", "lane", "address", "type", "text", "due_from", "due_to")
+PER_PAGE = 50
+ENTRIES_READ, ENTRIES_SHOWN = 5_000, 200
+EVENTS_OF_ATTEMPTS = {"again": "failed", "dead": "given up", "lapsed": "lapsed", "delivered": "delivered"}
+
+
+def filter_in(fields: dict[str, str | None]) -> FilterIn:
+    """Return the filter that fields of a URL or a form mean."""
+    return FilterIn(
+        [fields["lane"]] if fields.get("lane") else [],
+        fields.get("state"),
+        _in_utc(fields.get("due_from")),
+        _in_utc(fields.get("due_to")),
+        fields.get("address"),
+        fields.get("type"),
+        fields.get("text"),
+    )
+
+
+def _in_utc(text: str | None) -> str | None:
+    """Return an instant with an offset: a form's has none, and is said to be in UTC."""
+    if text is None or "T" not in text or text.endswith("Z") or "+" in text or "-" in text.partition("T")[2]:
+        return text
+    return f"{text}Z"
+
+
+@screen("read")
+async def messages(request: Request) -> Response:
+    """List what is pending or in flight."""
+    store = store_of(request)
+    given = {name: wanted(request, name) for name in FIELDS}
+    exact = wanted(request, "id")
+    most = served_of(request).limits.max_examined
+    lanes = await state_of(request).shared.facts(store)
+    if exact is not None:
+        snapshot = await store.scheduler.get(exact)
+        found: Sequence[Snapshot] = [] if snapshot is None else [snapshot]
+        examined, of, after = len(found), None, None
+    else:
+        where = read_cursor(wanted(request, "after"), tuple[int, str])
+        answer = await page(store.scheduler, filter_of(filter_in(given)), after=where, limit=PER_PAGE, most=most)
+        found, examined, of, after = answer.messages, answer.examined, answer.of, write_cursor(answer.after)
+    return shown(
+        request,
+        "messages.html",
+        store,
+        facts=lanes,
+        found=found,
+        examined=examined,
+        of=of,
+        given=given,
+        exact=exact or "",
+        is_filtered=exact is not None or any(given.values()),
+        is_first=wanted(request, "after") is None,
+        next_url=url_of(request, store, "messages", after=after, **given) if after else "",
+        states=[each.value for each in State],
+    )
+
+
+@screen("read")
+async def recurring(request: Request) -> Response:
+    """List the series."""
+    store = store_of(request)
+    facts = await state_of(request).shared.facts(store)
+    where = read_cursor(wanted(request, "after"), tuple[int, str])
+    most = served_of(request).limits.max_examined
+    answer = await page(store.scheduler, Filter(recurs=True), after=where, limit=PER_PAGE, most=most)
+    rows = [(each, *_rule_of(each.record, facts.now_ms)) for each in answer.messages]
+    after = write_cursor(answer.after)
+    return shown(
+        request,
+        "recurring.html",
+        store,
+        facts=facts,
+        rows=rows,
+        examined=answer.examined,
+        of=answer.of,
+        next_url=url_of(request, store, "recurring", after=after) if after else "",
+    )
+
+
+def _rule_of(record: Record, now_ms: int) -> tuple[str, Sequence[int]]:
+    """Return a series' rule in words, and its next instants."""
+    try:
+        rule: Rule = decode_rule(record.envelope.rule)
+    except RecordFormatError as error:
+        return str(error), []
+    return describe(rule), upcoming(rule, max(now_ms, record.due_ms), 3)
+
+
+def rule_words(record: Record, now_ms: int) -> str:
+    """Return a series' rule in words; "" of a message that does not recur."""
+    return _rule_of(record, now_ms)[0] if record.envelope.rule is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How an attempt ended, and when."""
+
+    number: int
+    outcome: str
+    at_ms: int
+    detail: str
+
+
+@screen("read")
+async def message(request: Request) -> Response:
+    """Show a message, with what happened to it; also one that has ended, as far as the journal knows it."""
+    store, message_id = store_of(request), request.path_params["id"]
+    scheduler = store.scheduler
+    facts = await state_of(request).shared.facts(store)
+    snapshot = await scheduler.get(message_id)
+    entries = await _entries(scheduler, message_id)
+    letters = [] if snapshot else await _letters(request, store, message_id)
+    if snapshot is None and not letters and not entries:
+        raise not_found(message_id)
+    opened = scheduler._open_store()
+    holds = await opened.holds() if isinstance(opened, ports.Holds) else ()
+    around = Around(facts.now_ms, holds, await scheduler.blocked(), facts.lanes, entries[0].at_ms if entries else None)
+    cause, text, advice = cause_of(message_id, snapshot, letters, entries, around)
+    record = snapshot.record if snapshot else letters[-1].record if letters else None
+    return shown(
+        request,
+        "message.html",
+        store,
+        facts=facts,
+        id=message_id,
+        snapshot=snapshot,
+        letter=letters[-1] if letters else None,
+        record=record,
+        rule=rule_words(record, facts.now_ms) if record else "",
+        payload=viewed(record.envelope.payload, wanted(request, "view")) if record else None,
+        cause=cause,
+        text=text,
+        advice=advice,
+        entries=None if entries is None else entries[-ENTRIES_SHOWN:],
+        is_more=entries is not None and len(entries) > ENTRIES_SHOWN,
+        attempts=_attempts(entries or ()),
+    )
+
+
+async def _entries(scheduler: Scheduler, message_id: str) -> list[JournalEntry] | None:
+    """Return a message's journal, as far as one request reads; None where none is kept."""
+    entries: list[JournalEntry] = []
+    try:
+        while len(entries) < ENTRIES_READ:
+            after = entries[-1].number if entries else 0
+            found = await scheduler.journal(message_id, after=after, limit=500)
+            entries += found
+            if len(found) < 500:
+                break
+    except UnsupportedByStoreError:
+        return None
+    return entries
+
+
+async def _letters(request: Request, store: Opened, message_id: str) -> list:  # type: ignore[type-arg]
+    if not isinstance(store.scheduler._open_store(), ports.DeadLetters):
+        return []
+    most = served_of(request).limits.max_examined
+    found = await dead_page(store.scheduler, DeadFilter(text=message_id), after=None, limit=most, most=most)
+    return [each for each in found.letters if each.record.id == message_id]
+
+
+def _attempts(entries: Sequence[JournalEntry]) -> Sequence[Attempt]:
+    """Return how attempts ended, latest first."""
+    ended = [each for each in entries if each.event in EVENTS_OF_ATTEMPTS]
+    found = [Attempt(max(each.attempt, 1), EVENTS_OF_ATTEMPTS[each.event], each.at_ms, each.detail) for each in ended]
+    return found[::-1][:ENTRIES_SHOWN]

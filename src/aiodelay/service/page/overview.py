@@ -1,0 +1,110 @@
+"""The front page: what is coming, how late it was, who serves what; and the strip on every page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from aiodelay import ports
+from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.model import Blocked, Instance, LaneCounts
+from aiodelay.service.api.served import Opened
+
+from .charts import lateness_columns, load_bars
+from .rendering import rendered, shown, url_of
+from .requests import screen, store_of, wanted
+from .state import SPANS, PageState, Shared, Span, state_of
+
+__all__ = ["LaneRow", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    """A lane as the front page shows it; `demand` is of this process, None where it does not serve it."""
+
+    name: str
+    counts: LaneCounts
+    demand: int | None
+    is_paused: bool
+    blocked: Sequence[Blocked]
+
+
+@screen("read")
+async def front(request: Request) -> Response:
+    """Show how the store stands."""
+    store = store_of(request)
+    span = SPANS.get(wanted(request, "span") or "", SPANS["hour"])
+    shared = state_of(request).shared
+    given = await given_of_overview(shared, store, span)
+    links = links_of(request, store)
+    return shown(request, "overview.html", store, spans=SPANS.values(), links=links, **given)
+
+
+def links_of(request: Request, store: Opened) -> Mapping[str, str]:
+    """Return where the front page's parts lead."""
+    return {
+        "messages": url_of(request, store, "messages"),
+        "overdue": url_of(request, store, "messages", state="overdue"),
+        "in_flight": url_of(request, store, "messages", state="in_flight"),
+        "held": url_of(request, store, "messages", state="held"),
+        "dead": url_of(request, store, "dead"),
+        "lane": url_of(request, store, "messages", lane="_")[:-1],
+    }
+
+
+async def given_of_strip(shared: Shared, store: Opened) -> dict[str, Any]:
+    """Return what the strip shows."""
+    return {"facts": await shared.facts(store)}
+
+
+async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[str, Any]:
+    """Return what the front page shows."""
+    try:
+        facts = await shared.facts(store)
+    except UnsupportedByStoreError as error:
+        return {"facts": None, "cannot": str(error), "span": span, "instances": await instances_of(store)}
+    load = await shared.load(store, span)
+    return {
+        "facts": facts,
+        "cannot": "",
+        "span": span,
+        "chart": load_bars(load, span, facts.now_ms),
+        "columns": None if facts.lateness is None else lateness_columns(facts.lateness),
+        "lanes": await lanes_of(store, facts.lanes),
+        "instances": await instances_of(store),
+    }
+
+
+async def lanes_of(store: Opened, counts: Mapping[str, LaneCounts]) -> Sequence[LaneRow]:
+    """Return all lanes that hold messages, or that this process serves, by name."""
+    scheduler = store.scheduler
+    opened = scheduler._open_store()
+    paused = await scheduler.paused() if isinstance(opened, ports.Holds) else ()
+    blocked = await scheduler.blocked()
+    served = scheduler.demand()
+    return [
+        LaneRow(
+            name,
+            counts.get(name, LaneCounts()),
+            served.get(name),
+            name in paused,
+            [each for each in blocked if each.lane == name],
+        )
+        for name in sorted({*counts, *served})
+    ]
+
+
+async def instances_of(store: Opened) -> Sequence[Instance] | None:
+    """Return the live instances; None where the store does not tell."""
+    opened = store.scheduler._open_store()
+    return await opened.instances() if isinstance(opened, ports.Instances) else None
+
+
+def rendered_live(state: PageState, given: Mapping[str, Any]) -> str:
+    """Return what changes on a page, for those who follow."""
+    del state
+    return rendered("live.html", **given)

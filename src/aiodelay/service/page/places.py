@@ -1,0 +1,61 @@
+"""Where messages go and who takes them there: sinks and what holds them up, instances, consumers."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from aiodelay import ports
+from aiodelay.errors import UnsupportedByStoreError
+
+from .overview import instances_of, lanes_of
+from .rendering import shown
+from .requests import screen, store_of
+from .state import state_of
+
+__all__ = ["consumers", "instances", "sinks"]
+
+
+@screen("read")
+async def sinks(request: Request) -> Response:
+    """Show sinks and handlers: what is paused, what takes nothing."""
+    store = store_of(request)
+    scheduler = store.scheduler
+    facts = await state_of(request).shared.facts(store)
+    is_able = isinstance(scheduler._open_store(), ports.Holds)
+    return shown(
+        request,
+        "sinks.html",
+        store,
+        facts=facts,
+        lanes=await lanes_of(store, facts.lanes),
+        sinks=[(name, scheduler.reaches(name)) for name in sorted(scheduler._sinks)],
+        blocked=await scheduler.blocked(),
+        paused=await scheduler.paused() if is_able else None,
+    )
+
+
+@screen("read")
+async def instances(request: Request) -> Response:
+    """Show who serves the store."""
+    store = store_of(request)
+    facts = await state_of(request).shared.facts(store)
+    found = await instances_of(store)
+    if found is None:
+        name = store.scheduler._open_store().name
+        raise UnsupportedByStoreError("store", name, "stores that tell which instances serve them")
+    served = {lane for each in found for lane in each.lanes}
+    return shown(request, "instances.html", store, facts=facts, instances=found, served=served)
+
+
+@screen("read")
+async def consumers(request: Request) -> Response:
+    """Show the consumers of fan-out topics, with their lag."""
+    store = store_of(request)
+    facts = await state_of(request).shared.facts(store)
+    able = {name: sink for name, sink in store.scheduler._sinks.items() if isinstance(sink, ports.Consumers)}
+    if not able:
+        name = store.scheduler._open_store().name
+        raise UnsupportedByStoreError("store", name, "stores or sinks that have consumers of their own: redis-fanout")
+    found = [(name, each) for name, sink in sorted(able.items()) for each in await sink.consumers()]
+    return shown(request, "consumers.html", store, facts=facts, consumers=found)

@@ -1,0 +1,229 @@
+"""Templates, what they all are given, and how values are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib import resources
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import Request
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.responses import HTMLResponse, Response
+
+from aiodelay._version import __version__
+from aiodelay.model import Envelope
+from aiodelay.service.api.security import CALLER
+from aiodelay.service.api.served import Opened, served_of
+from aiodelay.service.api.sessions import COOKIE
+from aiodelay.shapes import time_shape, to_of
+
+from .state import PageState, state_of
+
+__all__ = ["PAGE_HEADERS", "path_of", "rendered", "shown", "url_of"]
+
+PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+        " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    )
+}
+"""Only what this service serves itself; nothing inline."""
+THEME = "aiodelay-theme"
+TABS = (
+    ("", "Overview"),
+    ("messages", "Messages"),
+    ("recurring", "Recurring"),
+    ("dead", "Dead letters"),
+    ("sinks", "Sinks"),
+    ("instances", "Instances"),
+    ("consumers", "Consumers"),
+)
+
+
+# --- URLs -------------------------------------------------------------------------------------------------
+
+
+def path_of(request: Request, path: str = "", **query: object) -> str:
+    """Return a path of this app, wherever it is mounted; what is None or empty is left out of its query."""
+    given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
+    text = f"?{urlencode(given, doseq=True)}" if given else ""
+    return f"{request.scope.get('root_path', '')}/{path}{text}"
+
+
+def url_of(request: Request, store: Opened, path: str = "", **query: object) -> str:
+    """Return a path of this app about a store, which is named where there are several."""
+    named = store.name if len(served_of(request).stores) > 1 else None
+    return path_of(request, path, store=named, **query)
+
+
+def message_path(message_id: str) -> str:
+    return f"messages/{quote(message_id, safe='')}"
+
+
+# --- values -----------------------------------------------------------------------------------------------
+
+
+def instant(ms: int) -> Markup:
+    """Return an instant: in UTC, which a script turns into the viewer's zone."""
+    text = time_shape(ms)
+    shown = f"{text[:10]} {text[11:23]}"
+    return Markup('<time datetime="{0}" title="{1} UTC">{1} <abbr>UTC</abbr></time>').format(text, shown)
+
+
+def clock_time(ms: int) -> Markup:
+    """Return an instant's hour and minute, as `instant`."""
+    text = time_shape(ms)
+    return Markup('<time datetime="{0}" data-as="clock" title="{1} {2} UTC">{2}</time>').format(
+        text, text[:10], text[11:16]
+    )
+
+
+def number(value: int) -> str:
+    """Return a number with thin spaces between thousands."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def size(value: int) -> str:
+    """Return a number of bytes."""
+    for limit, unit in ((1 << 20, "MB"), (1 << 10, "kB")):
+        if value >= limit:
+            return f"{value / limit:.1f}\u00a0{unit}"
+    return f"{value}\u00a0B"
+
+
+def length(ms: int) -> str:
+    """Return a length of time in at most two units."""
+    ms = abs(ms)
+    units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"))
+    for i, (unit, name) in enumerate(units):
+        if ms >= unit:
+            smaller, smaller_name = units[i + 1] if i + 1 < len(units) else (1_000, "s")
+            rest = ms % unit // smaller
+            return f"{ms // unit}\u00a0{name}" + (f" {rest}\u00a0{smaller_name}" if rest else "")
+    if ms >= 10_000:
+        return f"{ms // 1000}\u00a0s"
+    return f"{ms / 1000:.1f}\u00a0s" if ms >= 1000 else f"{ms}\u00a0ms"
+
+
+def away(ms: int, now_ms: int) -> str:
+    """Return how far away an instant is."""
+    return f"in {length(ms - now_ms)}" if ms > now_ms else f"{length(now_ms - ms)} ago"
+
+
+def destination(envelope: Envelope) -> str:
+    """Return where a message goes."""
+    return to_of(envelope)
+
+
+def words(text: str) -> str:
+    """Return a name of the API's as words."""
+    return text.replace("_", " ")
+
+
+# --- pages ------------------------------------------------------------------------------------------------
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("aiodelay.service.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = (instant, clock_time, number, size, length, away, destination, words, message_path)
+    environment.filters |= {each.__name__: each for each in filters}
+    return environment
+
+
+_TEMPLATES = _environment()
+
+
+def static_version() -> str:
+    """Return what changes with any static file, so that browsers may keep them for ever."""
+    static = resources.files("aiodelay.service.page").joinpath("static")
+    names = sorted(each.name for each in static.iterdir() if each.is_file())
+    return sha256(b"".join(static.joinpath(name).read_bytes() for name in names)).hexdigest()[:12]
+
+
+STATIC = f"{__version__}-{static_version()}"
+
+
+def rendered(template: str, **given: object) -> str:
+    """Return a template, filled in."""
+    return _TEMPLATES.get_template(template).render(**given)
+
+
+def shown(
+    request: Request, template: str, store: Opened | None = None, *, status: int = 200, **given: object
+) -> Response:
+    """Return a page.
+
+    Args:
+        request: Whose answer it is.
+        template: Its name.
+        store: What it is about.
+        status: Of HTTP.
+        given: What only this page needs.
+    """
+    content = rendered(template, **_common(request, store), **given)
+    return HTMLResponse(content, status, headers=PAGE_HEADERS)
+
+
+def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
+    served, state = served_of(request), state_of(request)
+    caller = request.scope[CALLER]
+    scopes = frozenset(() if caller is None else caller.scopes)
+    cookie = request.cookies.get(COOKIE, "")
+    theme = request.cookies.get(THEME, "")
+
+    def url(path: str = "", **query: object) -> str:
+        return path_of(request, path, **query) if store is None else url_of(request, store, path, **query)
+
+    return {
+        "url": url,
+        "static": lambda name: path_of(request, f"static/{name}", v=STATIC),
+        "store": store,
+        "stores": list(served.stores),
+        "store_field": store.name if store is not None and len(served.stores) > 1 else "",
+        "tabs": TABS,
+        "unable": {} if store is None else unable_tabs(store, state),
+        "here": request.scope["path"].removeprefix(request.scope.get("root_path", "")).strip("/").partition("/")[0],
+        "back": here_of(request),
+        "caller": caller,
+        "has_tokens": state.has_tokens,
+        "read_only": served.read_only,
+        "may_schedule": "schedule" in scopes and not served.read_only,
+        "may_operate": "operate" in scopes and not served.read_only,
+        "csrf": state.sessions.csrf(cookie),
+        "environment": state.environment,
+        "environment_kind": environment_kind(state.environment),
+        "theme": theme if theme in ("dark", "light") else "auto",
+        "version": __version__,
+        "htmx_config": json.dumps({"includeIndicatorCSS": False, "extensions": "sse", "history": True}),
+    }
+
+
+def here_of(request: Request) -> str:
+    """Return the path and query of a request that only looked; of another, the front page."""
+    if request.method != "GET":
+        return path_of(request)
+    query = request.url.query
+    return str(escape(request.url.path)) + (f"?{query}" if query else "")
+
+
+def environment_kind(name: str) -> str:
+    """Return the colour's name of an environment's badge."""
+    lowered = name.lower()
+    if lowered.startswith("prod") or lowered == "live":
+        return "live"
+    return "test" if lowered.startswith(("stag", "test", "qa", "pre", "uat")) else "other"
+
+
+def unable_tabs(store: Opened, state: PageState) -> Mapping[str, str]:
+    """Return the tabs that a store has nothing for, with the reason."""
+    return state.unable(store)

@@ -1,0 +1,89 @@
+"""Sign in, sign out, and the colours."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import RedirectResponse, Response
+
+from aiodelay.service.api.problems import ApiError
+from aiodelay.service.api.security import CALLER, Caller, audit
+from aiodelay.service.api.sessions import COOKIE, SESSION_S
+
+from .rendering import THEME, path_of, shown
+from .requests import failed, form_of
+from .state import state_of
+
+__all__ = ["login", "logout", "sign_in", "theme"]
+
+YEAR_S = 365 * 86_400
+
+
+async def login(request: Request) -> Response:
+    """Ask for a token."""
+    return shown(request, "login.html", wrong=False, next_page=_local(request, request.query_params.get("back", "")))
+
+
+async def sign_in(request: Request) -> Response:
+    """Begin a session."""
+    try:
+        form = await form_of(request)
+    except ApiError as error:
+        return failed(request, error)
+    back = _local(request, form.one("back"))
+    begun = state_of(request).sessions.begin(form.one("token"))
+    if begun is None:
+        return shown(request, "login.html", status=401, wrong=True, next_page=back)
+    cookie, token = begun
+    peer = request.client.host if request.client else "local"
+    request.scope[CALLER] = Caller(token.name, token.scopes, peer)
+    audit(request, "sign in")
+    response = RedirectResponse(back, 303)
+    _set(request, response, COOKIE, cookie, SESSION_S)
+    return response
+
+
+async def logout(request: Request) -> Response:
+    """End a session."""
+    try:
+        await form_of(request)
+    except ApiError as error:
+        return failed(request, error)
+    state_of(request).sessions.end(request.cookies.get(COOKIE, ""))
+    response = RedirectResponse(path_of(request, "login"), 303)
+    response.delete_cookie(COOKIE, path=_path(request))
+    return response
+
+
+async def theme(request: Request) -> Response:
+    """Choose dark, light, or what the system says."""
+    try:
+        form = await form_of(request)
+    except ApiError as error:
+        return failed(request, error)
+    response = RedirectResponse(_local(request, form.one("back")), 303)
+    chosen = form.one("theme")
+    _set(request, response, THEME, chosen if chosen in ("dark", "light") else "auto", YEAR_S)
+    return response
+
+
+def _set(request: Request, response: Response, name: str, value: str, seconds: int) -> None:
+    response.set_cookie(
+        name,
+        value,
+        max_age=seconds,
+        path=_path(request),
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def _path(request: Request) -> str:
+    return request.scope.get("root_path", "") or "/"
+
+
+def _local(request: Request, path: str) -> str:
+    """Return a path if it is one of this app's, else the front page: nobody is sent elsewhere from here."""
+    root = path_of(request)
+    is_ours = path.startswith(root) and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_ours else root

@@ -1,0 +1,160 @@
+"""What the page keeps between requests: sessions, the badge, and facts that all viewers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fastapi import Request
+
+from aiodelay import ports
+from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.model import Lane, LaneCounts, LoadBucket
+from aiodelay.queries import Lateness, oldest_overdue_ms
+from aiodelay.service.api.security import Tokens
+from aiodelay.service.api.served import Opened
+from aiodelay.service.api.sessions import Sessions
+
+__all__ = ["SPANS", "Facts", "PageState", "Shared", "Span", "state_of"]
+
+T = TypeVar("T")
+
+FRESH_S = 1.0
+"""How old an answer may be that several viewers share."""
+ABILITIES: Mapping[str, tuple[type, str]] = {
+    "messages": (ports.Inspectable, "cannot be looked into"),
+    "recurring": (ports.Inspectable, "cannot be looked into"),
+    "dead": (ports.DeadLetters, "keeps no dead letters"),
+    "instances": (ports.Instances, "does not tell which instances serve it"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A view of what comes: so many buckets of so many ms."""
+
+    name: str
+    title: str
+    bucket_ms: int
+    buckets: int
+
+
+SPANS: Mapping[str, Span] = {
+    each.name: each
+    for each in (
+        Span("hour", "next hour", 60_000, 60),
+        Span("day", "next 24 hours", 900_000, 96),
+        Span("month", "next 30 days", 43_200_000, 60),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """How a store stands.
+
+    Attributes:
+        now_ms: The store's time.
+        lanes: Counts.
+        oldest_ms: Since when the longest waiting message could have been delivered.
+        lateness: None where no journal is kept.
+    """
+
+    now_ms: int
+    lanes: Mapping[Lane, LaneCounts]
+    oldest_ms: int | None
+    lateness: Lateness | None
+
+    def total(self, name: str) -> int:
+        """Return a count over all lanes."""
+        return sum(getattr(each, name) for each in self.lanes.values())
+
+
+class Shared:
+    """Answers of a store: whoever asks within a second of another gets the same one, and the store is asked once."""
+
+    def __init__(self) -> None:
+        self._locks: dict[object, asyncio.Lock] = {}
+        self._answers: dict[object, tuple[float, object]] = {}
+
+    async def get(self, key: object, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what `ask` returns, or has just returned under this key."""
+        loop = asyncio.get_running_loop()
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            asked_s, answer = self._answers.get(key, (-FRESH_S, None))
+            if loop.time() - asked_s >= FRESH_S:
+                answer = await ask()
+                self._answers[key] = loop.time(), answer
+            return answer  # type: ignore[return-value]
+
+    async def facts(self, store: Opened) -> Facts:
+        """Return how a store stands."""
+        return await self.get(("facts", store.name), lambda: _facts(store))
+
+    async def load(self, store: Opened, span: Span) -> list[LoadBucket]:
+        """Return what comes due."""
+
+        async def ask() -> list[LoadBucket]:
+            return list(await store.scheduler._inspectable.load(bucket_ms=span.bucket_ms, buckets=span.buckets))
+
+        return await self.get(("load", store.name, span.name), ask)
+
+
+async def _facts(store: Opened) -> Facts:
+    try:
+        lateness = await store.lateness.measure(store.scheduler)
+    except UnsupportedByStoreError:
+        lateness = None
+    return Facts(
+        store.scheduler._open_store().now_ms(),
+        await store.scheduler.counts(),
+        await oldest_overdue_ms(store.scheduler),
+        lateness,
+    )
+
+
+@dataclass(slots=True)
+class PageState:
+    """What the routes of the page share.
+
+    Attributes:
+        tokens: Those that are valid.
+        sessions: Of those who have signed in.
+        environment: What the badge says; empty = there is none.
+        shared: What viewers are told at the same time.
+        viewers: How many follow what happens.
+        closing: Set at the end: pages follow no longer.
+    """
+
+    tokens: Tokens
+    sessions: Sessions
+    environment: str
+    shared: Shared = field(default_factory=Shared)
+    viewers: int = 0
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether one has to sign in."""
+        return bool(len(self.tokens))
+
+    def unable(self, store: Opened) -> Mapping[str, str]:
+        """Return the tabs that a store has nothing for, with the reason."""
+        opened = store.scheduler._open_store()
+        lacking = {
+            tab: f"{opened.name} {reason}"
+            for tab, (ability, reason) in ABILITIES.items()
+            if not isinstance(opened, ability)
+        }
+        if not any(isinstance(each, ports.Consumers) for each in store.scheduler._sinks.values()):
+            lacking["consumers"] = f"no sink of {opened.name} has consumers of its own"
+        return lacking
+
+
+def state_of(request: Request) -> PageState:
+    """Return what the page of this request's app has."""
+    state = request.app.state.page
+    assert isinstance(state, PageState)
+    return state
