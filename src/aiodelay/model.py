@@ -47,6 +47,7 @@ __all__ = [
     "Field",
     "Fire",
     "FireOutcome",
+    "Instance",
     "JournalEntry",
     "Lane",
     "LaneCounts",
@@ -766,6 +767,20 @@ class LoadBucket(Struct, frozen=True):
     from_ms: int
     lane: Lane
     messages: int
+
+
+class Instance(Struct, frozen=True):
+    """A live process that dispatches from a store.
+
+    Attributes:
+        name: Its host's, its process id and a random part.
+        lanes: What it serves, by name.
+        seen_ms: When it was last heard of, epoch ms; every 10 s or so.
+    """
+
+    name: str
+    lanes: tuple[Lane, ...]
+    seen_ms: int
 
 
 class Registered(Struct, frozen=True):

@@ -26,6 +26,7 @@ from .model import (
     DeadLetter,
     Delivery,
     Demand,
+    Instance,
     JournalEntry,
     Lane,
     LaneCounts,
@@ -57,6 +58,7 @@ __all__ = [
     "Guarded",
     "Holds",
     "Inspectable",
+    "Instances",
     "Journal",
     "Loads",
     "PutsBack",
@@ -262,6 +264,19 @@ class Inspectable(Protocol):
 
     async def position(self, source: str) -> int | None:
         """Return an intake's stored position."""
+        ...
+
+
+@runtime_checkable
+class Instances(Protocol):
+    """A store that knows which processes dispatch from it."""
+
+    async def instances(self) -> Sequence[Instance]:
+        """List those that were heard of within the last minute, by name.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
         ...
 
 

@@ -66,6 +66,7 @@ class Filter(Struct, frozen=True):
         address: Only to this address of a sink.
         type: Only events of this type name.
         text: Only those whose id holds this text.
+        recurs: Only those that recur.
     """
 
     lanes: tuple[Lane, ...] = ()
@@ -75,11 +76,12 @@ class Filter(Struct, frozen=True):
     address: str | None = None
     type: str | None = None
     text: str | None = None
+    recurs: bool = False
 
     @property
     def compares(self) -> bool:
         """Whether messages have to be compared one by one."""
-        return any(each is not None for each in (self.state, self.address, self.type, self.text))
+        return self.recurs or any(each is not None for each in (self.state, self.address, self.type, self.text))
 
     def matches(self, found: Snapshot) -> bool:
         """Whether a message is wanted, as far as no index has answered that."""
@@ -89,6 +91,7 @@ class Filter(Struct, frozen=True):
             and self.address in (None, envelope.address)
             and self.type in (None, envelope.type or envelope.lane)
             and (self.text is None or self.text in envelope.id)
+            and (not self.recurs or envelope.rule is not None)
         )
 
 

@@ -744,6 +744,11 @@ class Scheduler(Operations):
         found = self._store.status() if isinstance(self._store, Loads) else WorkStatus("loading")
         return found if found.phase == "ended" else structs.replace(found, phase="loading")
 
+    def demand(self) -> Mapping[Lane, int]:
+        """Return how many more messages each handler and sink of this process requests now; empty if it is not open."""
+        subscriptions = {} if self._running is None else self._running.subscriptions
+        return {lane: each.demand().messages for lane, each in subscriptions.items()}
+
     @property
     def overdue_age_ms(self) -> int:
         """Age of the oldest overdue message over all lanes, in ms, at the last look (every 10 s); 0 = none."""

@@ -157,7 +157,7 @@ class LosesSignals(MemoryStore):
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        yield _ForgetfulWork(self, Worker(lanes, self.now_ms()))
+        yield _ForgetfulWork(self, Worker(worker, lanes, self.now_ms()))
 
 
 class Unfair(MemoryStore):

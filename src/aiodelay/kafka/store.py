@@ -678,7 +678,7 @@ class KafkaStore(Transfers):
         for problem in (partition.problem for partition in self.partitions.values()):
             if problem is not None:
                 raise problem
-        work = KafkaWork(self, lanes)
+        work = KafkaWork(self, worker, lanes)
         self.works.add(work)
         try:
             yield work

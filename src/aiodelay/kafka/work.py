@@ -39,12 +39,13 @@ class KafkaWork:
 
     Args:
         store: Whose.
+        worker: Its name.
         lanes: What it serves at first.
     """
 
-    def __init__(self, store: KafkaStore, lanes: Collection[Lane]) -> None:
+    def __init__(self, store: KafkaStore, worker: str, lanes: Collection[Lane]) -> None:
         self._store = store
-        self._worker = Worker(lanes, store.now_ms())
+        self._worker = Worker(worker, lanes, store.now_ms())
         for partition in store.partitions.values():
             self.add(partition)
         self._turn = 0

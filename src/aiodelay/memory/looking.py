@@ -12,6 +12,7 @@ from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.model import (
     DeadKey,
     DeadLetter,
+    Instance,
     JournalEntry,
     Lane,
     LaneCounts,
@@ -25,14 +26,14 @@ from aiodelay.model import (
     Stored,
 )
 
-from .tables import Tables
+from .tables import SERVED_WINDOW_MS, Tables
 from .waiting import Entry
 
 __all__ = ["Looking"]
 
 
 class Looking(Tables):
-    """`Inspectable`, `Holds`, `DeadLetters`, `PutsBack` and `Journal`."""
+    """`Inspectable`, `Instances`, `Holds`, `DeadLetters`, `PutsBack` and `Journal`."""
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -130,6 +131,12 @@ class Looking(Tables):
             found += [(name, None)] if lane.is_held else []
             found += [(name, address) for address in sorted(lane.held)]
         return found
+
+    async def instances(self) -> Sequence[Instance]:
+        """List live workers."""
+        alive_ms = self.now_ms() - SERVED_WINDOW_MS
+        found = [Instance(each.name, tuple(sorted(each.lanes)), each.seen_ms) for each in self._workers]
+        return sorted((each for each in found if each.seen_ms > alive_ms), key=lambda each: each.name)
 
     # --- dead letters -------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class MemoryStore(Commands, Claims, Looking):
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Open the dispatching role."""
-        known = Worker(lanes, self.now_ms())
+        known = Worker(worker, lanes, self.now_ms())
         self._workers.add(known)
         try:
             yield _MemoryWork(self, known)

@@ -35,11 +35,13 @@ SERVED_WINDOW_MS = 60_000
 class Worker:
     """A dispatching process as the store knows it: its wake-up, what it serves, and since when it was not heard of."""
 
+    name: str
     wakeup: WakeUp
     lanes: frozenset[Lane]
     seen_ms: int
 
-    def __init__(self, lanes: Collection[Lane], now_ms: int) -> None:
+    def __init__(self, name: str, lanes: Collection[Lane], now_ms: int) -> None:
+        self.name = name
         self.wakeup = WakeUp()
         self.lanes, self.seen_ms = frozenset(lanes), now_ms
 

@@ -14,6 +14,7 @@ from aiodelay.errors import RecordFormatError, UnsupportedByStoreError
 from aiodelay.model import (
     DeadKey,
     DeadLetter,
+    Instance,
     JournalEntry,
     Lane,
     LaneCounts,
@@ -30,6 +31,7 @@ from .counting import add_load, counts_of
 from .keys import member_of, text_of
 from .reading import Lanes, lane_number, place_and_record, read_letter, read_record
 from .scripts import Arg
+from .workers import live_workers
 
 __all__ = ["Looking"]
 
@@ -124,6 +126,10 @@ class Looking(Base):
         What was put before its address was held counts as scheduled or overdue until it comes to the lane's head.
         """
         return counts_of(await self.run("counts", []))
+
+    async def instances(self) -> Sequence[Instance]:
+        """List live workers."""
+        return live_workers(await self.command("HGETALL", self._keys.key("workers")), self.now_ms())
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due from now on, by span and lane."""

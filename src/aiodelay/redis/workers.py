@@ -7,27 +7,32 @@ from typing import Any
 
 import msgspec
 
-from aiodelay.model import Lane
+from aiodelay.model import Instance, Lane
 
-__all__ = ["SERVED_WINDOW_MS", "served_lanes"]
+__all__ = ["SERVED_WINDOW_MS", "live_workers", "served_lanes"]
 
 SERVED_WINDOW_MS = 60_000
 """A worker that tidied within this many ms counts as alive."""
 
 
 def served_lanes(workers: Sequence[bytes], now_ms: int) -> set[Lane]:
-    """Return the lanes of live workers.
+    """Return the lanes of live workers; arguments as of `live_workers`."""
+    return {lane for each in live_workers(workers, now_ms) for lane in each.lanes}
+
+
+def live_workers(workers: Sequence[bytes], now_ms: int) -> list[Instance]:
+    """Return the live workers, by name.
 
     Args:
         workers: Names, each followed by what it serves: a MessagePack list of its time in ms and its lanes.
         now_ms: The store's time.
     """
-    served: set[Lane] = set()
-    for value in workers[1::2]:
+    found: list[Instance] = []
+    for name, value in zip(workers[::2], workers[1::2], strict=True):
         try:
             seen: Any = msgspec.msgpack.decode(value)
             if seen[0] > now_ms - SERVED_WINDOW_MS:
-                served.update(seen[1:])
+                found.append(Instance(name.decode(errors="replace"), tuple(seen[1:]), seen[0]))
         except (msgspec.MsgspecError, TypeError, IndexError):  # written by another program
             continue
-    return served
+    return sorted(found, key=lambda each: each.name)

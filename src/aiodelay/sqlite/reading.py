@@ -18,6 +18,7 @@ from aiodelay.codecs import decode_record
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import (
     DeadLetter,
+    Instance,
     JournalEntry,
     Lane,
     LaneCounts,
@@ -164,6 +165,12 @@ class Reader:
         query = "SELECT lanes FROM workers WHERE ns = ? AND seen_ms > ?"
         rows = self._execute(query, (self._ns(), now - SERVED_WINDOW_MS))
         return {lane for (lanes,) in rows for lane in _read_lanes(lanes)}
+
+    def instances(self, now: int) -> list[Instance]:
+        """List live workers."""
+        query = "SELECT worker, lanes, seen_ms FROM workers WHERE ns = ? AND seen_ms > ? ORDER BY worker"
+        rows = self._execute(query, (self._ns(), now - SERVED_WINDOW_MS))
+        return [Instance(name, tuple(sorted(_read_lanes(lanes))), seen_ms) for name, lanes, seen_ms in rows]
 
     def load(self, bucket_ms: int, buckets: int, now: int) -> list[LoadBucket]:
         """Count what comes due in each of the next spans."""

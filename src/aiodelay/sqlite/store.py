@@ -22,6 +22,7 @@ from aiodelay.model import (
     Command,
     DeadKey,
     DeadLetter,
+    Instance,
     JournalEntry,
     Lane,
     LaneCounts,
@@ -233,6 +234,10 @@ class SqliteStore:
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         now = self.now_ms()
         return await self._read(lambda reader: reader.counts(now))
+
+    async def instances(self) -> Sequence[Instance]:
+        now = self.now_ms()
+        return await self._read(lambda reader: reader.instances(now))
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         now = self.now_ms()

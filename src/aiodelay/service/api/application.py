@@ -12,6 +12,7 @@ from aiodelay.errors import ConfigurationError, kind_of, shortened
 from aiodelay.inputs import Targets, check_flag, check_namespace
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.config import Token
+from aiodelay.service.page import install_page
 
 from . import bulk, dead, etf1, lanes, messages, problems
 from .bodies import Json
@@ -19,6 +20,7 @@ from .pages import PAGE_HEADERS, documentation
 from .schemas import openapi_of
 from .security import ApiLimits, Gate, Tokens
 from .served import Opened, Served
+from .sessions import Sessions
 
 __all__ = ["admin"]
 
@@ -39,8 +41,9 @@ def admin(
     read_only: bool = True,
     allowed_targets: Collection[str] | None = None,
     limits: ApiLimits | None = None,
+    environment: str = "",
 ) -> FastAPI:
-    """Return the HTTP API over schedulers: an app of its own, or one to mount in yours.
+    """Return the page and the HTTP API over schedulers: an app of its own, or one to mount in yours.
 
     The schedulers are opened and closed by whoever made them, on the same event loop.
 
@@ -52,6 +55,7 @@ def admin(
         allowed_targets: Where messages may be scheduled to, as of a `Scheduler`; None = what each scheduler allows by
             its own `allowed_targets`, and nothing where it has none.
         limits: How much a client may ask for.
+        environment: What the page's badge says, such as "production"; empty = there is none.
 
     Raises:
         ConfigurationError: An argument is wrong; names it, its value and what is allowed.
@@ -75,7 +79,8 @@ def admin(
     )
     app.state.served = Served(stores, limits, check_flag(read_only, "read_only"))
     tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
-    app.add_middleware(Gate, tokens=tokens, limits=limits)
+    sessions = Sessions(tokens)
+    app.add_middleware(Gate, tokens=tokens, sessions=sessions, limits=limits)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
@@ -88,6 +93,7 @@ def admin(
     async def docs(request: Request) -> Response:
         return HTMLResponse(documentation(openapi_of(app, ROUTERS)), headers=PAGE_HEADERS)
 
+    install_page(app, tokens, sessions, environment)
     return app
 
 

@@ -22,7 +22,7 @@ from .schemas import documents
 from .security import audited, caller_of, needs
 from .served import PLAN_MS, Opened, Plan, Store, served_of
 
-__all__ = ["changing", "confirm", "plan"]
+__all__ = ["changing", "confirm", "done", "plan", "planned"]
 
 changing = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("operate"))
 
@@ -37,26 +37,34 @@ async def plan(request: Request, store: Store) -> Response:
     """Nothing is done. What was found, at most 1,000, is kept for five minutes: `POST /v1/bulk/{confirm}` does it."""
     served = served_of(request)
     given = await read_json(request, served.limits, BulkIn)
+    found, seen = await planned(given, store, by=caller_of(request).name, most=served.limits.max_examined)
+    ids = found.names
+    answer = {"action": given.action, "count": len(ids), "first": ids[:SHOWN], **seen}
+    return Json(answer | {"confirm": served.plans.add(found), "expires_s": PLAN_MS // 1000})
+
+
+async def planned(given: BulkIn, store: Opened, *, by: str, most: int) -> tuple[Plan, dict[str, Any]]:
+    """Return what an action would be done to; and whether there is more, and how many were examined, of how many.
+
+    Args:
+        given: The action and the filter.
+        store: Where.
+        by: Who may confirm it.
+        most: Most messages to look at.
+    """
     _check(given, store)
-    most = served.limits.max_examined
-    by = caller_of(request).name
-    options = {"at": given.at, "delay": given.delay} if given.action == "reschedule" else {}
     if given.action in OF_LETTERS:
         dead = await dead_page(
             store.scheduler, dead_filter_of(given.dead or DeadFilterIn()), after=None, limit=MOST, most=most
         )
-        found = Plan(given.action, by, store.name, letters=[each.key for each in dead.letters])
-        ids = [key.id for key in found.letters]
+        letters = [each.key for each in dead.letters]
         seen: dict[str, Any] = {"more": dead.after is not None, "examined": dead.examined, "of": dead.of}
-    else:
-        messages = await page(
-            store.scheduler, filter_of(given.messages or FilterIn()), after=None, limit=MOST, most=most
-        )
-        ids = [each.record.id for each in messages.messages]
-        found = Plan(given.action, by, store.name, ids=ids, options=options)
-        seen = {"more": messages.after is not None, "examined": messages.examined, "of": messages.of}
-    answer = {"action": given.action, "count": len(ids), "first": ids[:SHOWN], **seen}
-    return Json(answer | {"confirm": served.plans.add(found), "expires_s": PLAN_MS // 1000})
+        return Plan(given.action, by, store.name, letters=letters), seen
+    messages = await page(store.scheduler, filter_of(given.messages or FilterIn()), after=None, limit=MOST, most=most)
+    seen = {"more": messages.after is not None, "examined": messages.examined, "of": messages.of}
+    options = {"at": given.at, "delay": given.delay} if given.action == "reschedule" else {}
+    ids = [each.record.id for each in messages.messages]
+    return Plan(given.action, by, store.name, ids=ids, options=options), seen
 
 
 def _check(given: BulkIn, store: Opened) -> None:
@@ -75,13 +83,13 @@ async def confirm(confirm: str, request: Request, store: Store) -> Response:
     """To exactly what was found, as far as it is still there; only by who asked, and once."""
     served = served_of(request)
     found = served.plans.take(confirm, by=caller_of(request).name, store=store.name)
-    ids = list(found.ids or [key.id for key in found.letters])
-    with audited(request, f"bulk {found.action}", store=store.name, ids=ids) as facts:
-        facts["outcomes"] = outcomes = dict(Counter(await _done(store, found)))
+    with audited(request, f"bulk {found.action}", store=store.name, ids=found.names) as facts:
+        facts["outcomes"] = outcomes = dict(Counter(await done(store, found)))
     return Json({"action": found.action, "outcomes": outcomes})
 
 
-async def _done(store: Opened, plan: Plan) -> list[str]:
+async def done(store: Opened, plan: Plan) -> list[str]:
+    """Carry out a plan; return what each message or letter came to."""
     scheduler = store.scheduler
     match plan.action:
         case "purge":

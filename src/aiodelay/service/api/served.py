@@ -82,6 +82,11 @@ class Plan:
     letters: Sequence[DeadKey] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def names(self) -> list[str]:
+        """The ids of what it is done to."""
+        return list(self.ids) or [key.id for key in self.letters]
+
 
 class Plans:
     """Plans, for a while; the oldest give way to new ones."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .application import install
+from .application import install_page
 
-__all__ = ["install"]
+__all__ = ["install_page"]

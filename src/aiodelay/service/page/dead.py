@@ -30,7 +30,7 @@ PER_PAGE = 50
 def dead_filter_in(fields: dict[str, str | None]) -> DeadFilterIn:
     """Return the filter that fields of a URL or a form mean."""
     return DeadFilterIn(
-        [fields["lane"]] if fields.get("lane") else [], fields.get("reason"), None, None, fields.get("text")
+        [lane] if (lane := fields.get("lane")) else [], fields.get("reason"), None, None, fields.get("text")
     )
 
 

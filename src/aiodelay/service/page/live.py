@@ -1,4 +1,4 @@
-"""Pages that follow what happens, by server-sent events: however many look on, a store is asked once every two seconds."""
+"""Pages that follow what happens, by server-sent events: a store is asked once every two seconds for all viewers."""
 
 from __future__ import annotations
 

@@ -9,12 +9,11 @@ from fastapi import Request
 from starlette.responses import Response
 
 from aiodelay import ports
-from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.model import DeadKey, JournalEntry, Record, Snapshot, State
+from aiodelay.errors import RecordFormatError, UnsupportedByStoreError
+from aiodelay.model import DeadLetter, JournalEntry, Record, Snapshot, State
 from aiodelay.queries import DeadFilter, Filter, dead_page, page
 from aiodelay.recurrence import Rule, decode_rule, describe, upcoming
 from aiodelay.scheduler import Scheduler
-from aiodelay.errors import RecordFormatError
 from aiodelay.service.api.cursors import filter_of, read_cursor, write_cursor
 from aiodelay.service.api.messages import not_found
 from aiodelay.service.api.models import FilterIn
@@ -26,7 +25,7 @@ from .rendering import shown, url_of
 from .requests import screen, store_of, wanted
 from .state import state_of
 
-__all__ = ["FIELDS", "filter_in", "message", "messages", "recurring", "rule_words"]
+__all__ = ["FIELDS", "filter_in", "in_utc", "message", "messages", "recurring", "rule_words"]
 
 FIELDS = ("state", "lane", "address", "type", "text", "due_from", "due_to")
 PER_PAGE = 50
@@ -37,17 +36,17 @@ EVENTS_OF_ATTEMPTS = {"again": "failed", "dead": "given up", "lapsed": "lapsed",
 def filter_in(fields: dict[str, str | None]) -> FilterIn:
     """Return the filter that fields of a URL or a form mean."""
     return FilterIn(
-        [fields["lane"]] if fields.get("lane") else [],
+        [lane] if (lane := fields.get("lane")) else [],
         fields.get("state"),
-        _in_utc(fields.get("due_from")),
-        _in_utc(fields.get("due_to")),
+        in_utc(fields.get("due_from")),
+        in_utc(fields.get("due_to")),
         fields.get("address"),
         fields.get("type"),
         fields.get("text"),
     )
 
 
-def _in_utc(text: str | None) -> str | None:
+def in_utc(text: str | None) -> str | None:
     """Return an instant with an offset: a form's has none, and is said to be in UTC."""
     if text is None or "T" not in text or text.endswith("Z") or "+" in text or "-" in text.partition("T")[2]:
         return text
@@ -184,7 +183,7 @@ async def _entries(scheduler: Scheduler, message_id: str) -> list[JournalEntry] 
     return entries
 
 
-async def _letters(request: Request, store: Opened, message_id: str) -> list:  # type: ignore[type-arg]
+async def _letters(request: Request, store: Opened, message_id: str) -> list[DeadLetter]:
     if not isinstance(store.scheduler._open_store(), ports.DeadLetters):
         return []
     most = served_of(request).limits.max_examined

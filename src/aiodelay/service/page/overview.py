@@ -15,11 +15,11 @@ from aiodelay.model import Blocked, Instance, LaneCounts
 from aiodelay.service.api.served import Opened
 
 from .charts import lateness_columns, load_bars
-from .rendering import rendered, shown, url_of
+from .rendering import shown, url_of
 from .requests import screen, store_of, wanted
-from .state import SPANS, PageState, Shared, Span, state_of
+from .state import SPANS, Shared, Span, state_of
 
-__all__ = ["LaneRow", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of"]
+__all__ = ["LaneRow", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of", "links_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,3 @@ async def instances_of(store: Opened) -> Sequence[Instance] | None:
     """Return the live instances; None where the store does not tell."""
     opened = store.scheduler._open_store()
     return await opened.instances() if isinstance(opened, ports.Instances) else None
-
-
-def rendered_live(state: PageState, given: Mapping[str, Any]) -> str:
-    """Return what changes on a page, for those who follow."""
-    del state
-    return rendered("live.html", **given)

@@ -53,9 +53,7 @@ async def consumers(request: Request) -> Response:
     """Show the consumers of fan-out topics, with their lag."""
     store = store_of(request)
     facts = await state_of(request).shared.facts(store)
-    able = {name: sink for name, sink in store.scheduler._sinks.items() if isinstance(sink, ports.Consumers)}
-    if not able:
-        name = store.scheduler._open_store().name
-        raise UnsupportedByStoreError("store", name, "stores or sinks that have consumers of their own: redis-fanout")
-    found = [(name, each) for name, sink in sorted(able.items()) for each in await sink.consumers()]
-    return shown(request, "consumers.html", store, facts=facts, consumers=found)
+    opened = store.scheduler._open_store()
+    if not isinstance(opened, ports.Registry):
+        raise UnsupportedByStoreError("store", opened.name, "stores that have fan-out topics beside them, as Redis has")
+    return shown(request, "consumers.html", store, facts=facts, consumers=await opened.registered())

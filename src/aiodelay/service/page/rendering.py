@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from aiodelay._version import __version__
@@ -29,9 +29,10 @@ PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
         " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
-    )
+    ),
+    "referrer-policy": "same-origin",
 }
-"""Only what this service serves itself; nothing inline."""
+"""Only what this service serves itself; nothing inline. Without a referrer, forms would tell no origin either."""
 THEME = "aiodelay-theme"
 TABS = (
     ("", "Overview"),
@@ -82,6 +83,14 @@ def clock_time(ms: int) -> Markup:
     )
 
 
+def day(ms: int) -> Markup:
+    """Return an instant's day, as `instant`."""
+    text = time_shape(ms)
+    return Markup('<time datetime="{0}" data-as="day" title="{1} {2} UTC">{3}</time>').format(
+        text, text[:10], text[11:16], text[5:10]
+    )
+
+
 def number(value: int) -> str:
     """Return a number with thin spaces between thousands."""
     return f"{value:,}".replace(",", "\u202f")
@@ -95,7 +104,7 @@ def size(value: int) -> str:
     return f"{value}\u00a0B"
 
 
-def length(ms: int) -> str:
+def duration(ms: int) -> str:
     """Return a length of time in at most two units."""
     ms = abs(ms)
     units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"))
@@ -111,7 +120,9 @@ def length(ms: int) -> str:
 
 def away(ms: int, now_ms: int) -> str:
     """Return how far away an instant is."""
-    return f"in {length(ms - now_ms)}" if ms > now_ms else f"{length(now_ms - ms)} ago"
+    if ms == now_ms:
+        return "now"
+    return f"in {duration(ms - now_ms)}" if ms > now_ms else f"{duration(now_ms - ms)} ago"
 
 
 def destination(envelope: Envelope) -> str:
@@ -135,7 +146,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (instant, clock_time, number, size, length, away, destination, words, message_path)
+    filters = (instant, clock_time, day, number, size, duration, away, destination, words, message_path)
     environment.filters |= {each.__name__: each for each in filters}
     return environment
 
@@ -213,7 +224,7 @@ def here_of(request: Request) -> str:
     if request.method != "GET":
         return path_of(request)
     query = request.url.query
-    return str(escape(request.url.path)) + (f"?{query}" if query else "")
+    return quote(request.scope["path"]) + (f"?{query}" if query else "")
 
 
 def environment_kind(name: str) -> str:

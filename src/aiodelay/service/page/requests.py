@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Concatenate, ParamSpec
+from typing import TypeAlias
 from urllib.parse import parse_qs
 
 from fastapi import Request
@@ -14,18 +14,19 @@ from starlette.responses import RedirectResponse, Response
 from aiodelay.errors import AiodelayError
 from aiodelay.service.api.bodies import check_type, chunks_of
 from aiodelay.service.api.problems import ApiError, problem_of, wrong
-from aiodelay.service.api.security import CALLER, Scope, check_allowed
+from aiodelay.service.api.security import CALLER, check_allowed
 from aiodelay.service.api.served import Opened, served_of
 from aiodelay.service.api.sessions import COOKIE
+from aiodelay.service.config import Scope
 
-from .rendering import path_of, here_of, shown
+from .rendering import here_of, path_of, shown
 from .state import state_of
 
 __all__ = ["Form", "form_of", "screen", "store_of", "wanted"]
 
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
-P = ParamSpec("P")
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 MOST_FIELDS = 2_100
 FORM = "application/x-www-form-urlencoded"
 
@@ -45,10 +46,10 @@ class Form:
         return self._fields.get(name, [])
 
 
-def screen(scope: Scope) -> Callable[[Callable[[Request], Awaitable[Response]]], Callable[[Request], Awaitable[Response]]]:
+def screen(scope: Scope) -> Callable[[Endpoint], Endpoint]:
     """Make a route of a function: for those whose token is for this; whoever has not signed in is asked to."""
 
-    def decorate(function: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def decorate(function: Endpoint) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             if request.scope[CALLER] is None and state_of(request).has_tokens and request.method == "GET":
                 if request.headers.get("hx-request"):

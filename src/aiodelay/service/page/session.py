@@ -13,14 +13,14 @@ from .rendering import THEME, path_of, shown
 from .requests import failed, form_of
 from .state import state_of
 
-__all__ = ["login", "logout", "sign_in", "theme"]
+__all__ = ["local", "login", "logout", "sign_in", "theme"]
 
 YEAR_S = 365 * 86_400
 
 
 async def login(request: Request) -> Response:
     """Ask for a token."""
-    return shown(request, "login.html", wrong=False, next_page=_local(request, request.query_params.get("back", "")))
+    return shown(request, "login.html", wrong=False, next_page=local(request, request.query_params.get("back", "")))
 
 
 async def sign_in(request: Request) -> Response:
@@ -29,7 +29,7 @@ async def sign_in(request: Request) -> Response:
         form = await form_of(request)
     except ApiError as error:
         return failed(request, error)
-    back = _local(request, form.one("back"))
+    back = local(request, form.one("back"))
     begun = state_of(request).sessions.begin(form.one("token"))
     if begun is None:
         return shown(request, "login.html", status=401, wrong=True, next_page=back)
@@ -60,7 +60,7 @@ async def theme(request: Request) -> Response:
         form = await form_of(request)
     except ApiError as error:
         return failed(request, error)
-    response = RedirectResponse(_local(request, form.one("back")), 303)
+    response = RedirectResponse(local(request, form.one("back")), 303)
     chosen = form.one("theme")
     _set(request, response, THEME, chosen if chosen in ("dark", "light") else "auto", YEAR_S)
     return response
@@ -82,7 +82,7 @@ def _path(request: Request) -> str:
     return request.scope.get("root_path", "") or "/"
 
 
-def _local(request: Request, path: str) -> str:
+def local(request: Request, path: str) -> str:
     """Return a path if it is one of this app's, else the front page: nobody is sent elsewhere from here."""
     root = path_of(request)
     is_ours = path.startswith(root) and not path.startswith(("//", "/\\")) and path.isprintable()

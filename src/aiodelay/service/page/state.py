@@ -28,6 +28,7 @@ ABILITIES: Mapping[str, tuple[type, str]] = {
     "recurring": (ports.Inspectable, "cannot be looked into"),
     "dead": (ports.DeadLetters, "keeps no dead letters"),
     "instances": (ports.Instances, "does not tell which instances serve it"),
+    "consumers": (ports.Registry, "has no fan-out topics beside it"),
 }
 
 
@@ -143,14 +144,11 @@ class PageState:
     def unable(self, store: Opened) -> Mapping[str, str]:
         """Return the tabs that a store has nothing for, with the reason."""
         opened = store.scheduler._open_store()
-        lacking = {
+        return {
             tab: f"{opened.name} {reason}"
             for tab, (ability, reason) in ABILITIES.items()
             if not isinstance(opened, ability)
         }
-        if not any(isinstance(each, ports.Consumers) for each in store.scheduler._sinks.values()):
-            lacking["consumers"] = f"no sink of {opened.name} has consumers of its own"
-        return lacking
 
 
 def state_of(request: Request) -> PageState:

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
+
+from aiodelay import Scheduler
+from aiodelay.service import admin
+from tests.support.api import serving_app
+from tests.support.chromium import chromium
+from tests.support.scene import SceneStore, scene
+
+# As root a browser has no sandbox of its own; it shows nothing but pages of ours.
+ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb", "--font-render-hinting=none"]
+DEADLINE_MS = 15_000
+EMPTY: Mapping[str, Any] = {}
+DESK: Mapping[str, Any] = {"timezone_id": "UTC", "locale": "en-GB", "viewport": {"width": 1280, "height": 900}}
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
+        yield browser
+        await browser.close()
+
+
+class Viewer:
+    """Pages of one browser; what goes wrong in them is an error here.
+
+    Args:
+        base: Where the service is.
+        context: The browser's.
+    """
+
+    def __init__(self, base: str, context: BrowserContext) -> None:
+        self.base, self.context = base, context
+        self.errors: list[str] = []
+        context.set_default_timeout(DEADLINE_MS)
+
+    async def open(self, path: str = "/") -> Page:
+        """Open a page."""
+        page = await self.context.new_page()
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        await page.goto(self.base + path)
+        return page
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
+
+
+Watch = Callable[..., AbstractAsyncContextManager[Viewer]]
+
+
+@pytest.fixture
+def watch(browser: Browser) -> Watch:
+    """Serve a store, and look at it: `async with watch(store, looks={"java_script_enabled": False}) as viewer`."""
+
+    @asynccontextmanager
+    async def watching(
+        store: SceneStore | str | Scheduler,
+        options: Mapping[str, Any] = EMPTY,
+        looks: Mapping[str, Any] = EMPTY,
+    ) -> AsyncIterator[Viewer]:
+        async with AsyncExitStack() as stack:
+            scheduler = store if isinstance(store, Scheduler) else Scheduler(store, dispatch=False)
+            if scheduler is not store:
+                await stack.enter_async_context(scheduler)
+            given: dict[str, Any] = {"read_only": False, "allowed_targets": ["handler:*"], **options}
+            app = admin(scheduler, **given)
+            base = await stack.enter_async_context(serving_app(app))
+            stack.callback(app.state.page.closing.set)
+            context = await browser.new_context(**{**DESK, **looks})
+            stack.push_async_callback(context.close)
+            viewer = Viewer(base, context)
+            yield viewer
+            assert viewer.errors == []
+
+    return watching
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def store() -> AsyncIterator[SceneStore]:
+    """The scene of `tests/support/scene.py`."""
+    async with scene() as store:
+        yield store
+
+
+@pytest.fixture
+def screenshots(tmp_path: Path) -> Path:
+    """Where pictures go: `AIODELAY_SCREENSHOTS=docs/screenshots` renews those of the docs."""
+    folder = Path(os.environ.get("AIODELAY_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,296 @@
+"""Every action of the page, by hand: with a script and without, and what must not be done."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import pytest
+from playwright.async_api import Page, expect
+
+from aiodelay.service import Token, hash_token
+from tests.browser.conftest import Viewer, Watch
+from tests.support.api import SECRETS
+from tests.support.scene import NOW, ORDER, SceneStore, at_ms
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TOKENS = [
+    Token(name="reader", hash=hash_token(SECRETS["read"]), scopes=("read",)),
+    Token(name="operator", hash=hash_token(SECRETS["operate"]), scopes=("read", "schedule", "operate")),
+]
+SCHEDULER = Token(name="scheduler", hash=hash_token("of-the-scheduler"), scopes=("read", "schedule"))
+SCRIPTED = pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+
+
+def message(message_id: str) -> str:
+    return f"/messages/{quote(message_id, safe='')}"
+
+
+async def press(page: Page, name: str) -> None:
+    await page.get_by_role("button", name=name).first.click()
+
+
+def looks(script: bool) -> dict[str, bool]:
+    return {"java_script_enabled": script}
+
+
+def audited(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    return [json.loads(record.getMessage()) for record in caplog.records if record.name == "aiodelay.audit"]
+
+
+# --- one message ------------------------------------------------------------------------------------------
+
+
+@SCRIPTED
+async def test_cancel_asks_first(
+    script: bool, watch: Watch, store: SceneStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiodelay.audit")
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open(message(ORDER))
+        await press(page, "Cancel")
+        await expect(page.get_by_role("heading", name="Cancel 1 message?")).to_be_visible()
+        await expect(page.get_by_text(ORDER)).to_be_visible()
+        assert await store.get(ORDER) is not None, "nothing is done yet"
+        await page.get_by_role("link", name="Back").click()
+        await expect(page.get_by_role("heading", name=ORDER)).to_be_visible()
+        await press(page, "Cancel")
+        await press(page, "Cancel 1 message")
+        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+    assert await store.get(ORDER) is None
+    assert audited(caplog) == [
+        {
+            "action": "page cancel",
+            "by": "anonymous",
+            "from": "127.0.0.1",
+            "store": "default",
+            "ids": [ORDER],
+            "outcomes": {"cancelled": 1},
+        }
+    ]
+
+
+@SCRIPTED
+async def test_fire(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open(message("contract-1"))
+        await press(page, "Fire now")
+        await press(page, "Fire now 1 message")
+        await expect(page.get_by_role("row", name="fired 1")).to_be_visible()
+    found = await store.get("contract-1")
+    assert found is not None
+    assert found.next_attempt_ms == at_ms(NOW)
+
+
+@SCRIPTED
+@pytest.mark.parametrize("field", ["delay", "at"])
+async def test_reschedule_stores_the_time_that_was_given(
+    field: str, script: bool, watch: Watch, store: SceneStore
+) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open(message("contract-1"))
+        await page.locator(f"#{field}").fill("90m" if field == "delay" else "2026-12-24T18:30:15")
+        await press(page, "Reschedule")
+        await press(page, "Reschedule 1 message")
+        await expect(page.get_by_role("row", name="rescheduled 1")).to_be_visible()
+    found = await store.get("contract-1")
+    assert found is not None
+    at = datetime(2026, 12, 24, 18, 30, 15, tzinfo=UTC)
+    assert found.record.due_ms == (at_ms(NOW) + 90 * 60_000 if field == "delay" else at_ms(at))
+
+
+async def test_a_time_that_is_none_is_refused_before_it_is_asked(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open(message("contract-1"))
+        await page.locator("#delay").fill("soon")
+        await press(page, "Reschedule")
+        await expect(page.get_by_role("heading", name="Unprocessable")).to_be_visible()
+        await expect(page.get_by_text("soon")).to_be_visible()
+        viewer.errors.clear()  # the console tells the status too
+
+
+async def test_what_was_done_is_not_done_twice(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open(message("contract-1"))
+        await press(page, "Cancel")
+        await press(page, "Cancel 1 message")
+        await page.reload()
+        await expect(page.get_by_text("it was done, or is forgotten")).to_be_visible()
+        viewer.errors.clear()
+
+
+# --- many -------------------------------------------------------------------------------------------------
+
+
+@SCRIPTED
+async def test_those_that_are_ticked(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open("/messages?lane=RefundDue")
+        for name in ("refund-1", "refund-3"):
+            await page.get_by_role("checkbox", name=name).check()
+        await press(page, "Cancel")
+        await press(page, "Cancel 2 messages")
+        await expect(page.get_by_role("row", name="cancelled 2")).to_be_visible()
+        await page.get_by_role("link", name="Back").click()
+        await expect(page).to_have_url(re.compile("lane=RefundDue"))
+    assert [await store.get(f"refund-{n}") is not None for n in range(4)] == [True, False, True, False]
+
+
+@SCRIPTED
+async def test_more_than_a_hundred_have_to_be_typed(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open("/messages?lane=RenewContract")
+        await page.get_by_role("checkbox", name="all that match").check()
+        await press(page, "Cancel")
+        await expect(page.get_by_role("heading", name="Cancel 400 messages?")).to_be_visible()
+        button = page.get_by_role("button", name="Cancel 400 messages")
+        if script:
+            await expect(button).to_be_disabled()
+        else:
+            await page.locator("#typed").fill("40")
+            await button.click()
+            await expect(page.get_by_role("alert").filter(has_text="Type 400")).to_be_visible()
+            viewer.errors.clear()
+        assert (await store.counts())["RenewContract"].scheduled == 400
+        await page.locator("#typed").fill("400")
+        await button.click()
+        await expect(page.get_by_role("row", name="cancelled 400")).to_be_visible()
+    assert "RenewContract" not in await store.counts()
+
+
+# --- dead letters, pauses -----------------------------------------------------------------------------------
+
+
+@SCRIPTED
+async def test_redrive_a_group(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open("/dead")
+        row = page.get_by_role("row", name="attempts exhausted ChargeCard 9")
+        await row.get_by_role("button", name="Redrive").click()
+        await press(page, "Redrive 9 dead letters")
+        await expect(page.get_by_role("row", name="stored 9")).to_be_visible()
+    counts = (await store.counts())["ChargeCard"]
+    assert (counts.dead, counts.overdue) == (0, 9)
+
+
+@SCRIPTED
+async def test_purge_one(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open("/dead?lane=webhook")
+        await page.get_by_role("link", name="vid-6").click()
+        await press(page, "Purge")
+        await press(page, "Purge 1 dead letter")
+        await expect(page.get_by_role("row", name="purged 1")).to_be_visible()
+    assert {each.record.id for each in await store.dead_letters(lane="webhook")} == {"vid-5"}
+
+
+@SCRIPTED
+async def test_pause_and_resume(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open("/sinks")
+        await page.locator("#what").fill("CheckPayment")
+        await page.locator("form:has(#what)").get_by_role("button", name="Pause").click()
+        await press(page, "Pause 1 destination")
+        await expect(page.get_by_role("row", name="paused 1")).to_be_visible()
+        assert ("CheckPayment", None) in await store.holds()
+        await page.get_by_role("link", name="Back").click()
+        await page.get_by_role("listitem").filter(has_text="CheckPayment").get_by_role("button", name="Resume").click()
+        await press(page, "Resume 1 destination")
+        await expect(page.get_by_role("row", name="resumed 1")).to_be_visible()
+    assert await store.holds() == [("webhook", "us-1")]
+
+
+# --- who may ------------------------------------------------------------------------------------------------
+
+
+async def sign_in(viewer: Viewer, secret: str, path: str = "/") -> Page:
+    page = await viewer.open(path)
+    await page.get_by_label("Token").fill(secret)
+    await press(page, "Sign in")
+    return page
+
+
+@SCRIPTED
+async def test_sign_in_and_out(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, {"tokens": TOKENS}, looks(script)) as viewer:
+        page = await sign_in(viewer, "no-token", "/dead?lane=webhook")
+        await expect(page.get_by_text("No such token.")).to_be_visible()
+        viewer.errors.clear()
+        await page.get_by_label("Token").fill(SECRETS["operate"])
+        await press(page, "Sign in")
+        await expect(page).to_have_url(viewer.base + "/dead?lane=webhook")
+        (cookie,) = [each for each in await viewer.context.cookies() if each["name"] == "aiodelay-session"]
+        assert cookie["httpOnly"]
+        assert cookie["sameSite"] == "Strict"
+        assert SECRETS["operate"] not in cookie["value"]
+        await press(page, "Sign out")
+        await page.goto(viewer.base + "/messages")
+        await expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+async def test_a_token_for_reading_sees_no_buttons_and_is_refused(watch: Watch, store: SceneStore) -> None:
+    async with watch(store, {"tokens": TOKENS}) as viewer:
+        page = await sign_in(viewer, SECRETS["read"], message(ORDER))
+        await expect(page.get_by_text("Your token is for reading only.")).to_be_visible()
+        csrf = await page.locator("input[name=csrf]").first.get_attribute("value")
+        form = {"csrf": csrf or "", "action": "cancel", "id": ORDER}
+        refused = await viewer.context.request.post(viewer.base + "/plan", form=form)
+        assert refused.status == 403
+        assert "needs a token with the scope schedule" in await refused.text()
+    assert await store.get(ORDER) is not None
+
+
+async def test_a_token_for_scheduling_changes_one_message_but_not_many(watch: Watch, store: SceneStore) -> None:
+    async with watch(store, {"tokens": [SCHEDULER]}) as viewer:
+        page = await sign_in(viewer, "of-the-scheduler", message(ORDER))
+        await press(page, "Cancel")
+        await press(page, "Cancel 1 message")
+        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+        await page.goto(viewer.base + "/messages?lane=RefundDue")
+        await page.get_by_role("checkbox", name="All of this page").check()
+        await press(page, "Cancel")
+        await expect(page.get_by_text("needs a token with the scope operate")).to_be_visible()
+        viewer.errors.clear()
+    assert (await store.counts())["RefundDue"].overdue == 4
+
+
+async def test_a_read_only_service_says_so_and_changes_nothing(watch: Watch, store: SceneStore) -> None:
+    async with watch(store, {"read_only": True}) as viewer:
+        page = await viewer.open(message(ORDER))
+        await expect(page.get_by_text("This service is read-only.")).to_be_visible()
+        await expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+        csrf = await page.locator("input[name=csrf]").first.get_attribute("value") or ""
+        refused = await viewer.context.request.post(
+            viewer.base + "/plan", form={"csrf": csrf, "action": "cancel", "id": ORDER}
+        )
+        assert refused.status == 403
+        assert "read-only" in await refused.text()
+
+
+async def test_a_form_of_another_site_is_refused(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open("/")
+        csrf = await page.locator("input[name=csrf]").first.get_attribute("value") or ""
+        form = {"csrf": csrf, "action": "cancel", "id": ORDER}
+        post = viewer.context.request.post
+        assert (await post(viewer.base + "/plan", form=form)).status == 200
+        assert (await post(viewer.base + "/plan", form=form | {"csrf": "0" * 64})).status == 403
+        assert (await post(viewer.base + "/plan", form=form | {"csrf": "é"})).status == 403
+        other = {"origin": "https://evil.example"}
+        assert (await post(viewer.base + "/plan", form=form, headers=other)).status == 403
+        assert (await post(viewer.base + "/theme", form={"theme": "dark"})).status == 403
+
+
+async def test_nobody_is_sent_elsewhere(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open("/")
+        csrf = await page.locator("input[name=csrf]").first.get_attribute("value") or ""
+        for back in ("//evil.example", "https://evil.example/", "/\\evil.example", "\r\nx: y"):
+            answer = await viewer.context.request.post(
+                viewer.base + "/theme", form={"csrf": csrf, "theme": "dark", "back": back}, max_redirects=0
+            )
+            assert answer.headers["location"] == "/"

@@ -1,0 +1,22 @@
+"""Where a Chromium is found, and how it is told what a viewer is like."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+__all__ = ["NoBrowserError", "chromium"]
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+
+
+class NoBrowserError(Exception):
+    """There is none."""
+
+
+def chromium() -> str:
+    """Return the path of a browser: of `AIODELAY_CHROMIUM`, or one that is installed."""
+    found = os.environ.get("AIODELAY_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        raise NoBrowserError("no Chromium: apt-get install chromium, or name one in AIODELAY_CHROMIUM")
+    return found
