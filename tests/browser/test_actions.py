@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -237,7 +238,7 @@ async def test_a_token_for_reading_sees_no_buttons_and_is_refused(watch: Watch, 
         page = await sign_in(viewer, SECRETS["read"], message(ORDER))
         await expect(page.get_by_text("Your token is for reading only.")).to_be_visible()
         csrf = await page.locator("input[name=csrf]").first.get_attribute("value")
-        form = {"csrf": csrf or "", "action": "cancel", "id": ORDER}
+        form: dict[str, Any] = {"csrf": csrf or "", "action": "cancel", "id": ORDER}
         refused = await viewer.context.request.post(viewer.base + "/plan", form=form)
         assert refused.status == 403
         assert "needs a token with the scope schedule" in await refused.text()
@@ -275,7 +276,7 @@ async def test_a_form_of_another_site_is_refused(watch: Watch, store: SceneStore
     async with watch(store) as viewer:
         page = await viewer.open("/")
         csrf = await page.locator("input[name=csrf]").first.get_attribute("value") or ""
-        form = {"csrf": csrf, "action": "cancel", "id": ORDER}
+        form: dict[str, Any] = {"csrf": csrf, "action": "cancel", "id": ORDER}
         post = viewer.context.request.post
         assert (await post(viewer.base + "/plan", form=form)).status == 200
         assert (await post(viewer.base + "/plan", form=form | {"csrf": "0" * 64})).status == 403

@@ -83,7 +83,6 @@ LOOP_TIMES = {
     "cli.crew": "how long a worker ran",
     "cli.bench": "how long storing and delivering takes",
     "service.health": "how long ago a store was asked",
-    "service.page.live": "when all viewers are told next",
     "service.page.state": "how old an answer is that viewers share",
     "_runtime.subscription": "how long a handler runs, on the loop whose timers end it",
 }
