@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 
 from aiodelay import Scheduler
@@ -23,6 +24,15 @@ EVENT = re.compile(
     r"(?P<time>\d\d:\d\d:\d\d\.\d{3})  (?P<verb>scheduled|delivered|retry|cancelled|replaced|dead letter) +"
     r"(?P<what>[\w:]+) +(?P<id>\S+)? +(?P<note>.+)"
 )
+SCREENS = {
+    "/": "CheckPayment",
+    "/messages": "RenewContract",
+    "/recurring": "Heartbeat",
+    "/dead": "CardExpiredError",
+    "/sinks": "log",
+    "/instances": "RenewContract",
+}
+"""Of the page, each with something that it shows."""
 LATE = re.compile(r"late (\d+) ms(?! \(was due before)")
 COUNTED = {
     "delivered": "delivered",
@@ -92,7 +102,9 @@ def test_three_seconds_show_all_that_can_happen(tmp_path: Path, folder: Path) ->
     with aiodelay("demo", "--seconds", "3", cwd=tmp_path, environment={"TMPDIR": str(folder)}) as program:
         told = assert_quiet_end(program, folder)
     assert re.fullmatch(
-        r"aiodelay \d+\.\d+\S* │ store sqlite, a temporary file │ stops after 3 s, or with Ctrl-C", told.first
+        r"aiodelay \d+\.\d+\S* │ store sqlite, a temporary file │ page http://127\.0\.0\.1:\d+"
+        r" │ stops after 3 s, or with Ctrl-C",
+        told.first,
     )
     assert told.others == []
     assert told.verbs.keys() == {*COUNTED, "scheduled"}
@@ -113,6 +125,29 @@ def test_a_signal_ends_it_in_order(demo: Program, folder: Path, number: int) -> 
     demo.send(number)
     told = assert_quiet_end(demo, folder)
     assert_summary_agrees(told)
+
+
+@pytest.mark.parametrize("store", [None, "redis"])
+def test_every_screen_of_its_page_has_something_on_it(store: str | None, tmp_path: Path, folder: Path) -> None:
+    arguments = [] if store is None else ["--store", store]
+    with aiodelay("demo", *arguments, cwd=tmp_path, environment={"TMPDIR": str(folder)}) as program:
+        found = re.search(r"page (http://\S+)", program.out.wait_for("^aiodelay "))
+        assert found is not None
+        program.out.wait_for("  dead letter  ")
+        with httpx.Client(base_url=found[1], trust_env=False) as client:
+            pages = {path: client.get(path) for path in SCREENS}
+        assert {path: page.status_code for path, page in pages.items()} == dict.fromkeys(pages, 200)
+        for path, page in pages.items():
+            assert SCREENS[path] in page.text, path
+            assert 'class="empty"' not in page.text, path
+        program.send(signal.SIGINT)
+        assert_quiet_end(program, folder)
+
+
+def test_without_a_page(tmp_path: Path) -> None:
+    with aiodelay("demo", "--no-page", "--store", "memory://", "--seconds", "1", cwd=tmp_path) as program:
+        assert program.exit_code() == 0
+        assert "page" not in program.out.seen[0]
 
 
 def test_a_summary_comes_every_few_seconds(demo: Program) -> None:
@@ -245,7 +280,7 @@ def test_what_it_cannot_do_is_said_on_stderr(tmp_path: Path, arguments: list[str
 def test_a_terminal_keeps_the_summary_in_its_last_lines(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "aiodelay", "demo", "--store", "memory://", "--seconds", "2"],
+        [sys.executable, "-m", "aiodelay", "demo", "--store", "memory://", "--seconds", "2", "--no-page"],
         cwd=tmp_path,
         env={
             **{name: value for name, value in os.environ.items() if name != "NO_COLOR"},

@@ -24,6 +24,7 @@ from aiodelay.ports import Store
 from aiodelay.registry import open_store
 
 from .errors import NOT_UNDERSTOOD, CommandError
+from .page import beside, listening_for_page
 from .report import Report
 from .screen import Screen
 from .signals import stop_signals
@@ -32,6 +33,8 @@ from .traffic import ChargeCard, LogSink, Traffic
 __all__ = ["demo"]
 
 NAMESPACE = "aiodelay-demo"
+JOURNAL = 10_000
+"""Entries, from which the page tells lateness and what happened to a message."""
 SUMMARY_EVERY_S, STATUS_EVERY_S = 5.0, 1.0
 
 
@@ -40,8 +43,12 @@ def demo(
     seconds: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
     store: str | None = None,
     keep: Annotated[Path | None, Parameter(validator=validators.Path(dir_okay=False))] = None,
+    page: bool = True,
 ) -> None:
     """Show messages being scheduled, delivered, retried, cancelled, replaced and given up, for real.
+
+    A page on this machine shows it too, with what is coming, what is late and what was given up; its address stands in
+    the first line, and a browser is opened where there is a terminal and a display.
 
     Ends with Ctrl-C, SIGTERM or after --seconds, always with exit code 0 and a summary. The numbers are those of what
     happened: lateness is the start of a message's first attempt minus its due time.
@@ -51,12 +58,13 @@ def demo(
         store: URL of the store, such as redis://localhost or sqlite:///delay.db, or the word redis for a server that is
             started for the demo; without it, a SQLite file that is deleted at the end.
         keep: Keep the SQLite file under this name; what is pending in it is resumed the next time.
+        page: Serve the page; --no-page does not.
     """
     if store is not None and keep is not None:
         raise CommandError("--store and --keep both say where messages are kept; give one", exit_code=NOT_UNDERSTOOD)
     with _place(store, keep) as place:
         opened = open_store(place.url, namespace=NAMESPACE, clock=None)
-        asyncio.run(_demo(opened, place, seconds))
+        asyncio.run(_demo(opened, place, seconds, page=page))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ def _place(store: str | None, keep: Path | None) -> Iterator[Place]:
 
         found = redis_servers()[0]
         with serving(found) as url:
-            yield Place(url, str(found), str(found) if found.url else None)
+            yield Place(f"{url}?journal={JOURNAL}", str(found), str(found) if found.url else None)
     elif store is not None:
         shown = masked_url(store)
         yield Place(store, shown, f"{shown}, namespace {NAMESPACE}")
@@ -92,14 +100,14 @@ def _place(store: str | None, keep: Path | None) -> Iterator[Place]:
 
 
 def _sqlite_url(path: Path) -> str:
-    return f"sqlite:///{quote(str(path.absolute()))}"
+    return f"sqlite:///{quote(str(path.absolute()))}?journal={JOURNAL}"
 
 
-async def _demo(store: Store, place: Place, seconds: float | None) -> None:
-    with stop_signals() as stop:
+async def _demo(store: Store, place: Place, seconds: float | None, *, page: bool) -> None:
+    with stop_signals() as stop, listening_for_page(is_wanted=page) as (listener, at):
         screen = Screen(sys.stdout, stop.set, os.environ)
         ends = "Ctrl-C to stop" if seconds is None else f"stops after {seconds:g} s, or with Ctrl-C"
-        screen.line(f"aiodelay {__version__} │ store {place.name} │ {ends}")
+        screen.line(" │ ".join(filter(None, (f"aiodelay {__version__}", f"store {place.name}", at, ends))))
         _log_to(screen)
         waiting = await _pending(store)
         if waiting:
@@ -107,7 +115,7 @@ async def _demo(store: Store, place: Place, seconds: float | None) -> None:
         report = Report(screen, datetime.now(UTC))
         scheduler = Scheduler(store, sinks=[LogSink(report)], drain="2s")
         traffic = Traffic(scheduler, report)
-        async with scheduler, anyio.create_task_group() as tasks:
+        async with scheduler, beside(scheduler, listener), anyio.create_task_group() as tasks:
             tasks.start_soon(traffic.run)
             tasks.start_soon(_summarize, scheduler, report, screen)
             with anyio.move_on_after(seconds):

@@ -148,6 +148,7 @@ class ApiSettings(_Part):
         body_timeout: Longest time for a request's body to arrive, and for a stream to stand still.
         rate: Most requests a second of one token or address, and half of what may come at once; 0 = any number.
         max_page: Most items of a page.
+        environment: What the page's badge says, such as "production".
     """
 
     host: str = Field(default="127.0.0.1", min_length=1)
@@ -158,6 +159,7 @@ class ApiSettings(_Part):
     body_timeout: Length = Field(default=timedelta(seconds=10), gt=timedelta())
     rate: int = Field(default=500, ge=0, le=500_000)
     max_page: int = Field(default=500, ge=1, le=1_000)
+    environment: str = Field(default="", max_length=32)
 
 
 class Limits(_Part):

@@ -73,7 +73,7 @@ def make_box(settings: Settings, intake: Intake, schedulers: Mapping[str, Schedu
 
 
 def make_api(settings: Settings, schedulers: Mapping[str, Scheduler], tokens: Tokens) -> FastAPI:
-    """Return the HTTP API."""
+    """Return the page and the HTTP API."""
     api = settings.api
     limits = ApiLimits(
         max_body=api.max_body,
@@ -82,7 +82,7 @@ def make_api(settings: Settings, schedulers: Mapping[str, Scheduler], tokens: To
         rate=api.rate,
         burst=max(2 * api.rate, 1),
     )
-    return admin(schedulers, tokens=tokens, read_only=api.read_only, limits=limits)
+    return admin(schedulers, tokens=tokens, read_only=api.read_only, limits=limits, environment=api.environment)
 
 
 def store_of(settings: Settings, intake: Intake) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from aiodelay.errors import AiodelayError, ConfigurationError
 from aiodelay.scheduler import Scheduler
 
-from .api import Tokens
+from .api import Tokens, admin
 from .app import make_app
 from .config import Settings
 from .health import Health
@@ -26,7 +26,7 @@ from .token_file import follow_tokens
 if TYPE_CHECKING:
     from aiodelay.delay_box import DelayBox
 
-__all__ = ["run_service"]
+__all__ = ["listening", "run_service", "serving_page", "url_of"]
 
 BACKLOG = 2048
 REQUESTS_END_S = 5
@@ -52,18 +52,20 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
         boxes[store_of(settings, intake)].append(make_box(settings, intake, schedulers))
     health = Health(schedulers, settings.limits)
     tokens = Tokens(settings.api.tokens)
-    app = make_app(health, make_api(settings, schedulers, tokens))
-    listener = _listen(settings.api.host, settings.api.port)
+    api = make_api(settings, schedulers, tokens)
+    app = make_app(health, api)
+    listener = listening(settings.api.host, settings.api.port)
     async with asyncio.TaskGroup() as tasks:
         server = _Server(_server_config(app))
         serving = tasks.create_task(server.serve([listener]), name="aiodelay http")
-        log.info("listening on %s", _url(listener))
+        log.info("listening on %s", url_of(listener))
         watching = tasks.create_task(follow_tokens(configuration, tokens), name="aiodelay tokens")
 
         async def leave() -> None:
             health.is_leaving = True
             log.info("stopping; a second signal stops at once")
             await asyncio.sleep(settings.limits.leave.total_seconds())
+            api.state.page.closing.set()
             server.should_exit = True
             await asyncio.wait([serving])
 
@@ -71,6 +73,27 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
             await _keep_all_open(schedulers, boxes, health, stop, leave)
         finally:
             watching.cancel()
+            api.state.page.closing.set()
+            server.should_exit = True
+            await asyncio.wait([serving])
+
+
+@asynccontextmanager
+async def serving_page(scheduler: Scheduler, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve the page of one open scheduler as long as the block lasts; to this machine alone, which may do all.
+
+    Args:
+        scheduler: Whose.
+        listener: Listens already.
+    """
+    app = admin(scheduler, read_only=False)
+    server = _Server(_server_config(app))
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(server.serve([listener]), name="aiodelay page")
+        try:
+            yield
+        finally:
+            app.state.page.closing.set()
             server.should_exit = True
             await asyncio.wait([serving])
 
@@ -134,8 +157,12 @@ def _server_config(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens.
+
+    Args:
+        host: Where.
+        port: 0 = any free one.
 
     Raises:
         ConfigurationError: It cannot.
@@ -149,6 +176,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _url(listener: socket.socket) -> str:
+def url_of(listener: socket.socket) -> str:
+    """Return where a socket listens, as a URL."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

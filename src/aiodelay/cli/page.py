@@ -1,0 +1,53 @@
+"""The page beside the demo."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import webbrowser
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
+
+from aiodelay import Scheduler
+
+__all__ = ["MISSING", "beside", "listening_for_page"]
+
+NEEDS = ("fastapi", "jinja2", "pydantic_settings", "uvicorn")
+MISSING = "no page: pip install 'aiodelay[cli,service]'"
+
+
+@contextmanager
+def listening_for_page(*, is_wanted: bool) -> Iterator[tuple[socket.socket | None, str]]:
+    """Yield a socket on this machine, and how it is told where it is; None where there will be no page."""
+    if not is_wanted:
+        yield None, ""
+    elif not all(find_spec(name) for name in NEEDS):
+        yield None, MISSING
+    else:
+        from aiodelay.service.serve import listening, url_of  # noqa: PLC0415 - what it needs may not be there
+
+        with listening("127.0.0.1", 0) as listener:
+            yield listener, f"page {url_of(listener)}"
+
+
+@asynccontextmanager
+async def beside(scheduler: Scheduler, listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serve the page as long as the block lasts, and show it to whoever sits here."""
+    if listener is None:
+        yield
+        return
+    from aiodelay.service.serve import serving_page, url_of  # noqa: PLC0415 - as above
+
+    async with serving_page(scheduler, listener):
+        if sys.stdout.isatty() and _has_display(os.environ):
+            await asyncio.to_thread(webbrowser.open, url_of(listener))
+        yield
+
+
+def _has_display(environment: Mapping[str, str]) -> bool:
+    """Whether a browser would have a window: others would take the terminal."""
+    is_windowed = sys.platform in ("darwin", "win32")
+    return is_windowed or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))
