@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -12,14 +14,18 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, records
+from aiodelay.kafka.client import consumer_of, stop
 from aiodelay.kafka.group import SESSION_MS
 from aiodelay.kafka.index import Read
+from aiodelay.kafka.options import Cluster
 from aiodelay.model import After, At, Cancel, Command, DeadKey, Demand, Done, Envelope, Put, Refused, Stored, Unknown
 from tests.support.kafka import create_topic, new_name
+from tests.support.proxy import proxied
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
 ALL = Demand(100)
+METADATA = 3
 
 
 def url_of(kafka: str, schedules: str, partitions: int = 1) -> str:
@@ -176,3 +182,23 @@ async def test_r1_closing_that_is_cancelled_leaves_nothing_open(kafka: str) -> N
     with pytest.raises(asyncio.CancelledError):
         await using
     assert asyncio.all_tasks() <= before
+
+
+async def test_k20_a_start_that_is_cancelled_leaves_no_connection_open(kafka: str) -> None:
+    async def look(_: int, data: bytes, is_answer: bool) -> None:
+        if not is_answer and struct.unpack_from(">h", data, 4)[0] == METADATA:
+            has_asked.set()
+            await asyncio.Event().wait()
+
+    has_asked = asyncio.Event()
+    host, _, port = kafka.rpartition(":")
+    async with proxied(int(port), host) as proxy:
+        proxy.look = look
+        consumer = consumer_of(Cluster("slow", {"bootstrap_servers": [f"127.0.0.1:{proxy.port}"]}, 10_000))
+        starting = asyncio.create_task(consumer.start())
+        await has_asked.wait()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await stop(consumer)
+    gc.collect()  # which complains of a connection that is open
