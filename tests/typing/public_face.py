@@ -6,9 +6,14 @@ Each `type: ignore` names a mistake that must be told; strict mode reports those
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, assert_type
+
+from fastapi import FastAPI
+from litestar import Litestar
+from starlette.applications import Starlette
 
 from aiodelay import (
     Alarm,
@@ -304,3 +309,22 @@ async def take() -> None:
             assert_type(pay, Pay)
     async for raw in scheduler.messages("raw"):
         assert_type(raw.event, bytes)
+
+
+# --- frameworks -------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def own(app: FastAPI) -> AsyncIterator[dict[str, int]]:
+    yield {"port": 25}
+
+
+def frameworks() -> None:
+    FastAPI(lifespan=scheduler.lifespan())
+    FastAPI(lifespan=scheduler.lifespan(own))
+    Starlette(lifespan=scheduler.lifespan())
+    Litestar(lifespan=[scheduler.lifespan()])
+    assert_type(scheduler.lifespan(own), Callable[[FastAPI], AbstractAsyncContextManager[dict[str, int]]])
+
+    Starlette(lifespan=scheduler.lifespan(own))  # type: ignore[arg-type]
+    scheduler.lifespan(7)  # type: ignore[call-overload]
