@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import inspect
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from examples import outbox
 from tests.support.command import Program
 from tests.support.servers import Found, redis_servers, serving
 
+# What an example's log may say.
 EXPECTED = re.compile("is given up|is rejected|no instance reads it|alarm is over")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -15,11 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def output_of(name: str, *arguments: str, cwd: Path) -> list[str]:
     with Program(str(EXAMPLES / name), *arguments, cwd=cwd) as program:
         assert program.exit_code() == 0, program.err.seen
-        assert [
-            line
-            for line in program.err.seen
-            if not re.search("is given up|is rejected|no instance reads it|alarm is over", line)
-        ] == []
+        assert [line for line in program.err.seen if not EXPECTED.search(line)] == []
         return program.out.seen
 
 
@@ -97,9 +98,28 @@ def test_fan_out(tmp_path: Path, found: Found) -> None:
     )
 
 
+@pytest.mark.parametrize("found", [None, *redis_servers()], ids=lambda found: found.name if found else "sqlite")
+def test_outbox(tmp_path: Path, found: Found | None) -> None:
+    with nullcontext("sqlite:///delay.db") if found is None else serving(found) as url:
+        said = output_of("outbox.py", "sqlite+aiosqlite:///shop.db", url, cwd=tmp_path)
+    assert said == [
+        "order 1 is placed",
+        "order 2 is placed",
+        "order 3 is not placed, and nobody reminded: there is no product 3",
+        "order 2 is paid",
+        "please pay order 1",
+    ]
+
+
+@pytest.mark.parametrize("part", [outbox.Outbox, outbox.schedule, outbox.move_rows], ids=lambda part: part.__name__)
+def test_the_page_about_the_outbox_shows_the_example(part: Any) -> None:  # noqa: ANN401 - a class, a function
+    assert inspect.getsource(part) in (EXAMPLES.parent / "docs" / "outbox.md").read_text()
+
+
 def test_no_example_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "fan_out.py",
+        "outbox.py",
         "payment_reminders.py",
         "recurring.py",
         "testing_with_virtual_time.py",
