@@ -9,6 +9,7 @@ from .context import Context, Later, Reject
 from .dependencies import Depends
 from .errors import (
     AiodelayError,
+    BlockingCallError,
     ClosedError,
     CodecError,
     ConfigurationError,
@@ -61,6 +62,7 @@ from .timeunits import Duration
 __all__ = [
     "AiodelayError",
     "Alarm",
+    "BlockingCallError",
     "CancelOutcome",
     "ClosedError",
     "CodecError",

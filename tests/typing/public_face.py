@@ -44,6 +44,7 @@ from aiodelay import (
     State,
     event,
 )
+from aiodelay.blocking import BlockingScheduler
 from aiodelay.codecs import Codec, JsonCodec, MessagePackCodec
 from aiodelay.memory import MemoryStore
 from aiodelay.model import JournalEntry, LaneCounts, LoadBucket, Outcome
@@ -328,3 +329,19 @@ def frameworks() -> None:
 
     Starlette(lifespan=scheduler.lifespan(own))  # type: ignore[arg-type]
     scheduler.lifespan(7)  # type: ignore[call-overload]
+
+
+# --- without asyncio --------------------------------------------------------------------------------------
+
+
+def blocking() -> None:
+    with BlockingScheduler("sqlite:///a.db", namespace="shop", sinks=["stdout:"]) as delays:
+        assert_type(delays, BlockingScheduler)
+        assert_type(delays.schedule(Pay(1), delay="5s"), Scheduled)
+        assert_type(delays.schedule_many(Message(Pay(n), delay="5s") for n in range(9)), int)
+        assert_type(delays.cancel("a"), CancelOutcome)
+        assert_type(delays.get("a"), Snapshot | None)
+        assert_type(delays.call(lambda scheduler: scheduler.counts()), Mapping[str, LaneCounts])
+        delays.schedule(Pay(1), delay=5)  # type: ignore[arg-type]
+        delays.call(lambda scheduler: scheduler.namespace)  # type: ignore[arg-type, return-value]
+    BlockingScheduler(MemoryStore())  # type: ignore[arg-type]

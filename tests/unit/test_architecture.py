@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"handlers", "messages", "commands", "operations", "receiving", "bulk", "scheduler"},
         {"values", "decisions", "arguments", "runtime"},
     ),
+    "blocking": ({"blocking"}, {"values", "decisions", "arguments", "face"}),
     "boxes": ({"delay_box"}, {"values", "decisions", "arguments", "kafka", "face"}),
     "package": ({""}, {"values", "decisions", "arguments", "runtime", "face"}),
     "testing": ({"testing"}, {"values", "decisions", "memory", "arguments", "runtime", "face", "package"}),
