@@ -11,8 +11,7 @@ import pytest
 from aiodelay import Scheduler
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import Demand, Done
-from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
-from aiodelay.redis import fanout as fanout_module
+from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore, publishing
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_redis import in_loop
@@ -123,7 +122,7 @@ async def test_f6_what_is_published_from_elsewhere_while_answers_are_lost_arrive
 def test_f6_what_was_unknown_for_longer_than_a_topic_remembers_is_given_up_or_sent_again(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, resend: bool
 ) -> None:
-    monkeypatch.setattr(fanout_module, "REMEMBERED_S", 0.2)
+    monkeypatch.setattr(publishing, "REMEMBERED_S", 0.2)
 
     @in_loop
     async def play(server: RedisServer) -> None:

@@ -8,6 +8,10 @@ do
 
   function topic.of(content) return sub(content, 1, -9) end
 
+  function topic.is_known(p, name) return call('SISMEMBER', p .. ':consumers', name) == 1 end
+
+  function topic.contents(p, indexes) return call('HMGET', p .. ':content', unpack(indexes)) end
+
   function topic.is_reference(entry) return entry and byte(entry) < 58 end
 
   -- A consumer has no more use for these: frees what was its last.
@@ -31,6 +35,9 @@ do
     end
     if #fewer > 0 then call('HSET', p .. ':left', unpack(fewer)) end
   end
+
+  -- Returns how many wait for a consumer; of a log also how many were dropped, where its cursor stands, and bytes.
+  function topic.standing(p, name) return call('LLEN', p .. '@' .. name .. ':refs'), 0, '', 0 end
 
   function topic.missed(p, name, n) call('HINCRBY', p .. '@' .. name .. ':state', 'missed', n) end
 
