@@ -631,11 +631,11 @@ class Scheduler(Operations):
         self._running, self._closing = running, asyncio.Lock()
         options = self._options
         self._commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
-        for sink in sinks:
-            running.add_sink(sink)
-        for spec in specs:
-            running.add_handler(spec)
         try:
+            for sink in sinks:
+                running.add_sink(sink)
+            for spec in specs:
+                running.add_handler(spec)
             for spec in specs if self._dispatch else ():
                 await self._arm(spec.name)
         except BaseException as error:

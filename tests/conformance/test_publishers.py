@@ -94,3 +94,12 @@ class TestFromARedisList(OnRedis):
     def make_scheduler(self, **settings: Any) -> Scheduler:  # noqa: ANN401
         self.to = self.source = f"redis-list:{uuid4().hex}"
         return super().make_scheduler(**settings)
+
+
+class TestFromARedisLog(OnRedis):
+    """Messages that went through a log first."""
+
+    def make_scheduler(self, **settings: Any) -> Scheduler:  # noqa: ANN401
+        self.to = f"redis-log:{uuid4().hex}"
+        self.source = f"{self.to}?consumer=numbers"
+        return super().make_scheduler(**settings)

@@ -205,7 +205,7 @@ async def test_a_time_is_found_among_many_large_and_some_that_do_not_say_when(sc
 @on_log
 async def test_another_program_appends_field_by_field(scene: Scene) -> None:
     await scene.log.append(TOPIC, [b"ours"])
-    fields = ["payload", "theirs", "key", "k", "header.a", "1", "header.long-" + "x" * 60, "2", "at", 1_795_000_000_000]
+    fields = ("payload", "theirs", "key", "k", "header.a", "1", "header.long-" + "x" * 60, "2", "at", "1795000000000")
     await scene.direct.command("XADD", scene.key(), "0-2", *fields)
     await scene.direct.command("XADD", scene.key(), "0-3", "payload", b"\xff" * 70_000)
     assert await scene.log.append(TOPIC, [b"ours again"]) == [4]
@@ -259,7 +259,7 @@ def test_names_and_starts_that_cannot_be_are_refused(topic: str) -> None:
         log.check(f"orders?{query}")
     for settings in ({"max_messages": -1}, {"max_age": "0s"}):
         with pytest.raises(ConfigurationError):
-            RedisLog("redis://nowhere", **settings)  # type: ignore[arg-type]
+            RedisLog("redis://nowhere", **settings)
 
 
 # --- consumers and their cursor ---------------------------------------------------------------------------

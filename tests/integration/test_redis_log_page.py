@@ -43,8 +43,7 @@ def test_another_program_appends_and_reads_by_single_commands(server: RedisServe
     async def play() -> list[LogEntry]:
         async with RedisLog(server.url) as log:
             await log.register("orders", "billing")
-            for line in PLAIN.splitlines():
-                line = line.replace(SINCE_7, "0-1") if is_old else line
+            for line in (PLAIN.replace(SINCE_7, "0-1") if is_old else PLAIN).splitlines():
                 answers.append(await asyncio.to_thread(send, server, line, cli_of(by)))
             await log.append("orders", [b"ours"])
             return [each async for each in log.read("orders")]
@@ -116,7 +115,7 @@ async def use(url: str, midway: Callable[[], Awaitable[None]] = nothing) -> None
             (billing,) = await log.consumers("orders")
             assert (billing.retrying, billing.memory > 0) == (1, True)
             assert [each.name for each in await log.topics()] == ["orders"]
-            first = [each async for each in log.read("orders")][0]
+            first = await anext(log.read("orders"))
             assert await log.trim("orders", max_messages=9, max_age="1h", drop_passed=True) >= 1
             assert await log.seek("orders", "billing", first.at or 1) == first.index + 1
             while (await feed.claim({"lane": Demand(9)}, request="r3", lease_ms=15_000)).claims:

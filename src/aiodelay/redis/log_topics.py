@@ -19,7 +19,7 @@ from .publishing import check_integer
 from .scripts import Arg
 from .topics import ConsumerKeys, TopicEnd, check_name
 
-__all__ = ["MOST_MESSAGES", "LogConsumer", "LogKeys", "LogTopic", "LogTopics", "milliseconds", "register"]
+__all__ = ["MOST_MESSAGES", "LogConsumer", "LogKeys", "LogTopic", "LogTopics", "index_of", "milliseconds", "register"]
 
 MOST_MESSAGES = 1 << 40
 AT_ONCE, READ_AT_ONCE = 100, 500

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from .client import Client
 from .scripts import Arg, packed
 
-__all__ = ["BlockingReader", "ListListener", "Listener", "LogListener", "listening"]
+__all__ = ["AskedReader", "BlockingReader", "ListListener", "Listener", "LogListener", "listening"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
