@@ -43,8 +43,8 @@ def test_another_program_appends_and_reads_by_single_commands(server: RedisServe
     async def play() -> list[LogEntry]:
         async with RedisLog(server.url) as log:
             await log.register("orders", "billing")
-            for line in (PLAIN.replace(SINCE_7, "0-1") if is_old else PLAIN).splitlines():
-                answers.append(await asyncio.to_thread(send, server, line, cli_of(by)))
+            lines = (PLAIN.replace(SINCE_7, "0-1") if is_old else PLAIN).splitlines()
+            answers.extend([await asyncio.to_thread(send, server, line, cli_of(by)) for line in lines])
             await log.append("orders", [b"ours"])
             return [each async for each in log.read("orders")]
 
