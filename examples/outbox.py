@@ -120,7 +120,7 @@ async def place_order(database: AsyncEngine, number: int) -> None:
             session,
             RemindOfPayment(number),
             to="handler:payment.remind",
-            delay=timedelta(seconds=1),
+            delay=timedelta(seconds=2),
             message_id=f"remind-{number}",
         )
         if number == 3:

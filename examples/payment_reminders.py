@@ -1,4 +1,4 @@
-"""Remind customers who have not paid, then give up their orders: what a shop does with three days, in three seconds.
+"""Remind customers who have not paid, then give up their orders: what a shop does in five days, in four seconds.
 
 Run it: python examples/payment_reminders.py redis://localhost
 
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from aiodelay import Context, Message, Reject, Retry, Scheduled, Scheduler, event
 
-DAY = timedelta(seconds=0.5)  # so that nobody has to wait
+DAY = timedelta(seconds=0.8)  # so that nobody has to wait
 
 CUSTOMERS = {1: "ann@example.com", 2: "bob@example.com", 3: "cyd@example.com", 4: ""}
 TEXTS = {"en": "please pay order", "fr": "veuillez payer la commande"}
