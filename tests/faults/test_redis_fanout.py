@@ -94,6 +94,47 @@ def test_f1_a_consumer_killed_at_each_step_loses_nothing_and_one_that_is_away_ge
     assert scene.server.command("EXISTS", f"{KEY}:content", f"{KEY}:left") == b":0\r\n"
 
 
+# --- rights -----------------------------------------------------------------------------------------------
+
+WITHOUT = {
+    "any right to consumers": "~{default:00}:[^f]* ~{default:00}:fanout:orders:* +@all",
+    "the command that pushes": "~* +@all -rpush",
+    "the command that sets": "~* +@all -hset",
+    "the command that lets go of what is remembered": "~* +@all -pexpire",
+}
+
+
+@pytest.mark.parametrize("way", ["publish", "transfer"])
+@pytest.mark.parametrize("missing", WITHOUT)
+def test_s2_a_topic_without_the_right_to_write_loses_nothing_and_doubles_nothing(
+    server: RedisServer, missing: str, way: str
+) -> None:
+    @in_loop
+    async def play(server: RedisServer) -> None:
+        names, wanted = ("billing", "shipping"), [f"m{i}" for i in range(10)]
+        async with RedisFanout(server.url) as fanout:
+            for name in names:
+                await fanout.register("orders", name)
+        granted = [*WITHOUT[missing].split(), "-@dangerous", "+info", "+config", "+client"]
+        server.command("ACL", "SETUSER", "mover", "reset", "on", ">secret", "~*", "+@all")
+        url = f"redis://mover:secret@127.0.0.1:{server.port}"
+        sinks = [RedisFanoutSink(url)]
+        async with Scheduler(url if way == "transfer" else "memory://", sinks=sinks) as scheduler:
+            for each in wanted[:5]:
+                await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=each)
+            await scheduler.run_until_idle()
+            for each in wanted[5:]:
+                await scheduler.schedule(b"payload", to=TOPIC, delay="300ms", id=each)
+            server.command("ACL", "SETUSER", "mover", "resetkeys", *granted)
+            await asyncio.sleep(1)
+            server.command("ACL", "SETUSER", "mover", "~*", "+@all")
+            await scheduler.run_until_idle()
+        for name in names:
+            assert sorted(await taken_by(server.url, name)) == wanted
+
+    play(server)
+
+
 # --- the way to the server, and the server ----------------------------------------------------------------
 
 

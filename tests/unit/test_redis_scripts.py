@@ -125,7 +125,7 @@ def test_commands_are_packed_as_redis_reads_them() -> None:
 LUA = [each.name.removesuffix(".lua") for each in files("aiodelay.redis").joinpath("lua").iterdir()]
 SINCE = {
     "1.0": "DEL EXISTS GET INFO LLEN LPUSH LRANGE LTRIM MGET PING RPUSH SADD SCARD SELECT SET SISMEMBER SMEMBERS "
-    "SRANDMEMBER SREM TYPE ZSCORE",
+    "SREM TYPE ZSCORE",
     "1.2": "ZADD ZCARD ZRANGE ZRANGEBYSCORE ZREM",
     "2.0": "CONFIG|GET HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET HSET HSETNX HINCRBY ZCOUNT",
     "2.6": "EVAL EVALSHA PEXPIRE SCRIPT|EXISTS SCRIPT|LOAD TIME",

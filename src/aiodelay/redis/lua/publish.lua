@@ -18,6 +18,8 @@ elseif call('SISMEMBER', p .. ':consumers', ARGV[2]) == 0 then
   names = {}
 end
 if #names == 0 then return topic.NOBODY end
+local missing = topic.missing_right(p, names[1])
+if missing then return missing end
 
 local count = math.min((#ARGV - 5) / 2, math.max(1, math.floor(topic.REFS_AT_ONCE / #names)))
 local elements, _, remember = new_elements(p, 6, count)
