@@ -54,7 +54,7 @@ do
 
   -- Says which right is missing: what failed midway would be lost, or doubled. Redis 6.2 cannot tell.
   function topic.missing_right(p, name)
-    local needed = { RPUSH = '@' .. name .. ':refs', HSET = ':content', PEXPIRE = ':seen:0' }
+    local needed = { RPUSH = '@' .. name .. ':refs', HSET = ':content', SADD = ':seen:0', PEXPIRE = ':seen:0' }
     for command, key in pairs(redis.acl_check_cmd and needed or {}) do
       if not redis.acl_check_cmd(command, p .. key, '0', '') then return 'NOPERM ' .. command .. ' ' .. p .. key end
     end
