@@ -97,6 +97,17 @@ class TestFromARedisList(OnRedis):
         return super().make_scheduler(**settings)
 
 
+class TestFromARedisListAndTheStore(TestFromARedisList):
+    """Two claims under way at a time: together they may bring twice what was requested."""
+
+    @asynccontextmanager
+    async def publisher(self, items: int) -> AsyncIterator[Publisher[Received[bytes]]]:
+        async with super().publisher(items // 2) as publisher:
+            half = [Message(b"%d" % number, delay="0s", to=f"handler:{LANE}") for number in range(items // 2, items)]
+            await self.scheduler.schedule_many(half)
+            yield publisher
+
+
 class TestFromARedisLog(OnRedis):
     """Messages that went through a log first."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -362,6 +363,22 @@ async def test_a_subscriber_that_raises_has_failed_an_attempt_and_is_left(
     assert [item.context.attempt for item in good.items] == [2]
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.getMessage() == "number: on_next raised; its subscription is cancelled"
+
+
+async def test_context_variables_that_a_subscriber_sets_end_with_the_message(stage: Stage) -> None:
+    number = contextvars.ContextVar("number", default=0)
+    seen: list[int] = []
+
+    def take(item: Received[Number]) -> None:
+        seen.append(number.get())
+        number.set(item.event.n)
+        item.settle()
+
+    async with stage.scheduler as scheduler:
+        await stage.schedule(1, 2, 3)
+        scheduler.messages(Number).subscribe(probe(take))
+        await asyncio.sleep(1)
+    assert seen == [0] * 3
 
 
 # --- who may subscribe ------------------------------------------------------------------------------------
