@@ -13,7 +13,7 @@ from aiodelay.timeunits import Duration
 from aiodelay.urls import UrlOptions
 
 from .client import Client
-from .keys import DEFAULT_NAMESPACE, keys_of
+from .keys import DEFAULT_NAMESPACE, Keys, keys_of
 from .log_entries import LogMessage, chunks, read_start, written
 from .log_feed import LogFeed
 from .log_topics import MOST_MESSAGES, LogKeys, LogTopics, milliseconds
@@ -70,7 +70,8 @@ class RedisLog(PublishingEnd, LogTopics):
         resend_unknown: bool = False,
     ) -> None:
         super().__init__(server, resend_unknown=resend_unknown)
-        self.name, self.keys = name, keys_of(namespace)
+        self.name: str = name
+        self.keys: Keys = keys_of(namespace)
         self.settings: tuple[int, int, int] = (
             check_integer("max_messages", max_messages, MOST_MESSAGES),
             milliseconds(max_age),
