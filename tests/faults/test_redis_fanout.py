@@ -15,7 +15,7 @@ from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, Redi
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_redis import in_loop
-from tests.faults.test_redis_lists import end, start_role
+from tests.faults.test_redis_lists import STEPS, end, start_role
 from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 from tests.support.processes import Worker
@@ -23,13 +23,6 @@ from tests.support.proxy import proxied
 from tests.support.servers import RedisServer
 
 TOPIC, KEY = "redis-fanout:orders", "{default:00}:fanout:orders"
-STEPS = [
-    FailurePoint("claim", "after", 3),
-    FailurePoint("handler", "before", 10),
-    FailurePoint("handler", "after", 10),
-    FailurePoint("settle", "before", 3),
-    FailurePoint("settle", "after", 3),
-]
 
 
 async def taken_by(url: str, consumer: str) -> list[str]:
@@ -58,9 +51,8 @@ def register(server: RedisServer, *consumers: str) -> None:
 # --- processes --------------------------------------------------------------------------------------------
 
 
-def start_consumer(scene: RedisScene, name: str, consumer: str, point: FailurePoint | None = None) -> Worker:
-    source = f"{TOPIC}?consumer={consumer}"
-    return scene.start(name, serve=("list",), source=source, run_ms=20, until="sigterm", point=point)
+def start_consumer(scene: RedisScene, name: str, role: str, point: FailurePoint | None = None) -> Worker:
+    return start_role(scene, name, role, source=f"{TOPIC}?consumer=billing", point=point)
 
 
 def wait_until_drained(scene: RedisScene, consumer: str, seconds: float = 40) -> None:
@@ -73,18 +65,19 @@ def wait_until_drained(scene: RedisScene, consumer: str, seconds: float = 40) ->
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("role", ["handles", "pulls"])
 @pytest.mark.parametrize("point", STEPS, ids=str)
 def test_f1_a_consumer_killed_at_each_step_loses_nothing_and_one_that_is_away_gets_all(
-    redis_scene: RedisScene, point: FailurePoint
+    redis_scene: RedisScene, point: FailurePoint, role: str
 ) -> None:
     scene, n = redis_scene, 120
     register(scene.server, "billing", "away")
     mover = start_role(scene, "mover", "moves")
-    victim = start_consumer(scene, "victim", "billing", point)
+    victim = start_consumer(scene, "victim", role, point)
     burst = Burst(messages=n, spread_ms=1_500, special={7: b"fail:1"}, to=TOPIC)
     scene.start("producer", burst=burst, until="produced").ended_well()
     assert victim.wait() == -9
-    heir = start_consumer(scene, "heir", "billing")
+    heir = start_consumer(scene, "heir", role)
     wait_until_drained(scene, "billing")
     for worker in (mover, heir):
         end(worker)

@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         serve: Lanes that it handles.
         pulls: Takes their messages by `async for` instead.
         sink: Also serve the sink `sink:`.
-        source: Where the handler takes messages from too: a list of Redis, or a topic's consumer.
+        source: Where they are taken from too: a list of Redis, or a topic's consumer.
         moves: Only move messages into lists and topics, as the store does by itself.
         run_ms: How long a handler takes.
         waits: Open the scheduler only once told `go`.
@@ -283,14 +283,15 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
 
 async def pull(scheduler: Scheduler, lane: str, plan: Plan, history: h.History, points: FailurePoints) -> None:
     """Take a lane's messages until the scheduler closes, each in a task of its own."""
-    handling = Handling(lane, plan, history, points)
+    handling = Handling(plan.source.partition(":")[0] or lane, plan, history, points)
 
     async def take(message: Received[bytes]) -> None:
         with contextlib.suppress(RuntimeError), message as payload:
             await handling.handle(payload, message.context)
 
     async with asyncio.TaskGroup() as tasks:
-        async for message in scheduler.messages(lane, concurrency=plan.concurrency):
+        source = plan.source or None
+        async for message in scheduler.messages(lane, concurrency=plan.concurrency, source=source):
             tasks.create_task(take(message))
 
 
