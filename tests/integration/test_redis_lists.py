@@ -530,6 +530,30 @@ async def test_l5_suspects_of_two_sources_run_one_after_the_other(scene: Scene) 
 
 
 @on_lists
+async def test_l3_who_never_ends_holds_up_neither_others_of_its_list_nor_other_lists(scene: Scene) -> None:
+    stuck, quick = scene.scheduler(lanes=["payment.check", "Other"], drain="0s"), scene.scheduler(lanes=["payment.check"])
+
+    @stuck.handler(source=scene.source, concurrency=4)
+    async def check(event: CheckPayment) -> None:
+        await asyncio.sleep(3600)
+
+    @stuck.handler(source=f"{scene.source}-others")
+    async def other(event: Other, context: Context) -> None:
+        scene.seen.append((context.id, event.order, None))
+
+    scene.serve(quick)
+    mover = await scene.open(scene.scheduler(lanes=["redis-list"]))
+    await scene.open(stuck)
+    await mover.schedule_many(Message(CheckPayment(i), to=scene.to, delay="0s") for i in range(100))
+    await mover.schedule_many(Message(Other(i), to=f"{scene.to}-others", delay="0s") for i in range(100))
+    await scene.until_length(96)
+    await scene.until_seen(100)
+    await scene.open(quick)
+    await scene.until_seen(196)
+    assert await scene.elements() == []
+
+
+@on_lists
 async def test_closing_gives_back_what_has_not_begun(scene: Scene) -> None:
     begun = asyncio.Event()
     scheduler = scene.scheduler(lanes=["payment.check"], drain="0s")
