@@ -533,9 +533,6 @@ async def test_l5_suspects_of_two_sources_run_one_after_the_other(scene: Scene) 
 async def test_l3_who_never_ends_holds_up_neither_others_of_its_list_nor_other_lists(scene: Scene) -> None:
     stuck = scene.scheduler(lanes=["payment.check", "Other"], drain="0s")
     quick = scene.scheduler(lanes=["payment.check"])
-        scene.scheduler(lanes=["payment.check", "Other"], drain="0s"),
-        scene.scheduler(lanes=["payment.check"]),
-    )
 
     @stuck.handler(source=scene.source, concurrency=4)
     async def check(event: CheckPayment) -> None:
