@@ -49,10 +49,11 @@ def test_used_by_url_and_found_again(url: str) -> None:
     assert asyncio.run(schedule(url, "b")) == ["a", "b"]
 
 
-def test_a_last_entry_that_was_not_written_to_its_end_is_cut_off(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [1, 3, 30, 60, 120])
+def test_a_last_entry_that_was_not_written_to_its_end_is_cut_off(url: str, tmp_path: Path, missing: int) -> None:
     asyncio.run(schedule(url, "a"))
     log = tmp_path / "default.log"
-    log.write_bytes(log.read_bytes()[:-3])
+    log.write_bytes(log.read_bytes()[:-missing])
     assert asyncio.run(schedule(url, "b")) == ["b"]
     assert asyncio.run(schedule(url, "c")) == ["b", "c"]
 
