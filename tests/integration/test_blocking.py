@@ -326,28 +326,32 @@ scheduler.schedule(Remind(7), delay='1h', id='parent')
     assert pending(url) == ["child", "parent"]
 
 
-def test_ctrl_c_ends_a_call_that_waits(url: str, tmp_path: Path) -> None:
-    waiting = """
+WAITING = """
+import asyncio
+
+
+async def waits():
+    await asyncio.sleep(0.5)  # by then the main thread has come to wait
+    os.write(1, b'waiting\\n')
+    try:
+        await asyncio.Event().wait()
+    finally:
+        os.write(1, b'cancelled\\n')
+
+
 scheduler.schedule(Remind(7), delay='1h', id='1')
 try:
     scheduler.call(lambda _: waits())
 except KeyboardInterrupt:
-    print('interrupted', flush=True)
+    os.write(1, b'interrupted\\n')
 scheduler.schedule(Remind(7), delay='1h', id='2')
 scheduler.close()
 """
-    waits = """
-import asyncio
 
-async def waits():
-    print('waiting', flush=True)
-    try:
-        await asyncio.Event().wait()
-    finally:
-        print('cancelled', flush=True)
-"""
+
+def test_ctrl_c_ends_a_call_that_waits(url: str, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
-    path.write_text(PROGRAM + waits + waiting)
+    path.write_text(PROGRAM + WAITING)
     with Program(str(path), url, cwd=tmp_path) as program:
         program.out.wait_for("waiting")
         program.send(signal.SIGINT)
