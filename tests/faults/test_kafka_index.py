@@ -28,7 +28,7 @@ from tests.support.processes import Crew
 from .programs.kafka_index import Plan
 from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, read, transfer
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.asyncio
 
 FAR_MS = 3_600_000
 FEW = 5
