@@ -106,7 +106,7 @@ async def test_f22_closing_ends_in_time_while_the_broker_is_away(broker: Broker)
             with pytest.raises((StoreUnavailableError, OutcomeUnknownError)):
                 await scheduler.schedule(b"lost", to=f"kafka:{target}", delay="1ms")
             closing = time.monotonic()
-        assert time.monotonic() - closing < 10
+        assert time.monotonic() - closing < 20
     finally:
         await asyncio.to_thread(broker.start)
     async with opened(broker, topic):
@@ -120,7 +120,7 @@ async def test_f22_opening_fails_in_time_while_the_broker_is_away(broker: Broker
         pass
     broker.freeze()
     try:
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(20):
             with pytest.raises(StoreUnavailableError, match=r"no answer in time|Unable to bootstrap"):
                 async with opened(broker, topic):
                     pass
