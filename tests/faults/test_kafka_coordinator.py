@@ -20,7 +20,7 @@ from tests.support.proxy import Proxy, proxied_by_thread
 
 from .test_kafka_store import ALL, moved, now_ms, put, read, transfer
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.asyncio
 
 ADD_PARTITIONS, END = 24, 26
 TIMEOUT_MS = 1500
@@ -101,7 +101,7 @@ async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_produce
             outcomes = await store.apply([put(i, target, now_ms()) for i in range(first, first + 5)])
             assert all(isinstance(each, Stored) for each in outcomes)
             coordinator.fault = fault
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 while await store.counts():
                     with suppress(StoreUnavailableError):  # between two sessions
                         await transfer(store, ALL)

@@ -89,7 +89,6 @@ class Scene:
         ]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("pulls", [False, True])
 def test_s2_b1_offsets_pass_nothing_that_has_not_ended_when_a_reader_is_killed(
     own_broker: Broker, tmp_path: Path, pulls: bool
@@ -114,7 +113,6 @@ def test_s2_b1_offsets_pass_nothing_that_has_not_ended_when_a_reader_is_killed(
         assert repeated <= twice_at_most, (repeated, twice_at_most)
 
 
-@pytest.mark.timeout(120)
 def test_s7_one_that_was_stopped_and_wakes_moves_no_offset_back(own_broker: Broker, tmp_path: Path) -> None:
     n = 1_000
     # Not in a file: whoever is stopped may hold its lock.
@@ -140,7 +138,6 @@ def test_s7_one_that_was_stopped_and_wakes_moves_no_offset_back(own_broker: Brok
         assert len(repeated) <= 2 * CONCURRENCY + 400  # what had not been committed, and what was at hand
 
 
-@pytest.mark.timeout(120)
 def test_l4_what_is_read_goes_on_when_the_broker_was_away(own_broker: Broker, tmp_path: Path) -> None:
     with Crew(tmp_path) as crew, closing(Scene(own_broker.bootstrap, tmp_path, crew)) as scene:
         scene.fill(600)

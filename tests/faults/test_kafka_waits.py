@@ -22,7 +22,7 @@ from aiodelay.model import After, At, Cancel, Command, DeadKey, Demand, Done, En
 from tests.support.kafka import create_topic, new_name
 from tests.support.proxy import proxied
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 ALL = Demand(100)
 METADATA = 3
@@ -75,7 +75,7 @@ async def test_f27_l1_a_settlement_that_cannot_be_read_back_is_not_waited_for_lo
         (claim,) = (await work.claim({"h": ALL}, request="1", lease_ms=15_000)).claims
         done = Done(claim.record.id, claim.record.revision, claim.token)
         async with foreign(kafka, schedules):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(10):
                 with pytest.raises(StoreUnavailableError, match="read back"):
                     await work.settle([done])
         await work.settle([done])
@@ -88,11 +88,11 @@ async def test_f27_dead_letters_answer_in_time(kafka: str) -> None:
         async with AIOKafkaProducer(bootstrap_servers=kafka) as client:
             for key in (b"bad", b"worse"):
                 await client.send_and_wait(schedules, b"v", key=key)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(letters := await store.dead_letters()) < 2:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         keys = [DeadKey(each.record.id, each.record.revision) for each in letters]
-        async with foreign(kafka, schedules), asyncio.timeout(10):
+        async with foreign(kafka, schedules), asyncio.timeout(30):
             (outcome,) = await store.redrive(keys[:1])
             assert isinstance(outcome, Unknown)
             with pytest.raises(StoreUnavailableError):

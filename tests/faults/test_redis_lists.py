@@ -346,7 +346,7 @@ def drained(scene: RedisScene) -> bool:
     return held == [b":0\r\n"] * len(held)
 
 
-def wait_until_drained(scene: RedisScene, seconds: float = 40) -> None:
+def wait_until_drained(scene: RedisScene, seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not drained(scene):
         assert time.monotonic() < deadline, "messages are left"
@@ -370,6 +370,7 @@ def test_f1_three_roles_as_processes_and_each_is_killed(redis_scene: RedisScene)
     scene = redis_scene
     handlers = [start_role(scene, f"handler{i}", "handles") for i in range(2)]
     victim = start_role(scene, "victim", "handles", point=FailurePoint("handler", "after", 10))
+    victim.line("ready")  # before the others have taken all
     movers = [start_role(scene, f"mover{i}", "moves") for i in range(2)]
     burst = Burst(messages=300, spread_ms=2_000, to=f"redis-list:{LIST}")
     producer = scene.start("producer", burst=burst, until="produced")
@@ -427,7 +428,7 @@ def test_l5_a_message_that_kills_its_processes_is_given_up_and_its_neighbours_ar
 def test_f41_handlers_told_to_end_give_back_what_has_not_begun(redis_scene: RedisScene) -> None:
     scene = redis_scene
     mover = start_role(scene, "mover", "moves")
-    burst = Burst(messages=150, spread_ms=1, to=f"redis-list:{LIST}")
+    burst = Burst(messages=1_000, spread_ms=1, to=f"redis-list:{LIST}")
     scene.start("producer", burst=burst, until="produced").ended_well()
     for i in range(4):
         worker = start_role(scene, f"handler{i}", "handles")

@@ -31,7 +31,7 @@ VERSION = os.environ.get("AIODELAY_TEST_KAFKA_VERSION", "4.1.0")
 SCALA = "2.13"
 IMAGE = "confluentinc/cp-kafka:8.1.0"
 CLUSTER_ID = "aiodelay0000000000test"
-START_S, FETCH_S = 60.0, 300.0
+START_S, FETCH_S = 120.0, 300.0
 POM = f"""\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
