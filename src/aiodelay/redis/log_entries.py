@@ -25,7 +25,7 @@ LogStart: TypeAlias = Literal["oldest", "now"] | int | datetime
 """With the oldest entry, with what is appended from now on, with an index, or with what was appended from a time on."""
 
 _HEADER = b"header."
-_PUSHED = b"\xa1q\xcf"
+_OWN = b"\x01"
 
 
 class LogMessage(Struct, frozen=True):
@@ -72,7 +72,8 @@ class LogEntry(Struct, frozen=True, gc=False):
 class _Body(Struct, gc=False):
     p: bytes = b""
     k: bytes | None = None
-    h: dict[str, bytes] = {}
+    h: dict[str, bytes] | None = None
+    q: int | None = None
 
 
 _read_parts = msgspec.msgpack.Decoder(tuple[bytes, bytes, _Body]).decode
@@ -103,13 +104,12 @@ def read_entry(topic: str, entry: Sequence[Any]) -> LogEntry:
     index = int(entry_id[2:])
     if len(fields) != 2 or fields[0] != b"m":
         return _plain(topic, index, fields)
-    element = fields[1]
     try:
-        member, _, body = _read_parts(b"\x93" + element)  # as a list of three
+        member, _, body = _read_parts(b"\x93" + fields[1])  # as a list of three
     except msgspec.MsgspecError:
         raise RecordFormatError(f"entry {index} of {topic} is not three MessagePack values") from None
-    at_ms = int.from_bytes(element[-8:], "big") if element[-11:-8] == _PUSHED else None
-    return LogEntry(index, body.p, body.k, body.h or NO_HEADERS, text_of(member), at_ms)
+    message_id = member[1:].hex() if member[:1] == _OWN else text_of(member)  # a call costs a tenth of all this
+    return LogEntry(index, body.p, body.k, body.h or NO_HEADERS, message_id, body.q)
 
 
 def _plain(topic: str, index: int, fields: Sequence[bytes]) -> LogEntry:
