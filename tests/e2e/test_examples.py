@@ -14,7 +14,7 @@ from tests.support.servers import Found, redis_servers, serving
 
 # What an example's log may say.
 EXPECTED = re.compile(
-    "is given up|is rejected|no instance reads it|alarm is over|records go to|replication factor is 1|has waited"
+    "is given up|is rejected|no instance reads it|alarm is over|records go to|replication factor is 1|has waited|missed"
 )
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -104,6 +104,22 @@ def test_fan_out(tmp_path: Path, found: Found) -> None:
     )
 
 
+@pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
+def test_topic_log(tmp_path: Path, found: Found) -> None:
+    with serving(found) as url:
+        said = output_of("topic_log.py", url, cwd=tmp_path)
+    assert sorted(said) == sorted(
+        [
+            "6 orders are appended",
+            *[f"{consumer}: order {order}" for consumer in ("billing", "report") for order in range(1, 7)],
+            "the cursor of billing is at 6",
+            *["report: order 5", "report: order 6", *["the cursor of report is at 6"] * 2],
+            "order 7 has index 7, and 5 orders are dropped",
+            *["billing: order 6, after 5 that it has missed", "billing: order 7", "the cursor of billing is at 7"],
+        ]
+    )
+
+
 @pytest.mark.timeout(120)
 def test_delay_box(tmp_path: Path, kafka: str) -> None:
     with serving(redis_servers()[0]) as url:
@@ -166,6 +182,7 @@ def test_no_example_is_forgotten() -> None:
         "recurring.py",
         "testing_with_virtual_time.py",
         "three_roles.py",
+        "topic_log.py",
     }
 
 

@@ -24,7 +24,7 @@ import msgspec
 from aiodelay import Conflict, Context, Received, Retry, Scheduler
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent
 from aiodelay.ports import Sink
-from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource
+from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource, RedisLog
 from aiodelay.registry import open_store
 from tests.support import history as h
 from tests.support import sqlite_points
@@ -35,7 +35,7 @@ from tests.support.producing import Producer
 __all__ = ["Burst", "Plan", "Stream"]
 
 
-SOURCES = {"redis-list": RedisListSource, "redis-fanout": RedisFanoutSource}
+SOURCES = {"redis-list": RedisListSource, "redis-fanout": RedisFanoutSource, "redis-log": RedisLog}
 
 
 class Burst(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +263,7 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         return Scheduler(plan.store, lanes=list(SOURCES))
     on_redis: list[Sink] = []
     if plan.store.startswith("redis://"):
-        on_redis = [RedisListSink(plan.store), RedisFanoutSink(plan.store)]
+        on_redis = [RedisListSink(plan.store), RedisFanoutSink(plan.store), RedisLog(plan.store)]
     source = plan.source.partition(":")[0]
     scheduler = Scheduler(
         ObservedStore(real, history, points),
