@@ -90,10 +90,8 @@ async def log(url: str, payloads: list[bytes], reading: list[float], memory: lis
             indexes = await ours.append(TOPIC, payloads)
         check(list(indexes) == list(range(1, n + 1)), "the indexes are not consecutive")
         memory.append(await client.memory_usage(KEY, samples=0))
-        payloads_read: list[bytes] = []
         with Stopwatch() as read:
-            async for entry in ours.read(TOPIC):
-                payloads_read.append(entry.payload)
+            payloads_read = [entry.payload async for entry in ours.read(TOPIC)]
         check(payloads_read == payloads, "read wrongly")
         reading.append(read.seconds)
     return watch.seconds

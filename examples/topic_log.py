@@ -2,8 +2,8 @@
 
 Run it: python examples/topic_log.py redis://localhost
 
-Billing has two processes that share its cursor. The report comes a day late and begins with the oldest order; then it is
-sent back to have some again. Another program appends with `XADD` alone, and the last orders are all that is kept.
+Billing has two processes that share its cursor. The report comes late and begins with the oldest order; then it is sent
+back to have some again. At last only two orders are kept, and billing, sent back to the first, is told what it missed.
 """
 
 from __future__ import annotations

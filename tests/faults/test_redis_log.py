@@ -44,9 +44,8 @@ async def is_settled(url: str, consumer: str) -> bool:
     """Say whether a consumer has ended all there is, and the store has nothing due."""
     async with RedisLog(url) as log, RedisStore(url) as store:
         found = {each.name: each for each in await log.consumers("orders")}.get(consumer)
-        counts = (await store.counts()).values()
         is_open = found is None or found.waiting or found.in_flight or found.retrying
-        return not is_open and not any(each.pending + each.in_flight for each in counts)
+        return not is_open and not await store.counts()
 
 
 async def ids_of(url: str) -> list[str]:

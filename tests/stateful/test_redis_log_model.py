@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -18,7 +18,7 @@ from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
 from aiodelay.model import After, Again, Claim, Delivery, Demand, Done, Envelope, Put, Sent, SettleOutcome
 from aiodelay.ports import Feed
-from aiodelay.redis import LogStart, RedisLog, RedisStore
+from aiodelay.redis import RedisLog, RedisStore
 from tests.stateful.test_store_machine import WALKS
 from tests.support.servers import redis_servers, serving
 
@@ -26,11 +26,13 @@ T = TypeVar("T")
 NAMES = ("billing", "shipping", "mail")
 LANE, TOPIC = "order", "orders"
 names, sizes, indexes = st.sampled_from(NAMES), st.integers(1, 6), st.integers(1, 40)
-starts: st.SearchStrategy[LogStart] = st.sampled_from(["oldest", "now"]) | indexes
+Start: TypeAlias = Literal["oldest", "now"] | int
+words: tuple[Start, ...] = ("oldest", "now")
+starts = st.one_of(st.sampled_from(words), indexes)
 
 
 class Held(NamedTuple):
-    index: int
+    place: int
     claim: Claim
 
 
@@ -85,7 +87,7 @@ class LogMachine(RuleBasedStateMachine):
         self.run(self.opened.aclose())
         self.runner.close()
 
-    def index_of(self, start: LogStart) -> int:
+    def index_of(self, start: Start) -> int:
         wanted = {"oldest": self.first, "now": self.last + 1}.get(str(start), start)
         assert isinstance(wanted, int)
         return min(wanted, self.last + 1)
@@ -93,7 +95,7 @@ class LogMachine(RuleBasedStateMachine):
     # --- who is there -------------------------------------------------------------------------------------
 
     @rule(name=names, start=starts)
-    def joins(self, name: str, start: LogStart) -> None:
+    def joins(self, name: str, start: Start) -> None:
         is_new = name not in self.model
         assert self.run(self.log.register(TOPIC, name, start=start)) is is_new
         if is_new:
@@ -109,7 +111,7 @@ class LogMachine(RuleBasedStateMachine):
             assert set(self.run(feed.settle(ends))) == {SettleOutcome.GONE}
 
     @rule(name=names, start=starts)
-    def goes_elsewhere(self, name: str, start: LogStart) -> None:
+    def goes_elsewhere(self, name: str, start: Start) -> None:
         if name in self.model:
             self.model[name].next = self.index_of(start)
             assert self.run(self.log.seek(TOPIC, name, start)) == self.model[name].next
@@ -171,9 +173,7 @@ class LogMachine(RuleBasedStateMachine):
     async def _take(self, name: str, n: int) -> None:
         model, feed = self.model[name], self.feeds.get(name)
         if feed is None:
-            opening = self.log.feed(
-                f"{TOPIC}?consumer={name}", uuid4().hex, self.letters.put_back, self.letters.now_ms
-            )
+            opening = self.log.feed(f"{TOPIC}?consumer={name}", uuid4().hex, self.letters.put_back, self.letters.now_ms)
             feed = self.feeds[name] = await self.opened.enter_async_context(opening)
         claims = (await feed.claim({LANE: Demand(n)}, request="r", lease_ms=60_000)).claims
         expected: list[int] = []
@@ -208,12 +208,12 @@ class LogMachine(RuleBasedStateMachine):
             claim, record = model.held[number].claim, model.held[number].claim.record
             if data.draw(st.booleans()):
                 ends.append(Done(record.id, record.revision, claim.token))
-                model.open.discard(model.held.pop(number).index)
+                model.open.discard(model.held.pop(number).place)
             else:  # unrun
                 ends.append(Again(record.id, record.revision, claim.token, record.due_ms, record.attempt))
                 back.append(number)
         assert set(self.run(self.feeds[name].settle(ends))) == {SettleOutcome.SETTLED}
-        model.back.extendleft(model.held.pop(number).index for number in sorted(back, reverse=True))
+        model.back.extendleft(model.held.pop(number).place for number in sorted(back, reverse=True))
 
     # --- what always holds --------------------------------------------------------------------------------
 
