@@ -15,8 +15,7 @@ from aiodelay.redis import LogMessage, RedisLog, RedisStore
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_redis import in_loop
-from tests.faults.test_redis_fanout import STEPS
-from tests.faults.test_redis_lists import end, start_role
+from tests.faults.test_redis_lists import STEPS, end, start_role
 from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 from tests.support.processes import Worker
