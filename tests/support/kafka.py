@@ -230,15 +230,15 @@ async def _group_and_transaction(bootstrap: str) -> None:
     name = new_name("ready")
     await create_topic(bootstrap, name)
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
-    await producer.start()
-    try:
+    try:  # where the broker is not ready yet, it starts half
+        await producer.start()
         async with producer.transaction():
             await producer.send_and_wait(name, b"ready")
     finally:
         await producer.stop()
     consumer = AIOKafkaConsumer(name, bootstrap_servers=bootstrap, group_id=name, auto_offset_reset="earliest")
-    await consumer.start()
     try:
+        await consumer.start()
         await consumer.getone()
         await consumer.commit({TopicPartition(name, 0): 1})
     finally:
