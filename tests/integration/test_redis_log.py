@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from aiodelay.errors import ConfigurationError, StoreUnavailableError, TargetError
+from aiodelay.errors import ConfigurationError, InputError, StoreUnavailableError, TargetError
 from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
 from aiodelay.model import After, Dead, Delivery, Demand, Done, Envelope, NotTaken, Put, Sent, SettleOutcome
@@ -245,6 +245,20 @@ async def test_a_key_that_holds_something_else_takes_nothing_and_says_why(scene:
         await scene.log.register(TOPIC, "billing")
     with pytest.raises(StoreUnavailableError, match="no log"):
         await scene.log.trim(TOPIC, max_messages=1)
+
+
+@on_log
+async def test_what_is_no_message_is_refused_before_anything_is_appended(scene: Scene) -> None:
+    wrong: list[Any] = ["text", LogMessage("text"), None]  # type: ignore[arg-type]
+    for each in (
+        *wrong,
+        LogMessage(b"", headers={"a b": b""}),
+        LogMessage(b"", id=""),
+        LogMessage(b"", key=bytes(1 << 15)),
+    ):
+        with pytest.raises(InputError):
+            await scene.log.append(TOPIC, [b"fine", each])
+    assert await scene.entries() == []
 
 
 @pytest.mark.parametrize("topic", ["", "a b", "a@b", "x" * 101, "a:b"])

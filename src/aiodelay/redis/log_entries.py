@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from aiodelay.errors import RecordFormatError, TargetError, shortened
+from aiodelay.errors import PayloadTypeError, RecordFormatError, TargetError, kind_of, shortened
 from aiodelay.identifiers import new_id
 from aiodelay.inputs import check_headers, check_id, check_key
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, NO_HEADERS, Envelope, Record
@@ -85,12 +85,15 @@ def written(message: LogMessage | bytes, lane: str, topic: str, now_ms: int) -> 
     Raises:
         InputError: It cannot be stored.
     """
-    if isinstance(message, bytes):
-        message = LogMessage(message)
+    payload: object = message.payload if isinstance(message, LogMessage) else message
+    if not isinstance(payload, bytes):
+        raise PayloadTypeError("payload", kind_of(payload), "bytes, alone or of a LogMessage")
+    if not isinstance(message, LogMessage):
+        message = LogMessage(payload)
     key = check_key(message.key)
     headers = check_headers(message.headers) if message.headers else NO_HEADERS
     known = "" if message.id is None else check_id(message.id)
-    envelope = Envelope(known or new_id(), lane, topic, payload=message.payload, key=key, headers=headers)
+    envelope = Envelope(known or new_id(), lane, topic, payload=payload, key=key, headers=headers)
     return known, encode_record_element(Record(envelope, now_ms, now_ms, NO_OP))
 
 
