@@ -101,7 +101,7 @@ def read_entry(topic: str, entry: Sequence[Any]) -> LogEntry:
     """Read an entry of the stream: its id, then names and values.
 
     Raises:
-        RecordFormatError: It is of a newer format.
+        RecordFormatError: Its field `m` is no element.
     """
     entry_id, fields = entry
     index = int(entry_id[2:])

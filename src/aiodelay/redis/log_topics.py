@@ -161,6 +161,7 @@ class LogTopics(TopicEnd):
 
         Raises:
             TargetError: A name or the start cannot be used.
+            RecordFormatError: An entry cannot be read.
             StoreUnavailableError: No answer.
         """
         keys = self._log(topic)
