@@ -220,6 +220,24 @@ async def test_another_program_appends_field_by_field(scene: Scene) -> None:
     assert (read[2].at_ms, claims[2].queued_ms) == (None, None)
 
 
+@pytest.mark.parametrize("way", ["send", "transfer"])
+def test_b1_what_cannot_be_dropped_or_noted_has_nothing_appended_twice(server_url: str, way: str) -> None:
+    @on_log
+    async def play(scene: Scene) -> None:
+        await scene.direct.command("SET", scene.key(":consumers"), "no sorted set")
+        for i in range(0, 12, 4):
+            await getattr(scene, way)(*MANY[i : i + 4], max_messages=10, drop_passed=True)
+        assert [each.id for each in await scene.entries()] == MANY[:12]
+        logs = scene.key().replace(f"log:{TOPIC}", "logs")
+        await scene.direct.command("DEL", logs)
+        await scene.direct.command("SET", logs, "no set")
+        with pytest.raises((AssertionError, StoreUnavailableError)):
+            await getattr(scene, way)("refused")
+        assert [each.id for each in await scene.entries()] == MANY[:12]
+
+    play(server_url)
+
+
 @on_log
 async def test_l5_what_another_program_appended_and_ends_processes_is_given_up(scene: Scene) -> None:
     await scene.direct.command("XADD", scene.key(), "0-1", "payload", "bad")

@@ -19,9 +19,9 @@ local last, why = 0, nil
 if name ~= '' then
   call('RPUSH', p .. '@' .. name .. ':refs', unpack(elements))
 else
+  call('SADD', KEYS[2], string.match(p, '^[^}]*}:log:(.*)$'))
   last, why = topic.append(p, elements)
   if not last then return why end
-  call('SADD', KEYS[2], string.match(p, '^[^}]*}:log:(.*)$'))
 end
 remember()
 topic.tend(p, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]))

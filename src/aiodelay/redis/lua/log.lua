@@ -136,7 +136,7 @@ do
 
   -- Drops entries beyond `most`, those older than `max_age`, and those that all consumers have passed, 0 = not so; a bounded
   -- number at a time. Returns whether nothing is left to be dropped.
-  function topic.tend(p, most, max_age, passed)
+  function topic.trim(p, most, max_age, passed)
     if most == 0 and max_age == 0 and passed == 0 then return true end
     local first, last = topic.ends(p)
     local slowest, drop = passed > 0 and call('ZRANGE', p .. ':consumers', 0, 0, 'WITHSCORES')[2], first
@@ -147,6 +147,9 @@ do
     if drop > first then call('XTRIM', p, 'MINID', '=', topic.id(math.min(drop, bound))) end
     return drop < bound or bound > last
   end
+
+  -- What follows each append. Where it fails, what was appended stands: it would be appended once more.
+  function topic.tend(...) pcall(topic.trim, ...) end
 
   -- --- consumers -----------------------------------------------------------------------------------------------------
 

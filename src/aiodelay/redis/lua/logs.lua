@@ -21,9 +21,10 @@ do
       local length = redis.pcall('RPUSH', t.topic .. '@' .. t.consumer .. ':refs', unpack(elements))
       return type(length) == 'table' and length.err or nil
     end
+    local noted = redis.pcall('SADD', TAG .. 'logs', string.match(t.topic, '^[^}]*}:log:(.*)$'))
+    if type(noted) == 'table' then return noted.err end
     local last, why = topic.append(t.topic, elements)
     if not last then return why end
-    call('SADD', TAG .. 'logs', string.match(t.topic, '^[^}]*}:log:(.*)$'))
     topic.tend(t.topic, tonumber(most_kept), tonumber(max_age), tonumber(passed))
     return nil
   end

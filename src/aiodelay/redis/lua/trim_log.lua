@@ -8,7 +8,7 @@
 local p = topic.of(KEYS[1])
 local first, fault = topic.ends(p)
 if not first then return redis.error_reply(fault) end
-local is_over = topic.tend(p, tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]))
+local is_over = topic.trim(p, tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]))
 local last
 first, last = topic.ends(p)
 return { text(first), text(last), is_over and 1 or 0 }
