@@ -28,7 +28,8 @@ class PythonBlockParser(CodeBlockParser):
 
 
 def enter_own_folder(namespace: dict[str, Any]) -> None:
-    """A document's blocks write their files into a folder that goes with them."""
+    """A document's blocks are of one module, and write their files into a folder that goes with them."""
+    namespace["__name__"] = "__main__"
     folder = TemporaryDirectory()
     namespace["__folder__"] = folder, Path.cwd()
     os.chdir(folder.name)

@@ -37,6 +37,7 @@ from . import (
     bp8_redis_kills,
     bp9_redis_source,
     br1_fan_out,
+    br2_log,
     br3_on_next,
     br4_waiting,
 )
@@ -73,6 +74,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     bp8_redis_kills.BENCHMARK,
     bp9_redis_source.BENCHMARK,
     br1_fan_out.BENCHMARK,
+    br2_log.BENCHMARK,
     br3_on_next.BENCHMARK,
     br4_waiting.BENCHMARK,
 )

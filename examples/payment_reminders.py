@@ -1,26 +1,31 @@
-"""Remind customers who have not paid, then give up their orders: what a shop does with three days, in three seconds.
+"""Remind customers who have not paid, then give up their orders: what a shop does in five days, in four seconds.
 
-Run it: python examples/payment_reminders.py
+Run it: python examples/payment_reminders.py redis://localhost
 
-It shows typed events, an id of one's own to cancel by, retries, a rejected message, and a handler that schedules the
-next step. Messages are kept in a SQLite file: kill it at any point, start it again with the same file name as an
-argument, and what was scheduled is delivered.
+It shows typed events, handlers that take no more than they can do, retries, a message that is rejected, ids to cancel
+by, and context variables that travel with a message. Kill it at any point and start it again: what was scheduled is
+delivered. Without Redis: `python examples/payment_reminders.py sqlite:///shop.db`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
-from aiodelay import Context, Reject, Retry, Scheduler, event
+from msgspec.structs import replace
 
-DAY = timedelta(seconds=0.5)  # so that nobody has to wait
+from aiodelay import Context, Message, Reject, Retry, Scheduled, Scheduler, event
 
-ADDRESSES = {1: "ann@example.com", 2: "bob@example.com", 3: "cyd@example.com", 4: ""}
+DAY = timedelta(seconds=0.8)  # so that nobody has to wait
+
+CUSTOMERS = {1: "ann@example.com", 2: "bob@example.com", 3: "cyd@example.com", 4: ""}
+TEXTS = {"en": "please pay order", "fr": "veuillez payer la commande"}
+
+language: ContextVar[str] = ContextVar("language", default="en")
 
 
 @event("payment.remind")  # the name that is stored: the class may be renamed, the module moved
@@ -47,11 +52,14 @@ async def send_mail(address: str, text: str, attempt: int) -> None:
     print(f"to {address}: {text} (attempt {attempt})")
 
 
+# --- what happens when a message is due ---------------------------------------------------------------------
+
+
 async def remind(event: RemindOfPayment, context: Context) -> Reject | None:
-    address = ADDRESSES[event.order]
+    address = CUSTOMERS[event.order]
     if not address:
         return Reject("the customer has no address")  # no retry will change that: a dead letter
-    await send_mail(address, f"please pay order {event.order}", context.attempt)
+    await send_mail(address, f"{TEXTS[language.get()]} {event.order}", context.attempt)
     # Delivered at least once: should this run twice, the same id makes it one message all the same.
     await context.scheduler.schedule(GiveUpOrder(event.order), delay=2 * DAY, id=f"give-up-{event.order}")
     return None
@@ -59,6 +67,22 @@ async def remind(event: RemindOfPayment, context: Context) -> Reject | None:
 
 async def give_up(event: GiveUpOrder) -> None:
     print(f"order {event.order} is given up")
+
+
+# --- the language of whoever placed the order travels with its messages, from step to step -------------------
+
+
+async def send_language(message: Message, call_next: Callable[[Message], Awaitable[Scheduled]]) -> Scheduled:
+    headers = {**message.headers, "language": language.get().encode()}
+    return await call_next(replace(message, headers=headers))
+
+
+async def set_language(context: Context, call_next: Callable[[Context], Awaitable[object]]) -> object:
+    language.set(context.headers["language"].decode())
+    return await call_next(context)
+
+
+# --- the shop -----------------------------------------------------------------------------------------------
 
 
 async def place_order(scheduler: Scheduler, order: int) -> None:
@@ -72,13 +96,18 @@ async def pay(scheduler: Scheduler, order: int) -> None:
     print(f"order {order} is paid (its reminder: {reminder}, its end: {end})")
 
 
-async def main(file: Path) -> None:
-    scheduler = Scheduler(f"sqlite:///{file}")
-    scheduler.add_handler(remind, retry=Retry(attempts=5, first="100ms", cap="1s"), timeout="5s")
+async def main(url: str) -> None:
+    scheduler = Scheduler(url, namespace="payment-reminders")
+    scheduler.middleware("schedule")(send_language)
+    scheduler.middleware("handle")(set_language)
+    # Two mails at once and no more: what else is due waits in the store, where other processes can take it.
+    scheduler.add_handler(remind, concurrency=2, retry=Retry(attempts=5, first="100ms", cap="1s"), timeout="5s")
     scheduler.add_handler(give_up)
     async with scheduler:
-        for order in ADDRESSES:
+        for order in CUSTOMERS:
+            language.set("fr" if order == 3 else "en")
             await place_order(scheduler, order)
+        print("waiting:", (await scheduler.counts())["payment.remind"].scheduled)
         await asyncio.sleep(DAY.total_seconds())
         await pay(scheduler, 2)  # in time: no reminder
         await asyncio.sleep(3 * DAY.total_seconds())
@@ -86,8 +115,8 @@ async def main(file: Path) -> None:
         await scheduler.run_until_idle()
         async for letter in scheduler.dead_letters(RemindOfPayment):
             print(f"{letter.record.id} was {letter.reason}: {letter.record.last_error}")
+            await scheduler.purge(letter)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else f"{folder}/shop.db")))
+    asyncio.run(main(*(sys.argv[1:] or ["redis://localhost"])))

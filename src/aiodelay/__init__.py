@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .dependencies import Depends
     from .errors import (
         AiodelayError,
+        BlockingCallError,
         ClosedError,
         CodecError,
         ConfigurationError,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AiodelayError",
     "Alarm",
+    "BlockingCallError",
     "CancelOutcome",
     "ClosedError",
     "CodecError",
@@ -125,6 +127,7 @@ __all__ = [
 _HOMES = {
     "AiodelayError": "errors",
     "Alarm": "_runtime.housekeeping",
+    "BlockingCallError": "errors",
     "CancelOutcome": "model",
     "ClosedError": "errors",
     "CodecError": "errors",

@@ -148,7 +148,7 @@ class DelayBox:
     def _stop(self) -> None:
         for task in (*self._running, *self._intakes.values()):
             task.cancel()
-        self._intakes.clear()
+        self._running, self._intakes = [], {}
 
     def _group(self, topic: str) -> Group:
         """Return the group of the boxes that share a store; those of another store take everything in as well."""
@@ -157,6 +157,8 @@ class DelayBox:
 
     def _assign(self, topic: str, numbers: Collection[int]) -> None:
         """Take in these partitions of a topic from now on, and no others; one that stays goes on undisturbed."""
+        if not self._running:  # what is assigned while it stops, nobody would end
+            return
         wanted = {TopicPartition(topic, n) for n in numbers}
         for place in [each for each in self._intakes if each.topic == topic and each not in wanted]:
             self._intakes.pop(place).cancel()

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 __all__ = [
     "AiodelayError",
+    "BlockingCallError",
     "ClosedError",
     "CodecError",
     "ConfigurationError",
@@ -271,6 +272,22 @@ class WrongLoopError(AiodelayError):
 
     def __str__(self) -> str:
         return f"{self.what} was opened in another {self.where}; open one of its own there"
+
+
+class BlockingCallError(AiodelayError):
+    """A call that blocks was made where an event loop is running, which it would stop; nothing was sent."""
+
+    what: str
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} would stop the event loop that is running in this thread; use a Scheduler there, "
+            "or asyncio.to_thread()"
+        )
 
 
 class HandlerTimeoutError(AiodelayError, TimeoutError):

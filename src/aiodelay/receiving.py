@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
@@ -13,6 +14,8 @@ from .received import Received
 from .wakeup import WakeUp
 
 __all__ = ["Messages"]
+
+log = logging.getLogger("aiodelay.reactive")
 
 T = TypeVar("T")
 ROUNDS_TO_CLOSE = 2
@@ -43,8 +46,7 @@ class Messages(Generic[T]):
         try:
             self._publish(subscriber)
         except AiodelayError as error:
-            subscriber.on_subscribe(_NoSubscription())
-            subscriber.on_error(error)
+            _reject(subscriber, error)
 
     async def __aiter__(self) -> AsyncGenerator[Received[T], None]:
         """Give message after message until the scheduler is closed.
@@ -61,6 +63,14 @@ class Messages(Generic[T]):
                 yield message
         finally:
             window.leave()
+
+
+def _reject(subscriber: Subscriber[Received[T]], error: AiodelayError) -> None:
+    try:
+        subscriber.on_subscribe(_NoSubscription())
+        subscriber.on_error(error)
+    except Exception:
+        log.exception("a subscriber raised when it was told that there can be no subscription: %s", error)
 
 
 class _NoSubscription:

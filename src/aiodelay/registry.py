@@ -16,9 +16,10 @@ from .ports import Sink, Source, Store
 
 __all__ = ["open_sink", "open_source", "open_store"]
 
-_EXTRAS = dict.fromkeys(
-    ("rediss", "unix", "valkey", "valkeys", "redis-list", "rediss-list", "redis-fanout", "rediss-fanout"), "redis"
-)
+_EXTRAS = {
+    **dict.fromkeys(("rediss", "unix", "valkey", "valkeys"), "redis"),
+    **dict.fromkeys(("redis-list", "rediss-list", "redis-fanout", "rediss-fanout", "redis-log", "rediss-log"), "redis"),
+}
 """Extras that are not named as the scheme."""
 
 Group = Literal["aiodelay.stores", "aiodelay.sinks", "aiodelay.sources"]

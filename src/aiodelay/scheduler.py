@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -94,6 +94,8 @@ log: logging.Logger = logging.getLogger("aiodelay")
 
 F = TypeVar("F", bound=Handler)
 T = TypeVar("T")
+A = TypeVar("A")
+S = TypeVar("S")
 H = TypeVar("H", bound=Middleware[Context, Any])
 M = TypeVar("M", bound=Middleware[Message, Scheduled])
 ARM_AGAIN_S = 1.0
@@ -647,11 +649,11 @@ class Scheduler(Operations):
         self._running, self._closing = running, asyncio.Lock()
         options = self._options
         self._commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
-        for sink in sinks:
-            running.add_sink(sink)
-        for spec in specs:
-            running.add_handler(spec)
         try:
+            for sink in sinks:
+                running.add_sink(sink)
+            for spec in specs:
+                running.add_handler(spec)
             for spec in specs if self._dispatch else ():
                 await self._arm(spec.name)
         except BaseException as error:
@@ -691,6 +693,39 @@ class Scheduler(Operations):
                 return
             else:
                 return
+
+    @overload
+    def lifespan(self, /) -> Callable[[object], AbstractAsyncContextManager[None]]: ...
+
+    @overload
+    def lifespan(
+        self, own: Callable[[A], AbstractAsyncContextManager[S]], /
+    ) -> Callable[[A], AbstractAsyncContextManager[S]]: ...
+
+    def lifespan(
+        self, own: Callable[[Any], AbstractAsyncContextManager[Any]] | None = None, /
+    ) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
+        """Return a lifespan for FastAPI, Starlette and Litestar: the scheduler is open while the application serves.
+
+        What opening raises fails the server's start. A server that is stopped ends its requests, then the scheduler
+        is closed, as at the end of its `async with` block.
+
+        Args:
+            own: A lifespan of yours, around it: entered before the scheduler and left after it, so that handlers have
+                what it opens until the last of them has ended. What it yields is what the application gets.
+
+        Raises:
+            ConfigurationError: `own` cannot be called with the application.
+        """
+        if own is not None and not callable(own):
+            raise ConfigurationError("lifespan", kind_of(own), "a function of the application, as the framework takes")
+
+        @asynccontextmanager
+        async def lifespan(app: object) -> AsyncIterator[object]:
+            async with nullcontext() if own is None else own(app) as state, self:
+                yield state
+
+        return lifespan
 
     async def run(self) -> None:
         """Open, dispatch until cancelled, and close: the main job of a process that handles.

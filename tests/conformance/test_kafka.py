@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -10,16 +11,21 @@ from aiokafka import AIOKafkaConsumer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from aiodelay import Received, Scheduler
 from aiodelay.kafka import KafkaSink, open_store
 from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.transactions import Transactions
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Envelope, Record
 from aiodelay.ports import Sink, Store
+from aiodelay.reactive import Publisher
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance, TransferConformance
 from aiodelay.testing.conformance.stage import Stage, again, staged
 from aiodelay.transitions import NO_OP, occurrence_id
-from tests.support.kafka import new_name
+from tests.conformance.test_publishers import MessagesConformance
+from tests.conformance.test_subscribers import SinkConformance
+from tests.support.kafka import create_topic, new_name
+from tests.support.topics import fill
 
 
 class OnKafka:
@@ -130,6 +136,45 @@ class TestKafkaTopics(OnKafka, TransferConformance):
         await stage.end(again(claim, stage.now, 3, "no answer"))
         await moves.move_all()
         assert [record.attempt for record in await moves.arrived()] == [3]
+
+
+class OfKafka(MessagesConformance):
+    soon_s = 20.0
+
+    @pytest.fixture(autouse=True)
+    def _broker(self, kafka: str) -> None:
+        self.bootstrap = kafka
+
+
+class TestPublisherOffKafka(OfKafka):
+    def make_scheduler(self, **settings: Any) -> Scheduler:  # noqa: ANN401
+        url = f"kafka://{self.bootstrap}/{new_name('schedules')}?create_topic=true&partitions=2"
+        return Scheduler(url, **settings)
+
+
+class TestPublisherFromATopic(OfKafka):
+    """Records that another client wrote."""
+
+    def make_scheduler(self, **settings: Any) -> Scheduler:  # noqa: ANN401
+        return Scheduler("memory://", sources=[f"kafka://{self.bootstrap}"], **settings)
+
+    @asynccontextmanager
+    async def publisher(self, items: int) -> AsyncIterator[Publisher[Received[bytes]]]:
+        topic = await create_topic(self.bootstrap, new_name(), 2)
+        for partition in range(2):
+            fill(self.bootstrap, topic, [b"%d" % number for number in range(partition, items, 2)], partition=partition)
+        self.source = f"kafka:{topic}?group={new_name('group')}"
+        async with super().publisher(0) as publisher:
+            yield publisher
+
+
+class TestSinkSubscriber(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _broker(self, kafka: str) -> None:
+        self.bootstrap, self.address = kafka, asyncio.run(create_topic(kafka, new_name(), 2))
+
+    def make_sink(self) -> Sink:
+        return KafkaSink(self.bootstrap)
 
 
 def _record(read: Any, lane: str, address: str) -> Record:  # noqa: ANN401 - aiokafka's

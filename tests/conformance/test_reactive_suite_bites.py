@@ -39,8 +39,11 @@ class Link:
 
     def begin(self) -> None:
         assert self.subscriber is not None
-        self.subscriber.on_subscribe(self)
-        if self.error is not None:
+        try:
+            self.subscriber.on_subscribe(self)
+        except Exception:  # noqa: BLE001 - whatever a subscriber raises
+            self.subscriber = None
+        if self.error is not None and self.subscriber is not None:
             self.subscriber.on_error(self.error)
             self.subscriber = None
 
@@ -271,6 +274,7 @@ BROKEN_PUBLISHERS: list[tuple[type[Numbers], str]] = [
     (SilentToTheSecond, "test_d7_another_subscriber_is_served_or_told_why_and_takes_nothing_from_the_first"),
     (with_links(Breaks), "test_d15_a_subscriber_that_raises_is_cancelled"),
     (with_links(TellsTheFailure), "test_d15_a_subscriber_that_raises_is_cancelled"),
+    (with_links(Fails), "test_d15_one_that_raises_when_it_is_subscribed_is_cancelled"),
     (with_links(NotWithin), "test_d16_request_may_be_called_within_signals"),
     (with_links(CancelsOnce), "test_d17_after_cancel_request_and_cancel_do_nothing"),
     (with_links(WakesAgain), "test_d17_after_cancel_request_and_cancel_do_nothing"),

@@ -7,7 +7,7 @@ from redis import Redis
 
 from aiodelay.model import Record
 from aiodelay.ports import Sink, Store
-from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisStore, open_store
+from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisLog, RedisStore, open_store
 from aiodelay.redis.elements import decode_element
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance, TransferConformance
@@ -99,3 +99,29 @@ class TestRedisTopics(OnRedis, TransferConformance):
     async def spoil(self, store: Store, sink: Sink, address: str) -> None:
         assert isinstance(store, RedisStore)
         await store.command("SET", self.key(address, ":content"), "no hash")
+
+
+class TestRedisLogs(OnRedis, TransferConformance):
+    """Logs of the store's own namespace."""
+
+    has_limit = False
+
+    def key(self, address: str) -> str:
+        return f"{{{self.namespace}:00}}:log:{address}"
+
+    def make_sink(self, store: Store, *, limit: int) -> Sink:
+        return RedisLog(self.server_url, namespace=self.namespace)
+
+    async def arrived(self, store: Store, sink: Sink, address: str) -> Sequence[Record]:
+        assert isinstance(store, RedisStore)
+        entries = await store.command("XRANGE", self.key(address), "-", "+")
+        assert [entry_id for entry_id, _ in entries] == [b"0-%d" % (i + 1) for i in range(len(entries))]
+        return [decode_element(fields[1], lane=sink.name).record for _, fields in entries]
+
+    async def clear(self, store: Store, sink: Sink, address: str) -> None:
+        assert isinstance(store, RedisStore)
+        await store.command("DEL", self.key(address))
+
+    async def spoil(self, store: Store, sink: Sink, address: str) -> None:
+        assert isinstance(store, RedisStore)
+        await store.command("SET", self.key(address), "no stream")

@@ -24,7 +24,7 @@ from aiodelay.memory import MemoryStore
 from aiodelay.model import LEASE_MS, Claim, Demand, Envelope, Record, Settlement, SettleOutcome
 from aiodelay.ports import Feed, Sink
 from aiodelay.reactive import Subscriber, Subscription
-from aiodelay.redis import RedisListSink
+from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisListSink
 from aiodelay.sinks import StdoutSink
 from aiodelay.testing import RecordingSink
 from aiodelay.testing.conformance import SubscriberConformance
@@ -205,10 +205,23 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-class TestRedisListSink(SinkConformance):
+class OnRedis(SinkConformance):
     @pytest.fixture(autouse=True)
     def _server(self, server_url: str) -> None:
-        self.url, self.address = server_url, f"list-{uuid4().hex}"
+        self.url, self.address = server_url, uuid4().hex
 
+
+class TestRedisListSink(OnRedis):
     def make_sink(self) -> Sink:
         return RedisListSink(self.url)
+
+
+class TestRedisFanoutSink(OnRedis):
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        async with RedisFanout(self.url) as fanout, super().opened():
+            await fanout.register(self.address, "me")
+            yield
+
+    def make_sink(self) -> Sink:
+        return RedisFanoutSink(self.url)

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +122,27 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
     assert not any("has stopped" in line for line in program.err.seen), "nobody drained"
     for pid in pids:
         wait_until_gone(pid)
+
+
+@pytest.mark.parametrize("options", [["--workers", "2"], ["--reload"]], ids=" ".join)
+def test_what_a_killed_supervisor_leaves_behind_drains_and_ends(tmp_path: Path, options: list[str]) -> None:
+    write_app(tmp_path, takes_s=1)
+    with aiodelay("run", "app:scheduler", *options, cwd=tmp_path) as program:
+        workers = 2 if options[0] == "--workers" else 1
+        dispatching(program, workers)
+        asyncio.run(schedule(tmp_path, 10))
+        pids = [pid_in(program.out.wait_for("work started in")) for _ in range(workers)]
+        program.send(signal.SIGKILL)
+        try:
+            for pid in pids:
+                wait_until_gone(pid)
+            assert program.exit_code() == -signal.SIGKILL
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    started, finished = ([line for line in program.out.seen if word in line] for word in ("started", "finished"))
+    assert len(started) == len(finished) < 10, "it drained"
 
 
 def test_reload_starts_anew_when_the_program_changes_and_outlives_its_mistakes(tmp_path: Path) -> None:

@@ -1,51 +1,58 @@
 from __future__ import annotations
 
+import inspect
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from examples import outbox
 from tests.support.command import Program
 from tests.support.servers import Found, redis_servers, serving
 
-EXPECTED = re.compile("is given up|is rejected|no instance reads it|alarm is over")
+# What an example's log may say.
+EXPECTED = re.compile(
+    "is given up|is rejected|no instance reads it|alarm is over|records go to|replication factor is 1|has waited|missed"
+)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def output_of(name: str, *arguments: str, cwd: Path) -> list[str]:
     with Program(str(EXAMPLES / name), *arguments, cwd=cwd) as program:
         assert program.exit_code() == 0, program.err.seen
-        assert [
-            line
-            for line in program.err.seen
-            if not re.search("is given up|is rejected|no instance reads it|alarm is over", line)
-        ] == []
+        assert [line for line in program.err.seen if not EXPECTED.search(line)] == []
         return program.out.seen
 
 
-def test_payment_reminders(tmp_path: Path) -> None:
-    said = output_of("payment_reminders.py", cwd=tmp_path)
-    assert said[:5] == [
+@pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
+def test_payment_reminders(tmp_path: Path, found: Found) -> None:
+    with serving(found) as url:
+        said = output_of("payment_reminders.py", url, cwd=tmp_path)
+        again = output_of("payment_reminders.py", url, cwd=tmp_path)
+    assert sorted(again) == sorted(said)
+    assert said[:6] == [
         *[f"order {order} is placed" for order in (1, 2, 3, 4)],
+        "waiting: 4",
         "order 2 is paid (its reminder: cancelled, its end: not_found)",
     ]
-    assert sorted(said[5:7]) == [
+    assert sorted(said[6:8]) == [
         "to ann@example.com: please pay order 1 (attempt 2)",
-        "to cyd@example.com: please pay order 3 (attempt 2)",
+        "to cyd@example.com: veuillez payer la commande 3 (attempt 2)",
     ]
-    assert said[7:] == [
+    assert said[8:] == [
         "order 3 is paid (its reminder: not_found, its end: cancelled)",
         "order 1 is given up",
         "remind-4 was rejected: the customer has no address",
     ]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_payment_reminders_resume_from_their_file(tmp_path: Path) -> None:
-    with Program(str(EXAMPLES / "payment_reminders.py"), "shop.db", cwd=tmp_path) as program:
+    with Program(str(EXAMPLES / "payment_reminders.py"), "sqlite:///shop.db", cwd=tmp_path) as program:
         program.out.wait_for("^to ann@example.com")
     assert (tmp_path / "shop.db").exists()
-    assert "order 1 is given up" in output_of("payment_reminders.py", "shop.db", cwd=tmp_path)
+    assert "order 1 is given up" in output_of("payment_reminders.py", "sqlite:///shop.db", cwd=tmp_path)
 
 
 def test_recurring(tmp_path: Path) -> None:
@@ -97,11 +104,89 @@ def test_fan_out(tmp_path: Path, found: Found) -> None:
     )
 
 
+@pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
+def test_topic_log(tmp_path: Path, found: Found) -> None:
+    with serving(found) as url:
+        said = output_of("topic_log.py", url, cwd=tmp_path)
+    assert sorted(said) == sorted(
+        [
+            "6 orders are appended",
+            *[f"{consumer}: order {order}" for consumer in ("billing", "report") for order in range(1, 7)],
+            "the cursor of billing is at 6",
+            *["report: order 5", "report: order 6", *["the cursor of report is at 6"] * 2],
+            "order 7 has index 7, and 5 orders are dropped",
+            *["billing: order 6, after 5 that it has missed", "billing: order 7", "the cursor of billing is at 7"],
+        ]
+    )
+
+
+@pytest.mark.timeout(120)
+def test_delay_box(tmp_path: Path, kafka: str) -> None:
+    with serving(redis_servers()[0]) as url:
+        said = output_of("delay_box.py", kafka, url, cwd=tmp_path)
+    assert said[0] == "the shop has asked 5 times"
+    told = [re.fullmatch(r"shop is told: (.*) \((\d+\.\d) s later\)", line) for line in said]
+    waited = {line[1]: float(line[2]) for line in told if line}
+    assert waited.keys() == {"order 1 is not paid", "order 2 is not paid", '{"order": 3, "paid": false}'}
+    assert waited["order 2 is not paid"] >= 2
+    assert waited["order 1 is not paid"] >= 6
+    assert {line for line in said if line.startswith("refused")} == {
+        "refused: its countdown is a text, not a number of seconds",
+        "refused: its topic salaries is not allowed",
+    }
+    assert len(said) == 6
+
+
+@pytest.mark.timeout(120)
+def test_publish_at_noon(tmp_path: Path, kafka: str) -> None:
+    said = output_of("publish_at_noon.py", kafka, cwd=tmp_path)
+    assert said[0] == "the editors have scheduled three videos, and withdrawn one of them"
+    scheduling = [line for line in said[1:] if " is o" not in line]
+    assert re.fullmatch(r"the programme of the day comes next at 1[01]:00 UTC, then each day", scheduling.pop(1))
+    assert scheduling == ["vid5: cancelled", "the programme: cancelled"]
+    read = [line for line in said if " is o" in line]
+    assert sorted(read) == [
+        "vid1 is online: video 1, final cut",
+        "vid3 is online: video 3",
+        "vid4 is offline",
+        "vid4 is online: video 4",
+    ]
+    assert read.index("vid4 is online: video 4") < read.index("vid4 is offline")
+
+
+@pytest.mark.parametrize("found", [None, *redis_servers()], ids=lambda found: found.name if found else "sqlite")
+def test_outbox(tmp_path: Path, found: Found | None) -> None:
+    with nullcontext("sqlite:///delay.db") if found is None else serving(found) as url:
+        said = output_of("outbox.py", "sqlite+aiosqlite:///shop.db", url, cwd=tmp_path)
+    assert said == [
+        "order 1 is placed",
+        "order 2 is placed",
+        "order 3 is not placed, and nobody reminded: there is no product 3",
+        "order 2 is paid",
+        "please pay order 1",
+    ]
+
+
+@pytest.mark.parametrize("part", [outbox.Outbox, outbox.schedule, outbox.move_rows], ids=lambda part: part.__name__)
+def test_the_page_about_the_outbox_shows_the_example(part: Any) -> None:  # noqa: ANN401 - a class, a function
+    assert inspect.getsource(part) in (EXAMPLES.parent / "docs" / "outbox.md").read_text()
+
+
 def test_no_example_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "delay_box.py",
         "fan_out.py",
+        "outbox.py",
         "payment_reminders.py",
+        "publish_at_noon.py",
         "recurring.py",
         "testing_with_virtual_time.py",
         "three_roles.py",
+        "topic_log.py",
     }
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_the_list_of_examples_says_how_each_is_run(path: Path) -> None:
+    (line,) = re.findall(r"^Run it: (.*?)(?:    .*)?$", path.read_text(), re.MULTILINE)
+    assert f"| [{path.stem}]({path.name}) | `{line}` |" in (EXAMPLES / "README.md").read_text()

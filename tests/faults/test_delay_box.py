@@ -13,6 +13,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGSTOP
 
 import pytest
+from aiokafka import TopicPartition
 from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient
 
@@ -186,6 +187,21 @@ async def test_f3_a_box_that_stood_still_stores_nothing_twice(
     await place.each_came_out()
     for box in (frozen, other):
         box.terminate()
+
+
+async def test_f3_what_is_assigned_to_a_box_while_it_stops_does_not_keep_it(
+    kafka: str, crew: Crew, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = await placed(kafka, "sqlite", crew, redis_server)
+    stop = DelayBox._stop
+
+    def stop_as_the_group_is_shared_out(box: DelayBox) -> None:
+        stop(box)
+        box._groups[place.intake].assign([TopicPartition(place.intake, 0)])
+
+    monkeypatch.setattr(DelayBox, "_stop", stop_as_the_group_is_shared_out)
+    async with asyncio.timeout(30), place.box():
+        await asyncio.sleep(2)  # it is a member now
 
 
 # --- another topic of the same name -----------------------------------------------------------------------

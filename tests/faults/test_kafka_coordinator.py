@@ -7,9 +7,11 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from threading import Event
 from typing import NamedTuple
 
 import pytest
+from aiokafka import AIOKafkaConsumer
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka import KafkaStore
@@ -20,7 +22,7 @@ from tests.support.proxy import Proxy, proxied_by_thread
 
 from .test_kafka_store import ALL, moved, now_ms, put, read, transfer
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.asyncio
 
 ADD_PARTITIONS, END = 24, 26
 TIMEOUT_MS = 1500
@@ -101,7 +103,7 @@ async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_produce
             outcomes = await store.apply([put(i, target, now_ms()) for i in range(first, first + 5)])
             assert all(isinstance(each, Stored) for each in outcomes)
             coordinator.fault = fault
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 while await store.counts():
                     with suppress(StoreUnavailableError):  # between two sessions
                         await transfer(store, ALL)
@@ -114,6 +116,33 @@ async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_produce
         request, later = coordinator.requests[i], coordinator.requests[i + 1 :]
         assert Request(ADD_PARTITIONS, request.epoch) not in later, "a late end might end this one"
         assert fault != "answer late" or request not in later
+
+
+async def test_k3_closing_leaves_no_transaction_open(seen: tuple[Broker, Proxy]) -> None:
+    broker, proxy = seen
+    schedules, is_begun = new_name("schedules"), Event()
+
+    async def look(_: int, data: bytes, is_answer: bool) -> None:
+        if is_armed and not is_answer and (request := request_in(data)) and request.kind == ADD_PARTITIONS:
+            is_begun.set()
+            await asyncio.sleep(0.3)
+
+    is_armed = False
+    proxy.look = look
+    url = f"kafka://127.0.0.1:{proxy.port}/{schedules}?create_topic=true&partitions=1&timeout_ms={TIMEOUT_MS}"
+    async with KafkaStore(url) as store, store.work("w", ["kafka"]):
+        await store.apply([put(0, "nowhere", now_ms() + 60_000)])
+        is_armed = True
+        putting = asyncio.create_task(store.apply([put(1, "nowhere", now_ms() + 60_000)]))
+        assert await asyncio.to_thread(is_begun.wait, 20)
+    assert [type(each) for each in await putting] == [Stored]
+    proxy.look = None
+    ends = []
+    for level in ("read_committed", "read_uncommitted"):
+        options = {"bootstrap_servers": broker.bootstrap, "isolation_level": level}
+        async with AIOKafkaConsumer(schedules, **options) as consumer:
+            ends.append(await consumer.end_offsets(consumer.assignment()))
+    assert ends[0] == ends[1]
 
 
 async def test_k3_callers_that_are_cancelled_end_no_transaction(kafka: str) -> None:

@@ -18,7 +18,7 @@ from aiodelay.kafka import KafkaStore
 from aiodelay.model import After, Demand, Envelope, JournalEntry, Put
 from tests.support.kafka import create_topic, new_name
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.asyncio
 
 
 def url_of(bootstrap: str, schedules: str, history: str, options: str = "") -> str:

@@ -16,7 +16,7 @@ from aiodelay.kafka import KafkaStore
 from aiodelay.model import After, Demand, Envelope, Put, Stored
 from tests.support.kafka import create_topic, new_name
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 N = 400
 
@@ -26,7 +26,7 @@ async def values(bootstrap: str, topic: str, n: int) -> Counter[bytes]:
     options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
     found: Counter[bytes] = Counter()
     async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while found.total() < n:
                 for batch in (await consumer.getmany(timeout_ms=100)).values():
                     found.update(each.value for each in batch)

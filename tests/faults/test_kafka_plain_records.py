@@ -15,7 +15,7 @@ from aiodelay.kafka.records import key_of
 from aiodelay.model import DeadLetter, LaneCounts
 from tests.support.kafka import create_topic, new_name
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 
 class _Bytes(str):
@@ -37,7 +37,7 @@ async def values_of(bootstrap: str, topic: str, n: int) -> set[bytes]:
 
 async def records_of(bootstrap: str, topic: str, n: int) -> list[ConsumerRecord]:
     options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
-    async with asyncio.timeout(20), AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
+    async with asyncio.timeout(30), AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
         return [await consumer.getone() for _ in range(n)]
 
 
@@ -55,7 +55,7 @@ async def test_k18_a_header_whose_name_is_no_utf_8_is_a_dead_letter_and_its_batc
                 batch.append(key=name.encode(), value=name.encode(), timestamp=1, headers=headers_to(target) + extra)
             await (await producer.send_batch(batch, schedules, partition=0))
         assert await values_of(kafka, target, 2) == {b"before", b"after"}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (letters := [each async for each in scheduler.dead_letters()]):  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
     (letter,) = letters
@@ -100,7 +100,7 @@ async def test_l5_odd_records_become_dead_letters_that_say_why_and_hold_up_nobod
 
 
 async def letters_of(scheduler: Scheduler, n: int) -> list[DeadLetter]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while len(letters := [each async for each in scheduler.dead_letters()]) < n:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
     assert len(letters) == n
@@ -161,7 +161,7 @@ async def test_l5_what_is_too_large_to_be_written_again_holds_up_nobody(
         producer.produce(schedules, b"good", b"good", headers=headers_to(target))
         assert await asyncio.to_thread(producer.flush, 10) == 0
         assert await values_of(kafka, target, 1) == {b"good"}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while await scheduler.counts():  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         producer.produce(schedules, b"mended", b"large", headers=headers_to(target))

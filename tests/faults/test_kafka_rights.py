@@ -27,7 +27,7 @@ from aiodelay.errors import AiodelayError
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import Broker, create_topic, logins, new_name, started
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.asyncio
 
 KINDS = {"Topic": ResourceType.TOPIC, "Group": ResourceType.GROUP, "TransactionalId": ResourceType.TRANSACTIONAL_ID}
 OPERATIONS = {
@@ -124,7 +124,7 @@ async def test_what_the_page_names_is_enough(broker: Broker) -> None:
             assert await rights.arrived(2) == Counter([b"owned", b"produced"])
             assert await owner.pause("kafka")
             assert await owner.resume("kafka")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while sum(each.event == "delivered" for each in await owner.journal()) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
 

@@ -49,13 +49,13 @@ class Scene:
                 self.bootstrap, self.topic, [b"%d %d" % (number, i) for i in range(first, first + n)], partition=number
             )
 
-    def reader(self) -> Worker:
+    def reader(self, *, pulls: bool = False) -> Worker:
         runs = self._folder / f"runs-{len(self._files)}"
         self._files.append(runs)
         source = f"kafka:{self.topic}?group={self.group}"
         worker = self._crew.start(
             "topic_reader",
-            Plan(kafka=self.bootstrap, source=source, store=self._store, runs=f"{runs}"),
+            Plan(kafka=self.bootstrap, source=source, store=self._store, runs=f"{runs}", pulls=pulls),
             name=f"reader {len(self._files)}",
         )
         worker.line("ready")
@@ -89,15 +89,15 @@ class Scene:
         ]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.parametrize("pulls", [False, True])
 def test_s2_b1_offsets_pass_nothing_that_has_not_ended_when_a_reader_is_killed(
-    own_broker: Broker, tmp_path: Path
+    own_broker: Broker, tmp_path: Path, pulls: bool
 ) -> None:
     chance, n, twice_at_most = random.Random(1), 1_500, 0
     with Crew(tmp_path) as crew, closing(Scene(own_broker.bootstrap, tmp_path, crew)) as scene:
         scene.fill(n)
         for _ in range(4):
-            reader, before = scene.reader(), sum(scene.committed())
+            reader, before = scene.reader(pulls=pulls), sum(scene.committed())
             while sum(scene.committed()) < before + 200:
                 time.sleep(0.02)
             time.sleep(chance.uniform(0, 0.3))
@@ -106,14 +106,13 @@ def test_s2_b1_offsets_pass_nothing_that_has_not_ended_when_a_reader_is_killed(
             offsets = scene.committed()
             assert all(offset < n for offset in offsets)
             twice_at_most += sum(i >= offsets[number] for number, i, _ in scene.runs()) + CONCURRENCY
-        scene.reader()
+        scene.reader(pulls=pulls)
         scene.wait_for(n)
         runs = scene.runs()
         repeated = sum(runs.values()) - len({run[:2] for run in runs})
         assert repeated <= twice_at_most, (repeated, twice_at_most)
 
 
-@pytest.mark.timeout(120)
 def test_s7_one_that_was_stopped_and_wakes_moves_no_offset_back(own_broker: Broker, tmp_path: Path) -> None:
     n = 1_000
     # Not in a file: whoever is stopped may hold its lock.
@@ -139,7 +138,6 @@ def test_s7_one_that_was_stopped_and_wakes_moves_no_offset_back(own_broker: Brok
         assert len(repeated) <= 2 * CONCURRENCY + 400  # what had not been committed, and what was at hand
 
 
-@pytest.mark.timeout(120)
 def test_l4_what_is_read_goes_on_when_the_broker_was_away(own_broker: Broker, tmp_path: Path) -> None:
     with Crew(tmp_path) as crew, closing(Scene(own_broker.bootstrap, tmp_path, crew)) as scene:
         scene.fill(600)

@@ -295,7 +295,6 @@ async def test_f3_f21_f26_f29_a_long_storm_over_a_group(own_broker: Broker, unch
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(120)
 async def test_f3_one_that_stood_still_for_too_long_does_not_fight_for_what_it_has_lost(kafka: str, crew: Crew) -> None:
     target, schedules = await create_topic(kafka, new_name()), new_name("schedules")
     store = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=4"
@@ -362,7 +361,6 @@ async def one_of_two_is_killed(kafka: str, crew: Crew, *, far: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(120)
 async def test_f1_when_one_of_two_is_killed_all_that_is_due_is_delivered_once_and_soon(kafka: str, crew: Crew) -> None:
     await one_of_two_is_killed(kafka, crew, far=20_000)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -12,14 +14,18 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, records
+from aiodelay.kafka.client import consumer_of, stop
 from aiodelay.kafka.group import SESSION_MS
 from aiodelay.kafka.index import Read
+from aiodelay.kafka.options import Cluster
 from aiodelay.model import After, At, Cancel, Command, DeadKey, Demand, Done, Envelope, Put, Refused, Stored, Unknown
 from tests.support.kafka import create_topic, new_name
+from tests.support.proxy import proxied
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 ALL = Demand(100)
+METADATA = 3
 
 
 def url_of(kafka: str, schedules: str, partitions: int = 1) -> str:
@@ -69,7 +75,7 @@ async def test_f27_l1_a_settlement_that_cannot_be_read_back_is_not_waited_for_lo
         (claim,) = (await work.claim({"h": ALL}, request="1", lease_ms=15_000)).claims
         done = Done(claim.record.id, claim.record.revision, claim.token)
         async with foreign(kafka, schedules):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(10):
                 with pytest.raises(StoreUnavailableError, match="read back"):
                     await work.settle([done])
         await work.settle([done])
@@ -82,11 +88,11 @@ async def test_f27_dead_letters_answer_in_time(kafka: str) -> None:
         async with AIOKafkaProducer(bootstrap_servers=kafka) as client:
             for key in (b"bad", b"worse"):
                 await client.send_and_wait(schedules, b"v", key=key)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(letters := await store.dead_letters()) < 2:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         keys = [DeadKey(each.record.id, each.record.revision) for each in letters]
-        async with foreign(kafka, schedules), asyncio.timeout(10):
+        async with foreign(kafka, schedules), asyncio.timeout(30):
             (outcome,) = await store.redrive(keys[:1])
             assert isinstance(outcome, Unknown)
             with pytest.raises(StoreUnavailableError):
@@ -176,3 +182,23 @@ async def test_r1_closing_that_is_cancelled_leaves_nothing_open(kafka: str) -> N
     with pytest.raises(asyncio.CancelledError):
         await using
     assert asyncio.all_tasks() <= before
+
+
+async def test_k20_a_start_that_is_cancelled_leaves_no_connection_open(kafka: str) -> None:
+    async def look(_: int, data: bytes, is_answer: bool) -> None:
+        if not is_answer and struct.unpack_from(">h", data, 4)[0] == METADATA:
+            has_asked.set()
+            await asyncio.Event().wait()
+
+    has_asked = asyncio.Event()
+    host, _, port = kafka.rpartition(":")
+    async with proxied(int(port), host) as proxy:
+        proxy.look = look
+        consumer = consumer_of(Cluster("slow", {"bootstrap_servers": [f"127.0.0.1:{proxy.port}"]}, 10_000))
+        starting = asyncio.create_task(consumer.start())
+        await has_asked.wait()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await stop(consumer)
+    gc.collect()  # which complains of a connection that is open

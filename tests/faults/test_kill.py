@@ -108,8 +108,9 @@ def storm(scene: Scene, seconds: float, seed: int) -> None:
 
     workers = [start() for _ in range(3)]
     while time.monotonic() < ends:
-        time.sleep(rng.uniform(0.5, 1.5))
         victim = rng.randrange(3)
+        workers[victim].line("ready")
+        time.sleep(rng.uniform(0, 1))
         workers[victim].kill()
         workers[victim] = start()
     for worker in workers:

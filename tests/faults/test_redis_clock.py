@@ -121,11 +121,11 @@ async def test_f17_a_sleeping_dispatcher_notices_a_step_within_the_safety_poll(s
         await scheduler.schedule(b"", to=f"handler:{LANE}", delay="30m", id="m")
         await asyncio.sleep(0.2)
         server.step(HOUR_S)
-        await runs.until(1, within_s=3)
+        await runs.until(1, within_s=10)
         await scheduler.run_until_idle()
         server.step(-HOUR_S)
         await scheduler.schedule(b"", to=f"handler:{LANE}", delay="100ms", id="n")
-        await runs.until(2, within_s=3)
+        await runs.until(2, within_s=10)
         await scheduler.run_until_idle()
     assert runs.ended == ["m", "n"]
 
@@ -137,7 +137,7 @@ def test_f15_a_step_while_handlers_run_costs_at_most_one_more_run_each(server: S
         async with runs.scheduler as scheduler:
             for number in range(5):
                 await scheduler.schedule(b"", to=f"handler:{LANE}", delay="0s", id=f"m{number}")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 while len(runs.started) < 5:  # noqa: ASYNC110 - real time
                     await asyncio.sleep(0.01)
             server.step(step_s)
@@ -160,9 +160,9 @@ def test_f16_a_client_whose_clock_is_wrong_goes_by_that_of_the_server(server: Se
         runs = Runs(server, clock=SteppedClock(wrong_s))
         async with runs.scheduler as scheduler:
             scheduled = await scheduler.schedule(b"", to=f"handler:{LANE}", delay="1s", id="m")
-            assert abs(scheduled.due.timestamp() * 1000 - server.now_ms() - 1000) < 500
+            assert abs(scheduled.due.timestamp() * 1000 - server.now_ms() - 1000) < 5_000
             assert runs.started == []
-            await runs.until(1, within_s=5)
+            await runs.until(1, within_s=20)
 
     asyncio.run(play())
 
@@ -173,7 +173,7 @@ def test_f15_a_server_whose_clock_is_off_is_told_of(server: ServerClock, caplog:
             assert caplog.messages == []
         server.step(HOUR_S)
         async with store_on(server) as store:
-            assert abs(store.now_ms() - server.now_ms()) < 500
+            assert abs(store.now_ms() - server.now_ms()) < 5_000
 
     asyncio.run(play())
     if server.clock is None:

@@ -11,12 +11,11 @@ import pytest
 from aiodelay import Scheduler
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import Demand, Done
-from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
-from aiodelay.redis import fanout as fanout_module
+from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore, publishing
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_redis import in_loop
-from tests.faults.test_redis_lists import end, start_role
+from tests.faults.test_redis_lists import STEPS, end, start_role
 from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 from tests.support.processes import Worker
@@ -24,13 +23,6 @@ from tests.support.proxy import proxied
 from tests.support.servers import RedisServer
 
 TOPIC, KEY = "redis-fanout:orders", "{default:00}:fanout:orders"
-STEPS = [
-    FailurePoint("claim", "after", 3),
-    FailurePoint("handler", "before", 10),
-    FailurePoint("handler", "after", 10),
-    FailurePoint("settle", "before", 3),
-    FailurePoint("settle", "after", 3),
-]
 
 
 async def taken_by(url: str, consumer: str) -> list[str]:
@@ -59,9 +51,8 @@ def register(server: RedisServer, *consumers: str) -> None:
 # --- processes --------------------------------------------------------------------------------------------
 
 
-def start_consumer(scene: RedisScene, name: str, consumer: str, point: FailurePoint | None = None) -> Worker:
-    source = f"{TOPIC}?consumer={consumer}"
-    return scene.start(name, serve=("list",), source=source, run_ms=20, until="sigterm", point=point)
+def start_consumer(scene: RedisScene, name: str, role: str, point: FailurePoint | None = None) -> Worker:
+    return start_role(scene, name, role, source=f"{TOPIC}?consumer=billing", point=point)
 
 
 def wait_until_drained(scene: RedisScene, consumer: str, seconds: float = 40) -> None:
@@ -74,18 +65,19 @@ def wait_until_drained(scene: RedisScene, consumer: str, seconds: float = 40) ->
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("role", ["handles", "pulls"])
 @pytest.mark.parametrize("point", STEPS, ids=str)
 def test_f1_a_consumer_killed_at_each_step_loses_nothing_and_one_that_is_away_gets_all(
-    redis_scene: RedisScene, point: FailurePoint
+    redis_scene: RedisScene, point: FailurePoint, role: str
 ) -> None:
     scene, n = redis_scene, 120
     register(scene.server, "billing", "away")
     mover = start_role(scene, "mover", "moves")
-    victim = start_consumer(scene, "victim", "billing", point)
+    victim = start_consumer(scene, "victim", role, point)
     burst = Burst(messages=n, spread_ms=1_500, special={7: b"fail:1"}, to=TOPIC)
     scene.start("producer", burst=burst, until="produced").ended_well()
     assert victim.wait() == -9
-    heir = start_consumer(scene, "heir", "billing")
+    heir = start_consumer(scene, "heir", role)
     wait_until_drained(scene, "billing")
     for worker in (mover, heir):
         end(worker)
@@ -93,6 +85,48 @@ def test_f1_a_consumer_killed_at_each_step_loses_nothing_and_one_that_is_away_ge
     assert report.delivered >= n
     assert sorted(asyncio.run(taken_by(scene.server.url, "away"))) == sorted(f"m-{i}" for i in range(n))
     assert scene.server.command("EXISTS", f"{KEY}:content", f"{KEY}:left") == b":0\r\n"
+
+
+# --- rights -----------------------------------------------------------------------------------------------
+
+WITHOUT = {
+    "any right to consumers": "~{default:00}:[^f]* ~{default:00}:fanout:orders:* +@all",
+    "the command that pushes": "~* +@all -rpush",
+    "the command that sets": "~* +@all -hset",
+    "the command that remembers": "~* +@all -sadd",
+    "the command that forgets": "~* +@all -pexpire",
+}
+CASES = [*(("publish", missing) for missing in WITHOUT), *(("transfer", missing) for missing in list(WITHOUT)[:2])]
+
+
+@pytest.mark.parametrize(("way", "missing"), CASES)
+def test_s2_a_topic_without_the_right_to_write_loses_nothing_and_doubles_nothing(
+    server: RedisServer, way: str, missing: str
+) -> None:
+    @in_loop
+    async def play(server: RedisServer) -> None:
+        names, wanted = ("billing", "shipping"), [f"m{i}" for i in range(10)]
+        async with RedisFanout(server.url) as fanout:
+            for name in names:
+                await fanout.register("orders", name)
+        granted = [*WITHOUT[missing].split(), "-@dangerous", "+info", "+config", "+client"]
+        server.command("ACL", "SETUSER", "mover", "reset", "on", ">secret", "~*", "+@all")
+        url = f"redis://mover:secret@127.0.0.1:{server.port}"
+        sinks = [RedisFanoutSink(url)]
+        async with Scheduler(url if way == "transfer" else "memory://", sinks=sinks) as scheduler:
+            for each in wanted[:5]:
+                await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=each)
+            await scheduler.run_until_idle()
+            for each in wanted[5:]:
+                await scheduler.schedule(b"payload", to=TOPIC, delay="300ms", id=each)
+            server.command("ACL", "SETUSER", "mover", "resetkeys", *granted)
+            await asyncio.sleep(1)
+            server.command("ACL", "SETUSER", "mover", "~*", "+@all")
+            await scheduler.run_until_idle()
+        for name in names:
+            assert sorted(await taken_by(server.url, name)) == wanted
+
+    play(server)
 
 
 # --- the way to the server, and the server ----------------------------------------------------------------
@@ -123,7 +157,7 @@ async def test_f6_what_is_published_from_elsewhere_while_answers_are_lost_arrive
 def test_f6_what_was_unknown_for_longer_than_a_topic_remembers_is_given_up_or_sent_again(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, resend: bool
 ) -> None:
-    monkeypatch.setattr(fanout_module, "REMEMBERED_S", 0.2)
+    monkeypatch.setattr(publishing, "REMEMBERED_S", 0.2)
 
     @in_loop
     async def play(server: RedisServer) -> None:

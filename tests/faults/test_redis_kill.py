@@ -36,6 +36,14 @@ def test_f1_f2_a_kill_loses_nothing_and_repeats_only_what_was_in_flight(scene: R
     kill_and_inherit(scene, point=point, serve=("work",), burst=BUSY, run_ms=20)
 
 
+PULLED = [point for point in POINTS if point.name in ("claim", "handler", "settle")]
+
+
+@pytest.mark.parametrize("point", PULLED, ids=str)
+def test_f1_f2_a_kill_of_who_takes_messages_without_a_handler(scene: RedisScene, point: FailurePoint) -> None:
+    kill_and_inherit(scene, point=point, serve=("work",), pulls=True, burst=BUSY, run_ms=20)
+
+
 @pytest.mark.parametrize("point", [FailurePoint("renew", "before", 2), FailurePoint("renew", "after", 2)], ids=str)
 def test_f2_a_kill_around_a_renewal_ends_the_lease_all_the_same(scene: RedisScene, point: FailurePoint) -> None:
     burst = Burst(messages=4, spread_ms=0, headers={"do": b"sleep:800"})

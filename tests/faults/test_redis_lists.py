@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,13 @@ from tests.support.proxy import proxied
 from tests.support.servers import RedisServer
 
 LIST, OTHER = "orders", "mails"
+STEPS = [
+    FailurePoint("claim", "after", 3),
+    FailurePoint("handler", "before", 10),
+    FailurePoint("handler", "after", 10),
+    FailurePoint("settle", "before", 3),
+    FailurePoint("settle", "after", 3),
+]
 numbers = count()
 
 
@@ -338,17 +346,18 @@ def drained(scene: RedisScene) -> bool:
     return held == [b":0\r\n"] * len(held)
 
 
-def wait_until_drained(scene: RedisScene, seconds: float = 40) -> None:
+def wait_until_drained(scene: RedisScene, seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not drained(scene):
         assert time.monotonic() < deadline, "messages are left"
         time.sleep(0.05)
 
 
-def start_role(scene: RedisScene, name: str, role: str, point: FailurePoint | None = None) -> Worker:
+def start_role(scene: RedisScene, name: str, role: str, **settings: Any) -> Worker:  # noqa: ANN401 - the fields of a plan
     if role == "moves":
         return scene.start(name, moves=True, until="sigterm")
-    return scene.start(name, serve=("list",), source=f"redis-list:{LIST}", run_ms=20, until="sigterm", point=point)
+    settings = {"source": f"redis-list:{LIST}", "run_ms": 20, "until": "sigterm"} | settings
+    return scene.start(name, serve=("list",), pulls=role == "pulls", **settings)
 
 
 def end(worker: Worker) -> None:
@@ -360,7 +369,8 @@ def end(worker: Worker) -> None:
 def test_f1_three_roles_as_processes_and_each_is_killed(redis_scene: RedisScene) -> None:
     scene = redis_scene
     handlers = [start_role(scene, f"handler{i}", "handles") for i in range(2)]
-    victim = start_role(scene, "victim", "handles", FailurePoint("handler", "after", 10))
+    victim = start_role(scene, "victim", "handles", point=FailurePoint("handler", "after", 10))
+    victim.line("ready")  # before the others have taken all
     movers = [start_role(scene, f"mover{i}", "moves") for i in range(2)]
     burst = Burst(messages=300, spread_ms=2_000, to=f"redis-list:{LIST}")
     producer = scene.start("producer", burst=burst, until="produced")
@@ -375,6 +385,23 @@ def test_f1_three_roles_as_processes_and_each_is_killed(redis_scene: RedisScene)
         end(worker)
     report = scene.judge(Limits(takeover_ms=TAKEOVER_MS))
     assert report.delivered >= 300
+
+
+@pytest.mark.parametrize("role", ["handles", "pulls"])
+@pytest.mark.parametrize("point", STEPS, ids=str)
+def test_f1_who_takes_from_a_list_is_killed_at_each_step(
+    redis_scene: RedisScene, point: FailurePoint, role: str
+) -> None:
+    scene = redis_scene
+    mover, victim = start_role(scene, "mover", "moves"), start_role(scene, "victim", role, point=point)
+    burst = Burst(messages=120, spread_ms=1_500, special={7: b"fail:1"}, to=f"redis-list:{LIST}")
+    scene.start("producer", burst=burst, until="produced").ended_well()
+    assert victim.wait() == -9
+    heir = start_role(scene, "heir", role)
+    wait_until_drained(scene)
+    for worker in (mover, heir):
+        end(worker)
+    assert scene.judge(Limits(takeover_ms=TAKEOVER_MS)).delivered >= 120
 
 
 def test_l5_a_message_that_kills_its_processes_is_given_up_and_its_neighbours_are_not(
@@ -401,7 +428,7 @@ def test_l5_a_message_that_kills_its_processes_is_given_up_and_its_neighbours_ar
 def test_f41_handlers_told_to_end_give_back_what_has_not_begun(redis_scene: RedisScene) -> None:
     scene = redis_scene
     mover = start_role(scene, "mover", "moves")
-    burst = Burst(messages=150, spread_ms=1, to=f"redis-list:{LIST}")
+    burst = Burst(messages=1_000, spread_ms=1, to=f"redis-list:{LIST}")
     scene.start("producer", burst=burst, until="produced").ended_well()
     for i in range(4):
         worker = start_role(scene, f"handler{i}", "handles")

@@ -124,7 +124,6 @@ def test_s7_renewals_that_meet_settlements_are_never_refused(url: str) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(180)
 def test_s7_renewals_that_meet_settlements_for_a_minute(url: str) -> None:
     asyncio.run(renew_and_settle(url, 60))
 

@@ -12,18 +12,24 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from msgspec.structs import replace
 
 from aiodelay import Scheduler
 from aiodelay.errors import AiodelayError, StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.model import After, Demand, Done, Envelope, Put, SettleOutcome, Stored
-from aiodelay.redis import open_store
+from aiodelay.redis import RedisStore, open_store
 from tests.support.clear_errors import PASSWORD
 from tests.support.servers import Found, RedisServer, redis_programs, start
 from tests.support.tls import Certificates, tls_port_of
 
 LANE = "work"
 AT_ONCE_S = 3.0
+
+
+@pytest.fixture(autouse=True)
+def _nobody_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RedisStore, "traits", replace(RedisStore.traits, safety_poll_ms=60_000))
 
 
 @pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
@@ -52,7 +58,7 @@ async def use(url: str) -> None:
         store.work("w", [LANE]) as work,
     ):
         work.clear()
-        async with asyncio.timeout(1.4), asyncio.TaskGroup() as tasks:  # less than the safety poll
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             tasks.create_task(work.wait(until_ms=None))
             (outcome,) = await other.apply([Put(new_op(), Envelope("m", LANE, payload=bytes(100_000)), After(0))])
             assert isinstance(outcome, Stored), outcome

@@ -60,7 +60,7 @@ def test_f6_f7_connections_that_break_all_the_time_cost_neither_a_message_nor_a_
 def test_f8_a_server_that_stands_still_for_12_seconds_does_everything_once(redis_scene: RedisScene) -> None:
     redis_scene.url += "?timeout_ms=1000"
     flow = Stream(seconds=4, rate=40, ids=100, seed=4)
-    settings = {"serve": ("work",), "run_ms": 20, "lease_ms": LONG_LEASE_MS, "stream": flow}
+    settings = {"serve": ("work",), "run_ms": 20, "lease_ms": 2 * LONG_LEASE_MS, "stream": flow}
     workers = [redis_scene.start(name, **settings) for name in ("a", "b")]
     for worker in workers:
         worker.line("run 20")
@@ -69,9 +69,9 @@ def test_f8_a_server_that_stands_still_for_12_seconds_does_everything_once(redis
     os.kill(redis_scene.server.pid, signal.SIGCONT)
     for worker in workers:
         worker.ended_well()
-    report = redis_scene.judge(Limits(takeover_ms=TAKEOVER_MS + LONG_LEASE_MS))
+    report = redis_scene.judge(Limits(takeover_ms=TAKEOVER_MS + 2 * LONG_LEASE_MS))
     assert report.delivered > 60
-    assert report.duplicates == 0, "12 s is less than a lease"
+    assert report.duplicates == 0, "12 s is less than is left of a lease that is renewed every 10 s"
 
 
 # --- one process ------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(prod
             command = put("m")
             before = loop.time()
             assert isinstance((await store.apply([command]))[0], Unknown)
-            assert loop.time() - before < 1
+            assert loop.time() - before < 3, "much less than by default"
             assert isinstance((await store.apply([command]))[0], Stored), "on a connection of its own, at once"
             heard = False
             async with asyncio.timeout(20):
@@ -110,7 +110,7 @@ def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(prod
                     before = loop.time()
                     await work.wait(until_ms=None)
                     waited = loop.time() - before
-                    assert waited < 2.5, "the safety poll holds meanwhile"
+                    assert waited < 4, "the safety poll, after 2 s, holds meanwhile"
                     heard = waited < 1
                     await work.claim({LANE: Demand(9)}, request=f"{before}", lease_ms=1000)
 
@@ -142,7 +142,7 @@ def test_f12_a_server_that_takes_no_more_connections_is_waited_for(product: Redi
 
 
 def clients_left(server: RedisServer) -> int:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while True:
         clients = server.command("CLIENT", "LIST", "TYPE", "normal").count(b" addr=")
         if clients == 1 or time.monotonic() > deadline:

@@ -10,7 +10,7 @@ from tests.support.checker import Limits
 
 
 def test_s7_two_processes_share_a_thousand_messages_and_none_is_run_twice(any_scene: Scene) -> None:
-    workers = [any_scene.start(name, serve=("work",), run_ms=20, waits=True, lease_ms=15_000) for name in ("a", "b")]
+    workers = [any_scene.start(name, serve=("work",), run_ms=50, waits=True, lease_ms=15_000) for name in ("a", "b")]
     for worker in workers:
         worker.line("waiting")
     any_scene.start("producer", burst=Burst(messages=1_000, spread_ms=0), until="produced").ended_well()
@@ -21,4 +21,4 @@ def test_s7_two_processes_share_a_thousand_messages_and_none_is_run_twice(any_sc
     report = any_scene.judge(Limits(lapses=False))
     assert (report.delivered, report.duplicates) == (1_000, 0)
     shares = Counter(attempt.start.process for attempt in any_scene.story().attempts)
-    assert all(400 <= share <= 600 for share in shares.values()), shares
+    assert all(300 <= share <= 700 for share in shares.values()), shares

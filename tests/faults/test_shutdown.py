@@ -52,7 +52,7 @@ def test_f41_sigterm_while_others_schedule_and_deliver(any_scene: Scene) -> None
     producer = any_scene.start("producer", stream=flow, until="produced")
     producer.line("ready")
     for number in range(3):
-        worker = any_scene.start(f"w{number}", serve=("work",), run_ms=30, until="sigterm", lease_ms=LONG_LEASE_MS)
+        worker = any_scene.start(f"w{number}", serve=("work",), run_ms=100, until="sigterm", lease_ms=LONG_LEASE_MS)
         worker.line("run 20")
         worker.terminate()
         worker.ended_well()

@@ -29,7 +29,6 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(90)
 async def test_the_command_and_the_blocks_run_one_after_the_other(kafka: str, redis_url: str, tmp_path: Path) -> None:
     page = PAGE.replace("localhost:9092", kafka).replace("redis://localhost", redis_url)
     await create_topic(kafka, "orders")

@@ -12,8 +12,6 @@ from benchmarks.harness import Benchmark, Plan
 from benchmarks.redis_server import running_server
 from benchmarks.report import surroundings
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:

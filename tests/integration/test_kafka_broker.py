@@ -8,8 +8,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from tests.support.kafka import create_topic, new_name, started
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.asyncio
 async def test_what_was_acknowledged_is_there_after_a_kill() -> None:

@@ -29,7 +29,7 @@ from aiodelay.transitions import token_counter, token_for
 from tests.support.kafka import create_topic, new_name
 from tests.support.topics import committed, fill
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 LANE = "orders"
 

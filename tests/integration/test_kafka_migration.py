@@ -22,7 +22,7 @@ from aiodelay.errors import StoreMismatchError
 from aiodelay.kafka.records import java_partition
 from tests.support.kafka import create_topic, new_name
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.asyncio
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text().partition("\n## From the delay box")[0]
 BLOCKS: list[str] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

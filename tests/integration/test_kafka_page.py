@@ -19,7 +19,6 @@ BLOCKS: list[str] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(60)
 async def test_the_blocks_run_one_after_the_other(kafka: str) -> None:
     await create_topic(kafka, "videos")
     names: dict[str, Any] = {"asyncio": asyncio}

@@ -14,7 +14,7 @@ from aiodelay.model import After, Claim, Demand, Envelope, Put, PutBack, Record,
 from aiodelay.ports import Work
 from tests.support.kafka import new_name
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 LANE = "orders"
 N = 20
@@ -98,7 +98,7 @@ async def test_s6_a_dead_letter_is_put_back_once_by_anybody(kafka: str) -> None:
         messages = [PutBack(failed(i, due_ms=now), now, "rejected") for i in range(N)]
         for _ in range(2):
             await schedules.put_back(messages)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while sum([len(await member.dead_letters()) for member in members]) < N:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.02)
         letters = [letter for member in members for letter in await member.dead_letters()]

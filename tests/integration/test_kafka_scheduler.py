@@ -15,7 +15,7 @@ from aiodelay.kafka.writer import Writer
 from aiodelay.model import Promise
 from tests.support.kafka import create_topic, new_name
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 
 @dataclass

@@ -19,7 +19,7 @@ from tests.support.kafka import create_topic, new_name
 from tests.support.servers import redis_servers, serving
 from tests.support.topics import committed, delete_topic, fill, producing, set_offsets
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.asyncio
 
 NONE = -1001
 SOON = Retry(attempts=2, first="100ms")

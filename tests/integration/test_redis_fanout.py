@@ -586,6 +586,31 @@ async def test_l5_a_consumer_whose_list_was_spoilt_holds_up_no_other(scene: Scen
     assert (await scene.consumer("spoilt")).missed == 2
 
 
+@pytest.mark.parametrize("name", ["@spoilt:refs", "@spoilt:state", "@spoilt:consumers", ":leaving"])
+@pytest.mark.parametrize("has_left", [False, True])
+@pytest.mark.parametrize("way", ["publish", "transfer"])
+def test_l5_no_key_that_was_spoilt_keeps_others_from_getting_each_message_once(
+    server_url: str, way: str, has_left: bool, name: str
+) -> None:
+    @on_topic
+    async def play(scene: Scene) -> None:
+        feed = await scene.feed("billing")
+        await scene.fanout.register(TOPIC, "spoilt")
+        await getattr(scene, way)("first", to=f"{TOPIC}@spoilt")
+        if has_left:
+            await scene.direct.command("SMOVE", scene.key("consumers"), scene.key("leaving"), "spoilt")
+        key = scene.key("")[:-1] + name
+        await scene.direct.command("DEL", key)
+        await scene.direct.command("SET", key, "no list, no set, no hash")
+        seen: list[str] = []
+        for i in range(0, 40, 4):
+            await getattr(scene, way)(*MANY[i : i + 4], max_messages=5)
+            seen += await handle_all(feed)
+        assert seen == MANY
+
+    play(server_url)
+
+
 @pytest.mark.parametrize(
     "address", ["", "orders?consumer=a", "a:b", "a b", "a@", "@b", "a@b@c", "{a}", "a@b:refs", "x" * 101]
 )

@@ -12,7 +12,7 @@ import pytest
 from aiodelay.identifiers import new_id, new_op
 from aiodelay.model import After, Demand, Envelope, Put, Stored
 from aiodelay.ports import Transferring, Work
-from aiodelay.redis import RedisListSink, RedisStore
+from aiodelay.redis import RedisListSink, RedisStore, transfer
 from aiodelay.redis.work import RedisWork
 from tests.support.servers import redis_servers, serving
 
@@ -53,13 +53,17 @@ def test_what_claims_look_at_is_not_polled_besides(server_url: str) -> None:
                 await asyncio.sleep(POLL_S / 4)
                 await look(work)
             assert not waiting.done()
-            await asyncio.wait_for(waiting, 1.1 * POLL_S)  # nobody looks any more
+            await asyncio.wait_for(waiting, 2 * POLL_S)  # nobody looks any more
 
     asyncio.run(play())
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_a_claim_that_finds_something_for_a_moved_lane_says_so(server_url: str, planned: bool) -> None:
+def test_a_claim_that_finds_something_for_a_moved_lane_says_so(
+    server_url: str, monkeypatch: pytest.MonkeyPatch, planned: bool
+) -> None:
+    monkeypatch.setattr(transfer, "SAFETY_POLL_S", 60.0)
+
     async def play() -> None:
         namespace = uuid4().hex
         async with idle(server_url, namespace) as (work, moving):
@@ -73,6 +77,6 @@ def test_a_claim_that_finds_something_for_a_moved_lane_says_so(server_url: str, 
             await asyncio.sleep(0)
             assert not waiting.done()
             await look(work)
-            await asyncio.wait_for(waiting, POLL_S / 4)
+            await asyncio.wait_for(waiting, 20)
 
     asyncio.run(play())

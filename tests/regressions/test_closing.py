@@ -21,7 +21,7 @@ from aiodelay.testing.clock import VirtualClock
 pytestmark = pytest.mark.asyncio
 
 DRAIN_S, LEASE_S = 5, 15
-SOON_S = 3.0
+SOON_S = 10.0
 """Far less than what was waited for before, and enough for a busy machine."""
 
 
@@ -311,7 +311,7 @@ async def test_the_threads_of_a_plain_handler_end_with_it(end: Ending) -> None:
 
 
 async def test_more_concurrency_brings_more_threads() -> None:
-    together = threading.Barrier(4, timeout=5)
+    together = threading.Barrier(4, timeout=30)
     met: list[int] = []
 
     def take(order: Order) -> None:

@@ -22,7 +22,7 @@ from tests.faults.test_kafka_storm import Group, fill, read_until
 from tests.support.kafka import create_topic, new_name
 from tests.support.processes import Crew
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.asyncio
 
 What = Literal["replace", "delete"]
 TRIES = 150

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 __all__ = ["Out", "headers_of", "request", "send"]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 
 
 def request(topic: str, message: object, countdown: float | None = None, **fields: Any) -> bytes:  # noqa: ANN401 - JSON

@@ -278,10 +278,10 @@ def s8_bytes_identical(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def s9_in_order(story: Story, limits: Limits) -> Iterator[str]:
-    """One claim's messages of a lane come by due time; those tried before stand elsewhere."""
+    """One claim's messages of a lane come by due time; those tried before, or lost with a lease, stand elsewhere."""
     last: dict[tuple[str, int, str], Lease] = {}
     for lease in story.leases:
-        if lease.note.attempt:
+        if lease.note.attempt or lease.note.lapses:
             continue
         key = (lease.process, lease.answered_ns, lease.note.lane)
         before = last.get(key)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Self
 
-DEADLINE_S = 50.0
+DEADLINE_S = 120.0
 
 
 class Program:

@@ -92,6 +92,7 @@ class ClaimNote(Struct, array_like=True):
     attempt: int
     token: int
     alone: bool = False
+    lapses: int = 0
 
 
 class Claimed(_Event, tag="claimed"):

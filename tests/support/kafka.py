@@ -31,7 +31,7 @@ VERSION = os.environ.get("AIODELAY_TEST_KAFKA_VERSION", "4.1.0")
 SCALA = "2.13"
 IMAGE = "confluentinc/cp-kafka:8.1.0"
 CLUSTER_ID = "aiodelay0000000000test"
-START_S, FETCH_S = 60.0, 300.0
+START_S, FETCH_S = 120.0, 300.0
 POM = f"""\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -230,15 +230,15 @@ async def _group_and_transaction(bootstrap: str) -> None:
     name = new_name("ready")
     await create_topic(bootstrap, name)
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
-    await producer.start()
-    try:
+    try:  # where the broker is not ready yet, it starts half
+        await producer.start()
         async with producer.transaction():
             await producer.send_and_wait(name, b"ready")
     finally:
         await producer.stop()
     consumer = AIOKafkaConsumer(name, bootstrap_servers=bootstrap, group_id=name, auto_offset_reset="earliest")
-    await consumer.start()
     try:
+        await consumer.start()
         await consumer.getone()
         await consumer.commit({TopicPartition(name, 0): 1})
     finally:

@@ -287,8 +287,9 @@ class _ObservedWork(_ObservedFeed):
 
 
 def _claim_note(record: Any, token: int) -> h.ClaimNote:  # noqa: ANN401 - a Record; its fields are read once
+    lane = record.envelope.lane
     return h.ClaimNote(
-        record.id, record.revision, record.due_ms, record.envelope.lane, record.attempt, token, record.alone
+        record.id, record.revision, record.due_ms, lane, record.attempt, token, record.alone, record.lapses
     )
 
 

@@ -21,8 +21,8 @@ from . import history as h
 __all__ = ["ROOT", "Crew", "Worker"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 45.0
-"""Longest wait for a process; ten times and more what it takes on an idle machine."""
+PATIENCE_S = 90.0
+"""Longest wait for a process; twenty times and more what it takes on an idle machine."""
 
 
 class Worker:

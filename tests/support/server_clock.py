@@ -18,7 +18,7 @@ from aiodelay.testing.servers import RedisServer
 
 __all__ = ["ServerClock", "SteppedClock", "serving_with_clock"]
 
-NOTICES_S = 5.0
+NOTICES_S = 20.0
 SHIM = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>

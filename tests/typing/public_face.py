@@ -6,9 +6,14 @@ Each `type: ignore` names a mistake that must be told; strict mode reports those
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, assert_type
+
+from fastapi import FastAPI
+from litestar import Litestar
+from starlette.applications import Starlette
 
 from aiodelay import (
     Alarm,
@@ -39,6 +44,7 @@ from aiodelay import (
     State,
     event,
 )
+from aiodelay.blocking import BlockingScheduler
 from aiodelay.codecs import Codec, JsonCodec, MessagePackCodec
 from aiodelay.memory import MemoryStore
 from aiodelay.model import JournalEntry, LaneCounts, LoadBucket, Outcome
@@ -304,3 +310,38 @@ async def take() -> None:
             assert_type(pay, Pay)
     async for raw in scheduler.messages("raw"):
         assert_type(raw.event, bytes)
+
+
+# --- frameworks -------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def own(app: FastAPI) -> AsyncIterator[dict[str, int]]:
+    yield {"port": 25}
+
+
+def frameworks() -> None:
+    FastAPI(lifespan=scheduler.lifespan())
+    FastAPI(lifespan=scheduler.lifespan(own))
+    Starlette(lifespan=scheduler.lifespan())
+    Litestar(lifespan=[scheduler.lifespan()])
+    assert_type(scheduler.lifespan(own), Callable[[FastAPI], AbstractAsyncContextManager[dict[str, int]]])
+
+    Starlette(lifespan=scheduler.lifespan(own))  # type: ignore[arg-type]
+    scheduler.lifespan(7)  # type: ignore[call-overload]
+
+
+# --- without asyncio --------------------------------------------------------------------------------------
+
+
+def blocking() -> None:
+    with BlockingScheduler("sqlite:///a.db", namespace="shop", sinks=["stdout:"]) as delays:
+        assert_type(delays, BlockingScheduler)
+        assert_type(delays.schedule(Pay(1), delay="5s"), Scheduled)
+        assert_type(delays.schedule_many(Message(Pay(n), delay="5s") for n in range(9)), int)
+        assert_type(delays.cancel("a"), CancelOutcome)
+        assert_type(delays.get("a"), Snapshot | None)
+        assert_type(delays.call(lambda scheduler: scheduler.counts()), Mapping[str, LaneCounts])
+        delays.schedule(Pay(1), delay=5)  # type: ignore[arg-type]
+        delays.call(lambda scheduler: scheduler.namespace)  # type: ignore[arg-type, return-value]
+    BlockingScheduler(MemoryStore())  # type: ignore[arg-type]

@@ -56,6 +56,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"values", "decisions", "arguments", "runtime"},
     ),
+    "blocking": ({"blocking"}, {"values", "decisions", "arguments", "face"}),
     "boxes": ({"delay_box"}, {"values", "decisions", "arguments", "kafka", "face"}),
     "package": ({""}, {"values", "decisions", "arguments", "runtime", "face"}),
     "service": ({"service"}, {"values", "decisions", "arguments", "face", "boxes", "package"}),

@@ -56,6 +56,13 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
         ("scheduler", "event loop"),
         "scheduler was opened in another event loop; open one of its own there",
     ),
+    errors.BlockingCallError: (
+        ("BlockingScheduler",),
+        (
+            "BlockingScheduler would stop the event loop that is running in this thread; use a Scheduler there, "
+            "or asyncio.to_thread()"
+        ),
+    ),
     errors.HandlerTimeoutError: (("pay", 1500), "handler pay did not finish within 1500 ms"),
     errors.HandlerResultError: (
         ("pay", "str"),

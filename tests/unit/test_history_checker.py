@@ -70,14 +70,21 @@ class Tale:
         return self
 
     def claim(
-        self, *ids: str, version: int = 0, due: int = 10, by: str = "p", attempt: int = 0, token: int | None = None
+        self,
+        *ids: str,
+        version: int = 0,
+        due: int = 10,
+        by: str = "p",
+        attempt: int = 0,
+        token: int | None = None,
+        lapses: int = 0,
     ) -> Tale:
         """Claim `a`, or these; of several, each is due 1 ms earlier than the one before."""
         call = self._call()
         self.tell(h.Claiming(call=call), by=by)
         self.token = token_for(EPOCH_MS + self.now + LEASE_MS, 0) if token is None else token
         notes = [
-            h.ClaimNote(id_, REVISION + version, EPOCH_MS + due - i, "x", attempt, self.token)
+            h.ClaimNote(id_, REVISION + version, EPOCH_MS + due - i, "x", attempt, self.token, lapses=lapses)
             for i, id_ in enumerate(ids or ("a",))
         ]
         self.tell(h.Claimed(call=call, now_ms=EPOCH_MS + self.now, claims=notes), by=by)
@@ -237,6 +244,18 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     "run again after a kill": lambda: taken_over(at=1_100),
     "run again after its lease ended": lambda: (
         Tale().put().wait(10).claim().run(result="").wait(1_100).claim(by="q").run(by="q").settle(by="q").final()
+    ),
+    "in another order after their leases ended": lambda: (
+        Tale()
+        .put("a")
+        .put("b", due=9)
+        .wait(1_100)
+        .claim("a", "b", lapses=1)
+        .run("a")
+        .settle("a")
+        .run("b", due=9)
+        .settle("b")
+        .final()
     ),
     "run late by the one who was stopped": lambda: (
         Tale()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -24,7 +25,9 @@ from aiodelay import (
     Scheduler,
     event,
 )
+from aiodelay.memory import MemoryStore
 from aiodelay.model import LEASE_MS, DeadLetter, Query
+from aiodelay.ports import Feed
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import Probe
 from tests.support.noted import NotedStore
@@ -294,6 +297,39 @@ async def test_what_was_lost_before_it_was_seen_is_not_seen(stage: Stage) -> Non
         await anext(messages)
 
 
+class SlowToEnd:
+    """A source that holds nothing, and takes its time to end."""
+
+    name, has_ended = "slow", False
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def check(self, address: str) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    @asynccontextmanager
+    async def feed(self, *arguments: object) -> AsyncIterator[Feed]:
+        async with self._store, self._store.work("worker", []) as work:
+            yield work
+            await asyncio.sleep(1)
+            self.has_ended = True
+
+
+async def test_closing_waits_for_the_source_of_a_subscription_that_was_just_cancelled(clock: VirtualClock) -> None:
+    taker, source = probe(), SlowToEnd(MemoryStore(clock=clock))
+    async with Scheduler(MemoryStore(clock=clock), sources=[source], clock=clock) as scheduler:
+        scheduler.messages(Number, source="slow:x").subscribe(taker)
+        await asyncio.sleep(1)
+        taker.subscription.cancel()
+        await asyncio.sleep(0.1)
+    assert source.has_ended
+
+
 async def test_a_subscription_ends_with_on_complete_when_the_scheduler_closes(stage: Stage) -> None:
     taker = probe()
     async with stage.scheduler as scheduler:
@@ -362,6 +398,22 @@ async def test_a_subscriber_that_raises_has_failed_an_attempt_and_is_left(
     assert [item.context.attempt for item in good.items] == [2]
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.getMessage() == "number: on_next raised; its subscription is cancelled"
+
+
+async def test_context_variables_that_a_subscriber_sets_end_with_the_message(stage: Stage) -> None:
+    number = contextvars.ContextVar("number", default=0)
+    seen: list[int] = []
+
+    def take(item: Received[Number]) -> None:
+        seen.append(number.get())
+        number.set(item.event.n)
+        item.settle()
+
+    async with stage.scheduler as scheduler:
+        await stage.schedule(1, 2, 3)
+        scheduler.messages(Number).subscribe(probe(take))
+        await asyncio.sleep(1)
+    assert seen == [0] * 3
 
 
 # --- who may subscribe ------------------------------------------------------------------------------------

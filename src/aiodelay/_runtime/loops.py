@@ -127,9 +127,10 @@ class Loops:
     async def end_source(self, subscription: Subscriber) -> None:
         """Send the last settlements to a subscription's source, if it has one."""
         if subscription in self._sources:
-            loop, task = self._sources.pop(subscription)
+            loop, task = self._sources[subscription]
             loop.stop()
             await ended_within(task, CLOSE_S)
+            self._sources.pop(subscription, None)  # not before: whoever closes meanwhile waits for it too
 
     # --- the end ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,6 +75,9 @@ class Publication(HandlerSubscription):
 
     # --- what the loop does with it -----------------------------------------------------------------------
 
+    def _room(self) -> int:
+        return self.concurrency - len(self._shown)
+
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         if id(held) in self._shown:
             self._shown.remove(id(held))
@@ -100,7 +104,7 @@ class Publication(HandlerSubscription):
         received = Received(event, context)
         self._shown.add(id(held))
         try:
-            self.subscriber.on_next(received)
+            contextvars.copy_context().run(self.subscriber.on_next, received)
         except Exception as error:  # noqa: BLE001 - as a handler's: data for the retry policy
             self._break("on_next", error)
             received.settle(error)

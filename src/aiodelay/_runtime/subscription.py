@@ -168,11 +168,18 @@ class HandlerSubscription:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Give back what there is no room for any more: demand may have shrunk while its claim was on its way."""
-        room = 0 if self.is_draining else max(self.concurrency - len(self._running), 0)
+        """Give back what there is no room for: demand may have shrunk while its claim was on its way.
+
+        Or the store and a source may each have given what was requested.
+        """
+        room = 0 if self.is_draining else max(self._room(), 0)
         without_room = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
         for held in reversed(without_room):
             self._release(held)
+
+    def _room(self) -> int:
+        """Return how many more may begin."""
+        return self.concurrency - len(self._running)
 
     def stop(self) -> None:
         """Cancel what still runs; its messages go back to the store."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import CommandError
 
-__all__ = ["supervise"]
+__all__ = ["follow", "supervise"]
 
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
@@ -35,29 +35,47 @@ async def supervise(command: Sequence[str], *, workers: int, reload: bool) -> No
         CommandError: What notices changes is not installed.
     """
     changed, stop = asyncio.Event(), asyncio.Event()
-    crew = _Crew(command, restarts=not reload)
+    lifeline, ours = os.pipe()
+    crew = _Crew(command, lifeline, restarts=not reload)
 
     def end_at_once() -> None:
         crew.terminate()
 
-    with _signals(stop, end_at_once) as numbers:
+    with os.fdopen(lifeline), os.fdopen(ours, "w"), _signals(stop, end_at_once) as numbers:
         async with asyncio.TaskGroup() as tasks:
             if reload:
                 tasks.create_task(_watch(changed, stop))
             while not stop.is_set():
                 changed.clear()
-                crew = _Crew(command, restarts=not reload)
+                crew = _Crew(command, lifeline, restarts=not reload)
                 await crew.run(workers, stop, changed)
     if len(numbers) > 1:  # as a process that a second signal ended by itself
         signal.signal(numbers[-1], signal.SIG_DFL)
         os.kill(os.getpid(), numbers[-1])
 
 
+def follow(lifeline: int, stop: asyncio.Event) -> None:
+    """Set an event once the process that started this one is gone, however it ended.
+
+    Args:
+        lifeline: A pipe of which that process alone holds the other end.
+        stop: Is set.
+    """
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.remove_reader(lifeline)
+        log.warning("the process that started this worker is gone")
+        stop.set()
+
+    loop.add_reader(lifeline, end)
+
+
 class _Crew:
     """The workers from one start to the next."""
 
-    def __init__(self, command: Sequence[str], *, restarts: bool) -> None:
-        self._command, self._restarts = command, restarts
+    def __init__(self, command: Sequence[str], lifeline: int, *, restarts: bool) -> None:
+        self._command, self._lifeline, self._restarts = [*command, "--lifeline", f"{lifeline}"], lifeline, restarts
         self._processes: set[Process] = set()
         self._ending = asyncio.Event()
 
@@ -101,7 +119,7 @@ class _Crew:
 
     async def _run_one(self) -> int:
         """Run a worker to its end: in a process group of its own, so that Ctrl-C reaches it through us alone."""
-        process = await asyncio.create_subprocess_exec(*self._command, process_group=0)
+        process = await asyncio.create_subprocess_exec(*self._command, process_group=0, pass_fds=[self._lifeline])
         self._processes.add(process)
         try:
             if self._ending.is_set():

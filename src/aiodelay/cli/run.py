@@ -19,7 +19,7 @@ from cyclopts.validators import Number
 from aiodelay import AiodelayError, Scheduler
 from aiodelay.errors import kind_of
 
-from .crew import supervise
+from .crew import follow, supervise
 from .errors import NOT_UNDERSTOOD, CommandError
 from .signals import stop_signals
 
@@ -39,6 +39,7 @@ def run(
     verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative="")] = False,
     workers: Annotated[int, Parameter(validator=Number(gte=1, lte=MOST_WORKERS))] = 1,
     reload: Annotated[bool, Parameter(negative="")] = False,
+    lifeline: Annotated[int | None, Parameter(show=False)] = None,
 ) -> None:
     """Dispatch and handle until SIGTERM or Ctrl-C, then drain.
 
@@ -52,6 +53,7 @@ def run(
         verbose: Log also what aiodelay does in detail.
         workers: Run as so many processes; one that ends is started again.
         reload: Start anew when a Python file in or below the working directory changes. For development.
+        lifeline: Of a worker: drain once the other end of this pipe is closed.
     """
     scheduler = None if reload else find_scheduler(target)
     # After the import: an application that sets up logging of its own keeps it.
@@ -61,7 +63,7 @@ def run(
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
     if scheduler is not None and workers == 1:
-        asyncio.run(_dispatch(scheduler, target))
+        asyncio.run(_dispatch(scheduler, target, lifeline))
         return
     if scheduler is not None and not scheduler._store.traits.durable:
         raise CommandError(f"{scheduler._store.name} lives in one process; --workers needs a store that they share")
@@ -73,8 +75,10 @@ def run(
         raise group.exceptions[0] from None
 
 
-async def _dispatch(scheduler: Scheduler, target: str) -> None:
+async def _dispatch(scheduler: Scheduler, target: str, lifeline: int | None) -> None:
     with stop_signals() as stop:
+        if lifeline is not None:
+            follow(lifeline, stop)
         async with scheduler:
             log.info("%s is dispatching; SIGTERM or Ctrl-C drains it", target)
             await stop.wait()

@@ -451,13 +451,15 @@ class TopicFeed:
 
     async def close(self) -> None:
         """Commit what has ended, also if the group is just being shared out, and disconnect; others leave the group."""
-        await self._commit()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                while self._has_to_commit:
-                    await asyncio.sleep(COMMIT_S)
-                    await self._commit()
-        await self._disconnect()
+        try:
+            await self._commit()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    while self._has_to_commit:
+                        await asyncio.sleep(COMMIT_S)
+                        await self._commit()
+        finally:
+            await self._disconnect()
 
     # --- waiting ------------------------------------------------------------------------------------------
 

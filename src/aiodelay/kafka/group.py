@@ -174,7 +174,8 @@ class Group:
 
     def assign(self, assigned: Collection[TopicPartition]) -> None:
         """Take what is ours, and give up the rest."""
-        assert self._consumer is not None
+        if self._consumer is None:  # it has left meanwhile
+            return
         self._consumer.pause(*assigned)
         self._on_assigned(self._topic, {place.partition for place in assigned})
         self.why = ""

@@ -170,6 +170,7 @@ class Partition:
         self._unread: deque[Change] = deque()
         self._written_to = -1
         self._work, self._read = WakeUp(), WakeUp()
+        self._writing = asyncio.Lock()
         self.horizon: Horizon = Horizon(
             lambda: self.index, fetch, clock, on_near=self._work.set, ms=horizon_ms, name=cluster.name
         )
@@ -188,6 +189,13 @@ class Partition:
     def _was_away(self) -> bool:
         """Say whether this process stood still for so long that another owner may have taken over."""
         return asyncio.get_running_loop().time() - self._looked_s > SESSION_MS / 1000
+
+    async def finish(self) -> None:
+        """Begin no transaction any more; return when the one under way has ended, and what it wrote has been read."""
+        await self._writing.acquire()
+        while self._unread:
+            self._read.clear()
+            await self._read.wait()
 
     def give_up(self) -> None:
         """Own it no longer; whoever runs its sessions cancels that."""
@@ -441,9 +449,10 @@ class Partition:
             await self._work.wait(MARK_MS / 1000 if is_waiting else None)
             return
         try:
-            offsets = await transactions.begin(outgoing)
-            self._note_offsets(batch, offsets)
-            await transactions.commit()
+            async with self._writing:
+                offsets = await transactions.begin(outgoing)
+                self._note_offsets(batch, offsets)
+                await transactions.commit()
         except AbortedError as error:
             if self._refused(error, outgoing):
                 raise

@@ -38,7 +38,7 @@ from aiodelay.transitions import due_of, record_of
 from aiodelay.urls import UrlOptions
 
 from . import records
-from .client import UNAVAILABLE, Outgoing, Written, log_failure, reason_of
+from .client import CLOSE_S, UNAVAILABLE, Outgoing, Written, log_failure, reason_of
 from .disk import Disk
 from .fetcher import Fetcher
 from .group import METADATA_MS, Group
@@ -352,8 +352,6 @@ class KafkaStore(Transfers):
 
     async def __aexit__(self, *exc_info: object) -> None:
         tasks, self._tasks = self._tasks, None
-        for task in self._running.values():
-            task.cancel()
         async with AsyncExitStack() as closing:  # all of it, also if it is cancelled on the way
             for partition in self.partitions.values():
                 closing.callback(partition.close)
@@ -362,9 +360,19 @@ class KafkaStore(Transfers):
             if tasks is not None:
                 closing.push_async_exit(self._writer)
                 closing.push_async_callback(self._positions.close)
-                await tasks.__aexit__(None, None, None)
+                closing.push_async_exit(tasks)
+                for task in self._running.values():
+                    closing.callback(task.cancel)
+                await self._finish()
         self._running.clear()
         self.partitions = {}
+
+    async def _finish(self) -> None:
+        """Let transactions end: one that is left open holds up the topic's readers until Kafka aborts it (K3)."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S), asyncio.TaskGroup() as finishing:
+                for partition in self.partitions.values():
+                    finishing.create_task(partition.finish())
 
     def checked(self) -> None:
         """Refuse use while closed.

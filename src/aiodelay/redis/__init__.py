@@ -5,20 +5,30 @@ from .fanout_source import RedisFanoutSource, open_fanout_source
 from .fanout_topics import Consumer, RedisFanout, Topic
 from .list_source import RedisListSource, open_list_source
 from .lists import RedisListSink, open_list_sink
+from .log import RedisLog, open_log
+from .log_entries import LogEntry, LogMessage, LogStart
+from .log_topics import LogConsumer, LogTopic
 from .store import RedisStore, open_store
 
 __all__ = [
     "Consumer",
+    "LogConsumer",
+    "LogEntry",
+    "LogMessage",
+    "LogStart",
+    "LogTopic",
     "RedisFanout",
     "RedisFanoutSink",
     "RedisFanoutSource",
     "RedisListSink",
     "RedisListSource",
+    "RedisLog",
     "RedisStore",
     "Topic",
     "open_fanout_sink",
     "open_fanout_source",
     "open_list_sink",
     "open_list_source",
+    "open_log",
     "open_store",
 ]

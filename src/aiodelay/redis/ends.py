@@ -29,14 +29,17 @@ class Ending:
     def __init__(self, server: str | Options) -> None:
         self.options: Options = read_url(server) if isinstance(server, str) else server
         self._client: Client | None = None
+        self._openings = 0
 
     async def __aenter__(self) -> Self:
-        self._client = Client(self.options)
+        self._openings += 1  # one that is both a sink and a source is opened as both
+        self._client = self._client or Client(self.options)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        client, self._client = self._client, None
-        if client is not None:
+        self._openings = max(self._openings - 1, 0)
+        if self._client is not None and self._openings == 0:
+            client, self._client = self._client, None
             await client.aclose()
 
 

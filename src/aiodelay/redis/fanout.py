@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from aiodelay.errors import ConfigurationError, TargetError, shortened
-from aiodelay.model import MAX_CLAIM_BYTES, Delivery, Failed, NotTaken, SendOutcome, Sent
 from aiodelay.timeunits import Duration, parse_duration
 from aiodelay.urls import UrlOptions
 
 from .client import Client
-from .elements import encode_element
-from .ends import SendingEnd
-from .faults import Fault
 from .keys import DEFAULT_NAMESPACE, Keys, keys_of
 from .options import Options, read_options
+from .publishing import PublishingEnd, check_integer
 from .scripts import Arg
+from .topics import NAMES, ConsumerKeys
 
-__all__ = [
-    "ConsumerKeys",
-    "RedisFanoutSink",
-    "Start",
-    "TopicKeys",
-    "check_name",
-    "open_fanout_sink",
-    "register",
-    "split_address",
-]
+__all__ = ["RedisFanoutSink", "Start", "TopicKeys", "open_fanout_sink", "register", "split_address"]
 
 NAME = "redis-fanout"
 Start: TypeAlias = Literal["now", "oldest"]
 """Whether a consumer begins with what is published from now on, or with what the topic keeps."""
 MOST_MESSAGES, MOST_INLINE = 1 << 40, 500
-REMEMBERED_S = 540.0
-"""A minute less than a topic remembers what was published from elsewhere."""
-MOST_UNKNOWN = 10_000
-_NAME = re.compile(r"[\w./-]{1,100}")
 _FORM = "<topic>, or <topic>@<consumer>; names of 1 to 100 letters, digits and . _ - /"
-
-
-def check_name(name: str, *, field: str) -> str:
-    """Return the name of a topic or consumer.
-
-    Raises:
-        TargetError: It is not 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
-    """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise TargetError(field, shortened(name), "1 to 100 letters, digits and . _ - /")
-    return name
 
 
 class TopicKeys:
@@ -66,17 +38,6 @@ class TopicKeys:
     def of(self, consumer: str) -> ConsumerKeys:
         """Return the keys of one consumer."""
         return ConsumerKeys(f"{self.prefix}@{consumer}:")
-
-
-class ConsumerKeys:
-    """The keys of one consumer of a topic; `taken` is how those of its instances begin."""
-
-    def __init__(self, prefix: str) -> None:
-        self.refs: str = f"{prefix}refs"
-        self.instances: str = f"{prefix}consumers"
-        self.taken: str = f"{prefix}taken:"
-        self.later: str = f"{prefix}later"
-        self.state: str = f"{prefix}state"
 
 
 async def register(client: Client, topic: TopicKeys, consumer: str, *, start: Start, ordered: bool) -> bool:
@@ -103,12 +64,12 @@ def split_address(address: str) -> tuple[str, str]:
         TargetError: It is not of the form `<topic>` or `<topic>@<consumer>`.
     """
     topic, at, consumer = address.partition("@")
-    if not _NAME.fullmatch(topic) or (at and not _NAME.fullmatch(consumer)):
+    if not NAMES.fullmatch(topic) or (at and not NAMES.fullmatch(consumer)):
         raise TargetError(f"address of {NAME}", shortened(address), _FORM)
     return topic, consumer
 
 
-class RedisFanoutSink(SendingEnd):
+class RedisFanoutSink(PublishingEnd):
     """Publishes messages to all consumers that are registered with a topic, or to one of them.
 
     A Redis store brings one for its own namespace along, and moves messages there exactly once. From any other store
@@ -141,21 +102,13 @@ class RedisFanoutSink(SendingEnd):
         inline_below: int = 0,
         resend_unknown: bool = False,
     ) -> None:
-        for option, value, most in (
-            ("max_messages", max_messages, MOST_MESSAGES),
-            ("inline_below", inline_below, MOST_INLINE),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise ConfigurationError(option, shortened(value), f"an integer from 0 to {most}")
-        super().__init__(server)
+        super().__init__(server, resend_unknown=resend_unknown)
         self.keys: Keys = keys_of(namespace)
-        self.max_messages: int = max_messages
+        self.max_messages: int = check_integer("max_messages", max_messages, MOST_MESSAGES)
         self.max_age_ms: int = (
             0 if max_age is None else parse_duration(max_age, field="max_age", error=ConfigurationError, least_ms=1)
         )
-        self.inline_below: int = inline_below
-        self._resends_unknown = resend_unknown
-        self._unknown: dict[str, float] = {}
+        self.inline_below: int = check_integer("inline_below", inline_below, MOST_INLINE)
 
     def check(self, address: str) -> None:
         """Refuse an address that is not of the form `<topic>` or `<topic>@<consumer>`."""
@@ -166,59 +119,11 @@ class RedisFanoutSink(SendingEnd):
         """What every publishing is told: most messages, their age in ms, what is given to each consumer itself."""
         return self.max_messages, self.max_age_ms, self.inline_below
 
-    async def _pushed(self, client: Client, address: str, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+    async def _publish(self, client: Client, address: str, elements: Sequence[Arg]) -> int | str:
         topic, consumer = split_address(address)
         content = TopicKeys(self.keys, topic).content
-        given_up = {} if self._resends_unknown else self._given_up(deliveries)
-        left = [each for each in deliveries if each.delivery_id not in given_up]
-        outcomes: dict[str, SendOutcome] = {**given_up}
-        while left:
-            part = _first_of(left)
-            elements: list[Arg] = [value for each, element in part for value in (each.delivery_id, element)]
-            try:
-                published = await client.run_on("publish", [content], ["", consumer, *self.settings, *elements])
-            except Fault as fault:
-                if fault.kind == "unknown":
-                    self._note_unknown(each for each, _ in part)
-                raise
-            if isinstance(published, bytes):
-                refused = NotTaken(published.decode("utf-8", "backslashreplace"))
-                outcomes |= {each.delivery_id: refused for each in left}
-                break
-            for each in left[: int(published)]:
-                outcomes[each.delivery_id] = Sent()
-                self._unknown.pop(each.delivery_id, None)
-            left = left[int(published) :]
-        return [outcomes[each.delivery_id] for each in deliveries]
-
-    def _note_unknown(self, deliveries: Iterable[Delivery]) -> None:
-        now_s = asyncio.get_running_loop().time()
-        for each in deliveries:
-            self._unknown.setdefault(each.delivery_id, now_s)
-        while len(self._unknown) > MOST_UNKNOWN:  # others have sent them
-            del self._unknown[next(iter(self._unknown))]
-
-    def _given_up(self, deliveries: Sequence[Delivery]) -> Mapping[str, SendOutcome]:
-        """Return those whose first try the topic may have forgotten, so that another may double them."""
-        before_s = asyncio.get_running_loop().time() - REMEMBERED_S
-        error = f"whether it was published has been unknown for more than {REMEMBERED_S:.0f} s"
-        failed = Failed(error, retryable=False, reason="outcome_unknown")
-        return {
-            each.delivery_id: failed for each in deliveries if self._unknown.get(each.delivery_id, before_s) < before_s
-        }
-
-
-def _first_of(deliveries: Sequence[Delivery]) -> list[tuple[Delivery, bytes]]:
-    """Return the first deliveries with their elements, as many as one call may carry."""
-    found: list[tuple[Delivery, bytes]] = []
-    size = 0
-    for each in deliveries:
-        element = encode_element(each)
-        size += len(element)
-        if found and size > MAX_CLAIM_BYTES:
-            break
-        found.append((each, element))
-    return found
+        published = await client.run_on("publish", [content], ["", consumer, *self.settings, *elements])
+        return published.decode("utf-8", "backslashreplace") if isinstance(published, bytes) else int(published)
 
 
 def open_fanout_sink(url: str) -> RedisFanoutSink:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import Struct
 
-from aiodelay.errors import ClosedError, StoreUnavailableError
+from aiodelay.errors import StoreUnavailableError
 
-from .client import Client
-from .ends import Ending
-from .fanout import Start, TopicKeys, check_name, register
+from .fanout import Start, TopicKeys, register
 from .faults import Fault
 from .keys import DEFAULT_NAMESPACE, Keys, keys_of
 from .options import Options
-from .scripts import Arg
+from .topics import TopicEnd, check_name
 
 __all__ = ["Consumer", "RedisFanout", "Topic"]
 
@@ -64,7 +61,7 @@ class Topic(Struct, frozen=True):
     memory: int
 
 
-class RedisFanout(Ending):
+class RedisFanout(TopicEnd):
     """The topics of one namespace. Open it with `async with`; it needs no scheduler.
 
     Args:
@@ -138,7 +135,7 @@ class RedisFanout(Ending):
         for start in range(0, len(names), AT_ONCE):
             part = names[start : start + AT_ONCE]
             found = await self._run("lag", [keys.content], ["", *part])
-            for name, (ordered, *numbers) in zip(part, found, strict=True):
+            for name, (ordered, *numbers, _) in zip(part, found, strict=True):
                 consumers.append(Consumer(name, ordered == b"1", *map(int, numbers)))
         return consumers
 
@@ -155,20 +152,3 @@ class RedisFanout(Ending):
 
     def _topic(self, topic: str) -> TopicKeys:
         return TopicKeys(self._keys, check_name(topic, field="topic"))
-
-    def _opened(self) -> Client:
-        if self._client is None:
-            raise ClosedError("RedisFanout", "not open")
-        return self._client
-
-    async def _run(self, script: str, keys: Sequence[str], arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
-        try:
-            return await self._opened().run_on(script, keys, arguments)
-        except Fault as fault:
-            raise StoreUnavailableError(self.options.name, fault.reason) from fault
-
-    async def _command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
-        try:
-            return await self._opened().command(*arguments)
-        except Fault as fault:
-            raise StoreUnavailableError(self.options.name, fault.reason) from fault

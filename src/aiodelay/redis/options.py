@@ -20,7 +20,7 @@ MAX_JOURNAL = 10_000_000
 MAX_TIMEOUT_MS = 600_000
 FORMS = "redis://host:6379/0, rediss://user:password@host/0, unix:///path/redis.sock?db=0, valkey://, valkeys://"
 _LEVELS = "memory, replicated:<1 to 99>, fsynced"
-_SECURE = frozenset({"rediss", "valkeys", "rediss-list", "rediss-fanout"})
+_SECURE = frozenset({"rediss", "valkeys", "rediss-list", "rediss-fanout", "rediss-log"})
 
 
 class Options(Struct, frozen=True):

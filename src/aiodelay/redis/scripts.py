@@ -30,11 +30,32 @@ NAMES = (
     "settle",
     "tidy",
     "transfer",
+    "transfer_logs",
     "transfer_topics",
 )
 """All scripts of a store."""
-STANDALONE = ("again", "drop", "keep", "lag", "publish", "push", "register", "take", "unregister")
-"""Those of lists and topics, which have keys of their own."""
+STANDALONE = (
+    "again",
+    "again_log",
+    "append",
+    "drop",
+    "drop_log",
+    "find_log",
+    "keep",
+    "lag",
+    "lag_log",
+    "publish",
+    "push",
+    "register",
+    "register_log",
+    "seek_log",
+    "take",
+    "take_log",
+    "trim_log",
+    "unregister",
+    "unregister_log",
+)
+"""Those of lists, topics and logs, which have keys of their own."""
 
 _PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
 

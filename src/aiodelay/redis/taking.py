@@ -80,6 +80,9 @@ class TakingFeed:
         store: Where dead letters and what is not tried again from here go, and the time by which it is due.
     """
 
+    _scripts: Mapping[str, str] = {}
+    """What goes by another name than `take`, `drop` and `again`."""
+
     def __init__(self, client: Client, name: str, keys: Sequence[str], consumer: str, *, store: Store) -> None:
         self._client, self._name, self._keys, self._consumer = client, name, keys, consumer
         self._put_back, self._now_ms = store
@@ -92,7 +95,8 @@ class TakingFeed:
 
     async def _run(self, script: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
         try:
-            return await self._client.run_on(script, self._keys, ["", self._consumer, *arguments])
+            name = self._scripts.get(script, script)
+            return await self._client.run_on(name, self._keys, ["", self._consumer, *arguments])
         except Fault as fault:
             raise StoreUnavailableError(self._name, fault.reason) from fault
 
@@ -241,11 +245,15 @@ class TakingFeed:
     async def wait(self, *, until_ms: int | None) -> None:
         """Return when the list may have something: elements of its own, or of a consumer whose lease has ended."""
         if self._shall_listen:
-            self.listener.ask()
+            self._ask()
         seconds = LONGEST_WAIT_S
         if until_ms is not None:
             seconds = min(seconds, (until_ms - self._now_ms()) / 1000)
         await self._wakeup.wait(seconds)
+
+    def _ask(self) -> None:
+        """Have a listener say when there is something."""
+        self.listener.ask()
 
     def wake(self) -> None:
         """End the current or next `wait`."""

@@ -1,4 +1,4 @@
-"""Moving due messages into lists and topics on the store's own server."""
+"""Moving due messages into lists, topics and logs on the store's own server."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from .faults import Fault
 from .keys import Keys, member_of, text_of
 from .list_source import RedisListSource
 from .lists import RedisListSink
+from .log import RedisLog
 from .looking import Looking
 from .options import Options
 from .reading import due_and_revision, read_record
@@ -51,7 +52,7 @@ BACK_AT_ONCE = 100
 
 
 class Transfers(Looking):
-    """`Transfer` and `PutsBack`: what goes from the store to lists and topics, and what comes back."""
+    """`Transfer` and `PutsBack`: what goes from the store to lists, topics and logs, and what comes back."""
 
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
         super().__init__(options, keys, clock)
@@ -60,12 +61,22 @@ class Transfers(Looking):
     @property
     def sinks(self) -> Sequence[Sink]:
         """The sinks that this store brings along."""
-        return [RedisListSink(self._options), RedisFanoutSink(self._options, namespace=self._keys.namespace)]
+        namespace = self._keys.namespace
+        return [
+            RedisListSink(self._options),
+            RedisFanoutSink(self._options, namespace=namespace),
+            RedisLog(self._options, namespace=namespace),
+        ]
 
     @property
     def sources(self) -> Sequence[Source]:
         """The sources that this store brings along."""
-        return [RedisListSource(self._options), RedisFanoutSource(self._options, namespace=self._keys.namespace)]
+        namespace = self._keys.namespace
+        return [
+            RedisListSource(self._options),
+            RedisFanoutSource(self._options, namespace=namespace),
+            RedisLog(self._options, namespace=namespace),
+        ]
 
     async def registered(self, topic: str | None = None) -> Sequence[Registered]:
         """List the consumers of fan-out topics with their lag."""
@@ -88,12 +99,12 @@ class Transfers(Looking):
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""
-        if not isinstance(sink, RedisListSink | RedisFanoutSink):
+        if not isinstance(sink, RedisListSink | RedisFanoutSink | RedisLog):
             return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Redis server: claimed, sent, settled")
         if sink.options.server != self._options.server:
             reason = f"{sink.name} is at {sink.options.name}, the messages at {self.name}: claimed, sent, settled"
             return Reach(Promise.AT_LEAST_ONCE, reason)
-        if isinstance(sink, RedisFanoutSink) and sink.keys.tag != self._keys.tag:
+        if not isinstance(sink, RedisListSink) and sink.keys.tag != self._keys.tag:
             reason = f"the topics are in namespace {sink.keys.namespace!r}, the messages in {self._keys.namespace!r}"
             return Reach(Promise.AT_LEAST_ONCE, f"{reason}: claimed, sent, settled")
         return Reach(Promise.EXACTLY_ONCE, f"one script on {self.name} delivers a message and removes it")
@@ -101,7 +112,7 @@ class Transfers(Looking):
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
         """Open the moving of one sink's messages."""
-        assert isinstance(sink, RedisListSink | RedisFanoutSink)
+        assert isinstance(sink, RedisListSink | RedisFanoutSink | RedisLog)
         transfer = _Transfer(self, sink)
         self._transfers.append(transfer)
         self.waiters.add(transfer.waiter, sink.name)
@@ -152,14 +163,15 @@ class Transfers(Looking):
 
 
 class _Transfer:
-    """`Transferring` into lists or topics."""
+    """`Transferring` into lists, topics or logs."""
 
-    def __init__(self, store: Transfers, sink: RedisListSink | RedisFanoutSink) -> None:
+    def __init__(self, store: Transfers, sink: RedisListSink | RedisFanoutSink | RedisLog) -> None:
         self._store, self.sink = store, sink
         if isinstance(sink, RedisListSink):
             self._script, self._settings = "transfer", str(sink.max_length)
         else:
-            self._script, self._settings = "transfer_topics", " ".join(map(str, sink.settings))
+            self._script = "transfer_logs" if isinstance(sink, RedisLog) else "transfer_topics"
+            self._settings = " ".join(map(str, sink.settings))
         self.waiter = Waiter()
         self._looked_s = 0.0
         self._unreadable: list[Settlement] = []

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from .client import Client
 from .scripts import Arg, packed
 
-__all__ = ["BlockingReader", "ListListener", "Listener", "listening"]
+__all__ = ["AskedReader", "BlockingReader", "ListListener", "Listener", "LogListener", "listening"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -104,8 +104,31 @@ class Listener(BlockingReader):
             self._wake()
 
 
-class ListListener(BlockingReader):
-    """Waits for a list to have an element, whenever it is asked to; it takes none.
+class AskedReader(BlockingReader):
+    """Waits for something to take, whenever it is asked to; it takes nothing."""
+
+    def __init__(self, client: Client, wake: Callable[[], object]) -> None:
+        super().__init__(client, wake)
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Have `wake` called once there is something."""
+        self._asked.set()
+
+    async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+        if not self._asked.is_set():
+            await self._asked.wait()
+        if await _ask(connection, await self._command(connection), BLOCK_MS / 1000 + GRACE_S) is not None:
+            self._asked.clear()
+            self._wake()
+
+    @abstractmethod
+    async def _command(self, connection: Any) -> list[Arg]:  # noqa: ANN401 - redis-py's connection
+        """Return the command that blocks at most `BLOCK_MS` while there is nothing, and then answers nil."""
+
+
+class ListListener(AskedReader):
+    """Waits for a list to have an element.
 
     The command moves the head of the list to the head of the list, and blocks while there is none: after it the list is
     what it was before. All who wait are told of an element, whoever pushed it.
@@ -119,19 +142,28 @@ class ListListener(BlockingReader):
     def __init__(self, client: Client, key: str, wake: Callable[[], object]) -> None:
         super().__init__(client, wake)
         self._key = key
-        self._asked = asyncio.Event()
 
-    def ask(self) -> None:
-        """Have `wake` called once the list has an element."""
-        self._asked.set()
+    async def _command(self, connection: Any) -> list[Arg]:  # noqa: ANN401 - redis-py's connection
+        return ["BLMOVE", self._key, self._key, "LEFT", "LEFT", BLOCK_MS // 1000]
 
-    async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
-        if not self._asked.is_set():
-            await self._asked.wait()
-        command: list[Arg] = ["BLMOVE", self._key, self._key, "LEFT", "LEFT", BLOCK_MS // 1000]
-        if await _ask(connection, command, BLOCK_MS / 1000 + GRACE_S) is not None:
-            self._asked.clear()
-            self._wake()
+
+class LogListener(AskedReader):
+    """Waits for a log to have an entry that a consumer has not had.
+
+    Args:
+        client: Makes the connection.
+        key: The log.
+        state: The consumer's, which says with which index it goes on.
+        wake: Called when there is such an entry, and after each reconnection.
+    """
+
+    def __init__(self, client: Client, key: str, state: str, wake: Callable[[], object]) -> None:
+        super().__init__(client, wake)
+        self._key, self._state = key, state
+
+    async def _command(self, connection: Any) -> list[Arg]:  # noqa: ANN401 - redis-py's connection
+        index = int(await _ask(connection, ["HGET", self._state, "next"], GRACE_S) or 1)
+        return ["XREAD", "COUNT", 1, "BLOCK", BLOCK_MS, "STREAMS", self._key, f"0-{index - 1}"]
 
 
 @asynccontextmanager

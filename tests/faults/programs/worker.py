@@ -24,7 +24,7 @@ import msgspec
 from aiodelay import Conflict, Context, Received, Retry, Scheduler
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent
 from aiodelay.ports import Sink
-from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource
+from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource, RedisLog
 from aiodelay.registry import open_store
 from tests.support import history as h
 from tests.support import sqlite_points
@@ -35,7 +35,7 @@ from tests.support.producing import Producer
 __all__ = ["Burst", "Plan", "Stream"]
 
 
-SOURCES = {"redis-list": RedisListSource, "redis-fanout": RedisFanoutSource}
+SOURCES = {"redis-list": RedisListSource, "redis-fanout": RedisFanoutSource, "redis-log": RedisLog}
 
 
 class Burst(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         serve: Lanes that it handles.
         pulls: Takes their messages by `async for` instead.
         sink: Also serve the sink `sink:`.
-        source: Where the handler takes messages from too: a list of Redis, or a topic's consumer.
+        source: Where they are taken from too: a list of Redis, or a topic's consumer.
         moves: Only move messages into lists and topics, as the store does by itself.
         run_ms: How long a handler takes.
         waits: Open the scheduler only once told `go`.
@@ -263,7 +263,7 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         return Scheduler(plan.store, lanes=list(SOURCES))
     on_redis: list[Sink] = []
     if plan.store.startswith("redis://"):
-        on_redis = [RedisListSink(plan.store), RedisFanoutSink(plan.store)]
+        on_redis = [RedisListSink(plan.store), RedisFanoutSink(plan.store), RedisLog(plan.store)]
     source = plan.source.partition(":")[0]
     scheduler = Scheduler(
         ObservedStore(real, history, points),
@@ -283,14 +283,15 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
 
 async def pull(scheduler: Scheduler, lane: str, plan: Plan, history: h.History, points: FailurePoints) -> None:
     """Take a lane's messages until the scheduler closes, each in a task of its own."""
-    handling = Handling(lane, plan, history, points)
+    handling = Handling(plan.source.partition(":")[0] or lane, plan, history, points)
 
     async def take(message: Received[bytes]) -> None:
         with contextlib.suppress(RuntimeError), message as payload:
             await handling.handle(payload, message.context)
 
     async with asyncio.TaskGroup() as tasks:
-        async for message in scheduler.messages(lane, concurrency=plan.concurrency):
+        source = plan.source or None
+        async for message in scheduler.messages(lane, concurrency=plan.concurrency, source=source):
             tasks.create_task(take(message))
 
 

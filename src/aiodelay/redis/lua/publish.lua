@@ -1,5 +1,5 @@
 -- publish: gives messages to a topic's consumers, to all or to one; each message to all of them or to none.
---@ plain topic
+--@ plain topic once
 -- KEYS[1] the topic's content
 -- ARGV[2] whom, '' = all consumers
 -- ARGV[3] most messages that the topic may keep, 0 = any number
@@ -8,7 +8,7 @@
 -- From ARGV[6] on, 2 arguments each: delivery id, '' = none: what was published under it within 10 minutes is not
 --   published again; element, without the time of its push.
 -- Returns how many are published, the first of those given; or why nothing can be.
-local p, SEEN_MS = topic.of(KEYS[1]), 300000
+local p = topic.of(KEYS[1])
 local fault = topic.fault_of(p)
 if fault then return fault end
 local names = { ARGV[2] }
@@ -18,35 +18,14 @@ elseif call('SISMEMBER', p .. ':consumers', ARGV[2]) == 0 then
   names = {}
 end
 if #names == 0 then return topic.NOBODY end
-
-local function seen_key(n) return p .. ':seen:' .. text(math.floor(now / SEEN_MS) - n) end
+local missing = topic.missing_right(p, names[1])
+if missing then return missing end
 
 local count = math.min((#ARGV - 5) / 2, math.max(1, math.floor(topic.REFS_AT_ONCE / #names)))
-local ids = {}
-for i = 1, count do ids[i] = ARGV[4 + 2 * i] end
-local fresh = {}
-for i = 1, count do fresh[i] = true end
-for n = 0, 2 do
-  for i, is_member in ipairs(call('SMISMEMBER', seen_key(n), unpack(ids))) do
-    if is_member == 1 then fresh[i] = false end
-  end
-end
-local elements, new, twice = {}, {}, {}
-for i = 1, count do
-  local id = ids[i]
-  if id == '' or (fresh[i] and not twice[id]) then
-    elements[#elements + 1] = ARGV[5 + 2 * i] .. struct.pack('>I8', now)
-    if id ~= '' then
-      new[#new + 1], twice[id] = id, true
-    end
-  end
-end
-if #new > 0 then
-  call('SADD', seen_key(0), unpack(new))
-  call('PEXPIRE', seen_key(0), 3 * SEEN_MS)
-end
+local elements, _, remember = new_elements(p, 6, count)
 if #elements > 0 then
   topic.publish(p, names, elements, ARGV[2] == '' and tonumber(ARGV[5]) or math.huge)
+  remember()
   topic.tend(p, ARGV[2] == '' and names or call('SMEMBERS', p .. ':consumers'), tonumber(ARGV[3]), tonumber(ARGV[4]))
 end
 return count

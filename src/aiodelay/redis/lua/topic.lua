@@ -8,6 +8,10 @@ do
 
   function topic.of(content) return sub(content, 1, -9) end
 
+  function topic.is_known(p, name) return call('SISMEMBER', p .. ':consumers', name) == 1 end
+
+  function topic.contents(p, indexes) return call('HMGET', p .. ':content', unpack(indexes)) end
+
   function topic.is_reference(entry) return entry and byte(entry) < 58 end
 
   -- A consumer has no more use for these: frees what was its last.
@@ -32,7 +36,11 @@ do
     if #fewer > 0 then call('HSET', p .. ':left', unpack(fewer)) end
   end
 
-  function topic.missed(p, name, n) call('HINCRBY', p .. '@' .. name .. ':state', 'missed', n) end
+  -- Returns how many wait for a consumer; of a log also how many were dropped, where its cursor stands, and bytes.
+  function topic.standing(p, name) return call('LLEN', p .. '@' .. name .. ':refs'), 0, '', 0 end
+
+  -- Counts what a consumer missed, unless its key was spoilt.
+  function topic.missed(p, name, n) redis.pcall('HINCRBY', p .. '@' .. name .. ':state', 'missed', n) end
 
   -- Says what is wrong with a topic's keys, in the server's words; nil if nothing is.
   function topic.fault_of(p)
@@ -42,6 +50,14 @@ do
     end
     local count = redis.pcall('SCARD', p .. ':consumers')
     return type(count) == 'table' and count.err or nil
+  end
+
+  -- Says which right is missing: what failed midway would be lost, or doubled. Redis 6.2 cannot tell.
+  function topic.missing_right(p, name)
+    local needed = { RPUSH = '@' .. name .. ':refs', HSET = ':content', SADD = ':seen:0', PEXPIRE = ':seen:0' }
+    for command, key in pairs(redis.acl_check_cmd and needed or {}) do
+      if not redis.acl_check_cmd(command, p .. key, '0', '') then return 'NOPERM ' .. command .. ' ' .. p .. key end
+    end
   end
 
   -- Gives each consumer a reference to each element, or the element itself if it is smaller than `inline`.
@@ -116,19 +132,23 @@ do
     return total
   end
 
-  -- Counts for some consumers, each time for others, what retention has dropped before they took it.
-  local function sweep(p, names, first, most, oldest)
+  -- Counts for one consumer what retention has dropped before it took it.
+  local function sweep(p, name, first, most, oldest)
+    local over = most > 0 and call('LLEN', p .. '@' .. name .. ':refs') - most or 0
+    local dropped = behead(p, name, function(entry, n)
+      if n < over then return true end
+      if topic.is_reference(entry) then return tonumber(string.match(entry, '^%d+')) < first end
+      return was_pushed_before(entry, oldest)
+    end)
+    if dropped > 0 then topic.missed(p, name, dropped) end
+  end
+
+  -- Does so for some, each time for others; a key of theirs that was spoilt holds up no other.
+  local function sweep_some(p, names, ...)
     local at = tonumber(call('HGET', p .. ':meta', 'swept') or 0)
     for _ = 1, math.min(SWEPT_AT_ONCE, #names) do
       at = at % #names + 1
-      local name = names[at]
-      local over = most > 0 and call('LLEN', p .. '@' .. name .. ':refs') - most or 0
-      local dropped = behead(p, name, function(entry, n)
-        if n < over then return true end
-        if topic.is_reference(entry) then return tonumber(string.match(entry, '^%d+')) < first end
-        return was_pushed_before(entry, oldest)
-      end)
-      if dropped > 0 then topic.missed(p, name, dropped) end
+      pcall(sweep, p, names[at], ...)
     end
     call('HSET', p .. ':meta', 'swept', at)
   end
@@ -155,14 +175,17 @@ do
     return true
   end
 
-  -- What follows each publishing: retention, and the end of consumers that have left.
-  function topic.tend(p, names, most, max_age)
+  local function tend(p, names, most, max_age)
     local oldest = max_age > 0 and now - max_age or 0
     local first = retain(p, most, oldest)
-    if most > 0 or oldest > 0 then sweep(p, names, first, most, oldest) end
-    local leaving = call('SRANDMEMBER', p .. ':leaving')
-    if leaving then topic.leave(p, leaving) end
+    if most > 0 or oldest > 0 then sweep_some(p, names, first, most, oldest) end
+    local leaving = call('SMEMBERS', p .. ':leaving')
+    if #leaving > 0 then topic.leave(p, leaving[now % #leaving + 1]) end
   end
+
+  -- What follows each publishing: retention, and the end of consumers that have left. Where it fails, what was published
+  -- stands: it would be published once more.
+  function topic.tend(...) pcall(tend, ...) end
 
   -- Gives a consumer that begins with the oldest what is kept, the newest first; says whether nothing is left.
   function topic.fill(p, name)

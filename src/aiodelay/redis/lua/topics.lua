@@ -16,7 +16,7 @@ do
     end
     t.cost = #t.names
     if #t.names == 0 then return topic.NOBODY, 0 end
-    return nil, math.huge
+    return topic.missing_right(t.topic, t.names[1]), math.huge
   end
 
   function destination.append(t, elements)

@@ -333,6 +333,23 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
             assert probe.signals == ["on_subscribe", "on_next"]
 
     @_on_loop
+    async def test_d15_one_that_raises_when_it_is_subscribed_is_cancelled(self) -> None:
+        def fail(probe: Probe[T]) -> None:
+            probe.request(2)
+            raise RuntimeError("a subscriber must not raise")
+
+        openings = (self.publisher(5), self.failing_publisher())
+        for opening in filter(None, openings):
+            async with opening as publisher:
+                probe = self._probe(on_subscribe=fail)
+                try:
+                    publisher.subscribe(probe)
+                except RuntimeError:
+                    pytest.fail("subscribe raised what its subscriber had raised")
+                await self.quiet()
+                assert probe.signals == ["on_subscribe"]
+
+    @_on_loop
     async def test_d16_request_may_be_called_within_signals(self) -> None:
         async with self.publisher(100) as publisher:
             probe = self._probe(

@@ -1,0 +1,175 @@
+"""Place an order and schedule its reminder in one transaction of a database: both are done, or neither is.
+
+Run it: python examples/outbox.py    (needs pip install "sqlalchemy[asyncio]" aiosqlite)
+
+The transaction writes the message into a table, the outbox; the relay moves what was committed into the scheduler. Kill
+it at any point and start it again with the same database and store as arguments: no reminder is lost, none comes twice.
+`python examples/outbox.py postgresql+asyncpg://localhost/shop redis://localhost` is what one would run in earnest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import msgspec
+from sqlalchemy import BigInteger, Integer, delete, func, select, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from aiodelay import Conflict, InputError, Scheduler, StoreError, UnknownSinkError, event
+
+POLL_S = 0.1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+log = logging.getLogger("outbox")
+
+
+class Table(DeclarativeBase):
+    pass
+
+
+# --- the outbox ---------------------------------------------------------------------------------------------
+
+
+class Outbox(Table):
+    __tablename__ = "outbox"
+    __table_args__ = ({"sqlite_autoincrement": True},)  # no number is used again
+
+    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    id: Mapped[str]
+    target: Mapped[str]
+    payload: Mapped[bytes]
+    due_ms: Mapped[int] = mapped_column(BigInteger)
+    refused: Mapped[str | None]
+
+
+def schedule(
+    session: AsyncSession, payload: object, *, to: str, delay: timedelta, message_id: str | None = None
+) -> None:
+    """Have a message scheduled if, and only if, the session's transaction is committed."""
+    due_ms = (datetime.now(UTC) + delay - EPOCH) // timedelta(milliseconds=1)
+    session.add(Outbox(id=message_id or str(uuid4()), target=to, payload=msgspec.json.encode(payload), due_ms=due_ms))
+
+
+async def relay(database: AsyncEngine, scheduler: Scheduler) -> None:
+    """Move rows into the scheduler until cancelled."""
+    while True:
+        try:
+            moved = await move_rows(database, scheduler)
+        except (StoreError, SQLAlchemyError, OSError) as error:
+            log.warning("the outbox waits: %s", error)
+            moved = 0
+        if not moved:
+            await asyncio.sleep(POLL_S)
+
+
+async def move_rows(database: AsyncEngine, scheduler: Scheduler) -> int:
+    """Schedule up to 100 rows, then delete them, in one transaction; return how many there were.
+
+    Killed in between, it schedules them again: as the number of a row is its message's version, that changes nothing,
+    be the message still pending, running, delivered or cancelled.
+    """
+    oldest = select(Outbox).where(Outbox.refused.is_(None)).order_by(Outbox.number).limit(100)
+    async with AsyncSession(database) as session, session.begin():
+        rows = (await session.scalars(oldest.with_for_update(skip_locked=True))).all()
+        scheduled = []
+        for row in rows:
+            try:
+                await scheduler.schedule(
+                    row.payload,
+                    at=EPOCH + timedelta(milliseconds=row.due_ms),
+                    id=row.id,
+                    to=row.target,
+                    conflict=Conflict.newer(row.number),
+                )
+            except (InputError, UnknownSinkError) as error:
+                row.refused = str(error)  # it holds up nobody, and stays to be looked at
+            else:
+                scheduled.append(row.number)
+        await session.execute(delete(Outbox).where(Outbox.number.in_(scheduled)))
+    return len(rows)
+
+
+# --- the shop -----------------------------------------------------------------------------------------------
+
+
+class Order(Table):
+    __tablename__ = "orders"
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str]
+
+
+@event("payment.remind")
+@dataclass
+class RemindOfPayment:
+    order: int
+
+
+async def place_order(database: AsyncEngine, number: int) -> None:
+    async with AsyncSession(database) as session, session.begin():
+        session.add(Order(number=number, state="placed"))
+        schedule(
+            session,
+            RemindOfPayment(number),
+            to="handler:payment.remind",
+            delay=timedelta(seconds=2),
+            message_id=f"remind-{number}",
+        )
+        if number == 3:
+            raise ValueError("there is no product 3")
+    print(f"order {number} is placed")
+
+
+async def pay(database: AsyncEngine, scheduler: Scheduler, number: int) -> None:
+    async with AsyncSession(database) as session, session.begin():
+        await session.execute(update(Order).where(Order.number == number).values(state="paid"))
+    await scheduler.cancel(f"remind-{number}")  # saves work; that no reminder is sent rests on the handler
+    print(f"order {number} is paid")
+
+
+async def remind(database: AsyncEngine, event: RemindOfPayment) -> None:
+    """Look into the database, which knows best; deciding and noting it are one step, however often this runs."""
+    due = update(Order).where(Order.number == event.order, Order.state == "placed").values(state="reminded")
+    async with AsyncSession(database) as session, session.begin():
+        if (await session.execute(due.returning(Order.number))).all():
+            print(f"please pay order {event.order}")
+
+
+async def main(database_url: str, store_url: str) -> None:
+    database = create_async_engine(database_url)
+    async with database.begin() as connection:
+        await connection.run_sync(Table.metadata.create_all)
+    scheduler = Scheduler(store_url, namespace="outbox")
+
+    @scheduler.handler
+    async def handle(event: RemindOfPayment) -> None:
+        await remind(database, event)
+
+    async with scheduler, asyncio.TaskGroup() as tasks:
+        relaying = tasks.create_task(relay(database, scheduler))
+        for number in (1, 2, 3):
+            try:
+                await place_order(database, number)
+            except ValueError as error:
+                print(f"order {number} is not placed, and nobody reminded: {error}")
+        await pay(database, scheduler, 2)
+        async with AsyncSession(database) as session:
+            while await session.scalar(select(func.count()).select_from(Outbox)):  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(POLL_S)
+        await scheduler.run_until_idle()
+        relaying.cancel()
+    await database.dispose()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        defaults = [f"sqlite+aiosqlite:///{folder}/shop.db", f"sqlite:///{folder}/delay.db"]
+        asyncio.run(main(*[*sys.argv[1:], *defaults[len(sys.argv) - 1 :]]))

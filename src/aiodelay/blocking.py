@@ -1,0 +1,312 @@
+"""A scheduler for code that is not asynchronous: scripts, Django, worker threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from datetime import datetime
+from functools import partial
+from threading import Lock, Thread
+from typing import Final, Literal, Self, TypeVar
+
+from anyio.from_thread import BlockingPortal
+
+from .bulk import PartlyScheduledError, Rejected
+from .errors import BlockingCallError, ConfigurationError, InputError, kind_of
+from .messages import Message, Scheduled
+from .model import NO_HEADERS, CancelOutcome, Conflict, FireOutcome, Late, RescheduleOutcome, Snapshot
+from .ports import Sink
+from .recurrence import Cron, Every
+from .scheduler import Scheduler
+from .timeunits import Duration
+
+__all__ = ["BlockingScheduler"]
+
+T = TypeVar("T")
+CHUNK: Final = 2_000
+"""How many messages `schedule_many` hands over at once: four round trips, which are under way together."""
+
+
+class BlockingScheduler:
+    """Schedules messages from code that is not asynchronous; each call returns when it is done.
+
+    It connects at the first call, on an event loop in a thread of its own, and stays connected until `close()` or the
+    end of its `with` block; a later call connects again. A process that ends needs neither: what a call has returned
+    is in the store. A forked process connects anew, at its first call there.
+
+    Any number of threads may use it at once; calls at the same time share a round trip. It has no handlers and
+    delivers nothing: that is what a process with a `Scheduler` is for, such as `aiodelay run module:scheduler`.
+
+    Args:
+        store: A URL.
+        namespace: As of the `Scheduler` that delivers; and so the other settings.
+        sinks: What messages with `to=` may go to. They are not connected to from here.
+        encoding: How typed events are written.
+        max_payload: Most bytes of an encoded event.
+        allowed_targets: Destinations that may be scheduled to; None = all.
+        store_timeout: How long a call waits to be sent, and then for the answer, before it fails.
+
+    Raises:
+        ConfigurationError: A setting is wrong; names it, its value and what is allowed.
+    """
+
+    def __init__(
+        self,
+        store: str,
+        *,
+        namespace: str = "default",
+        sinks: Collection[Sink | str] = (),
+        encoding: Literal["json", "msgpack"] = "json",
+        max_payload: int = 262_144,
+        allowed_targets: Collection[str] | None = None,
+        store_timeout: Duration = "10s",
+    ) -> None:
+        if not isinstance(store, str):
+            raise ConfigurationError("store", kind_of(store), "a URL: each connection makes a store of its own")
+        self._make = partial(
+            Scheduler,
+            store,
+            namespace=namespace,
+            sinks=sinks,
+            dispatch=False,
+            encoding=encoding,
+            max_payload=max_payload,
+            allowed_targets=allowed_targets,
+            store_timeout=store_timeout,
+        )
+        self._shown = repr(self._make())  # refuses what is wrong here, not at the first call
+        self._begin()
+        _ALL.add(self)
+
+    def _begin(self) -> None:
+        self._lock = Lock()
+        self._connection: _Connection | None = None
+
+    def __repr__(self) -> str:
+        return f"<Blocking{self._shown[1:].rpartition(' ')[0]} {'open' if self._connection else 'closed'}>"
+
+    # --- open and closed ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+            StoreMismatchError: Its data cannot be used by this version.
+            BlockingCallError: An event loop is running in this thread.
+        """
+        _refuse_in_a_loop()
+        self._connected()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Disconnect."""
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect, once the calls of other threads are answered; idempotent."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connected(self) -> _Connection:
+        with self._lock:
+            if self._connection is None or not self._connection.is_open:
+                self._connection = _Connection(self._make())
+            return self._connection
+
+    def call(self, function: Callable[[Scheduler], Awaitable[T]], /) -> T:
+        """Do anything else that a scheduler can: `blocking.call(lambda scheduler: scheduler.counts())`.
+
+        Interrupted by Ctrl-C while it waits, it cancels what was called; a message on its way may be stored.
+
+        Args:
+            function: Called with the scheduler, on its event loop; what it returns is awaited there.
+
+        Raises:
+            BlockingCallError: An event loop is running in this thread.
+            StoreUnavailableError, StoreMismatchError: It cannot connect.
+        """
+        _refuse_in_a_loop()
+        connection = self._connected()
+        while (answer := connection.start(function)) is None:  # closed meanwhile
+            connection = self._connected()
+        try:
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    # --- what it does -------------------------------------------------------------------------------------
+
+    def schedule(
+        self,
+        event: object,
+        /,
+        *,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        every: Every | Cron | None = None,
+        id: str | None = None,  # noqa: A002 - the word users look for
+        to: str | None = None,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] = NO_HEADERS,
+        conflict: Conflict = Conflict.replace(),  # noqa: B008 - immutable
+        late: Late = Late.deliver(),  # noqa: B008 - immutable
+    ) -> Scheduled:
+        """Store a message until it is due: arguments, answers and errors as of `Scheduler.schedule`.
+
+        Where an `OutcomeUnknownError` is raised, `blocking.call(lambda _: error.retry())` finds out, safely.
+        """
+        return self.call(
+            lambda scheduler: scheduler.schedule(
+                event,
+                at=at,
+                delay=delay,
+                every=every,
+                id=id,
+                to=to,
+                key=key,
+                headers=headers,
+                conflict=conflict,
+                late=late,
+            )
+        )
+
+    def schedule_many(self, messages: Iterable[Message], *, progress: Callable[[int], object] | None = None) -> int:
+        """Store many messages: as `Scheduler.schedule_many`, from a plain iterable of any length.
+
+        The iterable is read, and `progress` called, in this thread, after each 2,000 messages.
+        """
+        if not isinstance(messages, Iterable):
+            raise InputError("messages", kind_of(messages), "an iterable of Message")
+        stored, position = 0, 0
+        rejected: list[Rejected] = []
+        try:
+            for chunk in filter(None, _chunks(messages)):
+                try:
+                    stored += self._schedule_chunk(chunk)
+                except PartlyScheduledError as error:
+                    stored += error.stored
+                    rejected += [Rejected(position + each.position, each.error) for each in error.rejected]
+                position += len(chunk)
+                if progress is not None:
+                    progress(stored)
+        except Exception as error:
+            if rejected:
+                error.add_note(f"schedule_many: {PartlyScheduledError(stored, rejected)}")
+            raise
+        if rejected:
+            raise PartlyScheduledError(stored, rejected)
+        return stored
+
+    def _schedule_chunk(self, chunk: list[Message]) -> int:
+        return self.call(lambda scheduler: scheduler.schedule_many(chunk))
+
+    def cancel(self, message_id: str) -> CancelOutcome:
+        """End a message, as `Scheduler.cancel`."""
+        return self.call(lambda scheduler: scheduler.cancel(message_id))
+
+    def reschedule(
+        self, message_id: str, *, at: datetime | None = None, delay: Duration | None = None
+    ) -> RescheduleOutcome:
+        """Move a pending message to another time, as `Scheduler.reschedule`."""
+        return self.call(lambda scheduler: scheduler.reschedule(message_id, at=at, delay=delay))
+
+    def fire(self, message_id: str) -> FireOutcome:
+        """Make a pending message due now, as `Scheduler.fire`."""
+        return self.call(lambda scheduler: scheduler.fire(message_id))
+
+    def get(self, message_id: str) -> Snapshot | None:
+        """Return a message as it stands now, as `Scheduler.get`."""
+        return self.call(lambda scheduler: scheduler.get(message_id))
+
+
+class _Connection:
+    """A scheduler that is open on an event loop of its own, in a thread that does not keep the process from ending.
+
+    Raises:
+        AiodelayError: It could not be opened.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._opening: Future[BlockingPortal] = Future()
+        self._thread = Thread(target=self._run, name="aiodelay blocking", daemon=True)
+        self._thread.start()
+        try:
+            self._portal = self._opening.result()
+        finally:
+            self._opening.cancel()  # interrupted: what opens nevertheless is closed at once
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            if self._opening.done():
+                raise
+            self._opening.set_exception(error)
+
+    async def _serve(self) -> None:
+        async with self._scheduler, BlockingPortal() as portal:
+            if self._opening.set_running_or_notify_cancel():
+                self._opening.set_result(portal)
+                await portal.sleep_until_stopped()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed, and did not fail."""
+        return self._thread.is_alive()
+
+    def start(self, function: Callable[[Scheduler], Awaitable[T]]) -> Future[T] | None:
+        """Call a function on the loop; None where it is closed, or being closed."""
+        try:
+            return self._portal.start_task_soon(function, self._scheduler)
+        except RuntimeError:
+            self._thread.join()
+            return None
+
+    def close(self) -> None:
+        stopped = self.start(lambda _: self._portal.stop())
+        if stopped is not None:
+            stopped.result()
+        self._thread.join()
+
+
+def _chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """Read messages in chunks; where reading fails, what was read comes first."""
+    chunk: list[Message] = []
+    try:
+        for message in messages:
+            chunk.append(message)
+            if len(chunk) == CHUNK:
+                yield chunk
+                chunk = []
+    except Exception:
+        yield chunk
+        raise
+    yield chunk
+
+
+def _refuse_in_a_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise BlockingCallError("BlockingScheduler")
+
+
+_ALL: weakref.WeakSet[BlockingScheduler] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    """Leave the connections to the process that was forked: its threads are not there to close them."""
+    for each in list(_ALL):
+        each._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)

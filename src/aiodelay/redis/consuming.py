@@ -1,0 +1,115 @@
+"""Taking the messages of a topic's consumer; what is tried again returns to it, and to no other."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import Again, Claimed, Dead, Demand, Lane, PutBack
+from aiodelay.transitions import after_failure
+
+from .client import Client
+from .elements import encode_record_element
+from .faults import Fault
+from .scripts import Arg
+from .taking import Store, Taken, TakingFeed
+from .topics import Place
+
+__all__ = ["ConsumerFeed"]
+
+log: logging.Logger = logging.getLogger("aiodelay.redis")
+
+AGAIN_AT_ONCE = 100
+
+
+class ConsumerFeed(TakingFeed):
+    """One process's taking of one consumer's messages.
+
+    What a store keeps as a dead letter is addressed to this consumer alone, and has an id of its own: others may give
+    up the same message.
+
+    Args:
+        client: Of the topic's server.
+        server: What error messages call it.
+        place: The topic and the consumer.
+        keys: As of `TakingFeed`.
+        instance: Names this process among those of the consumer.
+        sink: The name under which a dead letter is sent to the consumer.
+        store: As of `TakingFeed`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        server: str,
+        place: Place,
+        keys: Sequence[str],
+        instance: str,
+        *,
+        sink: str,
+        store: Store,
+    ) -> None:
+        self._place, self._sink = place, sink
+        super().__init__(
+            client,
+            f"consumer {place.consumer} of topic {place.topic} at {server}",
+            keys,
+            instance,
+            store=store,
+        )
+        self._is_registered, self._is_unknown = False, False
+
+    @abstractmethod
+    async def _register(self) -> None:
+        """Make the consumer known."""
+
+    @abstractmethod
+    def _own_address(self) -> str:
+        """Return the sink's address that leads to this consumer alone."""
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        """Take messages; with the first call the consumer is registered."""
+        if not self._is_registered:
+            try:
+                await self._register()
+            except Fault as fault:
+                raise StoreUnavailableError(self._name, fault.reason) from fault
+            self._is_registered = True
+        return await super().claim(demand, request=request, lease_ms=lease_ms)
+
+    def _note(self, why: bytes, missed: int) -> None:
+        if why == b"u" and not self._is_unknown:
+            log.warning("%s is not registered any more: it is given nothing", self._name)
+        self._is_unknown = why == b"u"
+        if missed > 0:
+            log.warning("%s missed %d messages: the topic kept them no longer", self._name, missed)
+            self._untold += missed
+
+    async def _leave(self, pairs: Sequence[tuple[Again | Dead, Taken]]) -> tuple[list[int], set[int]]:
+        """Have the consumer get again what is to be tried again; what is given up goes to the store."""
+        again = [(why, taken) for why, taken in pairs if isinstance(why, Again)]
+        settled: set[int] = set()
+        for start in range(0, len(again), AGAIN_AT_ONCE):
+            part = again[start : start + AGAIN_AT_ONCE]
+            arguments: list[Arg] = []
+            for why, taken in part:
+                element = encode_record_element(after_failure(taken.record, why))
+                arguments += [taken.number, max(why.due_ms - self._now_ms(), 0), element]
+            letters = await self._run("again", *arguments)
+            settled |= {taken.number for (_, taken), letter in zip(part, letters, strict=True) if letter == ord("s")}
+        ended, _ = await super()._leave([(why, taken) for why, taken in pairs if isinstance(why, Dead)])
+        return ended, settled
+
+    def _kept(self, message: PutBack) -> PutBack:
+        record, own = message.record, f"@{self._place.consumer}"
+        envelope = replace(
+            record.envelope,
+            id=record.id if record.id.endswith(own) else f"{record.id}{own}",
+            lane=self._sink,
+            address=self._own_address(),
+        )
+        return replace(message, record=replace(record, envelope=envelope))

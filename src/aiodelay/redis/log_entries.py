@@ -1,0 +1,168 @@
+"""What a log holds of a message: entries of a Redis stream, as they are written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from aiodelay.errors import PayloadTypeError, RecordFormatError, TargetError, kind_of, shortened
+from aiodelay.identifiers import new_id
+from aiodelay.inputs import check_headers, check_id, check_key
+from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, NO_HEADERS, Envelope, Record
+from aiodelay.timeunits import from_epoch_ms
+from aiodelay.transitions import NO_OP
+
+from .elements import encode_record_element
+from .keys import text_of
+
+__all__ = ["LogEntry", "LogMessage", "LogStart", "chunks", "read_entry", "read_start", "written"]
+
+LogStart: TypeAlias = Literal["oldest", "now"] | int | datetime
+"""With the oldest entry, with what is appended from now on, with an index, or with what was appended from a time on."""
+
+_HEADER = b"header."
+_OWN = b"\x01"
+
+
+class LogMessage(Struct, frozen=True):
+    """A message to be appended.
+
+    Attributes:
+        payload: Bytes.
+        key: As of a Kafka record.
+        headers: As of `scheduler.schedule`.
+        id: What was appended under it within 10 minutes is not appended again; None: it has one of its own.
+    """
+
+    payload: bytes
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = NO_HEADERS
+    id: str | None = None
+
+
+class LogEntry(Struct, frozen=True, gc=False):
+    """An entry of a log.
+
+    Attributes:
+        index: 1 for the first that was ever appended, and one more for each.
+        payload: Bytes.
+        key: As given.
+        headers: As given.
+        id: The message's; what another program has appended field by field is called `<topic>/<index>`.
+        at_ms: When it was appended, epoch ms by the server's clock; None: it does not say.
+    """
+
+    index: int
+    payload: bytes
+    key: bytes | None
+    headers: Mapping[str, bytes]
+    id: str
+    at_ms: int | None
+
+    @property
+    def at(self) -> datetime | None:
+        """When it was appended, in UTC."""
+        return None if self.at_ms is None else from_epoch_ms(self.at_ms)
+
+
+class _Body(Struct, gc=False):
+    p: bytes = b""
+    k: bytes | None = None
+    h: dict[str, bytes] | None = None
+    q: int | None = None
+
+
+_read_parts = msgspec.msgpack.Decoder(tuple[bytes, bytes, _Body]).decode
+
+
+def written(message: LogMessage | bytes, lane: str, topic: str, now_ms: int) -> tuple[str, bytes]:
+    """Return the id by which it is known for 10 minutes ("" = none), and its element without the time.
+
+    Raises:
+        InputError: It cannot be stored.
+    """
+    payload: object = message.payload if isinstance(message, LogMessage) else message
+    if not isinstance(payload, bytes):
+        raise PayloadTypeError("payload", kind_of(payload), "bytes, alone or of a LogMessage")
+    if not isinstance(message, LogMessage):
+        message = LogMessage(payload)
+    key = check_key(message.key)
+    headers = check_headers(message.headers) if message.headers else NO_HEADERS
+    known = "" if message.id is None else check_id(message.id)
+    envelope = Envelope(known or new_id(), lane, topic, payload=payload, key=key, headers=headers)
+    return known, encode_record_element(Record(envelope, now_ms, now_ms, NO_OP))
+
+
+def read_entry(topic: str, entry: Sequence[Any]) -> LogEntry:
+    """Read an entry of the stream: its id, then names and values.
+
+    Raises:
+        RecordFormatError: Its field `m` is no element.
+    """
+    entry_id, fields = entry
+    index = int(entry_id[2:])
+    if len(fields) != 2 or fields[0] != b"m":
+        return _plain(topic, index, fields)
+    try:
+        member, _, body = _read_parts(b"\x93" + fields[1])  # as a list of three
+    except msgspec.MsgspecError:
+        raise RecordFormatError(f"entry {index} of {topic} is not three MessagePack values") from None
+    message_id = member[1:].hex() if member[:1] == _OWN else text_of(member)  # a call costs a tenth of all this
+    return LogEntry(index, body.p, body.k, body.h or NO_HEADERS, message_id, body.q)
+
+
+def _plain(topic: str, index: int, fields: Sequence[bytes]) -> LogEntry:
+    """Read what another program has appended field by field."""
+    values = dict(zip(fields[::2], fields[1::2], strict=True))
+    headers = {
+        name[len(_HEADER) :].decode("utf-8", "backslashreplace"): value
+        for name, value in values.items()
+        if name.startswith(_HEADER)
+    }
+    at = values.get(b"at", b"")
+    return LogEntry(
+        index,
+        values.get(b"payload", b""),
+        values.get(b"key"),
+        headers or NO_HEADERS,
+        f"{topic}/{index}",
+        int(at) if at.isdigit() else None,
+    )
+
+
+def read_start(text: str, *, field: str) -> LogStart:
+    """Read `oldest`, `now`, an index, or a time.
+
+    Raises:
+        TargetError: It is none of these.
+    """
+    if text in ("oldest", "now"):
+        return text  # type: ignore[return-value] # one of two
+    if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 53:
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text.replace(" ", "+"))  # as a "+" in a query is read
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        allowed = "oldest, now, an index from 1, or a time as 2031-01-01T12:00:00+00:00"
+        raise TargetError(field, shortened(text), allowed)
+    return at
+
+
+def chunks(elements: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """Divide what is to be appended into what one call carries."""
+    part: list[tuple[str, bytes]] = []
+    size = 0
+    for each in elements:
+        size += len(each[1])
+        if part and (len(part) == MAX_CLAIM_MESSAGES or size > MAX_CLAIM_BYTES):
+            yield part
+            part, size = [], len(each[1])
+        part.append(each)
+    if part:
+        yield part

@@ -1,0 +1,51 @@
+"""One process's taking of one consumer's messages from a log."""
+
+from __future__ import annotations
+
+from .client import Client
+from .consuming import ConsumerFeed
+from .keys import Keys
+from .log_entries import read_start
+from .log_topics import LogKeys, register
+from .taking import Store
+from .topics import Place
+from .waking import LogListener
+
+__all__ = ["LogFeed"]
+
+
+class LogFeed(ConsumerFeed):
+    """Takes what was given back to the consumer, then what follows in the log.
+
+    Args:
+        client: Of the log's server.
+        server: What error messages call it.
+        keys: Those of the namespace.
+        place: The topic and the consumer.
+        instance: Names this process among those of the consumer.
+        sink: The name under which a dead letter is sent to the consumer.
+        store: As of `TakingFeed`.
+    """
+
+    _scripts = {"take": "take_log", "drop": "drop_log", "again": "again_log"}  # noqa: RUF012 - of all alike
+
+    def __init__(
+        self, client: Client, server: str, keys: Keys, place: Place, instance: str, *, sink: str, store: Store
+    ) -> None:
+        self._log = LogKeys(keys, place.topic)
+        own = self._log.of(place.consumer)
+        scripted = [*own.of_instance(instance), self._log.entries]
+        super().__init__(client, server, place, scripted, instance, sink=sink, store=store)
+        self.ahead: LogListener = LogListener(client, self._log.entries, own.state, self._wakeup.set)
+
+    async def _register(self) -> None:
+        place = self._place
+        start = read_start(place.start, field="from")
+        await register(self._client, self._log, place.consumer, start=start, ordered=place.is_ordered)
+
+    def _own_address(self) -> str:
+        return f"{self._place.topic}?consumer={self._place.consumer}"
+
+    def _ask(self) -> None:
+        super()._ask()
+        self.ahead.ask()

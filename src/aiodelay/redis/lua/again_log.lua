@@ -1,0 +1,3 @@
+-- again_log: has one consumer of a log get messages that it has taken once more.
+--@ plain log taken trying
+-- Returns what `again` returns; all is as there.

@@ -1,0 +1,3 @@
+-- drop_log: ends what a consumer of a log has taken.
+--@ plain log taken dropping
+-- Returns what `drop` returns; all is as there.

@@ -1,0 +1,3 @@
+-- lag_log: how far consumers of a log are behind.
+--@ plain log lagging
+-- Returns what `lag` returns; all is as there.

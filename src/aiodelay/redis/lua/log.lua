@@ -1,0 +1,222 @@
+-- log: the entries of a log, and how its consumers go through them; part of the scripts that append, take and look.
+--
+-- The entries are a stream, `p`, whose ids are 0-<index>; docs/formats.md lists what an entry holds, and the other keys.
+-- What scripts of fan-outs have in common with those of logs calls the functions that `topic` has there too.
+local topic = { CHUNK = 32, MOST_CONSUMERS = 2000, NOBODY = 'no such consumer is registered' }
+do
+  local DROPPED_AT_ONCE, char = 1000, string.char
+  local PREFIX, PUSHED = '>BBI2I6I6I6I2BBc8', '\161q\207'
+  local next_read, first_read = nil, nil
+
+  function topic.of(content) return content end
+
+  function topic.id(index) return '0-' .. text(index) end
+
+  function topic.is_reference(entry) return entry and byte(entry) < 58 end
+
+  function topic.is_known(p, name) return call('ZSCORE', p .. ':consumers', name) and true end
+
+  function topic.missed(p, name, n) call('HINCRBY', p .. '@' .. name .. ':state', 'missed', n) end
+
+  -- --- entries -------------------------------------------------------------------------------------------------------
+
+  local function bin(s)
+    local size = #s
+    if size < 256 then return '\196' .. char(size) .. s end
+    return (size < 65536 and struct.pack('>BI2', 0xc5, size) or struct.pack('>BI4', 0xc6, size)) .. s
+  end
+
+  local function map(size) return size < 16 and char(0x80 + size) or struct.pack('>BI2', 0xde, size) end
+
+  -- Returns what a list would hold of an entry that another program appended field by field.
+  local function plain_element(p, index, fields)
+    local body, headers, at, n = {}, {}, 0, 1
+    local value = { payload = '' }
+    for i = 1, #fields, 2 do
+      local header = string.match(fields[i], '^header%.(.+)$')
+      if header then
+        headers[#headers + 1] = struct.pack('>BI2', 0xda, #header) .. header .. bin(fields[i + 1])
+      else
+        value[fields[i]] = fields[i + 1]
+      end
+    end
+    at = math.floor(math.min(math.max(tonumber(value.at) or 0, 0), 2 ^ 47))
+    body[1] = '\161p' .. bin(value.payload)
+    if value.key then body[#body + 1] = '\161k' .. bin(value.key) end
+    if #headers > 0 then body[#body + 1] = '\161h' .. map(#headers) .. table.concat(headers) end
+    if value.at then body[#body + 1] = PUSHED .. struct.pack('>I8', at) end
+    local id = '\2' .. string.match(p, '^[^}]*}:log:(.*)$') .. '/' .. index
+    local prefix = struct.pack(PREFIX, 1, 0, 0, at, at, 0, 0, 0, 0, string.rep('\0', 8))
+    return bin(id) .. bin(prefix) .. map(#body) .. table.concat(body)
+  end
+
+  local function element_of(p, index, fields)
+    if #fields == 2 and fields[1] == 'm' then return fields[2] end
+    return plain_element(p, index, fields)
+  end
+
+  -- Returns indexes and elements of the first entries from `index` on.
+  local function read(p, index, limit)
+    local found, indexes, elements = redis.pcall('XRANGE', p, topic.id(index), '0', 'COUNT', limit), {}, {}
+    if found.err then return found end
+    for i, entry in ipairs(found) do
+      indexes[i] = sub(entry[1], 3)
+      elements[i] = element_of(p, indexes[i], entry[2])
+    end
+    return indexes, elements
+  end
+
+  function topic.contents(p, indexes)
+    local contents, i = {}, 1
+    while i <= #indexes do -- those that follow one another in one call
+      local index, n = tonumber(indexes[i]), 1
+      while n < topic.CHUNK and tonumber(indexes[i + n]) == index + n do n = n + 1 end
+      local found, elements = read(p, index, n)
+      for j = i, i + n - 1 do contents[j] = false end
+      for j, each in ipairs(found) do
+        if tonumber(each) < index + n then contents[i + tonumber(each) - index] = elements[j] end
+      end
+      i = i + n
+    end
+    return contents
+  end
+
+  -- Returns the first and the last index, last = first - 1 of an empty log; or what is wrong, in the server's words.
+  function topic.ends(p)
+    local info = redis.pcall('XINFO', 'STREAM', p)
+    if info.err then
+      if string.find(info.err, 'no such key', 1, true) then return 1, 0 end
+      return nil, info.err
+    end
+    local first, last = nil, nil
+    for i = 1, #info, 2 do
+      if info[i] == 'last-generated-id' then last = string.match(info[i + 1], '^0%-(%d+)$') end
+      if info[i] == 'first-entry' and info[i + 1] then first = tonumber(sub(info[i + 1][1], 3)) end
+    end
+    if not last then return nil, 'it is no log: its last id is not 0-<index>' end
+    return first or last + 1, tonumber(last)
+  end
+
+  -- Appends elements; returns the last index before them, nil and why if it cannot be done.
+  function topic.append(p, elements)
+    local _, last = topic.ends(p)
+    if not _ then return nil, last end
+    for i, element in ipairs(elements) do
+      local id = redis.pcall('XADD', p, topic.id(last + i), 'm', element)
+      if type(id) == 'table' then return nil, id.err end
+    end
+    return last
+  end
+
+  -- --- the end of what is kept ---------------------------------------------------------------------------------------
+
+  -- Narrows down where the first entry is of which it is not known that it was appended before `time`: from `low` on,
+  -- `high` at most; the two are equal once it is found, which takes more than one call if more bytes would be read. An
+  -- entry that does not say when counts as not before.
+  function topic.search(p, time, low, high, most_bytes)
+    local bytes = 0
+    while low < high and bytes <= most_bytes do
+      local middle = math.floor((low + high) / 2)
+      local indexes, elements = read(p, middle, 1)
+      local index = tonumber(indexes[1])
+      if not index or index >= high then
+        high = middle
+      else
+        local element = elements[1]
+        bytes = bytes + #element
+        if sub(element, -11, -9) == PUSHED and struct.unpack('>I8', element, #element - 7) < time then
+          low = index + 1
+        else
+          high = middle
+        end
+      end
+    end
+    return low, high
+  end
+
+  -- Drops entries beyond `most`, those older than `max_age`, and those that all consumers have passed, 0 = not so; a bounded
+  -- number at a time. Returns whether nothing is left to be dropped.
+  function topic.trim(p, most, max_age, passed)
+    if most == 0 and max_age == 0 and passed == 0 then return true end
+    local first, last = topic.ends(p)
+    local slowest, drop = passed > 0 and call('ZRANGE', p .. ':consumers', 0, 0, 'WITHSCORES')[2], first
+    if most > 0 then drop = last - most + 1 end
+    if slowest then drop = math.max(drop, slowest + 1) end
+    local bound = math.min(first + DROPPED_AT_ONCE, last + 1)
+    if max_age > 0 then drop = math.max(drop, (topic.search(p, now - max_age, first, bound, math.huge))) end
+    if drop > first then call('XTRIM', p, 'MINID', '=', topic.id(math.min(drop, bound))) end
+    return drop < bound or bound > last
+  end
+
+  -- What follows each append. Where it fails, what was appended stands: it would be appended once more.
+  function topic.tend(...) pcall(topic.trim, ...) end
+
+  -- --- consumers -----------------------------------------------------------------------------------------------------
+
+  local function next_of(p, name) return tonumber(call('HGET', p .. '@' .. name .. ':state', 'next') or 1) end
+
+  local function name_of(p) return sub(KEYS[2], #p + 2, -11) end
+
+  -- Moves the cursor to before the first that has not ended.
+  function topic.move_cursor(p, name)
+    local open = call('ZRANGE', p .. '@' .. name .. ':open', 0, 0)[1]
+    local cursor = math.min(open and tonumber(open) or math.huge, next_of(p, name)) - 1
+    call('ZADD', p .. ':consumers', 'XX', text(cursor), name)
+  end
+
+  -- Has a consumer go on with an index, 'oldest' or 'now', if wanted only forward; returns with which.
+  function topic.place(p, name, start, is_forward)
+    local first, last = topic.ends(p)
+    local index = start == 'oldest' and first or start == 'now' and last + 1 or tonumber(start)
+    index = math.max(1, math.min(index, last + 1))
+    if is_forward then index = math.max(index, next_of(p, name)) end
+    call('HSET', p .. '@' .. name .. ':state', 'next', text(index))
+    call('ZADD', p .. ':consumers', text(index - 1), name)
+    topic.move_cursor(p, name)
+    return index
+  end
+
+  -- A consumer has no more use for these.
+  function topic.release(p, entries)
+    local indexes = {}
+    for i = 1, #entries do
+      if topic.is_reference(entries[i]) then indexes[#indexes + 1] = string.match(entries[i], '^%d+') end
+    end
+    if #indexes == 0 then return end
+    call('ZREM', p .. '@' .. name_of(p) .. ':open', unpack(indexes))
+    topic.move_cursor(p, name_of(p))
+  end
+
+  -- Returns entries that the consumer has not had yet, and what they stand for; each call those behind the last.
+  function topic.ahead(p, limit)
+    next_read = next_read or next_of(p, name_of(p))
+    first_read = first_read or next_read
+    local indexes, elements = read(p, next_read, limit)
+    if #indexes > 0 then next_read = tonumber(indexes[#indexes]) + 1 end
+    return indexes, elements
+  end
+
+  -- Notes that the last `n` of `entries` came from ahead, and what was dropped before they could.
+  function topic.go_on(p, entries, n)
+    if n <= 0 then return end
+    local name, open = name_of(p), {}
+    for i = #entries - n + 1, #entries do
+      local index = string.match(entries[i], '^%d+')
+      open[#open + 1], open[#open + 2] = index, index
+    end
+    local after = tonumber(open[#open]) + 1
+    call('ZADD', p .. '@' .. name .. ':open', unpack(open))
+    call('HSET', p .. '@' .. name .. ':state', 'next', text(after))
+    if after - first_read > n then topic.missed(p, name, after - first_read - n) end
+    topic.move_cursor(p, name)
+  end
+
+  -- Returns how many wait for a consumer, how many were dropped since it last took, where its cursor stands, and bytes.
+  function topic.standing(p, name)
+    local own, after = p .. '@' .. name, next_of(p, name)
+    local first, last = topic.ends(p)
+    if not first then first, last = 1, 0 end
+    return call('LLEN', own .. ':refs') + math.max(last - math.max(after, first) + 1, 0), math.max(first - after, 0),
+      call('ZSCORE', p .. ':consumers', name) or '0', call('MEMORY', 'USAGE', own .. ':open') or 0
+  end
+end

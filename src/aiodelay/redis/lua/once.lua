@@ -1,0 +1,34 @@
+-- once: what was published under a delivery id within 10 minutes is not published again; part of the scripts that publish.
+
+-- Returns the elements that are new, with the time at their end, of `count` pairs of delivery id ('' = always new) and element
+-- that stand in ARGV from `from` on; a letter for each, 'n' new or 'k' known; and what remembers the ids beside `p`, to be
+-- called once they are published.
+local function new_elements(p, from, count)
+  local SEEN_MS = 300000
+  local function seen_key(n) return p .. ':seen:' .. text(math.floor(now / SEEN_MS) - n) end
+
+  local ids, fresh = {}, {}
+  for i = 1, count do ids[i], fresh[i] = ARGV[from + 2 * i - 2], true end
+  for n = 0, 2 do
+    for i, is_member in ipairs(call('SMISMEMBER', seen_key(n), unpack(ids))) do
+      if is_member == 1 then fresh[i] = false end
+    end
+  end
+  local elements, new, twice, letters = {}, {}, {}, {}
+  for i = 1, count do
+    local id = ids[i]
+    letters[i] = 'k'
+    if id == '' or (fresh[i] and not twice[id]) then
+      letters[i] = 'n'
+      elements[#elements + 1] = ARGV[from + 2 * i - 1] .. struct.pack('>I8', now)
+      if id ~= '' then
+        new[#new + 1], twice[id] = id, true
+      end
+    end
+  end
+  return elements, table.concat(letters), function()
+    if #new == 0 then return end
+    call('SADD', seen_key(0), unpack(new))
+    call('PEXPIRE', seen_key(0), 3 * SEEN_MS)
+  end
+end

@@ -1,0 +1,102 @@
+"""What fan-outs and logs have in common: names, the keys of a consumer, addresses of sources, looking from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from aiodelay.errors import ClosedError, StoreUnavailableError, TargetError, shortened
+
+from .client import Client
+from .ends import Ending
+from .faults import Fault
+from .scripts import Arg
+
+__all__ = ["NAMES", "ConsumerKeys", "Place", "TopicEnd", "check_name", "read_place"]
+
+NAMES = re.compile(r"[\w./-]{1,100}")
+_BOOLEANS = {"true": True, "false": False}
+
+
+def check_name(name: str, *, field: str) -> str:
+    """Return the name of a topic or consumer.
+
+    Raises:
+        TargetError: It is not 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
+    """
+    if not isinstance(name, str) or not NAMES.fullmatch(name):
+        raise TargetError(field, shortened(name), "1 to 100 letters, digits and . _ - /")
+    return name
+
+
+class ConsumerKeys:
+    """The keys of one consumer of a topic; `taken` is how those of its instances begin."""
+
+    def __init__(self, prefix: str) -> None:
+        self.refs: str = f"{prefix}refs"
+        self.instances: str = f"{prefix}consumers"
+        self.taken: str = f"{prefix}taken:"
+        self.later: str = f"{prefix}later"
+        self.state: str = f"{prefix}state"
+
+    def of_instance(self, instance: str) -> list[str]:
+        """Return those that an instance's taking is given."""
+        return [self.refs, self.instances, f"{self.taken}{instance}"]
+
+
+class Place(NamedTuple):
+    """Whose messages a handler takes, and how it is registered; without a consumer, all of a topic."""
+
+    topic: str
+    consumer: str
+    start: str
+    is_ordered: bool
+
+
+def read_place(address: str, name: str, names: Mapping[str, str], *, start: str, form: str) -> Place:
+    """Read `<topic>?consumer=<name>&from=<start>&ordered=true`.
+
+    Args:
+        address: The address.
+        name: Of the sink or source, for errors.
+        names: What options are called, by what they may be called.
+        start: Where one begins that does not say.
+        form: What is allowed, for people.
+
+    Raises:
+        TargetError: It is not of this form.
+    """
+    topic, _, query = address.partition("?")
+    given = [(names.get(key, ""), value) for key, value in parse_qsl(query, keep_blank_values=True)]
+    options = dict(given)
+    ordered = _BOOLEANS.get(options.get("ordered", "false"))
+    if len(options) < len(given) or "" in options or ordered is None:
+        raise TargetError(f"address of {name}", shortened(address), form)
+    check_name(topic, field=f"topic of {name}")
+    consumer = options.get("consumer", "")
+    if consumer or query:
+        check_name(consumer, field=f"consumer of {name}")
+    return Place(topic, consumer, options.get("from", start), ordered)
+
+
+class TopicEnd(Ending):
+    """Looks at topics, and changes them: scripts and commands, whose failures callers see as a store's."""
+
+    def _opened(self) -> Client:
+        if self._client is None:
+            raise ClosedError(type(self).__name__, "not open")
+        return self._client
+
+    async def _run(self, script: str, keys: Sequence[str], arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
+        try:
+            return await self._opened().run_on(script, keys, arguments)
+        except Fault as fault:
+            raise StoreUnavailableError(self.options.name, fault.reason) from fault
+
+    async def _command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
+        try:
+            return await self._opened().command(*arguments)
+        except Fault as fault:
+            raise StoreUnavailableError(self.options.name, fault.reason) from fault
