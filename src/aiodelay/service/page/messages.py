@@ -25,7 +25,7 @@ from .rendering import shown, url_of
 from .requests import screen, store_of, wanted
 from .state import state_of
 
-__all__ = ["FIELDS", "filter_in", "in_utc", "message", "messages", "recurring", "rule_words"]
+__all__ = ["FIELDS", "Attempt", "filter_in", "in_utc", "message", "messages", "recurring", "rule_words"]
 
 FIELDS = ("state", "lane", "address", "type", "text", "due_from", "due_to")
 PER_PAGE = 50

@@ -1,4 +1,4 @@
-"""Templates, what they all are given, and how values are written."""
+"""Templates, and what they all are given."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from aiodelay._version import __version__
-from aiodelay.model import Envelope
 from aiodelay.service.api.security import CALLER
 from aiodelay.service.api.served import Opened, served_of
 from aiodelay.service.api.sessions import COOKIE
-from aiodelay.shapes import time_shape, to_of
 
-from .state import PageState, state_of
+from . import values
+from .state import state_of
 
-__all__ = ["PAGE_HEADERS", "path_of", "rendered", "shown", "url_of"]
+__all__ = ["PAGE_HEADERS", "here_of", "path_of", "rendered", "shown", "url_of"]
 
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -61,80 +59,6 @@ def url_of(request: Request, store: Opened, path: str = "", **query: object) -> 
     return path_of(request, path, store=named, **query)
 
 
-def message_path(message_id: str) -> str:
-    return f"messages/{quote(message_id, safe='')}"
-
-
-# --- values -----------------------------------------------------------------------------------------------
-
-
-def instant(ms: int) -> Markup:
-    """Return an instant: in UTC, which a script turns into the viewer's zone."""
-    text = time_shape(ms)
-    shown = f"{text[:10]} {text[11:23]}"
-    return Markup('<time datetime="{0}" title="{1} UTC">{1} <abbr>UTC</abbr></time>').format(text, shown)
-
-
-def clock_time(ms: int) -> Markup:
-    """Return an instant's hour and minute, as `instant`."""
-    text = time_shape(ms)
-    return Markup('<time datetime="{0}" data-as="clock" title="{1} {2} UTC">{2}</time>').format(
-        text, text[:10], text[11:16]
-    )
-
-
-def day(ms: int) -> Markup:
-    """Return an instant's day, as `instant`."""
-    text = time_shape(ms)
-    return Markup('<time datetime="{0}" data-as="day" title="{1} {2} UTC">{3}</time>').format(
-        text, text[:10], text[11:16], text[5:10]
-    )
-
-
-def number(value: int) -> str:
-    """Return a number with thin spaces between thousands."""
-    return f"{value:,}".replace(",", "\u202f")
-
-
-def size(value: int) -> str:
-    """Return a number of bytes."""
-    for limit, unit in ((1 << 20, "MB"), (1 << 10, "kB")):
-        if value >= limit:
-            return f"{value / limit:.1f}\u00a0{unit}"
-    return f"{value}\u00a0B"
-
-
-def duration(ms: int) -> str:
-    """Return a length of time in at most two units."""
-    ms = abs(ms)
-    units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"))
-    for i, (unit, name) in enumerate(units):
-        if ms >= unit:
-            smaller, smaller_name = units[i + 1] if i + 1 < len(units) else (1_000, "s")
-            rest = ms % unit // smaller
-            return f"{ms // unit}\u00a0{name}" + (f" {rest}\u00a0{smaller_name}" if rest else "")
-    if ms >= 10_000:
-        return f"{ms // 1000}\u00a0s"
-    return f"{ms / 1000:.1f}\u00a0s" if ms >= 1000 else f"{ms}\u00a0ms"
-
-
-def away(ms: int, now_ms: int) -> str:
-    """Return how far away an instant is."""
-    if ms == now_ms:
-        return "now"
-    return f"in {duration(ms - now_ms)}" if ms > now_ms else f"{duration(now_ms - ms)} ago"
-
-
-def destination(envelope: Envelope) -> str:
-    """Return where a message goes."""
-    return to_of(envelope)
-
-
-def words(text: str) -> str:
-    """Return a name of the API's as words."""
-    return text.replace("_", " ")
-
-
 # --- pages ------------------------------------------------------------------------------------------------
 
 
@@ -146,22 +70,21 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (instant, clock_time, day, number, size, duration, away, destination, words, message_path)
-    environment.filters |= {each.__name__: each for each in filters}
+    environment.filters |= {name: getattr(values, name) for name in values.__all__}
     return environment
 
 
 _TEMPLATES = _environment()
 
 
-def static_version() -> str:
+def _static_version() -> str:
     """Return what changes with any static file, so that browsers may keep them for ever."""
     static = resources.files("aiodelay.service.page").joinpath("static")
     names = sorted(each.name for each in static.iterdir() if each.is_file())
     return sha256(b"".join(static.joinpath(name).read_bytes() for name in names)).hexdigest()[:12]
 
 
-STATIC = f"{__version__}-{static_version()}"
+_STATIC = f"{__version__}-{_static_version()}"
 
 
 def rendered(template: str, **given: object) -> str:
@@ -197,12 +120,12 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
 
     return {
         "url": url,
-        "static": lambda name: path_of(request, f"static/{name}", v=STATIC),
+        "static": lambda name: path_of(request, f"static/{name}", v=_STATIC),
         "store": store,
         "stores": list(served.stores),
         "store_field": store.name if store is not None and len(served.stores) > 1 else "",
         "tabs": TABS,
-        "unable": {} if store is None else unable_tabs(store, state),
+        "unable": {} if store is None else state.unable(store),
         "here": request.scope["path"].removeprefix(request.scope.get("root_path", "")).strip("/").partition("/")[0],
         "back": here_of(request),
         "caller": caller,
@@ -212,7 +135,7 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
         "may_operate": "operate" in scopes and not served.read_only,
         "csrf": state.sessions.csrf(cookie),
         "environment": state.environment,
-        "environment_kind": environment_kind(state.environment),
+        "environment_kind": _environment_kind(state.environment),
         "theme": theme if theme in ("dark", "light") else "auto",
         "version": __version__,
         "htmx_config": json.dumps({"includeIndicatorCSS": False, "extensions": "sse", "history": True}),
@@ -227,14 +150,9 @@ def here_of(request: Request) -> str:
     return quote(request.scope["path"]) + (f"?{query}" if query else "")
 
 
-def environment_kind(name: str) -> str:
+def _environment_kind(name: str) -> str:
     """Return the colour's name of an environment's badge."""
     lowered = name.lower()
     if lowered.startswith("prod") or lowered == "live":
         return "live"
     return "test" if lowered.startswith(("stag", "test", "qa", "pre", "uat")) else "other"
-
-
-def unable_tabs(store: Opened, state: PageState) -> Mapping[str, str]:
-    """Return the tabs that a store has nothing for, with the reason."""
-    return state.unable(store)

@@ -22,11 +22,11 @@ from aiodelay.service.config import Scope
 from .rendering import here_of, path_of, shown
 from .state import state_of
 
-__all__ = ["Form", "form_of", "screen", "store_of", "wanted"]
+__all__ = ["Form", "failed", "form_of", "screen", "store_of", "wanted"]
 
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
-Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+_Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 MOST_FIELDS = 2_100
 FORM = "application/x-www-form-urlencoded"
 
@@ -46,10 +46,10 @@ class Form:
         return self._fields.get(name, [])
 
 
-def screen(scope: Scope) -> Callable[[Endpoint], Endpoint]:
+def screen(scope: Scope) -> Callable[[_Endpoint], _Endpoint]:
     """Make a route of a function: for those whose token is for this; whoever has not signed in is asked to."""
 
-    def decorate(function: Endpoint) -> Endpoint:
+    def decorate(function: _Endpoint) -> _Endpoint:
         async def endpoint(request: Request) -> Response:
             if request.scope[CALLER] is None and state_of(request).has_tokens and request.method == "GET":
                 if request.headers.get("hx-request"):

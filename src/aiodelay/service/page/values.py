@@ -1,0 +1,95 @@
+"""How templates write values: instants, lengths of time, sizes."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from aiodelay.model import Envelope
+from aiodelay.shapes import time_shape, to_of
+
+__all__ = [
+    "away",
+    "clock_time",
+    "day",
+    "destination",
+    "duration",
+    "instant",
+    "message_path",
+    "number",
+    "size",
+    "words",
+]
+
+
+def instant(ms: int) -> Markup:
+    """Return an instant: in UTC, which a script turns into the viewer's zone."""
+    text = time_shape(ms)
+    shown = f"{text[:10]} {text[11:23]}"
+    return Markup('<time datetime="{0}" title="{1} UTC">{1} <abbr>UTC</abbr></time>').format(text, shown)
+
+
+def clock_time(ms: int) -> Markup:
+    """Return an instant's hour and minute, as `instant`."""
+    text = time_shape(ms)
+    return Markup('<time datetime="{0}" data-as="clock" title="{1} {2} UTC">{2}</time>').format(
+        text, text[:10], text[11:16]
+    )
+
+
+def day(ms: int) -> Markup:
+    """Return an instant's day, as `instant`."""
+    text = time_shape(ms)
+    return Markup('<time datetime="{0}" data-as="day" title="{1} {2} UTC">{3}</time>').format(
+        text, text[:10], text[11:16], text[5:10]
+    )
+
+
+def number(value: int) -> str:
+    """Return a number with thin spaces between thousands."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def size(value: int) -> str:
+    """Return a number of bytes."""
+    for limit, unit in ((1 << 20, "MB"), (1 << 10, "kB")):
+        if value >= limit:
+            return f"{value / limit:.1f}\u00a0{unit}"
+    return f"{value}\u00a0B"
+
+
+def duration(ms: int) -> str:
+    """Return a length of time in at most two units."""
+    ms = abs(ms)
+    units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"))
+    for i, (unit, name) in enumerate(units):
+        if ms >= unit:
+            smaller, smaller_name = units[i + 1] if i + 1 < len(units) else (1_000, "s")
+            rest = ms % unit // smaller
+            return f"{ms // unit}\u00a0{name}" + (f" {rest}\u00a0{smaller_name}" if rest else "")
+    if ms >= 10_000:
+        return f"{ms // 1000}\u00a0s"
+    return f"{ms / 1000:.1f}\u00a0s" if ms >= 1000 else f"{ms}\u00a0ms"
+
+
+def away(ms: int, now_ms: int) -> str:
+    """Return how far away an instant is."""
+    if ms == now_ms:
+        return "now"
+    return f"in {duration(ms - now_ms)}" if ms > now_ms else f"{duration(now_ms - ms)} ago"
+
+
+def destination(envelope: Envelope) -> str:
+    """Return where a message goes."""
+    return to_of(envelope)
+
+
+def words(text: str) -> str:
+    """Return a name of the API's as words."""
+    return text.replace("_", " ")
+
+
+def message_path(message_id: str) -> str:
+    """Return the path of a message's page."""
+    return f"messages/{quote(message_id, safe='')}"
