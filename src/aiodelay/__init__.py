@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from .recurrence import Cron, Every
     from .retry import Retry
     from .scheduler import Scheduler
+    from .telemetry.settings import Telemetry
     from .timeunits import Duration
 
 __all__ = [
@@ -117,6 +118,7 @@ __all__ = [
     "StoreUnavailableError",
     "TargetError",
     "TargetNotAllowedError",
+    "Telemetry",
     "UnknownSinkError",
     "UnsupportedByStoreError",
     "WrongLoopError",
@@ -177,6 +179,7 @@ _HOMES = {
     "StoreUnavailableError": "errors",
     "TargetError": "errors",
     "TargetNotAllowedError": "errors",
+    "Telemetry": "telemetry.settings",
     "UnknownSinkError": "errors",
     "UnsupportedByStoreError": "errors",
     "WrongLoopError": "errors",

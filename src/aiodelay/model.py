@@ -17,6 +17,7 @@ from .errors import ConfigurationError, shortened
 from .timeunits import Duration, parse_duration
 
 __all__ = [
+    "CONTINUED",
     "FIELDS",
     "FORMAT_VERSION",
     "LEASE_MS",
@@ -193,6 +194,8 @@ class After(Struct, frozen=True, gc=False):
 
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 NO_TRACE: Mapping[str, str] = MappingProxyType({})
+CONTINUED = "aiodelay-continue"
+"""In a message's trace context: it is delivered in that trace, and not in one of its own."""
 
 
 class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -60,6 +60,7 @@ __all__ = [
     "Inspectable",
     "Instances",
     "Journal",
+    "Lists",
     "Loads",
     "PutsBack",
     "Registry",
@@ -338,7 +339,10 @@ class Journal(Protocol):
 
 
 class Sink(Protocol):
-    """Takes messages when they are due, at least once, as many as it has asked for."""
+    """Takes messages when they are due, at least once, as many as it has asked for.
+
+    A sink's attribute `system`, if it has one, is the `messaging.system` of its deliveries' spans.
+    """
 
     @property
     def name(self) -> str:
@@ -442,6 +446,22 @@ class Bounded(Protocol):
 
     async def fill(self) -> float | None:
         """Return how much of the room is used, 0 to 1 and somewhat more; None if it has no bound.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
+        ...
+
+
+@runtime_checkable
+class Lists(Protocol):
+    """A store on whose server lists stand that messages go to."""
+
+    async def lengths(self, destinations: Collection[str]) -> Mapping[str, int]:
+        """Return how many elements those lists hold that are named; what is no list here is left out.
+
+        Args:
+            destinations: `<sink>:<address>`.
 
         Raises:
             StoreUnavailableError: No answer.

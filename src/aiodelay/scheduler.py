@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from msgspec import structs
 
@@ -86,7 +86,12 @@ from .received import Received
 from .receiving import Messages
 from .recurrence import Cron, Every
 from .retry import Retry
+from .telemetry import Telemetry
 from .timeunits import Duration, parse_duration
+
+if TYPE_CHECKING:
+    from .telemetry.commands import Carrier
+    from .telemetry.observer import Observer
 
 __all__ = ["Scheduler"]
 
@@ -124,6 +129,7 @@ class Scheduler(Operations):
         drain: How long closing waits for what is in flight, before it is cancelled and given back.
         overdue_alarm: Age of the oldest overdue message from which an alarm is raised.
         on_alarm: A plain function, called with each `Alarm`, and again when it is over; alarms are logged in any case.
+        telemetry: How traces and metrics are emitted, where OpenTelemetry is set up (docs/telemetry.md).
         clock: Where time is read; for tests.
 
     Raises:
@@ -147,6 +153,7 @@ class Scheduler(Operations):
         drain: Duration = "30s",
         overdue_alarm: Duration = "60s",
         on_alarm: Callable[[Alarm], object] | None = None,
+        telemetry: Telemetry | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.namespace: str = check_namespace(namespace)
@@ -158,6 +165,7 @@ class Scheduler(Operations):
         self._dispatch = check_flag(dispatch, "dispatch")
         self._lanes = None if lanes is None else _checked_lanes(lanes)
         self._retry = Retry() if retry is None else _checked(retry, Retry, "retry")
+        self._telemetry = Telemetry() if telemetry is None else _checked(telemetry, Telemetry, "telemetry")
         if on_alarm is not None and not _is_plain_function(on_alarm):
             raise ConfigurationError("on_alarm", _kind_of_function(on_alarm), "a plain function that takes an Alarm")
         if clock is not None and not hasattr(clock, "now_ms"):
@@ -189,7 +197,7 @@ class Scheduler(Operations):
         self._subscribed: list[HandlerSpec] = []
         self._series: dict[Lane, Message] = {}
         self._running: Running | None = None
-        self._commands: Commands | None = None
+        self._commands: Carrier | None = None
         self._is_opening = self._was_closed = False
         self._closing = asyncio.Lock()
 
@@ -639,7 +647,9 @@ class Scheduler(Operations):
             known = ", ".join(sorted([*self._handlers, *self._sinks])) or "none"
             raise ConfigurationError("lanes", shortened(sorted(unknown)), f"names of handlers and sinks: {known}")
         sources = list(self._sources.values()) if self._reads_sources else []
-        running = Running(self._store, sinks, sources, self._options, self._context)
+        observer = self._observer()
+        options = structs.replace(self._options, observer=observer)
+        running = Running(self._store, sinks, sources, options, self._context)
         lanes = [lane for spec in specs for lane in (spec.name, *spec.aliases)] + [sink.name for sink in sinks]
         self._is_opening = True
         try:
@@ -647,8 +657,8 @@ class Scheduler(Operations):
         finally:
             self._is_opening = False
         self._running, self._closing = running, asyncio.Lock()
-        options = self._options
-        self._commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
+        commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
+        self._commands = commands if observer is None else observer.commands(commands)
         try:
             for sink in sinks:
                 running.add_sink(sink)
@@ -660,6 +670,13 @@ class Scheduler(Operations):
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
+
+    def _observer(self) -> Observer | None:
+        from .telemetry.observer import observer_of  # noqa: PLC0415 - what imports aiodelay need not wait for this
+
+        places = [":".join(spec.source) for spec in self._handlers.values() if spec.source is not None]
+        places += [to for to in self.targets.allowed or () if not to.endswith("*")]
+        return observer_of(self._telemetry, self._store, self.namespace, places)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -795,7 +812,7 @@ class Scheduler(Operations):
         self._running.check_usable()
         return self._running
 
-    def _open_commands(self) -> Commands:
+    def _open_commands(self) -> Carrier:
         self._ready()
         assert self._commands is not None
         return self._commands

@@ -24,6 +24,7 @@ from aiodelay.transitions import token_counter, token_for
 from aiodelay.wakeup import WakeUp
 
 from .backoff import Backoff
+from .observer import Attempt, Observer
 
 __all__ = ["Held", "LeaseBook", "Taker"]
 
@@ -46,7 +47,7 @@ class Held(Struct, eq=False):
     """A claim in this process.
 
     `claim` is replaced as its lease is renewed; `settlement` is set once the run is over; `is_over` once it is held no
-    more.
+    more. `attempt` is set where the run is observed.
     """
 
     claim: Claim
@@ -56,6 +57,7 @@ class Held(Struct, eq=False):
     settlement: Settlement | None = None
     is_lost: bool = False
     is_over: bool = False
+    attempt: Attempt | None = None
 
 
 class LeaseBook:
@@ -66,10 +68,19 @@ class LeaseBook:
         clock: For intervals only; due times are the store's.
         lease_ms: How long a renewal lasts; due at a third of it.
         on_change: Called after anything ended or was renewed.
+        observer: Is told how claims end.
     """
 
-    def __init__(self, work: Feed, clock: Clock, lease_ms: int, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        work: Feed,
+        clock: Clock,
+        lease_ms: int,
+        on_change: Callable[[], None],
+        observer: Observer | None = None,
+    ) -> None:
         self._work, self._clock, self._lease_ms, self._on_change = work, clock, lease_ms, on_change
+        self._observer = observer
         self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
         self._ended: deque[Held] = deque()
         self._most_settled = MAX_CLAIM_MESSAGES  # in one call
@@ -129,6 +140,8 @@ class LeaseBook:
         if held.is_lost:
             self.forget(held)
             return
+        if self._observer is not None:
+            self._observer.settled(held, settlement)
         held.settlement = settlement
         if not self._ended:
             self._wakeup.set()
@@ -137,6 +150,8 @@ class LeaseBook:
     def forget(self, held: Held) -> None:
         """Hold a claim no longer, and leave it to its lease; what becomes of its run does not matter any more."""
         held.is_lost = True
+        if self._observer is not None:
+            self._observer.left(held)
         if not held.is_over:
             self._drop(held, SettleOutcome.GONE)
             self._on_change()

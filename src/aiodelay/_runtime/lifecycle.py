@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +17,7 @@ from aiodelay import reactive
 from aiodelay.context import Context
 from aiodelay.errors import ClosedError, WrongLoopError
 from aiodelay.model import Claim, Lane, Promise, Query, WorkStatus
-from aiodelay.ports import Inspectable, PutsBack, Sink, Source, Store, Transfer
+from aiodelay.ports import Inspectable, PutsBack, Sink, Source, Store, Transfer, Work
 from aiodelay.received import Received
 from aiodelay.wakeup import WakeUp
 
@@ -81,20 +81,38 @@ class Running:
             lanes: What is served at first.
         """
         try:
-            await self._stack.enter_async_context(self._store)
-            if dispatch:
-                for sink in self._sinks:
-                    if not self._moves_into(sink):  # otherwise nothing is sent to it
-                        await self._stack.enter_async_context(sink)
-                for source in self._sources.values():
-                    await self._stack.enter_async_context(source)
-                work = await self._stack.enter_async_context(self._store.work(self._worker, lanes))
+            with self._apart(silent=True):
+                work = await self._connect(lanes, dispatch=dispatch)
             await self._tasks.__aenter__()
         except BaseException:
             await self._stack.aclose()
             raise
+        with self._apart():
+            self._start(work)
+
+    def _apart(self, *, silent: bool = False) -> AbstractContextManager[None]:
+        observer = self._options.observer
+        return nullcontext() if observer is None else observer.apart(silent=silent)
+
+    async def _connect(self, lanes: Sequence[Lane], *, dispatch: bool) -> Work | None:
+        await self._stack.enter_async_context(self._store)
+        if not dispatch:
+            return None
+        for sink in self._sinks:
+            if not self._moves_into(sink):  # otherwise nothing is sent to it
+                await self._stack.enter_async_context(sink)
+        for source in self._sources.values():
+            await self._stack.enter_async_context(source)
+        opening, observer = self._store.work(self._worker, lanes), self._options.observer
+        if observer is not None:
+            opening = observer.work(opening)
+            observer.watch(self._load)
+            self._stack.callback(observer.forget)
+        return await self._stack.enter_async_context(opening)
+
+    def _start(self, work: Work | None) -> None:
         self._commit_task = self._tasks.create_task(self.commit.run(), name="aiodelay group commit")
-        if dispatch:
+        if work is not None:
             self._loops = Loops(
                 work=work,
                 subscriptions=self.subscriptions,
@@ -103,6 +121,10 @@ class Running:
                 tasks=self._tasks,
                 on_change=self.changed,
             )
+
+    def _load(self) -> list[tuple[Lane, int, int]]:
+        """Return what is in flight and requested, by lane; from any thread."""
+        return [(each.lane, each.in_flight, each.demand().messages) for each in list(self.subscriptions.values())]
 
     def check_usable(self) -> None:
         """Refuse use from another loop, thread or process.
@@ -132,6 +154,7 @@ class Running:
             now_ms=self._store.now_ms,
             on_free=self._loops.freed,
             middleware=self._options.middleware,
+            observer=self._options.observer,
         )
         self._serve(subscription)
 
@@ -153,6 +176,7 @@ class Running:
             context=self._context,
             now_ms=self._store.now_ms,
             on_free=loops.freed,
+            observer=self._options.observer,
             subscriber=subscriber,
             failure=lambda: None if loops.settles else ClosedError("scheduler", "ended by a failure"),
             on_over=on_over,
@@ -174,7 +198,8 @@ class Running:
             assert isinstance(self._store, PutsBack)
             consumer = f"{self._worker}-{uuid4().hex[:8]}"
             feed = self._sources[name].feed(address, consumer, self._store.put_back, self._store.now_ms)
-            self._loops.add_source(subscription, feed)
+            with self._apart():
+                self._loops.add_source(subscription, feed)
         self._loops.freed()
 
     def add_sink(self, sink: Sink) -> None:
@@ -184,11 +209,14 @@ class Running:
         store, runners = self._store, Runners(self._tasks)
         if isinstance(store, Transfer) and self._moves_into(sink):
             moves = self._stack.enter_context(store.transferring(sink))
+            if self._options.observer is not None:
+                moves = self._options.observer.transfer(moves, sink.name)
             transfer = TransferSubscription(
                 sink=sink, moves=moves, runners=runners, now_ms=store.now_ms, on_change=self.changed
             )
             self._transfers.append(transfer)
-            transfer.start()
+            with self._apart():
+                transfer.start()
             return
         self.subscriptions[sink.name] = SinkSubscription(
             sink=sink,
@@ -196,6 +224,7 @@ class Running:
             runners=runners,
             now_ms=store.now_ms,
             on_free=self._loops.freed,
+            observer=self._options.observer,
         )
 
     def _moves_into(self, sink: Sink) -> bool:

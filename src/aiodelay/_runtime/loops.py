@@ -19,6 +19,7 @@ from aiodelay.retry import Retry
 from .dispatcher import Dispatcher, Subscriber, Subscription
 from .housekeeping import Alarm, Housekeeping, LoopLag
 from .leases import LeaseBook
+from .observer import Observer
 from .source_loop import SourceLoop
 from .subscription import HandlerSubscription
 
@@ -42,6 +43,7 @@ class RuntimeOptions(Struct, frozen=True):
     on_alarm: Callable[[Alarm], object] | None
     middleware: Sequence[Middleware[Context, object]] = ()
     lease_ms: int = LEASE_MS
+    observer: Observer | None = None
 
 
 class Loops:
@@ -69,7 +71,7 @@ class Loops:
         self._work, self._options, self._tasks, self._on_change = work, options, tasks, on_change
         self._sources: dict[Subscriber, tuple[SourceLoop, asyncio.Task[None]]] = {}
         self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
-        self.book = LeaseBook(work, options.clock, options.lease_ms, self.freed)
+        self.book = LeaseBook(work, options.clock, options.lease_ms, self.freed, options.observer)
         self._dispatcher = Dispatcher(work, self.book, subscriptions, options.lease_ms, self._may_claim)
         self.housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
         self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
@@ -108,6 +110,8 @@ class Loops:
     def add_source(self, subscription: HandlerSubscription, feed: AbstractAsyncContextManager[Feed]) -> None:
         """Take a handler's messages from a source too."""
         options = self._options
+        if options.observer is not None:
+            feed = options.observer.feed(feed, subscription.lane)
         loop = SourceLoop(
             feed,
             subscription,
@@ -115,6 +119,7 @@ class Loops:
             lease_ms=options.lease_ms,
             may_claim=self._may_claim,
             on_change=self.freed,
+            observer=options.observer,
         )
         task = self._tasks.create_task(loop.run(), name=f"aiodelay source of {subscription.lane}")
         self._sources[subscription] = loop, task

@@ -28,6 +28,7 @@ from aiodelay.transitions import delivery_id
 from . import settling
 from .backoff import is_cancelled
 from .leases import Held
+from .observer import Observer
 from .runners import Runners
 
 __all__ = ["SinkSubscription"]
@@ -47,6 +48,7 @@ class SinkSubscription:
         runners: The tasks that it sends in.
         now_ms: The store's time.
         on_free: Called when demand has grown.
+        observer: Is told of each batch.
     """
 
     sink: Sink
@@ -54,6 +56,7 @@ class SinkSubscription:
     runners: Runners
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
+    observer: Observer | None = None
     in_flight: int = 0
     is_draining: bool = False
     _bytes: int = 0
@@ -129,7 +132,10 @@ class SinkSubscription:
 
     async def _send_and_settle(self, ready: list[Held], deliveries: list[Delivery]) -> None:
         try:
-            outcomes = await self.sink.send(deliveries)
+            if self.observer is None:
+                outcomes = await self.sink.send(deliveries)
+            else:
+                outcomes = await self.observer.send(self.sink, ready, deliveries)
             now = self.now_ms()
             settlements = [self._settlement(*each, now) for each in zip(ready, outcomes, strict=True)]
         except SinkUnavailableError:

@@ -11,6 +11,7 @@ from aiodelay.ports import Feed
 
 from .dispatcher import Dispatcher
 from .leases import LeaseBook
+from .observer import Observer
 from .subscription import HandlerSubscription
 
 __all__ = ["SourceLoop"]
@@ -26,6 +27,7 @@ class SourceLoop:
         lease_ms: How long a claim lasts.
         may_claim: Says whether fresh work may be claimed now.
         on_change: Called after anything ended or was renewed.
+        observer: Is told how claims end.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class SourceLoop:
         lease_ms: int,
         may_claim: Callable[[], bool],
         on_change: Callable[[], None],
+        observer: Observer | None,
     ) -> None:
+        self._observer = observer
         self._opening, self._subscription = feed, subscription
         self._clock, self._lease_ms, self._may_claim, self._on_change = clock, lease_ms, may_claim, on_change
         self._feed: Feed | None = None
@@ -48,7 +52,7 @@ class SourceLoop:
         """Take messages until drained, then settle what is left until told to end."""
         async with self._opening as feed, asyncio.TaskGroup() as tasks:
             self._feed = feed
-            self.book = LeaseBook(feed, self._clock, self._lease_ms, self._on_change)
+            self.book = LeaseBook(feed, self._clock, self._lease_ms, self._on_change, self._observer)
             lanes = {self._subscription.lane: self._subscription}
             dispatcher = Dispatcher(feed, self.book, lanes, self._lease_ms, self._may_claim)
             tasks.create_task(self.book.run(), name=f"aiodelay lease book of {self._subscription.lane}")

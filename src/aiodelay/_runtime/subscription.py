@@ -23,6 +23,7 @@ from aiodelay.transitions import token_deadline_ms
 from . import settling
 from .drive import rest_of
 from .leases import Held
+from .observer import Observer
 from .runners import Runners
 from .threads import Threads
 
@@ -108,6 +109,7 @@ class HandlerSubscription:
         now_ms: The store's time, for due times and lateness.
         on_free: Called when demand has grown.
         middleware: What goes around each run.
+        observer: Is told of each run.
     """
 
     spec: HandlerSpec
@@ -116,6 +118,7 @@ class HandlerSubscription:
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
     middleware: Sequence[Middleware[Context, object]] = ()
+    observer: Observer | None = None
     concurrency: int = 0
     in_flight: int = 0
     is_draining: bool = False
@@ -259,6 +262,9 @@ class HandlerSubscription:
             settlement = settling.without_running(record, token, now)
             if settlement is not None:
                 return settlement
+        lateness_ms = max(now - record.due_ms, 0)
+        if self.observer is not None:
+            self.observer.begin(held, lateness_ms)
         try:
             self.spec.check_type(record.envelope.type)
             event = self.spec.decode(record.envelope.payload, record.envelope.encoding)
@@ -266,10 +272,12 @@ class HandlerSubscription:
             text = settling.decode_error_text(error)
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows it
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
-        return self._start(held, event, self.context(held.claim, max(now - record.due_ms, 0)), started_s)
+        return self._start(held, event, self.context(held.claim, lateness_ms), started_s)
 
     def _start(self, held: Held, event: object, context: Context, started_s: float) -> Settlement | Run:
         variables = contextvars.copy_context()
+        if held.attempt is not None:
+            held.attempt.enter(variables)
         if not self.spec.is_coroutine and not self.middleware:
             call = self._threads.call(variables.run, _in_thread, self.spec.call, event, context, most=self.concurrency)
             return Run(held, started_s, call)
@@ -363,6 +371,8 @@ class HandlerSubscription:
         return self._failed(run.held, error)
 
     def _failed(self, held: Held, error: BaseException) -> Settlement:
+        if held.attempt is not None:
+            held.attempt.failed(error)
         record, token = held.claim.record, held.claim.token
         attempt, text, now = record.attempt + 1, settling.error_text(error), self.now_ms()
         decision = self.spec.retry.decide(attempt, error, random.random())

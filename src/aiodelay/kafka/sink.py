@@ -61,6 +61,7 @@ class KafkaSink:
 
     name: str
     limits: Demand
+    system: str = "kafka"
 
     def __init__(
         self,

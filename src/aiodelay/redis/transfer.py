@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,7 @@ from .fanout_topics import RedisFanout
 from .faults import Fault
 from .keys import Keys, member_of, text_of
 from .list_source import RedisListSource
+from .lists import NAME as LIST
 from .lists import RedisListSink
 from .log import RedisLog
 from .looking import Looking
@@ -134,6 +135,21 @@ class Transfers(Looking):
         """
         for transfer in self._transfers:
             transfer.looked(next_look_ms)
+
+    async def lengths(self, destinations: Collection[str]) -> Mapping[str, int]:
+        """Return how many elements lists hold."""
+        found: dict[str, int] = {}
+        for destination in destinations:
+            name, _, address = destination.partition(":")
+            key = address.partition("?")[0]
+            if name != LIST or not key:
+                continue
+            try:
+                found[destination] = int(await self._checked().client.command("LLEN", key))
+            except Fault as fault:
+                if "WRONGTYPE" not in fault.reason:
+                    raise StoreUnavailableError(self.name, fault.reason) from fault
+        return found
 
     async def blocked(self) -> Sequence[Blocked]:
         """List destinations that take nothing now."""

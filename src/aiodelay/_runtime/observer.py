@@ -1,0 +1,72 @@
+"""Whom the runtime tells what it does, where somebody is to be told: `aiodelay.telemetry` implements it."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from aiodelay.model import Delivery, Lane, SendOutcome, Settlement
+from aiodelay.ports import Feed, Sink, Transferring, Work
+
+if TYPE_CHECKING:
+    from .leases import Held
+
+__all__ = ["Attempt", "Observer"]
+
+
+class Attempt(Protocol):
+    """One attempt at delivering a message, from `Observer.begin` or `send` until it is settled."""
+
+    def enter(self, variables: contextvars.Context) -> None:
+        """Prepare the context in which a handler runs."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """The handler raised."""
+        ...
+
+
+class Observer(Protocol):
+    """Is told what one opening of a scheduler does. Nothing here may wait, save for what it hands on."""
+
+    def work(self, opening: AbstractAsyncContextManager[Work]) -> AbstractAsyncContextManager[Work]:
+        """Stand around a store's dispatching side."""
+        ...
+
+    def feed(self, opening: AbstractAsyncContextManager[Feed], lane: Lane) -> AbstractAsyncContextManager[Feed]:
+        """Stand around a source's feed."""
+        ...
+
+    def transfer(self, moves: Transferring, lane: Lane) -> Transferring:
+        """Stand around a store's moving of one sink's messages."""
+        ...
+
+    def apart(self, *, silent: bool = False) -> AbstractContextManager[None]:
+        """Leave what surrounds the caller, for what goes on after it; `silent`: also unseen by others."""
+        ...
+
+    def begin(self, held: Held, lateness_ms: int) -> None:
+        """A handler's run begins: set `held.attempt`."""
+        ...
+
+    async def send(self, sink: Sink, held: Sequence[Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        """Have a sink send a batch; set the `attempt` of each."""
+        ...
+
+    def settled(self, held: Held, settlement: Settlement) -> None:
+        """It is decided how a claim ends."""
+        ...
+
+    def left(self, held: Held) -> None:
+        """A claim is left to its lease."""
+        ...
+
+    def watch(self, loads: Callable[[], Iterable[tuple[Lane, int, int]]]) -> None:
+        """From now on it may be asked what is in flight and requested, by lane, from any thread."""
+        ...
+
+    def forget(self) -> None:
+        """The opening is over."""
+        ...

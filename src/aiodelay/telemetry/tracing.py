@@ -1,0 +1,143 @@
+"""Spans: how they are named, what they are linked to, and how their context goes with a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from opentelemetry import context as contexts
+from opentelemetry import propagate
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, get_current_span, set_span_in_context
+
+from aiodelay.model import CONTINUED, NO_TRACE, Envelope
+
+from . import names
+from .instruments import Attributes
+
+__all__ = ["NOTHING", "QUIET", "Tracing", "current_in", "destination_of", "fail", "fail_as"]
+
+NOTHING = Context()
+_SUPPRESS = getattr(contexts, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
+"""What clients' instrumentation looks for; it has no public name."""
+QUIET = Context({_SUPPRESS: True})
+"""In it clients' instrumentation makes no spans: an idle process is not news."""
+
+
+@contextmanager
+def current_in(context: Context) -> Iterator[None]:
+    """Have a context be the current one for the length of a block."""
+    token = contexts.attach(context)
+    try:
+        yield
+    finally:
+        contexts.detach(token)
+
+
+def destination_of(envelope: Envelope) -> str:
+    """Return where a message goes: `kafka:orders`, or the event type of a handler."""
+    return f"{envelope.lane}:{envelope.address}" if envelope.address else envelope.lane
+
+
+def fail(span: Span, error: BaseException) -> str:
+    """Say on a span that what it stands for failed; return the error's type."""
+    span.record_exception(error)
+    return fail_as(span, type(error).__qualname__)
+
+
+def fail_as(span: Span, kind: str) -> str:
+    """Say on a span that what it stands for failed, where there is no exception; return the kind."""
+    span.set_attribute(names.ERROR_TYPE, kind)
+    span.set_status(Status(StatusCode.ERROR, kind))
+    return kind
+
+
+class Tracing:
+    """Begins spans and carries their context.
+
+    Args:
+        tracer: Makes spans.
+        continue_below_ms: What is due sooner goes on in its trace.
+        with_baggage: Whether baggage goes with a message.
+    """
+
+    def __init__(self, tracer: Tracer, *, continue_below_ms: int, with_baggage: bool) -> None:
+        self._tracer = tracer
+        self._continue_below_ms, self._with_baggage = continue_below_ms, with_baggage
+
+    def start(
+        self,
+        operation: str,
+        destination: str,
+        kind: SpanKind,
+        *,
+        attributes: Attributes,
+        context: Context | None = None,
+        links: Sequence[Link] = (),
+        system: str = names.SYSTEM,
+        start_ns: int | None = None,
+    ) -> Span:
+        """Begin a span; samplers see all that is said here.
+
+        Args:
+            operation: What is done.
+            destination: Where to, low-cardinality; "" if that is not known.
+            kind: Its kind.
+            attributes: Further ones.
+            context: Of its parent; None = the current one.
+            links: To other spans.
+            system: Which messaging system.
+            start_ns: When it began, epoch ns; None = now.
+        """
+        said = {names.MESSAGING_SYSTEM: system, names.OPERATION_NAME: operation, **attributes}
+        if operation in names.TYPES:
+            said[names.OPERATION_TYPE] = names.TYPES[operation]
+        if destination:
+            said[names.DESTINATION] = destination
+        name = f"{operation} {destination}" if destination else operation
+        return self._tracer.start_span(name, context, kind, said, links, start_ns)
+
+    # --- what goes with a message ---------------------------------------------------------------------------
+
+    def carried(self, span: Span, *, ahead_ms: int | None = None) -> Mapping[str, str]:
+        """Return what is kept with a message of the span that scheduled it, or goes out of that which delivers it.
+
+        Args:
+            span: That one.
+            ahead_ms: How long until the message is due; None where it is delivered, or recurs.
+        """
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, set_span_in_context(span, None if self._with_baggage else NOTHING))
+        if carrier and ahead_ms is not None and ahead_ms < self._continue_below_ms:
+            carrier[CONTINUED] = "1"
+        return carrier or NO_TRACE
+
+    def origin(self, envelope: Envelope) -> tuple[Context, Sequence[Link]]:
+        """Return the context in which a message is delivered, and the link to the span that scheduled it.
+
+        A message that goes on in its trace has a parent; any other begins a trace of its own, and has the link.
+        """
+        if not envelope.trace:
+            return NOTHING, ()
+        context = propagate.extract(envelope.trace, NOTHING)
+        creation = get_current_span(context).get_span_context()
+        if not creation.is_valid:
+            return NOTHING, ()
+        if CONTINUED in envelope.trace:
+            return context, ()
+        return without_span(context), (Link(creation, {names.MESSAGE_ID: envelope.id}),)
+
+    @staticmethod
+    def given_in(headers: Mapping[str, bytes]) -> Sequence[Link]:
+        """Return the link to the span whose context a caller's headers hold, if they hold one."""
+        if not headers:
+            return ()
+        texts = {name.lower(): value.decode(errors="replace") for name, value in headers.items()}
+        found = get_current_span(propagate.extract(texts, NOTHING)).get_span_context()
+        return (Link(found),) if found.is_valid else ()
+
+
+def without_span(context: Context) -> Context:
+    """Return a context with all but its span: with the baggage."""
+    span = get_current_span(context)
+    return Context({key: value for key, value in context.items() if value is not span})

@@ -1,0 +1,544 @@
+"""What is emitted, by OpenTelemetry's own SDK, of a scheduler in memory; and nothing where nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from opentelemetry import baggage, propagate, trace
+from opentelemetry import context as contexts
+from opentelemetry.trace import SpanKind, StatusCode
+
+from aiodelay import ConfigurationError, Every, InputError, Message, Received, Reject, Retry, Scheduler, Telemetry
+from aiodelay.memory import MemoryStore
+from aiodelay.model import CONTINUED, Delivery, Demand, Failed, SendOutcome, Sent
+from aiodelay.telemetry.instruments import MOST_DESTINATIONS, Cap
+from aiodelay.telemetry.names import DURATION_BUCKETS, METRICS, OTHER
+from aiodelay.telemetry.observer import observer_of
+from tests.support.telemetry import Emitted
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@dataclass
+class Check:
+    number: int
+
+
+@pytest.fixture
+def emitted() -> Emitted:
+    return Emitted()
+
+
+class Line:
+    """A sink that keeps what it was sent, and refuses what is to be refused."""
+
+    name, limits = "line", Demand(100)
+
+    def __init__(self) -> None:
+        self.sent: list[Delivery] = []
+
+    def check(self, address: str) -> None: ...
+
+    async def __aenter__(self) -> Line:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    async def send(self, deliveries: list[Delivery]) -> list[SendOutcome]:
+        self.sent += deliveries
+        return [Failed("no", retryable=False) if each.envelope.payload == b"bad" else Sent() for each in deliveries]
+
+
+def id_of(span: Any) -> tuple[int, int]:
+    return span.context.trace_id, span.context.span_id
+
+
+def linked(span: Any) -> list[tuple[int, int]]:
+    return [(link.context.trace_id, link.context.span_id) for link in span.links]
+
+
+# --- traces -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_a_delayed_message_begins_a_trace_that_is_linked_to_what_scheduled_it(emitted: Emitted) -> None:
+    scheduler, seen = Scheduler("memory://", telemetry=emitted.telemetry()), []
+
+    @scheduler.handler
+    async def check(event: Check) -> None:
+        seen.append(trace.get_current_span().get_span_context().span_id)
+
+    async with scheduler:
+        with emitted.tracers.get_tracer("caller").start_as_current_span("caller"):
+            scheduled = await scheduler.schedule(Check(1), delay="10ms")
+        await scheduler.run_until_idle()
+    caller, schedule, process = emitted.one("caller"), emitted.one("schedule Check"), emitted.one("process Check")
+    assert schedule.parent is not None
+    assert schedule.parent.span_id == caller.context.span_id
+    assert (schedule.kind, process.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    assert process.parent is None
+    assert process.context.trace_id != schedule.context.trace_id
+    assert linked(process) == [id_of(schedule)]
+    assert dict(process.links[0].attributes or {}) == {"messaging.message.id": scheduled.id}
+    assert seen == [process.context.span_id]
+    attributes = dict(process.attributes or {})
+    assert attributes.pop("aiodelay.message.lateness") >= 0  # type: ignore[operator]
+    assert attributes == {
+        "messaging.system": "aiodelay",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "Check",
+        "messaging.message.id": scheduled.id,
+        "aiodelay.message.delivery_timestamp": scheduled.due_ms,
+        "aiodelay.message.attempt": 1,
+    }
+    assert (schedule.attributes or {})["aiodelay.message.delivery_timestamp"] == scheduled.due_ms
+    scope = process.instrumentation_scope
+    assert scope is not None
+    assert (scope.name, scope.schema_url) == ("aiodelay", "https://opentelemetry.io/schemas/1.44.0")
+
+
+@pytest.mark.parametrize(
+    ("options", "goes_on"),
+    [
+        ({}, False),
+        ({"delayed": "new_trace", "continue_below": "1h"}, False),
+        ({"delayed": "continue"}, True),
+        ({"delayed": "continue", "continue_below": "5ms"}, False),
+    ],
+)
+@pytest.mark.asyncio
+async def test_short_delays_go_on_in_their_trace_if_told_so(
+    emitted: Emitted, options: dict[str, Any], goes_on: bool
+) -> None:
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry(**options))
+
+    @scheduler.handler
+    async def check(event: Check) -> None: ...
+
+    async with scheduler:
+        await scheduler.schedule(Check(1), delay="10ms")
+        await scheduler.run_until_idle()
+    schedule, process = emitted.one("schedule Check"), emitted.one("process Check")
+    assert (process.context.trace_id == schedule.context.trace_id) == goes_on
+    assert (process.parent is not None) == goes_on
+    assert linked(process) == ([] if goes_on else [id_of(schedule)])
+
+
+@pytest.mark.asyncio
+async def test_what_recurs_never_goes_on_in_its_trace(emitted: Emitted) -> None:
+    scheduler, twice = Scheduler("memory://", telemetry=emitted.telemetry(delayed="continue")), asyncio.Event()
+    runs: list[int] = []
+
+    @scheduler.handler
+    async def check(event: Check) -> None:
+        runs.append(event.number)
+        if len(runs) == 2:
+            twice.set()
+
+    async with scheduler:
+        await scheduler.schedule(Check(1), every=Every("100ms"), id="series")
+        await twice.wait()
+        await scheduler.cancel("series")
+    schedule = emitted.one("schedule Check")
+    assert {span.parent for span in emitted.named("process Check")} == {None}
+    assert {*map(tuple, map(linked, emitted.named("process Check")))} == {(id_of(schedule),)}
+
+
+@pytest.mark.asyncio
+async def test_each_attempt_is_a_trace_of_its_own_and_its_end_a_child(emitted: Emitted) -> None:
+    retry = Retry(attempts=2, first="5ms")
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry(), retry=retry)
+
+    @scheduler.handler
+    async def check(event: Check) -> None:
+        raise ValueError("secret")
+
+    async with scheduler:
+        await scheduler.schedule(Check(1), delay="5ms")
+        await scheduler.run_until_idle()
+    schedule, (first, second) = emitted.one("schedule Check"), emitted.named("process Check")
+    assert first.context.trace_id != second.context.trace_id
+    assert linked(first) == linked(second) == [id_of(schedule)]
+    assert [(span.attributes or {})["aiodelay.message.attempt"] for span in (first, second)] == [1, 2]
+    for span in (first, second):
+        assert (span.status.status_code, (span.attributes or {})["error.type"]) == (StatusCode.ERROR, "ValueError")
+        assert [event.name for event in span.events] == ["exception"]
+    release, dead = emitted.one("release Check"), emitted.one("dead_letter Check")
+    for span, parent, reason in ((release, first, "retry"), (dead, second, "attempts_exhausted")):
+        assert span.parent is not None
+        assert span.parent.span_id == parent.context.span_id
+        assert (span.attributes or {})["aiodelay.reason"] == reason
+        assert span.kind is SpanKind.CLIENT
+
+
+@pytest.mark.asyncio
+async def test_a_rejection_and_a_timeout_are_errors_of_the_run(emitted: Emitted) -> None:
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry(), retry=Retry(attempts=1))
+
+    @scheduler.handler(timeout="20ms")
+    async def check(event: Check) -> Reject | None:
+        if event.number == 1:
+            return Reject("no")
+        await asyncio.sleep(10)
+        return None
+
+    async with scheduler:
+        await scheduler.schedule(Check(1), delay="1ms")
+        await scheduler.schedule(Check(2), delay="2ms")
+        await scheduler.run_until_idle()
+    kinds = {(span.attributes or {})["error.type"] for span in emitted.named("process Check")}
+    assert kinds == {"rejected", "HandlerTimeoutError"}
+
+
+@pytest.mark.asyncio
+async def test_a_plain_handler_runs_in_its_span(emitted: Emitted) -> None:
+    scheduler, seen = Scheduler("memory://", telemetry=emitted.telemetry()), []
+
+    @scheduler.handler
+    def check(event: Check) -> None:
+        seen.append(trace.get_current_span().get_span_context().span_id)
+
+    async with scheduler:
+        await scheduler.schedule(Check(1), delay="1ms")
+        await scheduler.run_until_idle()
+    assert seen == [emitted.one("process Check").context.span_id]
+
+
+@pytest.mark.asyncio
+async def test_what_a_subscriber_takes_is_observed_too(emitted: Emitted) -> None:
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry())
+    async with scheduler:
+        await scheduler.schedule(Check(1), delay="1ms")
+        async for message in scheduler.messages(Check):
+            assert isinstance(message, Received)
+            message.settle()
+            break
+    assert linked(emitted.one("process Check")) == [id_of(emitted.one("schedule Check"))]
+
+
+@pytest.mark.asyncio
+async def test_a_batch_has_one_span_whose_context_goes_with_each_message(emitted: Emitted) -> None:
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry())
+
+    @scheduler.handler
+    async def check(event: Check) -> None: ...
+
+    async with scheduler:
+        await scheduler.schedule_many(Message(Check(i), delay="5ms") for i in range(3))
+        await scheduler.run_until_idle()
+    schedule = emitted.one("schedule Check")
+    assert (schedule.kind, (schedule.attributes or {})["messaging.batch.message_count"]) == (SpanKind.PRODUCER, 3)
+    assert [linked(span) for span in emitted.named("process Check")] == 3 * [[id_of(schedule)]]
+
+
+@pytest.mark.asyncio
+async def test_create_spans_of_a_batch(emitted: Emitted) -> None:
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry(create_spans=True), dispatch=False)
+    async with scheduler:
+        await scheduler.schedule_many(Message(Check(i), delay="1h", id=str(i)) for i in range(3))
+        kept = [snapshot.record.envelope.trace async for snapshot in scheduler.pending()]
+    schedule, created = emitted.one("schedule Check"), emitted.named("create Check")
+    assert (schedule.kind, {span.kind for span in created}) == (SpanKind.CLIENT, {SpanKind.PRODUCER})
+    assert linked(schedule) == [id_of(span) for span in created]
+    contexts_kept = [trace.get_current_span(propagate.extract(each)).get_span_context() for each in kept]
+    assert sorted(each.span_id for each in contexts_kept) == sorted(span.context.span_id for span in created)
+
+
+@pytest.mark.asyncio
+async def test_commands_have_spans_and_an_outcome(emitted: Emitted) -> None:
+    async with Scheduler("memory://", telemetry=emitted.telemetry(), dispatch=False) as scheduler:
+        await scheduler.schedule(Check(1), delay="1h", id="a")
+        await scheduler.reschedule("a", delay="2h")
+        await scheduler.fire("a")
+        await scheduler.cancel("a")
+        await scheduler.cancel("a")
+    assert [span.name for span in emitted.spans][1:] == ["reschedule", "fire", "cancel_scheduled", "cancel_scheduled"]
+    outcomes = [(span.attributes or {})["aiodelay.cancel.outcome"] for span in emitted.named("cancel_scheduled")]
+    assert outcomes == ["cancelled", "not_found"]
+    assert {span.status.status_code for span in emitted.spans} == {StatusCode.UNSET}
+    assert emitted.total("aiodelay.cancellations") == 2
+
+
+@pytest.mark.asyncio
+async def test_what_is_refused_is_an_error_of_the_call(emitted: Emitted) -> None:
+    from aiodelay import Conflict, DuplicateIdError  # noqa: PLC0415
+
+    async with Scheduler("memory://", telemetry=emitted.telemetry(), dispatch=False) as scheduler:
+        await scheduler.schedule(Check(1), delay="1h", id="a")
+        with pytest.raises(DuplicateIdError):
+            await scheduler.schedule(Check(1), delay="1h", id="a", conflict=Conflict.error())
+        with pytest.raises(InputError):
+            await scheduler.schedule(Check(1), delay="1h", id="")
+    _, refused = emitted.named("schedule Check")
+    assert (refused.status.status_code, (refused.attributes or {})["error.type"]) == (
+        StatusCode.ERROR,
+        "DuplicateIdError",
+    )
+
+
+# --- what goes with a message -----------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_a_sink_is_given_the_delivery_s_context_and_no_header_is_touched(emitted: Emitted) -> None:
+    line = Line()
+    async with Scheduler("memory://", sinks=[line], telemetry=emitted.telemetry(delayed="continue")) as scheduler:
+        await scheduler.schedule(b"x", to="line:a", delay="5ms", headers={"h": b"1"})
+        await scheduler.run_until_idle()
+    schedule, deliver, (sent,) = emitted.one("schedule line:a"), emitted.one("deliver line:a"), line.sent
+    assert deliver.kind is SpanKind.CLIENT
+    assert deliver.parent is not None
+    assert deliver.parent.span_id == schedule.context.span_id
+    assert trace.get_current_span(propagate.extract(sent.envelope.trace)).get_span_context() == deliver.context
+    assert CONTINUED not in sent.envelope.trace
+    assert sent.envelope.headers == {"h": b"1"}
+
+
+@pytest.mark.asyncio
+async def test_a_batch_that_is_delivered_has_a_link_for_each_message(emitted: Emitted) -> None:
+    line, clock_free = Line(), emitted.telemetry()
+    store = MemoryStore()
+    async with Scheduler(store, sinks=[line], telemetry=clock_free, dispatch=False) as scheduler:
+        for i in range(3):
+            await scheduler.schedule(b"x", to=f"line:{i % 2}", delay="0s", id=str(i))
+        await scheduler.schedule(b"bad", to="line:1", delay="0s", id="bad")
+        scheduled = sorted(map(id_of, emitted.spans))
+        observer = observer_of(clock_free, store, "default", ())
+        assert observer is not None
+        records = [snapshot.record async for snapshot in scheduler.pending()]
+        held: Any = [
+            type("Held", (), {"claim": type("C", (), {"record": each})(), "attempt": None})() for each in records
+        ]
+        deliveries = [Delivery(each.envelope, "d", each.due_ms, 1, 1, 0) for each in records]
+        await observer.send(line, held, deliveries)  # type: ignore[arg-type]
+    deliver = emitted.one("deliver line")
+    assert sorted(linked(deliver)) == scheduled
+    assert (deliver.attributes or {})["messaging.batch.message_count"] == 4
+    assert (deliver.attributes or {})["error.type"] == "refused"
+
+
+@pytest.mark.asyncio
+async def test_a_context_in_the_caller_s_headers_is_linked_and_left(emitted: Emitted) -> None:
+    given = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with Scheduler("memory://", telemetry=emitted.telemetry(), dispatch=False) as scheduler:
+        await scheduler.schedule(Check(1), delay="1h", id="a", headers={"Traceparent": given})
+        snapshot = await scheduler.get("a")
+    assert snapshot is not None
+    assert snapshot.record.envelope.headers == {"Traceparent": given}
+    assert linked(emitted.one("schedule Check")) == [(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)]
+
+
+@pytest.mark.parametrize("with_baggage", [False, True])
+@pytest.mark.asyncio
+async def test_baggage_is_kept_only_if_asked_for(emitted: Emitted, with_baggage: bool) -> None:
+    scheduler, seen = Scheduler("memory://", telemetry=emitted.telemetry(propagate_baggage=with_baggage)), []
+
+    @scheduler.handler
+    async def check(event: Check) -> None:
+        seen.append(dict(baggage.get_all()))
+
+    async with scheduler:
+        token = contexts.attach(baggage.set_baggage("who", "me"))
+        await scheduler.schedule(Check(1), delay="5ms")
+        contexts.detach(token)
+        await scheduler.run_until_idle()
+    assert seen == [{"who": "me"} if with_baggage else {}]
+
+
+@pytest.mark.asyncio
+async def test_a_handler_is_not_within_the_span_that_opened_its_scheduler(emitted: Emitted) -> None:
+    scheduler, parents = Scheduler("memory://", telemetry=emitted.telemetry()), []
+
+    @scheduler.handler
+    async def check(event: Check) -> None:
+        with emitted.tracers.get_tracer("t").start_as_current_span("inner") as span:
+            parents.append(span.parent.span_id)  # type: ignore[attr-defined]
+
+    with emitted.tracers.get_tracer("t").start_as_current_span("opening"):
+        await scheduler.__aenter__()
+    await scheduler.schedule(Check(1), delay="5ms")
+    await scheduler.run_until_idle()
+    await scheduler.__aexit__(None, None, None)
+    process = emitted.one("process Check")
+    assert process.parent is None
+    assert parents == [process.context.span_id]
+
+
+# --- metrics ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_metrics_of_a_run(emitted: Emitted) -> None:
+    retry = Retry(attempts=2, first="5ms")
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry(), retry=retry, namespace="shop")
+
+    @scheduler.handler(concurrency=7)
+    async def check(event: Check) -> None:
+        if event.number:
+            raise ValueError
+
+    async with scheduler:
+        await scheduler.schedule(Check(0), delay="5ms")
+        await scheduler.schedule(Check(1), delay="5ms")
+        await scheduler.schedule_many([Message(Check(0), delay="1h"), Message(Check(0), delay="2h")])
+        await asyncio.sleep(0.1)
+        points = emitted.points()
+    total = emitted.total
+    assert total("messaging.client.sent.messages", messaging_operation_name="schedule") == 0  # the block is over
+    labels, lateness = points["aiodelay.delivery.lateness"][0]
+    assert labels == {
+        "aiodelay.store": "memory://",
+        "aiodelay.namespace": "shop",
+        "messaging.destination.name": "Check",
+    }
+    assert (lateness[0], lateness[2][:2], lateness[2][-1]) == (3, (0.001, 0.0025), 3600)
+    assert [count for _, (count, _, _) in points["aiodelay.schedule.delay"]] == [4]
+    assert sum(value for _, value in points["messaging.client.sent.messages"]) == 4
+    assert sum(value for _, value in points["messaging.client.consumed.messages"]) == 3
+    durations = {labels.get("error.type"): value for labels, value in points["messaging.process.duration"]}
+    assert {kind: value[0] for kind, value in durations.items()} == {None: 1, "ValueError": 2}
+    assert durations[None][2] == DURATION_BUCKETS
+    operations = {labels["messaging.operation.name"] for labels, _ in points["messaging.client.operation.duration"]}
+    assert operations == {"schedule", "claim", "settle"}
+    assert [(labels["aiodelay.reason"], n) for labels, n in points["aiodelay.messages.released"]] == [("retry", 1)]
+    dead = points["aiodelay.messages.dead_lettered"]
+    assert [(labels["aiodelay.reason"], n) for labels, n in dead] == [("attempts_exhausted", 1)]
+    assert [n for _, n in points["aiodelay.handler.demand"]] == [7]
+    assert [n for _, n in points["aiodelay.handler.in_flight"]] == [0]
+    assert {labels["aiodelay.message.state"] for labels, _ in points["aiodelay.messages"]} == {
+        *("scheduled", "overdue", "claimed", "held", "dead")
+    }
+    assert {labels["aiodelay.reason"] for labels, _ in points["aiodelay.dispatcher.wakeups"]} >= {"due"}
+    assert [age for _, age in points["aiodelay.overdue.age"]] == [0]
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_asked_of_a_scheduler_that_is_closed(emitted: Emitted) -> None:
+    async with Scheduler("memory://", telemetry=emitted.telemetry()):
+        pass
+    assert "aiodelay.overdue.age" not in emitted.points()
+
+
+@pytest.mark.asyncio
+async def test_two_schedulers_share_the_instruments_of_a_provider(emitted: Emitted) -> None:
+    def opened(namespace: str) -> Scheduler:
+        scheduler = Scheduler("memory://", telemetry=emitted.telemetry(), namespace=namespace)
+
+        @scheduler.handler
+        async def check(event: Check) -> None: ...
+
+        return scheduler
+
+    async with opened("a"), opened("b"):
+        demand = emitted.points()["aiodelay.handler.demand"]
+    assert sorted((labels["aiodelay.namespace"], n) for labels, n in demand) == [("a", 16), ("b", 16)]
+
+
+def test_too_many_destinations_are_one() -> None:
+    cap = Cap()
+    names = [cap.of(f"line:{i}") for i in range(MOST_DESTINATIONS + 10)]
+    assert names[:MOST_DESTINATIONS] == [f"line:{i}" for i in range(MOST_DESTINATIONS)]
+    assert set(names[MOST_DESTINATIONS:]) == {OTHER}
+    assert cap.of("line:0") == "line:0"
+
+
+@pytest.mark.asyncio
+async def test_destinations_beyond_the_cap_have_one_name_in_spans_and_metrics(emitted: Emitted) -> None:
+    async with Scheduler("memory://", sinks=[Line()], telemetry=emitted.telemetry(), dispatch=False) as scheduler:
+        for i in range(MOST_DESTINATIONS + 5):
+            await scheduler.schedule(b"x", to=f"line:{i}", delay="1h")
+    assert len(emitted.named(f"schedule {OTHER}")) == 5
+    assert emitted.total("messaging.client.sent.messages", messaging_destination_name=OTHER) == 5
+
+
+# --- off --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"tracing": False, "metrics": False}])
+@pytest.mark.asyncio
+async def test_nobody_observes_where_nothing_is_configured(emitted: Emitted, options: dict[str, Any]) -> None:
+    telemetry = emitted.telemetry(**options) if options else Telemetry()
+    scheduler = Scheduler("memory://", telemetry=telemetry)
+    async with scheduler:
+        assert scheduler._running is not None
+        assert scheduler._running._options.observer is None
+        assert type(scheduler._commands).__name__ == "Commands"
+        await scheduler.schedule(Check(1), delay="1h", id="a")
+        snapshot = await scheduler.get("a")
+    assert snapshot is not None
+    assert snapshot.record.envelope.trace == {}
+
+
+@pytest.mark.parametrize(("options", "spans", "counts"), [({"tracing": False}, 0, 1), ({"metrics": False}, 1, 0)])
+@pytest.mark.asyncio
+async def test_each_signal_can_be_left_out(emitted: Emitted, options: dict[str, Any], spans: int, counts: int) -> None:
+    async with Scheduler("memory://", telemetry=emitted.telemetry(**options), dispatch=False) as scheduler:
+        await scheduler.schedule(Check(1), delay="1h")
+    assert (len(emitted.spans), emitted.total("messaging.client.sent.messages")) == (spans, counts)
+
+
+GLOBAL = """
+import asyncio
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from aiodelay import Scheduler
+
+async def main():
+    async with Scheduler("memory://", sinks=["stdout:"], dispatch=False) as before:
+        exporter, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        trace.set_tracer_provider(provider)
+        await before.schedule(b"x", to="stdout:a", delay="1h")
+        assert not exporter.get_finished_spans()  # decided when it was opened
+    async with Scheduler("memory://", sinks=["stdout:"], dispatch=False) as after:
+        await after.schedule(b"x", to="stdout:a", delay="1h")
+    print([span.name for span in exporter.get_finished_spans()])
+
+asyncio.run(main())
+"""
+
+
+def test_the_global_provider_is_used_as_it_is_when_a_scheduler_opens() -> None:
+    run = subprocess.run([sys.executable, "-c", GLOBAL], capture_output=True, text=True, check=False, timeout=60)
+    assert run.stdout == "['schedule stdout:a']\n", run.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [{"delayed": "both"}, {"continue_below": "soon"}, {"create_spans": "yes"}, {"metrics": 1}]
+)
+def test_a_wrong_setting_is_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        Telemetry(**options)
+
+
+def test_names_are_golden() -> None:
+    """Dashboards and alerts hang on these: a change is a change for users."""
+    assert [(metric.name, metric.kind, metric.unit) for metric in METRICS] == [
+        ("messaging.client.operation.duration", "histogram", "s"),
+        ("messaging.client.sent.messages", "counter", "{message}"),
+        ("messaging.client.consumed.messages", "counter", "{message}"),
+        ("messaging.process.duration", "histogram", "s"),
+        ("aiodelay.delivery.lateness", "histogram", "s"),
+        ("aiodelay.schedule.delay", "histogram", "s"),
+        ("aiodelay.messages.dead_lettered", "counter", "{message}"),
+        ("aiodelay.messages.released", "counter", "{message}"),
+        ("aiodelay.leases.lost", "counter", "{lease}"),
+        ("aiodelay.cancellations", "counter", "{message}"),
+        ("aiodelay.dispatcher.wakeups", "counter", "{wakeup}"),
+        ("aiodelay.overdue.age", "gauge", "s"),
+        ("aiodelay.messages", "up_down_counter", "{message}"),
+        ("aiodelay.handler.in_flight", "up_down_counter", "{message}"),
+        ("aiodelay.handler.demand", "up_down_counter", "{message}"),
+        ("aiodelay.store.fill", "gauge", "1"),
+        ("aiodelay.list.length", "gauge", "{message}"),
+        ("aiodelay.assignment.partitions", "gauge", "{partition}"),
+        ("aiodelay.restore.duration", "histogram", "s"),
+    ]
