@@ -13,7 +13,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from aiodelay import Telemetry
 
-__all__ = ["Emitted"]
+__all__ = ["Emitted", "id_of", "linked"]
+
+
+def id_of(span: ReadableSpan) -> tuple[int, int]:
+    """Return a span's trace and span id."""
+    return span.context.trace_id, span.context.span_id
+
+
+def linked(span: ReadableSpan) -> list[tuple[int, int]]:
+    """Return the same of those that it is linked to."""
+    return [(link.context.trace_id, link.context.span_id) for link in span.links]
 
 
 class Emitted:
@@ -24,7 +34,7 @@ class Emitted:
         self.tracers, self.meters = TracerProvider(), MeterProvider([self.reader])
         self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
 
-    def telemetry(self, **options: Any) -> Telemetry:
+    def telemetry(self, **options: Any) -> Telemetry:  # noqa: ANN401 - those of Telemetry
         """Return what tells a scheduler to emit here."""
         return Telemetry(**{"tracer_provider": self.tracers, "meter_provider": self.meters, **options})
 
@@ -57,8 +67,5 @@ class Emitted:
     def total(self, metric: str, **labels: str) -> float:
         """Add up a metric's points, of a histogram their counts, that have these labels (`a_b` stands for `a.b`)."""
         wanted = {name.replace("_", "."): value for name, value in labels.items()}
-        return sum(
-            value[0] if isinstance(value, tuple) else value
-            for point, value in self.points().get(metric, ())
-            if wanted.items() <= point.items()
-        )
+        found = [value for point, value in self.points().get(metric, ()) if wanted.items() <= point.items()]
+        return float(sum(value[0] if isinstance(value, tuple) else value for value in found))

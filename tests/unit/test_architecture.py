@@ -40,6 +40,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sinks": ({"sinks"}, {"values", "decisions"}),
     "arguments": ({"context", "dependencies", "middleware", "received", "registry"}, {"values", "decisions"}),
     "kafka": ({"kafka"}, {"values", "decisions", "memory"}),
+    "telemetry": ({"telemetry"}, {"values", "decisions"}),
     "runtime": ({"_runtime"}, {"values", "decisions", "arguments"}),
     "face": (
         {
@@ -54,11 +55,11 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "why",
             "queries",
         },
-        {"values", "decisions", "arguments", "runtime"},
+        {"values", "decisions", "telemetry", "arguments", "runtime"},
     ),
     "blocking": ({"blocking"}, {"values", "decisions", "arguments", "face"}),
     "boxes": ({"delay_box"}, {"values", "decisions", "arguments", "kafka", "face"}),
-    "package": ({""}, {"values", "decisions", "arguments", "runtime", "face"}),
+    "package": ({""}, {"values", "decisions", "telemetry", "arguments", "runtime", "face"}),
     "service": ({"service"}, {"values", "decisions", "arguments", "face", "boxes", "package"}),
     "testing": ({"testing"}, {"values", "decisions", "memory", "arguments", "runtime", "face", "package"}),
     "cli": (
@@ -81,6 +82,7 @@ LOOP_TIMES = {
     "_runtime.lifecycle": "how long closing takes",
     "redis.base": "how far the server's clock is ahead of ours",
     "redis.transfer": "how long ago the lanes that are moved were looked at",
+    "telemetry.instruments": "how long calls and runs take",
     "cli.crew": "how long a worker ran",
     "cli.bench": "how long storing and delivering takes",
     "service.health": "how long ago a store was asked",
@@ -286,7 +288,7 @@ def required(*extras: str) -> set[str]:
     return imports | {project.replace("-", "_") for project in projects}
 
 
-OPTIONAL = required("cli", "redis", "kafka", "service", "spark", "spark-local") - {"aiodelay"} | {
+OPTIONAL = required("cli", "redis", "kafka", "service", "spark", "spark-local", "telemetry") - {"aiodelay"} | {
     *(
         "attr",
         "attrs",
@@ -415,7 +417,7 @@ def test_every_public_name_has_a_docstring() -> None:
 @EACH
 def test_docstrings(source: Source) -> None:
     assert ast.get_docstring(source.tree)
-    if source.layer in {"values", "decisions", "arguments", "face", "package"}:
+    if source.layer in {"values", "decisions", "telemetry", "arguments", "face", "package"}:
         missing = {name for name, ok in documented(source.tree) if not ok and not name.startswith("_")}
         assert missing - UNDOCUMENTED == set()
 

@@ -119,4 +119,5 @@ def instruments_of(provider: MeterProvider) -> Instruments:
 
 def now_s() -> float:
     """Return the loop's time, for durations."""
-    return asyncio.get_running_loop().time()
+    loop = asyncio.get_running_loop()
+    return loop.time()

@@ -48,7 +48,7 @@ LOOKS_PART = 0.01
 """Most of the time that may be spent on counting messages."""
 
 
-class Held(Protocol):
+class _Held(Protocol):
     """A claim in this process, and what is observed of its delivery."""
 
     claim: Claim
@@ -172,7 +172,7 @@ class Observer:
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
-    def begin(self, held: Held, lateness_ms: int) -> None:
+    def begin(self, held: _Held, lateness_ms: int) -> None:
         """A handler is about to run."""
         record = held.claim.record
         destination = self.named(record.envelope.lane)
@@ -190,7 +190,7 @@ class Observer:
         self.instruments.add(names.CONSUMED, 1, labels)
         self.instruments.record(names.DELIVERY_LATENESS, lateness_ms / 1000, self.of_ours(destination))
 
-    async def send(self, sink: Sink, held: Sequence[Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+    async def send(self, sink: Sink, held: Sequence[_Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
         """Send a batch: one span, with a link for each message, whose context goes out with them."""
         destination = self.named(_common_destination(deliveries))
         system = getattr(sink, "system", names.SYSTEM)
@@ -225,7 +225,9 @@ class Observer:
             self.instruments.add(names.SENT, len(deliveries), labels)
             self.instruments.record(names.OPERATION_DURATION, now_s() - started_s, labels)
 
-    def _begin_batch(self, held: Sequence[Held], deliveries: Sequence[Delivery], destination: str, system: str) -> Span:
+    def _begin_batch(
+        self, held: Sequence[_Held], deliveries: Sequence[Delivery], destination: str, system: str
+    ) -> Span:
         origins = [self.tracing.origin(each.envelope) for each in deliveries]
         context, links = NOTHING, [link for _, links in origins for link in links]
         attributes: Attributes = {names.MESSAGE_COUNT: len(deliveries)}
@@ -242,7 +244,7 @@ class Observer:
             system=system,
         )
 
-    def settled(self, held: Held, settlement: Settlement) -> None:
+    def settled(self, held: _Held, settlement: Settlement) -> None:
         """It is decided how a claim ends."""
         attempt, record = held.attempt, held.claim.record
         if not isinstance(settlement, Done):
@@ -250,7 +252,7 @@ class Observer:
         if attempt is not None:
             attempt.end(settlement)
 
-    def left(self, held: Held) -> None:
+    def left(self, held: _Held) -> None:
         """A claim is left to its lease, whatever its run does."""
         if held.attempt is not None:
             held.attempt.end(None)

@@ -125,7 +125,7 @@ class Tracing:
             return NOTHING, ()
         if CONTINUED in envelope.trace:
             return context, ()
-        return without_span(context), (Link(creation, {names.MESSAGE_ID: envelope.id}),)
+        return _without_span(context), (Link(creation, {names.MESSAGE_ID: envelope.id}),)
 
     @staticmethod
     def given_in(headers: Mapping[str, bytes]) -> Sequence[Link]:
@@ -137,7 +137,7 @@ class Tracing:
         return (Link(found),) if found.is_valid else ()
 
 
-def without_span(context: Context) -> Context:
+def _without_span(context: Context) -> Context:
     """Return a context with all but its span: with the baggage."""
     span = get_current_span(context)
     return Context({key: value for key, value in context.items() if value is not span})

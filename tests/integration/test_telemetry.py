@@ -1,0 +1,189 @@
+"""Traces and metrics over real servers, also with the clients' own instrumentation installed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from opentelemetry import propagate, trace
+from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
+from opentelemetry.instrumentation.redis import RedisInstrumentor
+from opentelemetry.trace import SpanKind
+from redis.asyncio import Redis
+
+from aiodelay import Scheduler
+from aiodelay.redis import RedisListSource
+from tests.support.kafka import create_topic, new_name
+from tests.support.servers import redis_products, serving
+from tests.support.telemetry import Emitted, id_of, linked
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+IDLE_S = 6.0
+"""Longer than a blocking read, than two safety polls, and than a third of a lease."""
+
+
+@dataclass
+class Check:
+    number: int
+
+
+@pytest.fixture(scope="module", params=redis_products()[:1], ids=lambda found: found.name)
+def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with serving(request.param) as url:
+        yield url
+
+
+@pytest.fixture
+def emitted() -> Emitted:
+    return Emitted()
+
+
+@pytest.fixture
+def instrumented(emitted: Emitted) -> Iterator[Emitted]:
+    """Both clients' own instrumentation emits here too."""
+    instrumentors = RedisInstrumentor(), AIOKafkaInstrumentor()
+    for each in instrumentors:
+        each.instrument(tracer_provider=emitted.tracers)
+    yield emitted
+    for each in instrumentors:
+        each.uninstrument()
+
+
+async def read(kafka: str, topic: str) -> dict[str, list[bytes]]:
+    """Return the headers of a topic's only record, by name."""
+    found: dict[str, list[bytes]] = {}
+    async with AIOKafkaConsumer(topic, bootstrap_servers=kafka, auto_offset_reset="earliest") as consumer:
+        record = await consumer.getone()
+        for name, value in record.headers:
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def carried_in(headers: dict[str, list[bytes]]) -> tuple[int, int]:
+    texts = {name: values[0].decode() for name, values in headers.items()}
+    found = trace.get_current_span(propagate.extract(texts)).get_span_context()
+    return found.trace_id, found.span_id
+
+
+async def test_from_redis_to_kafka_the_record_carries_the_delivery_s_context(
+    redis_url: str, kafka: str, emitted: Emitted
+) -> None:
+    target = await create_topic(kafka, new_name())
+    sinks, namespace = [f"kafka://{kafka}"], new_name("n")
+    async with Scheduler(redis_url, namespace=namespace, sinks=sinks, telemetry=emitted.telemetry()) as scheduler:
+        await scheduler.schedule(b"x", to=f"kafka:{target}", delay="50ms", headers={"own": b"1"})
+        headers = await read(kafka, target)
+        await scheduler.run_until_idle()
+    schedule, deliver = emitted.one(f"schedule kafka:{target}"), emitted.one(f"deliver kafka:{target}")
+    assert (deliver.kind, (deliver.attributes or {})["messaging.system"]) == (SpanKind.CLIENT, "kafka")
+    assert (linked(deliver), deliver.parent) == ([id_of(schedule)], None)
+    assert carried_in(headers) == id_of(deliver)
+    assert headers["own"] == [b"1"]
+    assert emitted.total("aiodelay.delivery.lateness", messaging_destination_name=f"kafka:{target}") == 1
+
+
+async def test_a_traceparent_of_the_user_s_own_stays_the_only_one(redis_url: str, kafka: str, emitted: Emitted) -> None:
+    target, own = await create_topic(kafka, new_name()), b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    sinks, namespace = [f"kafka://{kafka}"], new_name("n")
+    async with Scheduler(redis_url, namespace=namespace, sinks=sinks, telemetry=emitted.telemetry()) as scheduler:
+        await scheduler.schedule(b"x", to=f"kafka:{target}", delay="50ms", headers={"traceparent": own})
+        headers = await read(kafka, target)
+    assert headers["traceparent"] == [own]
+
+
+async def test_what_kafka_moves_by_itself_carries_the_context_of_what_scheduled_it(
+    kafka: str, emitted: Emitted
+) -> None:
+    target = await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2"
+    async with Scheduler(url, telemetry=emitted.telemetry(delayed="continue")) as scheduler:
+        await scheduler.schedule(b"x", to=f"kafka:{target}", delay="50ms")
+        headers = await read(kafka, target)
+        await scheduler.run_until_idle()
+        points = emitted.points()
+    assert carried_in(headers) == id_of(emitted.one(f"schedule kafka:{target}"))
+    assert [name for name in headers if name.startswith("aiodelay-c")] == []
+    moved = emitted.one("deliver kafka")
+    assert (moved.attributes or {})["messaging.batch.message_count"] == 1
+    assert moved.end_time is not None
+    assert moved.start_time is not None
+    assert [n for _, n in points["aiodelay.assignment.partitions"]] == [2]
+    assert [value[0] for _, value in points["aiodelay.restore.duration"]] == [1]
+    assert sum(value[0] for _, value in points["aiodelay.delivery.lateness"]) == 1
+
+
+async def test_a_list_that_others_read_carries_the_context_to_its_handler(redis_url: str, emitted: Emitted) -> None:
+    key, namespace, handled = new_name("list"), new_name("n"), asyncio.Event()
+    telemetry = emitted.telemetry()
+    worker = Scheduler(redis_url, namespace=namespace, telemetry=telemetry, sources=[RedisListSource(redis_url)])
+
+    @worker.handler(source=f"redis-list:{key}")
+    async def check(event: Check) -> None:
+        handled.set()
+
+    async with worker, Scheduler(redis_url, namespace=namespace, telemetry=telemetry, lanes=["redis-list"]) as mover:
+        await mover.schedule(Check(1), to=f"redis-list:{key}", delay="50ms")
+        await handled.wait()
+        await worker.run_until_idle()
+    assert linked(emitted.one("process Check")) == [id_of(emitted.one(f"schedule redis-list:{key}"))]
+    assert emitted.one("deliver redis-list").parent is None
+
+
+async def test_lists_and_memory_of_redis_are_measured(redis_url: str, emitted: Emitted) -> None:
+    key, namespace = new_name("list"), new_name("n")
+    async with Scheduler(redis_url, namespace=namespace, telemetry=emitted.telemetry()) as scheduler:
+        await scheduler._open_store().command("CONFIG", "SET", "maxmemory", "200mb")  # type: ignore[attr-defined]
+        await scheduler.schedule(b"x", to=f"redis-list:{key}", delay="10ms")
+        await scheduler.run_until_idle()
+        observer = scheduler._running._options.observer  # type: ignore[union-attr]
+        observer._look_again_s = 0.0  # type: ignore[union-attr]
+        await observer.look(observer._tidied)  # type: ignore[union-attr]
+        points = emitted.points()
+        await scheduler._open_store().command("CONFIG", "SET", "maxmemory", "0")  # type: ignore[attr-defined]
+    lengths = {labels["messaging.destination.name"]: n for labels, n in points["aiodelay.list.length"]}
+    assert lengths == {f"redis-list:{key}": 1}
+    ((_, fill),) = points["aiodelay.store.fill"]
+    assert 0 < fill < 1
+
+
+async def test_an_idle_process_makes_no_spans_although_its_clients_are_instrumented(
+    redis_url: str, instrumented: Emitted
+) -> None:
+    telemetry = instrumented.telemetry()
+    scheduler = Scheduler(redis_url, namespace=new_name("n"), telemetry=telemetry)
+    seen: list[int] = []
+
+    @scheduler.handler(source=f"redis-list:{new_name('idle')}")
+    async def check(event: Check) -> None:
+        seen.append(event.number)
+
+    async with scheduler, Redis.from_url(redis_url) as client:
+        await client.ping()
+        assert [span.name for span in instrumented.spans] == ["PING"]  # it does emit here
+        await asyncio.sleep(IDLE_S)
+        assert [span.name for span in instrumented.spans] == ["PING"]
+        await scheduler.schedule(Check(1), delay="10ms")
+        await scheduler.run_until_idle()
+    assert seen == [1]
+    assert [span.name for span in instrumented.spans] == ["PING", "schedule Check", "process Check"]
+    assert linked(instrumented.one("process Check")) == [id_of(instrumented.one("schedule Check"))]
+
+
+async def test_instrumented_clients_make_no_second_delivery(redis_url: str, kafka: str, instrumented: Emitted) -> None:
+    target = await create_topic(kafka, new_name())
+    sinks, namespace = [f"kafka://{kafka}"], new_name("n")
+    telemetry = instrumented.telemetry()
+    async with Scheduler(redis_url, namespace=namespace, sinks=sinks, telemetry=telemetry) as scheduler:
+        await scheduler.schedule(b"x", to=f"kafka:{target}", delay="50ms")
+        headers = await read(kafka, target)
+        await scheduler.run_until_idle()
+    deliver = instrumented.one(f"deliver kafka:{target}")
+    assert carried_in(headers) == id_of(deliver)  # the first one counts
+    assert linked(deliver) == [id_of(instrumented.one(f"schedule kafka:{target}"))]
+    sends = instrumented.named(f"{target} send")
+    assert len(sends) <= 1
+    assert all(span.parent is not None and span.parent.span_id == deliver.context.span_id for span in sends)
