@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from aiodelay.errors import AiodelayError
 from aiodelay.service.api.problems import ApiError
 from aiodelay.service.api.served import Opened
+from aiodelay.service.api.sessions import COOKIE
 
 from .overview import given_of_overview, given_of_strip, links_of
 from .rendering import rendered
@@ -39,7 +40,7 @@ async def _events(request: Request, state: PageState, store: Opened) -> AsyncIte
     told, quiet = b"", 0
     state.viewers += 1
     try:
-        while not state.closing.is_set():
+        while not state.closing.is_set() and _may_look(request, state):
             event = await state.shared.get(
                 ("event", store.name, view, root), lambda: _event(request, state, store, view)
             )
@@ -52,6 +53,13 @@ async def _events(request: Request, state: PageState, store: Opened) -> AsyncIte
             await _until_next(state)
     finally:
         state.viewers -= 1
+
+
+def _may_look(request: Request, state: PageState) -> bool:
+    """Whether the viewer's session, or token, is still valid."""
+    secret = request.headers.get("authorization", "").partition(" ")[2].strip()
+    token = state.tokens.find(secret) if secret else state.sessions.find(request.cookies.get(COOKIE, ""))
+    return not state.has_tokens or token is not None
 
 
 async def _until_next(state: PageState) -> None:

@@ -143,7 +143,7 @@ class PageState:
 
     def unable(self, store: Opened) -> Mapping[str, str]:
         """Return the tabs that a store has nothing for, with the reason."""
-        opened = store.scheduler._open_store()
+        opened = store.scheduler._store
         return {
             tab: f"{opened.name} {reason}"
             for tab, (ability, reason) in ABILITIES.items()

@@ -115,6 +115,7 @@
   for (const name of ["htmx:sse:close", "htmx:sse:error", "htmx:sse:before:connection"]) {
     document.addEventListener(name, () => live((isLive = false)));
   }
+  document.addEventListener("visibilitychange", () => document.hidden && live((isLive = false)));
   document.addEventListener("htmx:after:swap", (event) => {
     refresh();
     const target = event.target;

@@ -1,0 +1,307 @@
+"""What the page promises beside its actions: it follows, keys are enough, all can read it, it says what it cannot."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+import pytest
+from playwright.async_api import Page, expect
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from aiodelay import Scheduler, StoreUnavailableError
+from aiodelay.identifiers import new_op
+from aiodelay.memory import MemoryStore
+from aiodelay.model import Cancel
+from aiodelay.service import Token, Tokens, admin, hash_token
+from tests.browser.conftest import Watch
+from tests.support.api import bearer, client_of, serving_app
+from tests.support.contrast import CONTRASTS
+from tests.support.scene import ORDER, SceneStore
+
+READER = Token(name="reader", hash=hash_token("of-the-reader"), scopes=("read",))
+OTHER = Token(name="other", hash=hash_token("of-another"), scopes=("read",))
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SCREENS = ["/", "/messages", f"/messages/{quote(ORDER, safe='')}", "/recurring", "/dead", "/sinks", "/instances"]
+
+
+# --- live -------------------------------------------------------------------------------------------------
+
+
+async def test_it_follows_what_happens(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open("/")
+        await page.locator("#strip.is-live").wait_for()
+        await expect(page.locator("#strip")).to_contain_text("Held3")
+        await page.evaluate("window.unchanged = true")
+        await store.apply([Cancel(new_op(), "hook-0")])
+        await expect(page.locator("#strip")).to_contain_text("Held2", timeout=10_000)
+        row = page.get_by_role("row", name="webhook")
+        await expect(row).to_contain_text("2")
+        assert await page.evaluate("window.unchanged"), "the page was not loaded again"
+
+
+class CountedStore(SceneStore):
+    """Counts how often it is counted."""
+
+    asked = 0
+
+    async def counts(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - the store's
+        self.asked += 1
+        return await super().counts()
+
+
+async def test_a_store_is_asked_once_for_all_viewers() -> None:
+    store = CountedStore(journal=100)
+    async with Scheduler(store, dispatch=False) as scheduler:
+        app = admin(scheduler)
+        async with serving_app(app) as base, client_of(base) as client:
+            streams = [client.build_request("GET", "/live?view=hour") for _ in range(10)]
+            responses = [await client.send(each, stream=True) for each in streams]
+            lines = [each.aiter_lines() for each in responses]
+            first = [[await anext(each) for _ in range(5)] for each in lines]
+            assert all(each == first[0] for each in first)
+            assert app.state.page.viewers == 10
+            assert store.asked <= 2
+            app.state.page.closing.set()
+            for each in responses:
+                await each.aclose()
+        assert app.state.page.viewers == 0
+
+
+async def test_a_hidden_page_does_not_follow(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open("/")
+        await page.locator("#strip.is-live").wait_for()
+        await page.evaluate(HIDE)
+        await expect(page.locator("#strip.is-live")).to_have_count(0)
+        await page.evaluate(SHOW)
+        await page.locator("#strip.is-live").wait_for()
+
+
+HIDE = """() => {
+    Object.defineProperty(document, "hidden", {configurable: true, get: () => true});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+SHOW = HIDE.replace("true}", "false}").replace("=> true", "=> false")
+
+
+async def test_a_store_that_fails_is_told(watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open("/")
+        await page.locator("#strip.is-live").wait_for()
+
+        async def fails() -> None:
+            raise StoreUnavailableError("redis://queue.example", "connection refused")
+
+        monkeypatch.setattr(store, "counts", fails)
+        await expect(page.get_by_role("alert")).to_contain_text("connection refused")
+        monkeypatch.undo()
+        await expect(page.locator("#trouble")).to_have_text("")
+
+
+# --- search -------------------------------------------------------------------------------------------------
+
+
+async def test_filters_stand_in_the_url_and_are_found_again(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open("/messages")
+        await page.get_by_label("Id contains").press_sequentially("refund")
+        await expect(page).to_have_url(viewer.base + "/messages?text=refund")
+        await expect(page.get_by_role("row", name="refund-")).to_have_count(4)
+        await expect(page.locator("#results")).to_contain_text(re.compile("4 shown; examined \\d+ of 686"))
+        await expect(page.get_by_label("Id contains")).to_be_focused()
+        await expect(page.locator("#announce")).to_contain_text("4 shown")
+        await page.reload()
+        await expect(page.get_by_label("Id contains")).to_have_value("refund")
+        await expect(page.get_by_role("row", name="refund-")).to_have_count(4)
+
+
+async def test_pages_go_on_where_the_last_ended(watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks={"java_script_enabled": False}) as viewer:
+        page = await viewer.open("/messages?lane=RenewContract")
+        seen: list[str] = []
+        while True:
+            seen += await page.locator("tbody th a").all_inner_texts()
+            following = page.get_by_role("link", name="Next page")
+            if not await following.count():
+                break
+            await following.click()
+        assert len(seen) == len(set(seen)) == 400
+
+
+async def test_an_exact_id_is_looked_up(watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks={"java_script_enabled": False}) as viewer:
+        page = await viewer.open("/messages")
+        await page.get_by_label("Exact id").fill(ORDER)
+        await page.get_by_role("button", name="Search").click()
+        await page.get_by_role("link", name=ORDER).click()
+        await expect(page.get_by_role("heading", name=ORDER)).to_be_visible()
+
+
+# --- a message ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+async def test_a_payload_in_each_view(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks={"java_script_enabled": script}) as viewer:
+        page = await viewer.open(f"/messages/{quote(ORDER, safe='')}")
+        await expect(page.locator("#payload pre")).to_contain_text('"name": "Ada <script>alert(1)</script>"')
+        await page.get_by_role("link", name="Hex").click()
+        await expect(page.locator("#payload pre")).to_contain_text("00000000  7b 22 6f 72 64 65 72 22")
+        await page.get_by_role("link", name="Text").click()
+        await expect(page.locator("#payload pre")).to_contain_text('{"order": 7, "customer"')
+        assert "view=text" in page.url
+
+
+async def test_what_happened_to_it(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open(f"/messages/{quote(ORDER, safe='')}")
+        timeline = page.locator(".timeline li .event")
+        assert await timeline.all_inner_texts() == ["again", "claimed", "again", "claimed", "stored"]
+        attempts = page.locator(".attempts li")
+        await expect(attempts.nth(0)).to_contain_text("PaymentsAwayError: 503")
+        await expect(attempts.nth(1)).to_contain_text("TimeoutError: no answer of payments.example")
+        await page.goto(viewer.base + "/messages/paid-3")
+        await expect(page.get_by_text("Delivered.")).to_be_visible()
+
+
+async def test_times_are_in_the_viewers_zone_and_utc_on_hover(watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks={"timezone_id": "Asia/Kolkata"}) as viewer:
+        page = await viewer.open("/messages?id=contract-1")
+        at = page.locator("tbody time").first
+        utc, shown = await at.get_attribute("datetime"), await at.inner_text()
+        moved = await page.evaluate("(text) => new Date(new Date(text).getTime() + 19800000).toISOString()", utc)
+        assert shown == moved.replace("T", " ").rstrip("Z")
+        title = await at.get_attribute("title")
+        assert title is not None
+        assert title.endswith("UTC")
+
+
+# --- keys, and those who do not see -----------------------------------------------------------------------------
+
+
+async def test_keys(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open("/")
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+        await page.keyboard.press("g")
+        await page.keyboard.press("d")
+        await expect(page.get_by_role("heading", name="Dead letters")).to_be_visible()
+        await page.keyboard.press("g")
+        await page.keyboard.press("m")
+        await expect(page.get_by_role("heading", name="Messages")).to_be_visible()
+        await page.keyboard.press("/")
+        await expect(page.get_by_label("Exact id")).to_be_focused()
+
+
+async def unnamed(page: Page) -> list[str]:
+    """Return the fields, buttons, links and charts that have no name."""
+    found: list[str] = await page.evaluate(
+        """() => [...document.querySelectorAll("input:not([type=hidden]), select, button, a, svg[role=img]")]
+        .filter((each) => !(each.labels?.length || each.getAttribute("aria-label") || each.textContent.trim()))
+        .map((each) => each.outerHTML)"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_all_can_be_read(theme: str, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, {"environment": "production"}, {"color_scheme": theme}) as viewer:
+        page = await viewer.open("/")
+        for path in SCREENS:
+            await page.goto(viewer.base + path)
+            assert await unnamed(page) == []
+            assert await page.locator("main, nav[aria-label], header.top").count() >= 3
+            assert await page.locator("h1").count() == 1
+            too_weak = [each for each in await page.evaluate(CONTRASTS) if each["ratio"] < each["least"]]
+            assert too_weak == [], path
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+async def test_the_colours_are_chosen(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks={"java_script_enabled": script, "color_scheme": "light"}) as viewer:
+        page = await viewer.open("/dead?lane=webhook")
+        for theme in ("dark", "light", "auto"):
+            await page.get_by_role("button", name="Colours").click()
+            await expect(page.locator("html")).to_have_attribute("data-theme", theme)
+            await expect(page).to_have_url(viewer.base + "/dead?lane=webhook")
+
+
+# --- what is not there ------------------------------------------------------------------------------------------
+
+
+async def test_an_empty_store(watch: Watch) -> None:
+    async with watch(MemoryStore()) as viewer:
+        page = await viewer.open("/messages")
+        await expect(page.get_by_text("Nothing is pending")).to_be_visible()
+        await page.goto(viewer.base + "/dead")
+        await expect(page.get_by_text("No dead letters")).to_be_visible()
+        await page.goto(viewer.base + "/")
+        await expect(page.get_by_text("The store keeps no journal")).to_be_visible()
+        await expect(page.get_by_text("No instance is alive")).to_be_visible()
+        await expect(page.locator(".tabs .off")).to_contain_text("Consumers: memory:// has no fan-out topics beside it")
+
+
+async def test_an_unknown_message_says_so(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open("/messages/nowhere")
+        await expect(page.get_by_role("heading", name="Not Found")).to_be_visible()
+        viewer.errors.clear()
+
+
+async def test_nothing_inline_and_nothing_from_elsewhere(store: SceneStore) -> None:
+    scheduler = Scheduler(store, dispatch=False)
+    async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
+        for path in SCREENS:
+            answer = await client.get(path)
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+            assert not re.search(r"<style|<script(?! src=)|\sstyle=|\son\w+=|https?://", answer.text), path
+
+
+async def test_it_can_be_mounted_in_another_app(store: SceneStore) -> None:
+    scheduler = Scheduler(store, dispatch=False)
+    outer = Starlette(routes=[Mount("/delays", admin(scheduler, read_only=False))])
+    async with scheduler, serving_app(outer) as base, client_of(base) as client:
+        front = await client.get("/delays/")
+        assert front.status_code == 200
+        paths = re.findall(r'(?:href|src|action|hx-sse:connect)="([^"]+)"', front.text)
+        assert [each for each in paths if not each.startswith(("/delays/", "#"))] == []
+        assert (await client.get(next(each for each in paths if "page.css" in each))).status_code == 200
+
+
+async def test_several_stores(store: SceneStore) -> None:
+    one, other = Scheduler(store, dispatch=False), Scheduler("memory://", dispatch=False)
+    app = admin({"queue": one, "other": other})
+    async with one, other, serving_app(app) as base, client_of(base) as client:
+        front = await client.get("/")
+        assert "check-" in (await client.get("/messages?store=queue")).text
+        assert "Nothing is pending" in (await client.get("/messages?store=other")).text
+        assert (await client.get("/messages?store=nope")).status_code == 404
+        assert 'href="/messages?store=queue"' in front.text
+
+
+async def test_a_session_that_ended_follows_no_longer(store: SceneStore) -> None:
+    scheduler = Scheduler(store, dispatch=False)
+    app = admin(scheduler, tokens=(tokens := Tokens([READER])))
+    async with scheduler, serving_app(app) as base, client_of(base, headers=bearer("of-the-reader")) as client:
+        async with client.stream("GET", "/live") as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            tokens.load([OTHER])
+            left = [line async for line in lines]
+            assert left, "what was under way came to its end"
+        assert (await client.get("/live")).status_code == 303
+
+
+async def test_a_store_that_is_not_open_yet_says_so() -> None:
+    app = admin(Scheduler("memory://", dispatch=False))
+    async with serving_app(app) as base, client_of(base) as client:
+        for path in ("/", "/messages", "/dead"):
+            answer = await client.get(path)
+            assert answer.status_code == 503
+            assert "not open yet" in answer.text
