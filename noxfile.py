@@ -38,6 +38,7 @@ def tests(session: nox.Session) -> None:
     """Does everything work here? All tests and docs examples, with coverage; with arguments: those tests, without."""
     install(session, "test")
     add_redis(session)
+    add_chromium(session)
     if session.posargs:
         session.run("pytest", *session.posargs)
         return
@@ -110,6 +111,7 @@ def tests_other_pythons(session: nox.Session) -> None:
     """Does everything work on the other Pythons?"""
     install(session, "test")
     add_redis(session)
+    add_chromium(session)
     session.run("pytest", *(session.posargs or [*IN_PARALLEL, "tests"]))
 
 
@@ -117,6 +119,7 @@ def tests_other_pythons(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """Are the floors in pyproject.toml true?"""
     session.install(".[cli]", *floors(extras=["cli"]), *group("test"))
+    add_chromium(session)
     session.run("pytest", *(session.posargs or [*IN_PARALLEL, "tests"]))
 
 
@@ -154,6 +157,19 @@ def add_redis(session: nox.Session) -> None:
         session.warn("apt has no redis-server for us; the tests run on the servers that wheels bring")
         return
     session.env["AIODELAY_REDIS_SERVER"] = f"{program}"
+
+
+def add_chromium(session: nox.Session) -> None:
+    """Let tests look at the page: where there is no Chromium, and apt may be used, it is installed."""
+    names = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+    if os.environ.get("AIODELAY_CHROMIUM") or any(map(shutil.which, names)):
+        return
+    if not shutil.which("apt-get") or os.name == "nt" or os.geteuid():
+        session.warn("no Chromium, and none that could be installed here: the tests in tests/browser will fail")
+        return
+    install = ["apt-get", "-q", "-y", "install", "--no-install-recommends", "chromium", "fonts-inter"]
+    for command in (["apt-get", "-q", "update"], install):
+        session.run(*command, external=True, silent=True, success_codes=range(256))
 
 
 def unpack_redis(session: nox.Session, root: Path, program: Path) -> bool:

@@ -11,10 +11,12 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
 
 from aiodelay import Scheduler
+from aiodelay.memory import MemoryStore
 from aiodelay.service import admin
 from tests.support.api import serving_app
 from tests.support.chromium import chromium
 from tests.support.scene import SceneStore, scene
+from tests.support.sinks import BadSink
 
 # As root a browser has no sandbox of its own; it shows nothing but pages of ours.
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb", "--font-render-hinting=none"]
@@ -66,14 +68,14 @@ def watch(browser: Browser) -> Watch:
 
     @asynccontextmanager
     async def watching(
-        store: SceneStore | str | Scheduler,
+        store: MemoryStore,
         options: Mapping[str, Any] = EMPTY,
         looks: Mapping[str, Any] = EMPTY,
     ) -> AsyncIterator[Viewer]:
         async with AsyncExitStack() as stack:
-            scheduler = store if isinstance(store, Scheduler) else Scheduler(store, dispatch=False)
-            if scheduler is not store:
-                await stack.enter_async_context(scheduler)
+            webhook = BadSink()
+            webhook.name = "webhook"
+            scheduler = await stack.enter_async_context(Scheduler(store, sinks=[webhook], dispatch=False))
             given: dict[str, Any] = {"read_only": False, "allowed_targets": ["handler:*"], **options}
             app = admin(scheduler, **given)
             base = await stack.enter_async_context(serving_app(app))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 SCREENS = {
     "overview": "/",
     "overview-month": "/?span=month",
-    "messages": "/messages?due_to=2026-11-21T12:30",
+    "messages": "/messages?due_to=2026-11-21T12:03",
     "message": f"/messages/{quote(ORDER, safe='')}",
     "recurring": "/recurring",
     "dead": "/dead",
@@ -39,6 +40,14 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
+DOCS = Path(__file__).parents[2] / "docs"
+PICTURES = [
+    *((name, "light") for name in SCREENS if name not in ("overview-month", "letter")),
+    *(("overview", "dark"), ("overview", "phone"), ("message", "phone")),
+]
+"""Those of the docs."""
+
+
 @pytest.mark.parametrize("look", LOOKS)
 async def test_every_screen(look: str, watch: Watch, store: SceneStore, screenshots: Path) -> None:
     async with watch(store, {"environment": "staging"}, LOOKS[look]) as viewer:
@@ -50,5 +59,12 @@ async def test_every_screen(look: str, watch: Watch, store: SceneStore, screensh
                 await page.goto(viewer.base + path)
             if look != "plain" and name != "letter":
                 await page.locator("#strip.is-live").wait_for()
-            await page.screenshot(path=screenshots / f"{name}-{look}.png", full_page=True)
+            if (name, look) in PICTURES:
+                await page.screenshot(path=screenshots / f"{name}-{look}.png", full_page=look != "phone")
             assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is too wide"
+
+
+async def test_the_docs_show_these_pictures() -> None:
+    shown = set(re.findall(r"screenshots/([\w-]+\.png)", (DOCS / "page.md").read_text(encoding="utf-8")))
+    assert shown == {f"{name}-{look}.png" for name, look in PICTURES}
+    assert shown == {each.name for each in (DOCS / "screenshots").iterdir()}

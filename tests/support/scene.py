@@ -176,12 +176,11 @@ async def _standing(made: _Maker, work: Work, random: Random, now: int) -> None:
     for n in range(4):
         await made.put(f"refund-{n}", "RefundDue", now - 30_000 + n * 1_000, {"refund": n})
     await made.put("heartbeat", "Heartbeat", now + 20_000, {}, rule=Every("30s"))
-    await made.put(
-        "monday-report", "SendReceipt", now + DAY, {"report": "week"}, rule=Cron("0 9 * * mon", tz="Europe/Paris")
-    )
+    mondays = Cron("0 9 * * mon", tz="Europe/Paris")
+    await made.put("monday-report", "SendReceipt", at_ms(MONDAY), {"report": "week"}, rule=mondays)
     await _order(made, work, now)
     for n in range(3):
-        await made.put(f"now-{n}", "SendReceipt", now - 35_000, {"order": 70 + n})
+        await made.put(f"now-{n}", "SendReceipt", now - 2_004, {"order": 70 + n})
     made.until(now - 2_000)
     assert len(await made.claim(work, "SendReceipt")) == 3
     await made.store.hold("webhook", "us-1")

@@ -130,5 +130,6 @@
     all("[data-typed]").forEach(typed);
     live(isLive);
   }
+  document.querySelector(".tabs [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   refresh();
 })();
