@@ -129,7 +129,9 @@ class Looking(Base):
 
     async def instances(self) -> Sequence[Instance]:
         """List live workers."""
-        return live_workers(await self.command("HGETALL", self._keys.key("workers")), self.now_ms())
+        reply = await self.command("HGETALL", self._keys.key("workers"))
+        flat = [part for pair in reply.items() for part in pair] if isinstance(reply, dict) else reply
+        return live_workers(flat, self.now_ms())
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due from now on, by span and lane."""

@@ -14,6 +14,7 @@ from aiodelay.model import (
     Cancel,
     DeadKey,
     Fire,
+    Instance,
     LaneCounts,
     LaneState,
     Late,
@@ -34,7 +35,7 @@ UNSERVED = "unserved"
 
 
 class LookingRules(Bench):
-    """`Inspectable`, `DeadLetters`, `Journal`, and what `tidy` reports."""
+    """`Inspectable`, `Instances`, `DeadLetters`, `Journal`, and what `tidy` reports."""
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -115,6 +116,20 @@ class LookingRules(Bench):
             assert await is_unread()
             await work.tidy((UNSERVED,), limit=10)
         assert await is_unread()
+
+    @staged
+    async def test_instances_are_known_while_they_are_heard_of(self, stage: Stage) -> None:
+        others = await stage.crew.instances()
+        async with stage.store.work("second", (OTHER,)) as work:
+            await work.tidy((UNSERVED, OTHER), limit=10)
+            found = await stage.crew.instances()
+            second = Instance("second", tuple(sorted((OTHER, UNSERVED))), stage.now)
+            assert found == sorted([*others, second], key=lambda each: each.name)
+            stage.move(HOUR_MS)
+            assert await stage.crew.instances() == []
+            await work.tidy((OTHER,), limit=10)
+            assert await stage.crew.instances() == [Instance("second", (OTHER,), stage.now)]
+        assert await stage.crew.instances() == []
 
     @staged
     async def test_load_ahead_by_bucket(self, stage: Stage) -> None:

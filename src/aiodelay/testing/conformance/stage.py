@@ -45,7 +45,7 @@ from aiodelay.model import (
     Stored,
     Tidied,
 )
-from aiodelay.ports import DeadLetters, Holds, Inspectable, Journal, Store, Work
+from aiodelay.ports import DeadLetters, Holds, Inspectable, Instances, Journal, Store, Work
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import token_counter, token_for
 
@@ -193,6 +193,13 @@ class Stage:
         """The store as `Inspectable`; skips the test if it is not."""
         if not isinstance(self.store, Inspectable):
             self._skip("cannot be looked into")
+        return self.store
+
+    @property
+    def crew(self) -> Instances:
+        """The store as `Instances`; skips the test if it is not."""
+        if not isinstance(self.store, Instances):
+            self._skip("does not tell which processes dispatch from it")
         return self.store
 
     @property

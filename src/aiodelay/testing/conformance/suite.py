@@ -38,8 +38,8 @@ class StoreConformance(
     plugin for async tests is needed, and any may be there. `new_loop` may be overridden for another event loop.
 
     A store that says `durable` in its traits also overrides `reopen`. What the traits or a missing ability
-    (`Inspectable`, `DeadLetters`, `Holds`, `Journal`, `PutsBack`, `BulkLoad`) declare away is skipped, with the reason;
-    most rules look at what they have done through `Inspectable`.
+    (`Inspectable`, `Instances`, `DeadLetters`, `Holds`, `Journal`, `PutsBack`, `BulkLoad`) declare away is skipped,
+    with the reason; most rules look at what they have done through `Inspectable`.
 
     To see that a test can fail, call it: `MySuite().test_s6_nothing_ended_comes_back()` raises `AssertionError` on a
     store that breaks the rule.
