@@ -1,8 +1,8 @@
 """What a store and a sink must do: narrow Protocols, batches on the hot path, promises as numbered rules.
 
-A store has two roles. Every process uses `Store.apply`; dispatching processes also open `Store.work`. Further
-abilities are Protocols of their own (`Inspectable`, `Instances`, `DeadLetters`, `Holds`, `BulkLoad`): `isinstance` tells
-whether a store has one. What differs between stores beyond that is declared in `StoreTraits`, not found out by catching errors.
+A store has two roles. Every process uses `Store.apply`; dispatching processes also open `Store.work`. Further abilities
+are Protocols of their own (`Inspectable`, `Instances`, `DeadLetters`, `Holds`, `BulkLoad`): `isinstance` tells whether
+a store has one. What differs between stores beyond that is declared in `StoreTraits`, not found out by catching errors.
 
 Rules (docs/guarantees.md holds the table with their tests): S1 never early. S2 nothing acknowledged is lost. S3 at
 least once. S4 the latest version wins. S5 an acknowledged cancel is honoured. S6 nothing ended comes back. S7 one live
