@@ -532,7 +532,7 @@ def test_names_are_golden() -> None:
         ("aiodelay.messages", "up_down_counter", "{message}"),
         ("aiodelay.handler.in_flight", "up_down_counter", "{message}"),
         ("aiodelay.handler.demand", "up_down_counter", "{message}"),
-        ("aiodelay.store.fill", "gauge", "1"),
+        ("aiodelay.store.fill", "gauge", "{fraction}"),
         ("aiodelay.list.length", "gauge", "{message}"),
         ("aiodelay.assignment.partitions", "gauge", "{partition}"),
         ("aiodelay.restore.duration", "histogram", "s"),

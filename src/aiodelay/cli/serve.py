@@ -40,11 +40,13 @@ def serve(
     """
     configuration = read(config, host=host, port=port)
     settings = configuration.settings()
-    from aiodelay.service.logs import set_up_logs  # noqa: PLC0415 - as in `read`
+    from aiodelay.service.emitting import emitting  # noqa: PLC0415 - as in `read`
+    from aiodelay.service.logs import set_up_logs  # noqa: PLC0415
 
     set_up_logs(settings.log)
     try:
-        asyncio.run(_serve(settings, configuration))
+        with emitting(settings.telemetry):  # its end sends what is left, which blocks
+            asyncio.run(_serve(settings, configuration))
     except* AiodelayError as group:
         raise _first(group) from None
 

@@ -26,6 +26,7 @@ __all__ = [
     "Settings",
     "SinkSettings",
     "StoreSettings",
+    "TelemetrySettings",
     "Token",
 ]
 
@@ -191,6 +192,18 @@ class LogSettings(_Part):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class TelemetrySettings(_Part):
+    """Where Prometheus finds metrics; by OTLP they and traces go where the usual `OTEL_...` variables say.
+
+    Attributes:
+        prometheus_host: Where the port is open. Whoever reaches it may read: it asks for no token.
+        prometheus_port: 0 = any free one; None = none is opened.
+    """
+
+    prometheus_host: str = Field(default="127.0.0.1", min_length=1)
+    prometheus_port: int | None = Field(default=None, ge=0, le=65_535)
+
+
 class Settings(BaseSettings):
     """All of it. `reading` reads it; each field stands in docs/operate.md."""
 
@@ -207,6 +220,7 @@ class Settings(BaseSettings):
     api: ApiSettings = ApiSettings()
     limits: Limits = Limits()
     log: LogSettings = LogSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @classmethod
     def settings_customise_sources(

@@ -31,7 +31,19 @@ from aiodelay.messages import HANDLER_TARGET
 from aiodelay.scheduler import Scheduler
 from aiodelay.timeunits import format_duration
 
-from .config import FILE, PREFIX, ApiSettings, Intake, Limits, LogSettings, Settings, SinkSettings, StoreSettings, Token
+from .config import (
+    FILE,
+    PREFIX,
+    ApiSettings,
+    Intake,
+    Limits,
+    LogSettings,
+    Settings,
+    SinkSettings,
+    StoreSettings,
+    TelemetrySettings,
+    Token,
+)
 from .given import Layer, Layers, Place, dotted, read_toml
 from .parts import KAFKA, default_topics, make_box, make_scheduler, store_of
 
@@ -97,6 +109,7 @@ _MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {
     ("api", "tokens"): Token,
     ("limits",): Limits,
     ("log",): LogSettings,
+    ("telemetry",): TelemetrySettings,
 }
 URLS = ("url", "store", "from")
 _SHOULD = re.compile(r"^(Input|Value|String|Tuple|List|Dictionary) should (be |have )?")

@@ -114,7 +114,7 @@ IN_FLIGHT = Metric(
     "aiodelay.handler.in_flight", "up_down_counter", "{message}", "Delivered to this process, not yet settled."
 )
 DEMAND = Metric("aiodelay.handler.demand", "up_down_counter", "{message}", "How many more messages are requested.")
-STORE_FILL = Metric("aiodelay.store.fill", "gauge", "1", "Part of the server's memory limit that is used.")
+STORE_FILL = Metric("aiodelay.store.fill", "gauge", "{fraction}", "Part of the server's memory limit that is used.")
 LIST_LENGTH = Metric("aiodelay.list.length", "gauge", "{message}", "Elements in a Redis list that messages go to.")
 PARTITIONS = Metric("aiodelay.assignment.partitions", "gauge", "{partition}", "Kafka partitions that are owned here.")
 RESTORE_DURATION = Metric(

@@ -338,13 +338,15 @@ class Observer:
     def _overdue(self) -> Iterable[tuple[float, Attributes]]:
         if self._tidied is None:
             return
-        now_ms = self._tidied.now_ms
+        ages_ms = {lane: 0 for lane, _, _ in self._loads()}
         for each in self._tidied.lanes:
-            age_ms = 0 if each.oldest_due_ms is None else max(now_ms - each.oldest_due_ms, 0)
-            yield age_ms / 1000, self.of_ours(self.named(each.lane))
+            ages_ms[each.lane] = 0 if each.oldest_due_ms is None else max(self._tidied.now_ms - each.oldest_due_ms, 0)
+        for lane, age_ms in ages_ms.items():
+            yield age_ms / 1000, self.of_ours(self.named(lane))
 
     def _messages(self) -> Iterable[tuple[float, Attributes]]:
-        for lane, counts in self._counts.items():
+        empty = {lane: LaneCounts() for lane, _, _ in self._loads()}
+        for lane, counts in {**empty, **self._counts}.items():
             labels = self.of_ours(self.named(lane))
             yield from ((n, {**labels, names.STATE: state}) for state, n in _states(counts))
 
