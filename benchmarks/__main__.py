@@ -12,6 +12,7 @@ from pathlib import Path
 from . import (
     ba1_http_stream,
     ba2_http_calls,
+    ba4_viewers,
     ba5_help,
     bf1_memory_dispatch,
     bf2_sqlite_schedule,
@@ -49,6 +50,7 @@ from .report import as_json, as_line, as_markdown, by_family, put_between_marker
 BENCHMARKS: tuple[Benchmark, ...] = (
     ba1_http_stream.BENCHMARK,
     ba2_http_calls.BENCHMARK,
+    ba4_viewers.BENCHMARK,
     ba5_help.BENCHMARK,
     bf1_memory_dispatch.BENCHMARK,
     bf2_sqlite_schedule.BENCHMARK,

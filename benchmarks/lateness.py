@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -29,7 +30,13 @@ class Lateness(NamedTuple):
     bare: list[float]
 
 
-async def measure(store: Store, numbers: Sequence[int], per_s: float, scale: float) -> Lateness:
+async def measure(
+    store: Store,
+    numbers: Sequence[int],
+    per_s: float,
+    scale: float,
+    beside: Callable[[Scheduler], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
+) -> Lateness:
     """Schedule messages and set timers, one of each `per_s` times a second, with the same range of delays.
 
     Args:
@@ -37,6 +44,7 @@ async def measure(store: Store, numbers: Sequence[int], per_s: float, scale: flo
         numbers: Of the messages.
         per_s: How many in a second.
         scale: Part of the full delays.
+        beside: What else goes on in this process.
     """
     loop = asyncio.get_running_loop()
     chance = random.Random(len(numbers))
@@ -54,7 +62,7 @@ async def measure(store: Store, numbers: Sequence[int], per_s: float, scale: flo
         if len(bare) == len(numbers):
             all_rung.set_result(None)
 
-    async with scheduler, asyncio.TaskGroup() as tasks:
+    async with scheduler, beside(scheduler), asyncio.TaskGroup() as tasks:
         since = loop.time()
         for at, number in enumerate(numbers):
             await asyncio.sleep(max(0.0, since + at / per_s - loop.time()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Self
 from urllib.parse import quote
 
 import pytest
@@ -305,3 +306,71 @@ async def test_a_store_that_is_not_open_yet_says_so() -> None:
             answer = await client.get(path)
             assert answer.status_code == 503
             assert "not open yet" in answer.text
+
+
+class BlindStore:
+    """A store that delivers, and tells nothing."""
+
+    name = "blind://"
+
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+        self.traits, self.now_ms = self._store.traits, self._store.now_ms
+        self.apply, self.work = self._store.apply, self._store.work
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+
+async def test_a_store_that_cannot_be_looked_into_says_so() -> None:
+    scheduler = Scheduler(BlindStore(), dispatch=False)
+    async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
+        front = await client.get("/")
+        assert front.status_code == 200
+        assert "This store cannot be looked into" in front.text
+        assert front.text.count("blind:// cannot be looked into") >= 2
+        for path in ("/messages", "/messages/x", "/recurring", "/dead", "/sinks", "/instances", "/consumers"):
+            answer = await client.get(path)
+            assert answer.status_code == 422
+            assert "blind://" in answer.text
+
+
+HOSTILE = [
+    "/messages?due_from=soon",
+    "/messages?due_from=9999-12-31T23:59:59",
+    "/messages?due_to=2026-01-01",
+    "/messages?state=nope",
+    "/messages?after=%00",
+    "/messages?after=kgE",
+    "/messages?lane=%0a",
+    "/messages?id=%00",
+    f"/messages?id={'x' * 3000}",
+    "/messages/%00",
+    f"/messages/{'x' * 3000}",
+    "/messages/..%2f..%2fetc%2fpasswd",
+    "/dead?reason=nope",
+    "/dead?after=kgE",
+    "/dead/99999999999999999999999999/x",
+    "/dead/1/%00",
+    "/recurring?after=AAAA",
+    "/?span=<script>",
+    "/live?view=<script>&store=nope",
+    "/?store=%0d%0ax:y",
+    "/login?back=//evil.example",
+]
+
+
+async def test_what_is_no_question_has_an_answer(store: SceneStore) -> None:
+    scheduler = Scheduler(store, dispatch=False)
+    async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
+        for path in HOSTILE:
+            answer = await client.get(path)
+            assert answer.status_code < 500, (path, answer.text)
+            assert "<script>" not in answer.text
+            assert 'value="//evil.example' not in answer.text
+        for form in ("", "csrf=%ff", "csrf", "a=1&" * 3_000, "x" * 2_000_000):
+            type_ = {"content-type": "application/x-www-form-urlencoded"}
+            assert 400 <= (await client.post("/plan", content=form, headers=type_)).status_code < 500
+        assert (await client.post("/plan", json={})).status_code == 415

@@ -63,6 +63,19 @@ def test_without_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "aiodelay.db").exists()
 
 
+def test_its_page_and_those_who_follow_it_hold_up_no_end(tmp_path: Path) -> None:
+    badge = OPEN.replace("[api]", '[api]\nenvironment = "production"')
+    with Service(tmp_path, badge) as service, service.client() as client:
+        until_ready(client)
+        assert '<strong class="badge env live">production</strong>' in client.get("/").text
+        with client.stream("GET", "/live?view=hour") as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: <hx-partial")
+            service.send(signal.SIGTERM)
+            assert list(lines), "the stream ends in order, and is not cut off"
+        assert service.exit_code() == 0
+
+
 def test_what_is_posted_is_delivered(tmp_path: Path) -> None:
     with Service(tmp_path, OPEN) as service, service.client() as client:
         until_ready(client)

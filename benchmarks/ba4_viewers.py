@@ -1,0 +1,87 @@
+"""BA4: how late messages begin while ten pages follow their process, beside the same with another process serving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from socket import create_server
+
+import uvicorn
+
+from aiodelay import Scheduler
+from aiodelay.redis import RedisStore
+from aiodelay.service import admin
+
+from .api_server import running_api
+from .harness import Benchmark, Goal, Plan, Row, check, quantile
+from .lateness import PER_S, SPAN_S, Lateness, check_all, measure
+from .redis_server import empty
+
+__all__ = ["BENCHMARK"]
+
+VIEWERS = 10
+GOAL = Goal("at most", 1.5)
+
+
+def run(plan: Plan) -> list[Row]:
+    n = plan.size(round(PER_S * SPAN_S))
+    url = f"{plan.redis}{'&' if '?' in plan.redis else '?'}journal=10000"
+    here, elsewhere = list[Lateness](), list[Lateness]()
+
+    def measured(beside: Callable[[Scheduler], AbstractAsyncContextManager[None]]) -> Lateness:
+        empty(plan.redis)
+        return check_all([plan.run(measure(RedisStore(url), range(n), PER_S, plan.scale, beside))], n)
+
+    with running_api(url) as port:
+        for _ in range(plan.runs):
+            elsewhere.append(measured(lambda _: followed(port)))
+            here.append(measured(served_and_followed))
+    empty(plan.redis)
+    ours = [quantile(each.ours, 0.99) for each in here]
+    theirs = [quantile(each.ours, 0.99) for each in elsewhere]
+    what = f"p99 of the lateness of {n:,} messages at {PER_S}/s, while {VIEWERS} pages follow"
+    beside = f"{quantile(ours, 0.5):.2f} ms, served by another process {quantile(theirs, 0.5):.2f} ms"
+    values = tuple(a / b for a, b in zip(ours, theirs, strict=True))
+    return [Row("BA4", what, "x served elsewhere", values, GOAL, beside)]
+
+
+@asynccontextmanager
+async def served_and_followed(scheduler: Scheduler) -> AsyncIterator[None]:
+    """Serve the page from this process, and follow it."""
+    app = admin(scheduler)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    with create_server(("127.0.0.1", 0)) as listening:
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(server.serve(sockets=[listening]))
+            async with followed(listening.getsockname()[1]):
+                yield
+            app.state.page.closing.set()
+            server.should_exit = True
+            await serving
+
+
+@asynccontextmanager
+async def followed(port: int) -> AsyncIterator[None]:
+    """Follow a front page, as so many browsers would."""
+    async with asyncio.TaskGroup() as tasks:
+        seen = [asyncio.Event() for _ in range(VIEWERS)]
+        viewers = [tasks.create_task(follow(port, each)) for each in seen]
+        yield
+        for viewer, each in zip(viewers, seen, strict=True):
+            check(each.is_set(), "a page was told nothing")
+            viewer.cancel()
+
+
+async def follow(port: int, seen: asyncio.Event) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"GET /live?view=hour HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        while line := await reader.readline():
+            if line.startswith(b"data: <hx-partial"):
+                seen.set()
+    finally:
+        writer.close()
+
+
+BENCHMARK = Benchmark("BA4", "lateness while pages follow", run, needs_redis=True)
