@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from importlib import resources
 
 import pytest
 
+from aiodelay import StoreUnavailableError
 from aiodelay.model import LoadBucket
 from aiodelay.queries import lateness_of
 from aiodelay.service.api.security import Tokens, hash_token
 from aiodelay.service.api.sessions import SESSION_S, SESSIONS, Sessions
 from aiodelay.service.config import Token
+from aiodelay.service.page.application import HTMX
 from aiodelay.service.page.charts import lateness_columns, load_bars
 from aiodelay.service.page.payload import MOST_SHOWN, viewed
-from aiodelay.service.page.state import SPANS
+from aiodelay.service.page.state import SPANS, Shared
 from aiodelay.service.page.values import away, duration, number, size
-from aiodelay.testing.clock import VirtualClock
+from aiodelay.testing.clock import VirtualClock, VirtualLoop
 
 # --- payloads ---------------------------------------------------------------------------------------------
 
@@ -162,3 +166,34 @@ def test_what_a_form_brings_along_is_of_one_session() -> None:
     assert not one.is_csrf("cookie", other.csrf("cookie"))
     assert not one.is_csrf("cookie", "")
     assert not one.is_csrf("cookie", "é")
+
+
+# --- what comes from elsewhere ------------------------------------------------------------------------------
+
+
+def test_htmx_is_of_the_version_that_is_named() -> None:
+    vendored = resources.files("aiodelay.service.page") / "static" / "vendor"
+    names = sorted(each.name for each in vendored.iterdir())
+    assert names == ["LICENSE-htmx.txt", "htmx.min.js", "hx-sse.min.js"]
+    assert f'version="{HTMX}"' in (vendored / "htmx.min.js").read_text(encoding="utf-8")
+
+
+# --- answers that viewers share -----------------------------------------------------------------------------
+
+
+def test_a_store_is_asked_once_a_second_whatever_it_answers() -> None:
+    shared, asked = Shared(), list[float]()
+
+    async def fails() -> None:
+        asked.append(asyncio.get_running_loop().time())
+        raise StoreUnavailableError("redis://", "away")
+
+    async def ask_often() -> None:
+        for _ in range(30):
+            with pytest.raises(StoreUnavailableError):
+                await shared.get("facts", fails)
+            await asyncio.sleep(0.1)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(ask_often())
+    assert len(asked) == 3

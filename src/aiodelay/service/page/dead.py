@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.responses import Response
 
-from aiodelay.model import DeadKey, DeadLetter
-from aiodelay.queries import DEAD_REASONS, DeadFilter, dead_letter, dead_page
+from aiodelay.model import DeadKey
+from aiodelay.queries import DEAD_REASONS, dead_letter, dead_page
+from aiodelay.scheduler import Scheduler
 from aiodelay.service.api.cursors import dead_filter_of, read_cursor, write_cursor
 from aiodelay.service.api.models import DeadFilterIn
 from aiodelay.service.api.problems import ApiError
@@ -21,7 +22,7 @@ from .rendering import shown, url_of
 from .requests import screen, store_of, wanted
 from .state import state_of
 
-__all__ = ["DEAD_FIELDS", "Group", "dead", "dead_filter_in", "grouped", "letter"]
+__all__ = ["DEAD_FIELDS", "Group", "dead", "dead_filter_in", "groups_of", "letter"]
 
 DEAD_FIELDS = ("lane", "reason", "text")
 PER_PAGE = 50
@@ -46,16 +47,22 @@ class Group:
     error: str
 
 
-def grouped(letters: Sequence[DeadLetter]) -> Sequence[Group]:
-    """Return the groups, largest first; each with the error of its latest letter."""
-    found: dict[tuple[str, str], list[DeadLetter]] = {}
-    for each in letters:
-        found.setdefault((each.record.envelope.lane, each.reason), []).append(each)
-    groups = [
-        Group(lane, reason, len(of), of[0].at_ms, of[-1].at_ms, of[-1].record.last_error or "")
-        for (lane, reason), of in found.items()
-    ]
-    return sorted(groups, key=lambda group: -group.count)
+async def groups_of(scheduler: Scheduler, most: int) -> tuple[Sequence[Group], int]:
+    """Return the groups of the oldest letters, largest first, each with its latest error; and how many were looked at.
+
+    Args:
+        scheduler: Whose.
+        most: Most letters to look at.
+    """
+    found: dict[tuple[str, str], Group] = {}
+    examined = 0
+    async for letter in scheduler.dead_letters(limit=most):
+        examined += 1
+        key = letter.record.envelope.lane, letter.reason
+        before = found.get(key)
+        first_ms, count = (letter.at_ms, 0) if before is None else (before.first_ms, before.count)
+        found[key] = Group(*key, count + 1, first_ms, letter.at_ms, letter.record.last_error or "")
+    return sorted(found.values(), key=lambda group: -group.count), examined
 
 
 @screen("read")
@@ -67,15 +74,16 @@ async def dead(request: Request) -> Response:
     wanted_letters = dead_filter_of(dead_filter_in(given))
     where = read_cursor(wanted(request, "after"), tuple[int, str, int])
     found = await dead_page(store.scheduler, wanted_letters, after=where, limit=PER_PAGE, most=most)
-    everything = await dead_page(store.scheduler, DeadFilter(), after=None, limit=most, most=most)
+    shared = state_of(request).shared
+    groups, grouped = await shared.get(("groups", store.name), lambda: groups_of(store.scheduler, most))
     after = write_cursor(found.after)
     return shown(
         request,
         "dead.html",
         store,
-        facts=await state_of(request).shared.facts(store),
-        groups=grouped(everything.letters),
-        grouped_examined=everything.examined,
+        facts=await shared.facts(store),
+        groups=groups,
+        grouped_examined=grouped,
         letters=found.letters,
         examined=found.examined,
         of=found.of,

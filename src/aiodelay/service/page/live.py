@@ -23,6 +23,8 @@ __all__ = ["live"]
 EVERY_S = 2.0
 ALIVE_EVERY = 8
 MOST_VIEWERS = 200
+STRIP = "strip"
+"""What pages follow that show no span of time."""
 
 
 @screen("read")
@@ -36,7 +38,8 @@ async def live(request: Request) -> Response:
 
 
 async def _events(request: Request, state: PageState, store: Opened) -> AsyncIterator[bytes]:
-    view, root = wanted(request, "view") or "", request.scope.get("root_path", "")
+    view, root = wanted(request, "view") or STRIP, request.scope.get("root_path", "")
+    view = view if view in SPANS else STRIP
     told, quiet = b"", 0
     state.viewers += 1
     try:
@@ -81,5 +84,5 @@ async def _event(request: Request, state: PageState, store: Opened, view: str) -
             given = await given_of_strip(state.shared, store)
         text = rendered("live.html", view=view, links=links_of(request, store), problem="", **given)
     except AiodelayError as error:
-        text = rendered("live.html", view="", facts=None, problem=str(error))
+        text = rendered("live.html", view=STRIP, facts=None, problem=str(error))
     return b"".join(b"data: %b\n" % line for line in text.encode().splitlines() if line) + b"\n"

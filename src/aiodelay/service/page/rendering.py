@@ -25,7 +25,7 @@ __all__ = ["PAGE_HEADERS", "here_of", "path_of", "rendered", "shown", "url_of"]
 
 PAGE_HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
         " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
     "referrer-policy": "same-origin",
@@ -131,6 +131,7 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
         "caller": caller,
         "has_tokens": state.has_tokens,
         "read_only": served.read_only,
+        "may_move": store is not None and store.scheduler._store.traits.changes,
         "may_schedule": "schedule" in scopes and not served.read_only,
         "may_operate": "operate" in scopes and not served.read_only,
         "csrf": state.sessions.csrf(cookie),

@@ -10,7 +10,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from aiodelay import ports
-from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.errors import AiodelayError, UnsupportedByStoreError
 from aiodelay.model import Lane, LaneCounts, LoadBucket
 from aiodelay.queries import Lateness, oldest_overdue_ms
 from aiodelay.service.api.security import Tokens
@@ -78,16 +78,22 @@ class Shared:
 
     def __init__(self) -> None:
         self._locks: dict[object, asyncio.Lock] = {}
-        self._answers: dict[object, tuple[float, object]] = {}
+        self._answers: dict[object, tuple[float, object, AiodelayError | None]] = {}
 
     async def get(self, key: object, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return what `ask` returns, or has just returned under this key."""
+        """Return what `ask` returns, or has just returned under this key; raise what it raises, or has just raised."""
         loop = asyncio.get_running_loop()
         async with self._locks.setdefault(key, asyncio.Lock()):
-            asked_s, answer = self._answers.get(key, (-FRESH_S, None))
+            asked_s, answer, error = self._answers.get(key, (-FRESH_S, None, None))
             if loop.time() - asked_s >= FRESH_S:
-                answer = await ask()
-                self._answers[key] = loop.time(), answer
+                answer, error = None, None
+                try:
+                    answer = await ask()
+                except AiodelayError as raised:
+                    error = raised
+                self._answers[key] = loop.time(), answer, error
+            if error is not None:
+                raise error
             return answer  # type: ignore[return-value]
 
     async def facts(self, store: Opened) -> Facts:
