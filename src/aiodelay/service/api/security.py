@@ -81,6 +81,9 @@ class Tokens:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    def __contains__(self, token: Token) -> bool:
+        return token in self._tokens
+
     def load(self, tokens: Collection[Token]) -> None:
         """Make these the valid ones."""
         self._tokens = tuple(tokens)

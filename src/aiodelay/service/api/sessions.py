@@ -30,7 +30,7 @@ class Sessions:
 
     def __init__(self, tokens: Tokens, clock: Clock | None = None) -> None:
         self._tokens, self._clock = tokens, clock or SystemClock()
-        self._sessions: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._sessions: OrderedDict[str, tuple[int, Token]] = OrderedDict()
         self._key = secrets.token_bytes(32)
 
     def begin(self, secret: str) -> tuple[str, Token] | None:
@@ -39,18 +39,18 @@ class Sessions:
         if token is None:
             return None
         cookie = secrets.token_urlsafe(32)
-        self._sessions[cookie] = self._clock.monotonic_ms() + SESSION_S * 1000, secret
+        self._sessions[cookie] = self._clock.monotonic_ms() + SESSION_S * 1000, token
         while len(self._sessions) > SESSIONS:
             self._sessions.popitem(last=False)
         return cookie, token
 
     def find(self, cookie: str) -> Token | None:
         """Return the token of a session, if both are still valid."""
-        ends_ms, secret = self._sessions.get(cookie, (0, ""))
-        if ends_ms < self._clock.monotonic_ms():
+        ends_ms, token = self._sessions.get(cookie, (0, None))
+        if token is None or ends_ms < self._clock.monotonic_ms():
             self._sessions.pop(cookie, None)
             return None
-        return self._tokens.find(secret)
+        return token if token in self._tokens else None
 
     def end(self, cookie: str) -> None:
         """Forget a session."""

@@ -34,14 +34,14 @@ SHOWN = 5
 WHOLE = {"more": False}
 """What was chosen one by one is all there is."""
 OF_MESSAGES, OF_LETTERS, OF_PLACES = ("cancel", "fire", "reschedule"), ("redrive", "purge"), ("pause", "resume")
-TELLS: dict[str, tuple[str, str, str]] = {
-    "cancel": ("Cancel", "cancelled", "What is being delivered just now goes on; no retry and no recurrence follows."),
-    "fire": ("Fire now", "fired", "Due at once, instead of at its time. What is in flight already stays as it is."),
-    "reschedule": ("Reschedule", "rescheduled", "Moved to another time; all else stays."),
-    "redrive": ("Redrive", "redriven", "Given a new life, due now, with attempts from 1 and a new delivery id."),
-    "purge": ("Purge", "purged", "Deleted for good: a dead letter that is purged cannot be redriven."),
-    "pause": ("Pause", "paused", "For all instances, until it is resumed. What is in flight goes on."),
-    "resume": ("Resume", "resumed", "What is due then is delivered at once."),
+TELLS: dict[str, tuple[str, str]] = {
+    "cancel": ("Cancel", "What is being delivered just now goes on; no retry and no recurrence follows."),
+    "fire": ("Fire now", "Due at once, instead of at its time. What is in flight already stays as it is."),
+    "reschedule": ("Reschedule", "Moved to another time; all else stays."),
+    "redrive": ("Redrive", "Given a new life, due now, with attempts from 1 and a new delivery id."),
+    "purge": ("Purge", "Deleted for good: a dead letter that is purged cannot be redriven."),
+    "pause": ("Pause", "For all instances, until it is resumed. What is in flight goes on."),
+    "resume": ("Resume", "What is due then is delivered at once."),
 }
 
 
@@ -97,7 +97,7 @@ def _key(text: str) -> DeadKey:
 async def _asked(
     request: Request, store: Opened, found: Plan, *, seen: dict[str, Any], back: str, token: str, mistake: str = ""
 ) -> Response:
-    title, _, tells = TELLS[found.action]
+    title, tells = TELLS[found.action]
     count = len(found.names)
     return shown(
         request,
@@ -143,14 +143,13 @@ async def confirm(request: Request) -> Response:
     served.plans.take(token, by=by, store=store.name)
     with audited(request, f"page {found.action}", store=store.name, ids=found.names) as facts:
         facts["outcomes"] = outcomes = dict(Counter(await _done(store, found)))
-    title, past, _ = TELLS[found.action]
+    title, _ = TELLS[found.action]
     return shown(
         request,
         "done.html",
         store,
         facts=await state_of(request).shared.facts(store),
         title=title,
-        past=past,
         what=_what(found.action, count),
         count=count,
         outcomes=sorted(outcomes.items()),

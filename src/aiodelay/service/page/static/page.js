@@ -25,7 +25,7 @@
     const ticked = boxes.filter((box) => box.checked).length;
     const everything = form.querySelector("[data-all-matching]")?.checked ?? false;
     const told = form.querySelector("[data-selected]");
-    if (told) told.textContent = everything ? "all that match" : `${ticked} of ${boxes.length} ticked`;
+    if (told) told.textContent = everything ? "" : `${ticked} of ${boxes.length} ticked`;
     for (const button of all("button[name=action]", form)) button.disabled = !ticked && !everything;
     const head = form.querySelector("[data-all]");
     if (head) {
