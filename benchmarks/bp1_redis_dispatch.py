@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-from aiodelay import Context, Message, Scheduler
+from aiodelay import Context, Message, Scheduler, Telemetry
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.redis import RedisStore
 
@@ -149,10 +149,12 @@ async def bare(url: str, n: int) -> float:
 # --- ours -------------------------------------------------------------------------------------------------
 
 
-async def typed(url: str, n: int, concurrency: int, *, clock: Clock = MINUTE_AGO) -> float:
+async def typed(
+    url: str, n: int, concurrency: int, *, clock: Clock = MINUTE_AGO, telemetry: Telemetry | None = None
+) -> float:
     """Ours: from the opening of the scheduler to its close, all messages settled."""
     at = datetime.now(UTC)
-    scheduler, delivered = Scheduler(RedisStore(url)), list[int]()
+    scheduler, delivered = Scheduler(RedisStore(url), telemetry=telemetry), list[int]()
     all_delivered = asyncio.get_running_loop().create_future()
 
     @scheduler.handler(concurrency=concurrency, timeout="30s")
@@ -163,7 +165,9 @@ async def typed(url: str, n: int, concurrency: int, *, clock: Clock = MINUTE_AGO
             all_delivered.set_result(None)
 
     messages = (Message(order(i), at=at) for i in range(n))
-    return await _drained(url, scheduler, messages, clock, delivered=delivered, all_delivered=all_delivered)
+    return await _drained(
+        url, scheduler, messages, clock, delivered=delivered, all_delivered=all_delivered, telemetry=telemetry
+    )
 
 
 async def untyped(url: str, n: int, concurrency: int) -> float:
@@ -191,9 +195,10 @@ async def _drained(
     *,
     delivered: list[int],
     all_delivered: asyncio.Future[None],
+    telemetry: Telemetry | None = None,
 ) -> float:
     async with emptied(url):
-        async with Scheduler(RedisStore(url, clock=clock), dispatch=False) as producer:
+        async with Scheduler(RedisStore(url, clock=clock), dispatch=False, telemetry=telemetry) as producer:
             n = await producer.schedule_many(messages)
         with Stopwatch() as watch:
             async with scheduler:

@@ -116,6 +116,8 @@ class Observer:
         self.tracing, self.instruments, self._store = tracing, instruments, store
         self._create_spans = create_spans
         self.base: Attributes = {names.STORE: store.name, names.NAMESPACE: namespace}
+        self._labels: dict[tuple[str, str, str], Attributes] = {}  # as many as there are names of destinations
+        self._own_labels: dict[str, Attributes] = {}
         self._loads: Callable[[], Iterable[tuple[Lane, int, int]]] = tuple
         self._tidied: Tidied | None = None
         self._counts: Mapping[Lane, LaneCounts] = {}
@@ -289,14 +291,19 @@ class Observer:
 
     def labels(self, operation: str, destination: str = "", system: str = names.SYSTEM) -> Attributes:
         """Return the labels of the conventions' metrics."""
-        found = {names.MESSAGING_SYSTEM: system, names.OPERATION_NAME: operation, **self.base}
-        if destination:
-            found[names.DESTINATION] = destination
+        key = operation, destination, system
+        found = self._labels.get(key)
+        if found is None:
+            made = {names.MESSAGING_SYSTEM: system, names.OPERATION_NAME: operation, **self.base}
+            found = self._labels[key] = {**made, names.DESTINATION: destination} if destination else made
         return found
 
     def of_ours(self, destination: str) -> Attributes:
         """Return the labels of our own metrics."""
-        return {**self.base, names.DESTINATION: destination}
+        found = self._own_labels.get(destination)
+        if found is None:
+            found = self._own_labels[destination] = {**self.base, names.DESTINATION: destination}
+        return found
 
     # --- what is asked when metrics are collected -------------------------------------------------------------
 

@@ -1,0 +1,130 @@
+"""BA6: what telemetry costs where due messages of a Redis store reach a handler (BP1's work).
+
+"Without the calls" is the same code, compiled without the lines that tell an observer, in their place in the classes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+from aiodelay import Telemetry
+from aiodelay._runtime.leases import LeaseBook
+from aiodelay._runtime.subscription import HandlerSubscription
+
+from .bp1_redis_dispatch import CONCURRENCY, MESSAGES, typed
+from .harness import Benchmark, Goal, Plan, Row, check, in_turn, per_message_us
+
+__all__ = ["BENCHMARK"]
+
+GOAL = Goal("at most", 1.02)
+SAMPLED = 0.01
+TOLD: dict[type, Sequence[str]] = {
+    HandlerSubscription: ("_begin", "_start", "_failed"),
+    LeaseBook: ("settle", "forget"),
+}
+"""The functions on a message's way that tell an observer."""
+
+
+def run(plan: Plan) -> list[Row]:
+    n = plan.size(MESSAGES)
+    sides = {
+        "without the calls": partial(_without_calls, plan, n),
+        "off": partial(_measured, plan, n, Telemetry()),
+        "metrics": partial(_measured, plan, n, _telemetry(metrics=True)),
+        "sampled": partial(_measured, plan, n, _telemetry(sampled=SAMPLED)),
+        "traced": partial(_measured, plan, n, _telemetry(sampled=1)),
+        "both": partial(_measured, plan, n, _telemetry(sampled=1, metrics=True)),
+    }
+    times = in_turn(plan, sides)
+
+    def row(what: str, side: str, beside: str, goal: Goal | None = None) -> Row:
+        values = tuple(ours / other for ours, other in zip(times[side], times[beside], strict=True))
+        text = f"{per_message_us(times[side], n)} a message, {beside} {per_message_us(times[beside], n)}"
+        return Row("BA6", f"Redis, {n:,} due at once: {what}", f"x {beside}", values, goal, text)
+
+    return [
+        row("no provider", "off", "without the calls", GOAL),
+        row("metrics", "metrics", "off"),
+        row(f"traces, {SAMPLED:.0%} sampled", "sampled", "off"),
+        row("traces, all exported to nowhere", "traced", "off"),
+        row("traces and metrics", "both", "off"),
+    ]
+
+
+def _measured(plan: Plan, n: int, telemetry: Telemetry) -> float:
+    return plan.run(typed(plan.redis, n, CONCURRENCY, telemetry=telemetry))
+
+
+class _Nowhere(SpanExporter):
+    """Takes spans and forgets them."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
+def _telemetry(*, sampled: float = 0, metrics: bool = False) -> Telemetry:
+    tracers = TracerProvider(sampler=ParentBased(TraceIdRatioBased(sampled)), shutdown_on_exit=False)
+    tracers.add_span_processor(BatchSpanProcessor(_Nowhere()))
+    meters = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
+    return Telemetry(tracer_provider=tracers, meter_provider=meters, tracing=sampled > 0, metrics=metrics)
+
+
+# --- without the calls ------------------------------------------------------------------------------------
+
+
+def _without_calls(plan: Plan, n: int) -> float:
+    with _removed():
+        return _measured(plan, n, Telemetry())
+
+
+@contextmanager
+def _removed() -> Iterator[None]:
+    before = [(class_, name, vars(class_)[name]) for class_, found in TOLD.items() for name in found]
+    for class_, name, function in before:
+        setattr(class_, name, _compiled_without(function))
+    try:
+        yield
+    finally:
+        for class_, name, function in before:
+            setattr(class_, name, function)
+
+
+class _Removing(ast.NodeTransformer):
+    """Drops `if self.observer is not None: ...` and `if held.attempt is not None: ...`."""
+
+    removed = 0
+
+    def visit_If(self, node: ast.If) -> Any:  # noqa: ANN401 - a node, or nothing
+        if ast.unparse(node.test).endswith(("observer is not None", "attempt is not None")):
+            self.removed += 1
+            return None
+        return self.generic_visit(node)
+
+
+def _compiled_without(function: Callable[..., Any]) -> Callable[..., Any]:
+    assert isinstance(function, FunctionType)
+    removing = _Removing()
+    tree = removing.visit(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    check(removing.removed == 1, f"{function.__qualname__} tells an observer {removing.removed} times, not once")
+    code = compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec", dont_inherit=False)
+    made: dict[str, Any] = {}
+    exec(code, function.__globals__, made)
+    found = made[function.__name__]
+    assert isinstance(found, FunctionType)
+    return found
+
+
+BENCHMARK = Benchmark("BA6", "the cost of telemetry", run, needs_redis=True)
