@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, cast
 
 import pytest
 from opentelemetry import baggage, propagate, trace
 from opentelemetry import context as contexts
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import SpanKind, StatusCode
 
 from aiodelay import ConfigurationError, Every, InputError, Message, Received, Reject, Retry, Scheduler, Telemetry
 from aiodelay.memory import MemoryStore
-from aiodelay.model import CONTINUED, Delivery, Demand, Failed, SendOutcome, Sent
+from aiodelay.model import CONTINUED, Failed, RenewOutcome
+from aiodelay.ports import Work
 from aiodelay.telemetry.instruments import MOST_DESTINATIONS, Cap
 from aiodelay.telemetry.names import DURATION_BUCKETS, METRICS, OTHER
-from aiodelay.telemetry.observer import observer_of
+from aiodelay.testing import RecordingSink, VirtualClock, VirtualLoop
 from tests.support.telemetry import Emitted, id_of, linked
 
 pytestmark = pytest.mark.timeout(30)
@@ -33,26 +37,6 @@ class Check:
 @pytest.fixture
 def emitted() -> Emitted:
     return Emitted()
-
-
-class Line:
-    """A sink that keeps what it was sent, and refuses what is to be refused."""
-
-    name, limits = "line", Demand(100)
-
-    def __init__(self) -> None:
-        self.sent: list[Delivery] = []
-
-    def check(self, address: str) -> None: ...
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
-
-    async def send(self, deliveries: Sequence[Delivery]) -> list[SendOutcome]:
-        self.sent += deliveries
-        return [Failed("no", retryable=False) if each.envelope.payload == b"bad" else Sent() for each in deliveries]
 
 
 def carried_in(kept: Mapping[str, str]) -> tuple[int, int]:
@@ -284,11 +268,11 @@ async def test_what_is_refused_is_an_error_of_the_call(emitted: Emitted) -> None
 
 @pytest.mark.asyncio
 async def test_a_sink_is_given_the_delivery_s_context_and_no_header_is_touched(emitted: Emitted) -> None:
-    line = Line()
+    line = RecordingSink("line")
     async with Scheduler("memory://", sinks=[line], telemetry=emitted.telemetry(delayed="continue")) as scheduler:
         await scheduler.schedule(b"x", to="line:a", delay="5ms", headers={"h": b"1"})
         await scheduler.run_until_idle()
-    schedule, deliver, (sent,) = emitted.one("schedule line:a"), emitted.one("deliver line:a"), line.sent
+    schedule, deliver, (sent,) = emitted.one("schedule line:a"), emitted.one("deliver line:a"), line.deliveries
     assert deliver.kind is SpanKind.CLIENT
     assert deliver.parent is not None
     assert deliver.parent.span_id == schedule.context.span_id
@@ -299,25 +283,23 @@ async def test_a_sink_is_given_the_delivery_s_context_and_no_header_is_touched(e
 
 @pytest.mark.asyncio
 async def test_a_batch_that_is_delivered_has_a_link_for_each_message(emitted: Emitted) -> None:
-    line, telemetry = Line(), emitted.telemetry()
-    store = MemoryStore()
-    async with Scheduler(store, sinks=[line], telemetry=telemetry, dispatch=False) as scheduler:
-        for i in range(3):
-            await scheduler.schedule(b"x", to=f"line:{i % 2}", delay="0s", id=str(i))
-        await scheduler.schedule(b"bad", to="line:1", delay="0s", id="bad")
+    line = RecordingSink("line")
+    line.inject(Failed("no", retryable=False), concerns=lambda delivery: delivery.envelope.id == "bad")
+    async with Scheduler("memory://", sinks=[line], telemetry=emitted.telemetry()) as scheduler:
+        await scheduler.pause("line")
+        for i, message_id in enumerate(("a", "b", "bad")):
+            await scheduler.schedule(b"x", to=f"line:{i % 2}", delay="0s", id=message_id)
         scheduled = sorted(map(id_of, emitted.spans))
-        observer = observer_of(telemetry, store, "default", ())
-        assert observer is not None
-        records = [snapshot.record async for snapshot in scheduler.pending()]
-        held: Any = [
-            type("Held", (), {"claim": type("C", (), {"record": each})(), "attempt": None})() for each in records
-        ]
-        deliveries = [Delivery(each.envelope, "d", each.due_ms, 1, 1, 0) for each in records]
-        await observer.send(line, held, deliveries)
-    deliver = emitted.one("deliver line")
+        await scheduler.resume("line")
+        await scheduler.run_until_idle()
+    deliver, dead = emitted.one("deliver line"), emitted.one("dead_letter line:0")
+    assert line.batches == [3]
     assert sorted(linked(deliver)) == scheduled
-    assert (deliver.attributes or {})["messaging.batch.message_count"] == 4
+    assert (deliver.attributes or {})["messaging.batch.message_count"] == 3
     assert (deliver.attributes or {})["error.type"] == "refused"
+    assert dead.parent is not None
+    assert dead.parent.span_id == deliver.context.span_id
+    assert emitted.total("messaging.client.sent.messages", messaging_operation_name="deliver") == 3
 
 
 @pytest.mark.asyncio
@@ -445,7 +427,9 @@ def test_too_many_destinations_are_one() -> None:
 
 @pytest.mark.asyncio
 async def test_destinations_beyond_the_cap_have_one_name_in_spans_and_metrics(emitted: Emitted) -> None:
-    async with Scheduler("memory://", sinks=[Line()], telemetry=emitted.telemetry(), dispatch=False) as scheduler:
+    async with Scheduler(
+        "memory://", sinks=[RecordingSink("line")], telemetry=emitted.telemetry(), dispatch=False
+    ) as scheduler:
         for i in range(MOST_DESTINATIONS + 5):
             await scheduler.schedule(b"x", to=f"line:{i}", delay="1h")
     assert len(emitted.named(f"schedule {OTHER}")) == 5
@@ -537,3 +521,82 @@ def test_names_are_golden() -> None:
         ("aiodelay.assignment.partitions", "gauge", "{partition}"),
         ("aiodelay.restore.duration", "histogram", "s"),
     ]
+
+
+# --- what is kept out of clients' instrumentation, and what leases and loops tell ---------------------------
+
+
+class _Watched:
+    """A store's dispatching side that notes whether clients' instrumentation would see each call."""
+
+    def __init__(self, work: Work, seen: dict[str, list[bool]], renewed: RenewOutcome | None) -> None:
+        self._work, self._seen, self._renewed = work, seen, renewed
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
+        found = getattr(self._work, name)
+        if name not in ("claim", "settle", "renew", "tidy", "wait"):
+            return found
+
+        async def noted(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - as above
+            self._seen[name].append(is_instrumentation_enabled())
+            answer = await found(*given, **named)
+            return [self._renewed] * len(answer) if name == "renew" and self._renewed else answer
+
+        return noted
+
+
+class WatchedStore(MemoryStore):
+    def __init__(self, clock: VirtualClock, renewed: RenewOutcome | None = None) -> None:
+        super().__init__(clock=clock)
+        self.seen: dict[str, list[bool]] = defaultdict(list)
+        self._renewed = renewed
+
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[str]) -> AsyncIterator[Work]:
+        self.seen["open"].append(is_instrumentation_enabled())
+        async with super().work(worker, lanes) as work:
+            yield cast("Work", _Watched(work, self.seen, self._renewed))
+
+
+def play(store: WatchedStore, clock: VirtualClock, emitted: Emitted, runs_s: float) -> None:
+    """Have one message handled that takes so long, in virtual time."""
+
+    async def main() -> None:
+        scheduler = Scheduler(store, telemetry=emitted.telemetry(), clock=clock)
+
+        @scheduler.handler
+        async def check(event: Check) -> None:
+            await asyncio.sleep(runs_s)
+
+        async with scheduler:
+            await asyncio.sleep(40)
+            await scheduler.schedule(Check(1), delay="10s")
+            await asyncio.sleep(40 + runs_s)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+def test_waits_renewals_and_housekeeping_are_kept_out_of_instrumentation(emitted: Emitted) -> None:
+    clock = VirtualClock.of_next_loop()
+    store = WatchedStore(clock)
+    play(store, clock, emitted, runs_s=12)
+    seen = store.seen
+    assert len(seen["renew"]) >= 2
+    assert {name: set(seen[name]) for name in ("open", "wait", "renew", "tidy")} == {
+        name: {False} for name in ("open", "wait", "renew", "tidy")
+    }
+    assert set(seen["settle"]) == {True}
+    assert seen["claim"].count(True) == 1  # the one that is due; all others find nothing
+    assert len(seen["claim"]) > 3
+    reasons = {labels["aiodelay.reason"] for labels, _ in emitted.points()["aiodelay.dispatcher.wakeups"]}
+    assert reasons == {"due", "demand", "earlier_head", "safety"}
+    assert emitted.total("aiodelay.leases.lost") == 0
+
+
+def test_lost_leases_are_counted_and_their_runs_are_errors(emitted: Emitted) -> None:
+    clock = VirtualClock.of_next_loop()
+    play(WatchedStore(clock, RenewOutcome.LOST), clock, emitted, runs_s=8)
+    assert emitted.total("aiodelay.leases.lost") >= 1
+    span = emitted.named("process Check")[0]
+    assert (span.attributes or {})["error.type"] == "left_to_lease"
