@@ -352,22 +352,29 @@ async def test_a_handler_is_not_within_the_span_that_opened_its_scheduler(emitte
 # --- metrics ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
-async def test_metrics_of_a_run(emitted: Emitted) -> None:
+def test_metrics_of_a_run(emitted: Emitted) -> None:
+    clock = VirtualClock.of_next_loop()
     retry = Retry(attempts=2, first="5ms")
-    scheduler = Scheduler("memory://", telemetry=emitted.telemetry(), retry=retry, namespace="shop")
 
-    @scheduler.handler(concurrency=7)
-    async def check(event: Check) -> None:
-        if event.number:
-            raise ValueError
+    async def main() -> dict[str, list[tuple[Mapping[str, Any], Any]]]:
+        scheduler = Scheduler(
+            MemoryStore(clock=clock), telemetry=emitted.telemetry(), retry=retry, namespace="shop", clock=clock
+        )
 
-    async with scheduler:
-        await scheduler.schedule(Check(0), delay="5ms")
-        await scheduler.schedule(Check(1), delay="5ms")
-        await scheduler.schedule_many([Message(Check(0), delay="1h"), Message(Check(0), delay="2h")])
-        await asyncio.sleep(0.1)
-        points = emitted.points()
+        @scheduler.handler(concurrency=7)
+        async def check(event: Check) -> None:
+            if event.number:
+                raise ValueError
+
+        async with scheduler:
+            await scheduler.schedule(Check(0), delay="5ms")
+            await scheduler.schedule(Check(1), delay="5ms")
+            await scheduler.schedule_many([Message(Check(0), delay="1h"), Message(Check(0), delay="2h")])
+            await asyncio.sleep(15)
+            return emitted.points()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        points = runner.run(main())
     labels, lateness = points["aiodelay.delivery.lateness"][0]
     assert labels == {
         "aiodelay.store": "memory://",
@@ -397,9 +404,14 @@ async def test_metrics_of_a_run(emitted: Emitted) -> None:
 
 @pytest.mark.asyncio
 async def test_nothing_is_asked_of_a_scheduler_that_is_closed(emitted: Emitted) -> None:
-    async with Scheduler("memory://", telemetry=emitted.telemetry()):
-        pass
-    assert "aiodelay.overdue.age" not in emitted.points()
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry())
+
+    @scheduler.handler
+    async def check(event: Check) -> None: ...
+
+    async with scheduler:
+        assert "aiodelay.handler.demand" in emitted.points()
+    assert "aiodelay.handler.demand" not in emitted.points()
 
 
 @pytest.mark.asyncio
