@@ -70,10 +70,11 @@ async def dead(request: Request) -> Response:
     """List dead letters, oldest first."""
     store = store_of(request)
     given = {name: wanted(request, name) for name in DEAD_FIELDS}
-    most = served_of(request).limits.max_examined
+    limits = served_of(request).limits
+    most, size = limits.max_examined, min(PER_PAGE, limits.max_page)
     wanted_letters = dead_filter_of(dead_filter_in(given))
     where = read_cursor(wanted(request, "after"), tuple[int, str, int])
-    found = await dead_page(store.scheduler, wanted_letters, after=where, limit=PER_PAGE, most=most)
+    found = await dead_page(store.scheduler, wanted_letters, after=where, limit=size, most=most)
     shared = state_of(request).shared
     groups, grouped = await shared.get(("groups", store.name), lambda: groups_of(store.scheduler, most))
     after = write_cursor(found.after)

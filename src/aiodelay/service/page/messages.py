@@ -59,21 +59,27 @@ async def messages(request: Request) -> Response:
     store = store_of(request)
     given = {name: wanted(request, name) for name in FIELDS}
     exact = wanted(request, "id")
-    most = served_of(request).limits.max_examined
-    lanes = await state_of(request).shared.facts(store)
+    limits = served_of(request).limits
+    facts = await state_of(request).shared.facts(store)
     if exact is not None:
         snapshot = await store.scheduler.get(exact)
         found: Sequence[Snapshot] = [] if snapshot is None else [snapshot]
         examined, of, after = len(found), None, None
     else:
         where = read_cursor(wanted(request, "after"), tuple[int, str])
-        answer = await page(store.scheduler, filter_of(filter_in(given)), after=where, limit=PER_PAGE, most=most)
+        answer = await page(
+            store.scheduler,
+            filter_of(filter_in(given)),
+            after=where,
+            limit=min(PER_PAGE, limits.max_page),
+            most=limits.max_examined,
+        )
         found, examined, of, after = answer.messages, answer.examined, answer.of, write_cursor(answer.after)
     return shown(
         request,
         "messages.html",
         store,
-        facts=lanes,
+        facts=facts,
         found=found,
         examined=examined,
         of=of,
@@ -92,8 +98,9 @@ async def recurring(request: Request) -> Response:
     store = store_of(request)
     facts = await state_of(request).shared.facts(store)
     where = read_cursor(wanted(request, "after"), tuple[int, str])
-    most = served_of(request).limits.max_examined
-    answer = await page(store.scheduler, Filter(recurs=True), after=where, limit=PER_PAGE, most=most)
+    limits = served_of(request).limits
+    size = min(PER_PAGE, limits.max_page)
+    answer = await page(store.scheduler, Filter(recurs=True), after=where, limit=size, most=limits.max_examined)
     rows = [(each, *_rule_of(each.record, facts.now_ms)) for each in answer.messages]
     after = write_cursor(answer.after)
     return shown(
