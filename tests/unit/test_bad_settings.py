@@ -132,6 +132,7 @@ SETTINGS: Rows = {
     "alarm": given(setting("overdue_alarm", "'0s'", "at least 1ms"), overdue_alarm="0s"),
     "on_alarm": given(setting("on_alarm", "a str", "a plain function that takes an Alarm"), on_alarm="log"),
     "async on_alarm": given(setting("on_alarm", "a coroutine function", "a plain function"), on_alarm=tell),
+    "telemetry": given(setting("telemetry", "a bool", "a Telemetry"), telemetry=True),
     "clock": given(setting("clock", "a datetime", "a Clock"), clock=datetime(2031, 1, 1)),  # noqa: DTZ001
 }
 
