@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -820,6 +826,11 @@ class Scheduler(Operations):
     def _open_store(self) -> Store:
         self._ready()
         return self._store
+
+    def _around_intake(self, topic: str) -> Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]:
+        """Return what goes around the storing of requests that were taken from a topic."""
+        observer = self._ready().observer
+        return nullcontext if observer is None else lambda puts: observer.taken_in(topic, puts)
 
     def _context(self, claim: Claim, lateness_ms: int) -> Context:
         return Context(claim, lateness_ms, self)

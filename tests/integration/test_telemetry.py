@@ -15,7 +15,9 @@ from opentelemetry.trace import SpanKind
 from redis.asyncio import Redis
 
 from aiodelay import Scheduler
+from aiodelay.delay_box import DelayBox
 from aiodelay.redis import RedisListSource
+from tests.support.boxes import request, send
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import redis_products, serving
 from tests.support.telemetry import Emitted, id_of, linked
@@ -187,3 +189,20 @@ async def test_instrumented_clients_make_no_second_delivery(redis_url: str, kafk
     sends = instrumented.named(f"{target} send")
     assert len(sends) <= 1
     assert all(span.parent is not None and span.parent.span_id == deliver.context.span_id for span in sends)
+
+
+async def test_what_a_delay_box_takes_in_is_linked_to_who_asked(kafka: str, emitted: Emitted) -> None:
+    requests, target = await create_topic(kafka, new_name()), await create_topic(kafka, new_name())
+    asked = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    scheduler = Scheduler("memory://", sinks=[f"kafka://{kafka}"], telemetry=emitted.telemetry())
+    async with scheduler, DelayBox(scheduler, f"kafka://{kafka}/{requests}", allow=[target]):
+        value = request(target, "x", 0)
+        await asyncio.to_thread(send, kafka, requests, [value], headers={"traceparent": asked})
+        headers = await read(kafka, target)
+        await scheduler.run_until_idle()
+    taken, deliver = emitted.one(f"process kafka:{requests}"), emitted.one(f"deliver kafka:{target}")
+    assert taken.kind is SpanKind.CONSUMER
+    assert linked(taken) == [(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)]
+    assert linked(deliver) == [id_of(taken)]
+    assert headers["traceparent"] == [asked.encode()]
+    assert emitted.total("aiodelay.schedule.delay", messaging_destination_name=f"kafka:{target}") == 1

@@ -24,6 +24,7 @@ from aiodelay.wakeup import WakeUp
 from .dispatcher import Subscriber, Subscription
 from .group_commit import GroupCommit
 from .loops import CLOSE_S, Loops, RuntimeOptions, ended_within
+from .observer import Observer
 from .publication import Publication
 from .runners import Runners
 from .sink_subscription import SinkSubscription
@@ -184,6 +185,11 @@ class Running:
         )
         self._serve(publication)
         publication.subscribe()
+
+    @property
+    def observer(self) -> Observer | None:
+        """Who is told what it does."""
+        return self._options.observer
 
     @property
     def dispatches(self) -> bool:

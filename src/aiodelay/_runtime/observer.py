@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from aiodelay.model import Delivery, Lane, SendOutcome, Settlement
+from aiodelay.model import Delivery, Lane, Put, SendOutcome, Settlement
 from aiodelay.ports import Feed, Sink, Transferring, Work
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ class Observer(Protocol):
 
     async def send(self, sink: Sink, held: Sequence[Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
         """Have a sink send a batch; set the `attempt` of each."""
+        ...
+
+    def taken_in(self, topic: str, puts: Sequence[Put]) -> AbstractContextManager[Sequence[Put]]:
+        """Stand around the storing of requests that were taken from a topic; what is to be stored is given."""
         ...
 
     def settled(self, held: Held, settlement: Settlement) -> None:

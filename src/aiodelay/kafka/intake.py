@@ -10,7 +10,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeAlias
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
@@ -27,13 +28,15 @@ from .records import DEAD_REASON, readable
 from .requests import BadRequestError
 from .writer import TOO_LARGE, Writer
 
-__all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Intake", "Storing", "source_of"]
+__all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Around", "Intake", "Storing", "source_of"]
 
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 WAIT_MS = 500
 FETCH_BYTES = 1 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+Around: TypeAlias = Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]
+"""What goes around the storing of a batch; it may give other puts to be stored."""
 REPLACING_COST = 6
 """What a put under an id that stands may cost a store, in puts of new ids."""
 DEAD_FROM, DEAD_TIMESTAMP = "aiodelay-dead-from", "aiodelay-dead-timestamp"
@@ -85,6 +88,7 @@ class Intake:
         dead_topic: Where that goes.
         begin_after: The group whose committed offset is the beginning where no position is stored; "": none.
         may_go_on: Returns when the partition is surely this reader's, as far as its group knows.
+        around: Goes around the storing of each batch.
     """
 
     def __init__(
@@ -98,10 +102,11 @@ class Intake:
         dead_topic: str,
         begin_after: str,
         may_go_on: Callable[[], Awaitable[object]],
+        around: Around = nullcontext,
     ) -> None:
         self._cluster, self._place, self._store, self._put_of = cluster, place, store, put_of
         self._dead, self._dead_topic = dead, dead_topic
-        self._begin_after, self._may_go_on = begin_after, may_go_on
+        self._begin_after, self._may_go_on, self._around = begin_after, may_go_on, around
         self._name = f"{place.topic}/{place.partition}"
         self._id = ""
         self._written: set[int] = set()
@@ -243,7 +248,8 @@ class Intake:
             _OvertakenError: The store stands elsewhere; or what it did is not known.
             StoreUnavailableError: It takes nothing now.
         """
-        outcomes = await self._store.apply([put for _, put in puts], source=source)
+        with self._around([put for _, put in puts]) as given:
+            outcomes = await self._store.apply(given, source=source)
         if not any(isinstance(outcome, Stored) for outcome in outcomes):
             if not puts and await self._store.position(source.source) == source.position:
                 return

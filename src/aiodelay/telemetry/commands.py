@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
-from msgspec import structs
 from opentelemetry.trace import Link, Span, SpanKind, set_span_in_context
 
 from aiodelay.errors import AiodelayError
@@ -72,11 +71,11 @@ class ObservedCommands:
             names.SCHEDULE, destination, SpanKind.PRODUCER, attributes=attributes, links=links
         )
         with _Call(observer, span, observer.labels(names.SCHEDULE, destination)) as call, current_in(call.context):
-            answer = await self._commands.carry_out(self._carrying(put, span), size)
+            answer = await self._commands.carry_out(self._observer.carrying(put, span), size)
             if isinstance(put.due, After) and isinstance(answer, Stored):
                 span.set_attribute(names.DELIVERY_TIMESTAMP, answer.due_ms)
             call.sent = 1
-            self._note_delays([put])
+            self._observer.note_delays([put])
             return answer
 
     async def _change(self, command: Command) -> Stored | Refused:
@@ -109,14 +108,14 @@ class ObservedCommands:
             links=links,
         )
         if not self._create_spans:
-            puts = [self._carrying(put, span) for put in puts]
+            puts = [self._observer.carrying(put, span) for put in puts]
         with _Call(observer, span, observer.labels(names.SCHEDULE, destination)) as call, current_in(call.context):
             answers = await self._commands.carry_out_many(puts, size)
             errors = [each for each in answers if isinstance(each, AiodelayError)]
             if errors:
                 call.failed(errors[0])
             call.sent = len(answers)
-            self._note_delays(puts)
+            self._observer.note_delays(puts)
             return answers
 
     def _created(self, put: Put, links: list[Link]) -> Put:
@@ -130,21 +129,7 @@ class ObservedCommands:
         )
         span.end()
         links.append(Link(span.get_span_context(), {names.MESSAGE_ID: put.id}))
-        return self._carrying(put, span)
-
-    def _carrying(self, put: Put, span: Span) -> Put:
-        ahead_ms = None if put.envelope.rule is not None else self._ahead_ms(put)
-        trace = self._observer.tracing.carried(span, ahead_ms=ahead_ms)
-        return structs.replace(put, envelope=structs.replace(put.envelope, trace=trace)) if trace else put
-
-    def _note_delays(self, puts: Sequence[Put]) -> None:
-        for put in puts:
-            destination = self._observer.named(destination_of(put.envelope))
-            labels = self._observer.of_ours(destination)
-            self._observer.instruments.record(names.SCHEDULE_DELAY, self._ahead_ms(put) / 1000, labels)
-
-    def _ahead_ms(self, put: Put) -> int:
-        return put.due.ms if isinstance(put.due, After) else max(put.due.ms - self._observer.store_ms(), 0)
+        return self._observer.carrying(put, span)
 
 
 class _Call:

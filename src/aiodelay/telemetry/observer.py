@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import Protocol
 
 from msgspec import structs
@@ -18,6 +24,7 @@ from opentelemetry.trace import NoOpTracerProvider, Span, SpanKind, TracerProvid
 from aiodelay._version import __version__
 from aiodelay.errors import AiodelayError
 from aiodelay.model import (
+    After,
     Claim,
     Dead,
     Delivery,
@@ -25,6 +32,7 @@ from aiodelay.model import (
     Lane,
     LaneCounts,
     NotTaken,
+    Put,
     Record,
     SendOutcome,
     Sent,
@@ -44,6 +52,8 @@ __all__ = ["Attempt", "Observer", "observer_of"]
 
 log: logging.Logger = logging.getLogger("aiodelay.telemetry")
 
+INTAKE = "kafka"
+"""Where requests are taken from."""
 LOOKS_PART = 0.01
 """Most of the time that may be spent on counting messages."""
 
@@ -172,6 +182,48 @@ class Observer:
         """
         return current_in(QUIET if silent else NOTHING)
 
+    # --- what is scheduled ----------------------------------------------------------------------------------
+
+    def carrying(self, put: Put, span: Span) -> Put:
+        """Return a put that keeps a span's context with its message."""
+        ahead_ms = None if put.envelope.rule is not None else self._ahead_ms(put)
+        trace = self.tracing.carried(span, ahead_ms=ahead_ms)
+        return structs.replace(put, envelope=structs.replace(put.envelope, trace=trace)) if trace else put
+
+    def note_delays(self, puts: Sequence[Put]) -> None:
+        """Record how far ahead messages are scheduled."""
+        for put in puts:
+            labels = self.of_ours(self.named(destination_of(put.envelope)))
+            self.instruments.record(names.SCHEDULE_DELAY, self._ahead_ms(put) / 1000, labels)
+
+    def _ahead_ms(self, put: Put) -> int:
+        return put.due.ms if isinstance(put.due, After) else max(put.due.ms - self._store.now_ms(), 0)
+
+    @contextmanager
+    def taken_in(self, topic: str, puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
+        """Stand around the storing of requests: one span, linked to those whose contexts their records hold."""
+        if not puts:
+            yield puts
+            return
+        span = self.tracing.start(
+            names.PROCESS,
+            self.named(f"{INTAKE}:{topic}"),
+            SpanKind.CONSUMER,
+            attributes={names.MESSAGE_COUNT: len(puts)},
+            context=NOTHING,
+            links=[link for put in puts for link in self.tracing.given_in(put.envelope.headers)],
+            system=INTAKE,
+        )
+        try:
+            with current_in(set_span_in_context(span, NOTHING)):
+                yield [self.carrying(put, span) for put in puts]
+            self.note_delays(puts)
+        except BaseException as error:
+            fail(span, error)
+            raise
+        finally:
+            span.end()
+
     # --- deliveries -----------------------------------------------------------------------------------------
 
     def begin(self, held: _Held, lateness_ms: int) -> None:
@@ -278,10 +330,6 @@ class Observer:
             operation, destination, SpanKind.CLIENT, attributes=attributes, context=context, links=links
         )
         span.end()
-
-    def store_ms(self) -> int:
-        """Return the store's time."""
-        return self._store.now_ms()
 
     # --- labels ---------------------------------------------------------------------------------------------
 
