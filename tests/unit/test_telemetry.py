@@ -178,6 +178,27 @@ async def test_a_rejection_and_a_timeout_are_errors_of_the_run(emitted: Emitted)
     assert kinds == {"rejected", "HandlerTimeoutError"}
 
 
+class UnshowableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.asyncio
+async def test_an_exception_that_cannot_be_shown_is_an_attempt_like_any_other(emitted: Emitted) -> None:
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry(), retry=Retry(attempts=1))
+
+    @scheduler.handler
+    async def check(event: Check) -> None:
+        raise UnshowableError
+
+    async with scheduler:
+        await scheduler.schedule(Check(1), delay="1ms")
+        await scheduler.run_until_idle()
+        letters = [letter.reason async for letter in scheduler.dead_letters()]
+    assert letters == ["not_retryable"]
+    assert (emitted.one("process Check").attributes or {})["error.type"] == "UnshowableError"
+
+
 @pytest.mark.asyncio
 async def test_a_plain_handler_runs_in_its_span(emitted: Emitted) -> None:
     scheduler, seen = Scheduler("memory://", telemetry=emitted.telemetry()), []

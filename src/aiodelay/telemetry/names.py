@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = [
@@ -42,7 +43,7 @@ SCHEDULE, CREATE, DELIVER = "schedule", "create", "deliver"
 CANCEL, RESCHEDULE, FIRE = "cancel_scheduled", "reschedule", "fire"
 PROCESS, RELEASE, DEAD_LETTER = "process", "release", "dead_letter"
 CLAIM, SETTLE = "claim", "settle"
-TYPES = {
+TYPES: Mapping[str, str] = {
     SCHEDULE: "send",
     CREATE: "create",
     DELIVER: "send",
@@ -56,7 +57,7 @@ TYPES = {
 
 # --- metrics ----------------------------------------------------------------------------------------------
 
-DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+DURATION_BUCKETS: tuple[float, ...] = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _LATENESS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 _DELAY_BUCKETS = (1, 10, 60, 300, 900, 3600, 21_600, 86_400, 604_800, 2_592_000)
 _RESTORE_BUCKETS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from opentelemetry import context as contexts
 from opentelemetry import propagate
@@ -41,7 +41,8 @@ def destination_of(envelope: Envelope) -> str:
 
 def fail(span: Span, error: BaseException) -> str:
     """Say on a span that what it stands for failed; return the error's type."""
-    span.record_exception(error)
+    with suppress(Exception):  # whatever a user's exception raises when it is shown
+        span.record_exception(error)
     return fail_as(span, type(error).__qualname__)
 
 
