@@ -363,9 +363,9 @@ class KafkaStore(Transfers):
     async def _finish(self) -> None:
         """Let transactions end: one that is left open holds up the topic's readers until Kafka aborts it (K3)."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S), asyncio.TaskGroup() as finishing:
+            async with asyncio.timeout(CLOSE_S), asyncio.TaskGroup() as tasks:
                 for partition in self.partitions.values():
-                    finishing.create_task(partition.finish())
+                    tasks.create_task(partition.finish())
 
     def checked(self) -> None:
         """Refuse use while closed.
