@@ -15,7 +15,7 @@ from .wakeup import WakeUp
 
 __all__ = ["Messages"]
 
-log = logging.getLogger("aiodelay.reactive")
+log: logging.Logger = logging.getLogger("aiodelay.reactive")
 
 T = TypeVar("T")
 ROUNDS_TO_CLOSE = 2

@@ -145,7 +145,7 @@ async def test_a_scheduler_says_how_often_a_message_reaches_a_list(scene: Scene)
     assert other.reaches("redis-list").promise is Promise.AT_LEAST_ONCE
     assert "redis://elsewhere:1" in other.reaches("redis-list").reason
     assert other.reaches("stdout").promise is Promise.AT_LEAST_ONCE
-    with pytest.raises(UnknownSinkError, match="redis-list, stdout"):
+    with pytest.raises(UnknownSinkError, match="redis-list, redis-log, stdout"):
         other.reaches("kafka")
 
 

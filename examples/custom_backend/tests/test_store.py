@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,15 @@ def test_a_log_of_another_version_is_refused(url: str, monkeypatch: pytest.Monke
         asyncio.run(schedule(url, "a"))
     with pytest.raises(StoreMismatchError, match=r"of aiodelay 0\.0\.1"):
         asyncio.run(schedule(url, "b"))
+
+
+def test_a_log_that_asks_for_more_than_messages_is_refused_and_left_as_it_is(url: str, tmp_path: Path) -> None:
+    asyncio.run(schedule(url, "a"))
+    log = tmp_path / "default.log"
+    log.write_bytes(before := log.read_bytes() + pickle.dumps(Path))
+    with pytest.raises(StoreMismatchError, match="Path"):
+        asyncio.run(schedule(url, "b"))
+    assert log.read_bytes() == before
 
 
 def test_a_write_that_fails_is_told_and_nothing_is_answered_after_it(url: str, tmp_path: Path) -> None:

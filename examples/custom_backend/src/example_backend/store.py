@@ -8,6 +8,7 @@ import os
 import pickle
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from enum import Enum
 from io import BytesIO, FileIO
 from itertools import count
 from pathlib import Path
@@ -258,6 +259,8 @@ class StandingClock:
 
 class Pickler(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:  # noqa: ANN401 - as pickle has it
+        if isinstance(value, Enum):  # which Pythons write in ways of their own
+            return type(value), (value.value,)
         return (dict, (dict(value),)) if isinstance(value, MappingProxyType) else NotImplemented
 
 
@@ -267,7 +270,7 @@ class Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as pickle has it
         if (module, name) == ("builtins", "dict") or module == "aiodelay.model":
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not of aiodelay")
+        raise StoreMismatchError("log", f"of {module}.{name}", "of what aiodelay.model has")
 
 
 def _read(log: BytesIO) -> Any:  # noqa: ANN401 - a header or a call

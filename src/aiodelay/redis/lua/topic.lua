@@ -52,11 +52,21 @@ do
     return type(count) == 'table' and count.err or nil
   end
 
-  -- Says which right is missing: what failed midway would be lost, or doubled. Redis 6.2 cannot tell.
+  -- Says which right is missing: what failed midway would be lost, or doubled. Redis before 7.0 is asked by what changes
+  -- nothing: on a key of another type, on a member that is there, on a key that is not.
   function topic.missing_right(p, name)
-    local needed = { RPUSH = '@' .. name .. ':refs', HSET = ':content', SADD = ':seen:0', PEXPIRE = ':seen:0' }
+    local refs, consumers = p .. '@' .. name .. ':refs', p .. ':consumers'
+    local needed = { RPUSH = refs, HSET = p .. ':content', SADD = p .. ':seen:0', PEXPIRE = p .. ':seen:0' }
+    local probes = { RPUSH = { consumers, '' }, HSET = { consumers, '', '' }, SADD = { consumers, name },
+      PEXPIRE = { p .. ':seen:0', '1' }, LLEN = { refs } }
     for command, key in pairs(redis.acl_check_cmd and needed or {}) do
-      if not redis.acl_check_cmd(command, p .. key, '0', '') then return 'NOPERM ' .. command .. ' ' .. p .. key end
+      if not redis.acl_check_cmd(command, key, '0', '') then return 'NOPERM ' .. command .. ' ' .. key end
+    end
+    for command, arguments in pairs(redis.acl_check_cmd and {} or probes) do
+      local answer = redis.pcall(command, unpack(arguments))
+      if type(answer) == 'table' and not string.find(answer.err, 'WRONGTYPE', 1, true) then
+        return 'NOPERM ' .. command .. ' ' .. arguments[1]
+      end
     end
   end
 
