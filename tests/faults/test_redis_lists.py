@@ -388,7 +388,9 @@ def test_f1_three_roles_as_processes_and_each_is_killed(redis_scene: RedisScene)
 
 
 @pytest.mark.parametrize("role", ["handles", "pulls"])
-@pytest.mark.parametrize("point", STEPS, ids=str)
+@pytest.mark.parametrize(
+    "point", [*STEPS, FailurePoint("put_back", "before"), FailurePoint("put_back", "after")], ids=str
+)
 def test_f1_who_takes_from_a_list_is_killed_at_each_step(
     redis_scene: RedisScene, point: FailurePoint, role: str
 ) -> None:

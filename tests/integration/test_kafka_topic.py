@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from aiodelay.kafka import topic as topics
 from aiodelay.kafka.options import Cluster, read_cluster
 from aiodelay.kafka.topic import SETTINGS, Topic, check, prepare, problems
 from aiodelay.urls import UrlOptions
-from tests.support.kafka import create_topic, new_name
+from tests.support.kafka import create_topic, new_name, started
 
 GOOD = Topic("schedules", 6, 3, {**SETTINGS, "min.insync.replicas": "2"})
 
@@ -40,6 +42,14 @@ UNWISE = {
 
 def rows(table: dict[str, list[str]]) -> list[Any]:
     return [pytest.param(name, value, id=f"{name}={value}") for name, values in table.items() for value in values]
+
+
+@pytest.fixture
+def flapping() -> Iterator[str]:
+    """A cluster that loses count of its only broker again and again: its heartbeats come too late."""
+    broker = started(broker_session_timeout_ms="1500", broker_heartbeat_interval_ms="3000")
+    yield broker.bootstrap
+    broker.stop()
 
 
 def cluster(bootstrap: str) -> Cluster:
@@ -133,6 +143,14 @@ async def test_a_missing_topic_is_refused_and_created_if_told_to(kafka: str) -> 
 async def test_f22_without_a_broker_the_check_ends_with_a_clear_error() -> None:
     with pytest.raises(StoreUnavailableError, match=r"kafka://127\.0\.0\.1:1 is unavailable"):
         await prepare(cluster("127.0.0.1:1"), ["schedules"], create=False, partitions=1)
+
+
+@pytest.mark.asyncio
+async def test_f22_while_the_cluster_counts_no_broker_topics_are_created_later(flapping: str) -> None:
+    for _ in range(8):
+        await asyncio.sleep(0.5)
+        (created,) = await prepare(cluster(flapping), [new_name()], create=True, partitions=1)
+        assert created.replicas == 1
 
 
 def test_every_setting_that_is_checked_can_be_mended() -> None:

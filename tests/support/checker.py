@@ -95,6 +95,7 @@ def check(events: Iterable[Event], limits: Limits | None = None) -> Report:
     found = [Violation(rule, text) for rule, holds in RULES.items() for text in holds(story, limits)]
     causes = [_cause(story, earlier, again, limits) for again, earlier in _duplicates(story)]
     in_flight = sum(story.in_flight(fault) for fault in story.faults) + sum(each.is_in_doubt for each in story.leases)
+    in_flight += len(story.doubled)
     return Report(
         found,
         Counter(operation.outcome for operation in story.operations),
@@ -221,6 +222,8 @@ def s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[str]:
                 key = (lease.note.id, lease.note.revision, lease.note.due_ms)
                 over[key] = min(settlement.answered_ns, over.get(key, NEVER))
     for lease in story.leases:
+        if (lease.note.id, lease.note.revision) in story.doubled:
+            continue
         if over.get((lease.note.id, lease.note.revision, lease.note.due_ms), NEVER) < lease.asked_ns:
             yield f"{lease.note.id} revision {lease.note.revision} was claimed by {lease.process} after its end"
 
@@ -230,7 +233,9 @@ def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
     leases: dict[tuple[str, int], list[Lease]] = defaultdict(list)
     for lease in story.leases:
         leases[lease.note.id, lease.note.revision].append(lease)
-    for (message_id, _), owners in leases.items():
+    for (message_id, revision), owners in leases.items():
+        if (message_id, revision) in story.doubled:
+            continue
         for older, newer in map(_in_order, pairwise(owners)):
             if not older.is_in_doubt:
                 yield from (f"{message_id}: {text}" for text in _overlap(older, newer))
@@ -311,6 +316,8 @@ def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Li
     """Say why something ran twice: a fault struck the one who had it first, its lease ended, or there was no reason."""
     if earlier.lease is None or again.lease is None or earlier.lease is again.lease:
         return ""
+    if (again.start.id, again.revision) in story.doubled:
+        return "fault"
     first, second = sorted((earlier.lease, again.lease), key=lambda lease: lease.answered_ns)
     if first.is_in_doubt:
         return "fault"

@@ -118,6 +118,12 @@ class Settled(_Event, tag="settled"):
     outcomes: list[str]
 
 
+class PuttingBack(_Event, tag="putting_back"):
+    """What came from a source is about to be written into the store, and then leaves the source: id, revision."""
+
+    batch: list[tuple[str, int]]
+
+
 class Renewing(_Event, tag="renewing"):
     """`batch`: id, token, new token."""
 
@@ -206,6 +212,7 @@ Event: TypeAlias = (
     | Claimed
     | Settling
     | Settled
+    | PuttingBack
     | Renewing
     | Renewed
     | RunStarted

@@ -191,7 +191,10 @@ class ObservedStore:
         return outcomes
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        stored: Sequence[Stored] = await self._store.put_back(messages)
+        batch = [(each.record.envelope.id, each.record.revision) for each in messages]
+        self._history.write(h.PuttingBack(batch=batch))
+        with self._points.around("put_back"):
+            stored: Sequence[Stored] = await self._store.put_back(messages)
         return stored
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:

@@ -20,6 +20,7 @@ from .history import (
     Loss,
     Outcome,
     Process,
+    PuttingBack,
     Renewed,
     Renewing,
     Resources,
@@ -86,6 +87,8 @@ class Lease:
     settlements: list[Settlement] = field(default_factory=list)
     is_in_doubt: bool = False
     """Whether the store may have lost some of this with the server that it lost."""
+    is_put_back: bool = False
+    """Whether the store was to take it from a source."""
 
     @property
     def settled_ns(self) -> float:
@@ -144,6 +147,7 @@ class Story:
         operations: In the order in which they were asked.
         attempts: In the order in which they started.
         leases: In the order in which they were answered.
+        doubled: Messages (id, revision) that the store and their source both hold: a process died as it put them back.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -164,6 +168,9 @@ class Story:
             self._tell(event)
         for loss in self.losses:
             self._lose(loss)
+        died = {fault.process for fault in self.faults if fault.what == "killed"}
+        unfinished = [each for each in self.leases if each.is_put_back and each.settled_ns == NEVER]
+        self.doubled = {(each.note.id, each.note.revision) for each in unfinished if each.process in died}
         for operation in self.operations:  # what a dead process asked for happened before its end, or never
             if operation.outcome == "info" and operation.answered_ns == NEVER:
                 operation.answered_ns = self.ended.get(operation.call.process, NEVER)
@@ -184,6 +191,8 @@ class Story:
                 self._calls[event.process, event.call] = list(self._settling(event))
             case Settled():
                 self._settled(event)
+            case PuttingBack():
+                self._putting_back(event)
             case Renewed():
                 self._renewed(event)
             case RunStarted():
@@ -233,6 +242,12 @@ class Story:
         assert isinstance(settlements, list)
         for settlement, outcome in zip(settlements, event.outcomes, strict=True):
             settlement.answered_ns, settlement.outcome = event.at_ns, outcome
+
+    def _putting_back(self, event: PuttingBack) -> None:
+        for message_id, revision in event.batch:
+            lease = self._latest.get((event.process, base_id(message_id), revision))
+            if lease is not None:  # else it cannot be read, and was never given out
+                lease.is_put_back = True
 
     def _renewed(self, event: Renewed) -> None:
         renewing = self._calls[event.process, event.call]

@@ -130,6 +130,10 @@ class Tale:
         self.tell(h.Process(what=what, code=code), by=by)
         return self
 
+    def put_back(self, *, by: str = "p") -> Tale:
+        self.tell(h.PuttingBack(batch=[("a", REVISION)]), by=by)
+        return self
+
     def resources(self, phase: Literal["baseline", "end"], tasks: int) -> Tale:
         self.tell(h.Resources(phase=phase, tasks=tasks, threads=3, files=9), by="p")
         return self
@@ -173,6 +177,14 @@ def zombie_settles() -> Tale:
 def settled_twice(*, since: int) -> Tale:
     """Its first settlement was lost with a server that was behind since then, or was not."""
     story = delivered().loss(since, commands=False).wait(500)
+    return story.claim(by="q").run(by="q").settle(by="q").final()
+
+
+def put_back(*, answer: str) -> Tale:
+    """Process p puts back what failed, and is killed; q runs it once from the store and once from its source."""
+    story = Tale().put().wait(10).claim().run(result="failed").put_back().settle(kind="again", outcome=answer)
+    story.process("killed").process("ended", code=-9).wait(100)
+    story.claim(by="q", attempt=1).run(by="q", attempt=2).settle(by="q").wait(1_100)
     return story.claim(by="q").run(by="q").settle(by="q").final()
 
 
@@ -240,6 +252,7 @@ CLEAN: dict[str, Callable[[], Tale]] = {
         .settle()
         .final()
     ),
+    "put back, and its process killed before the source heard of it": lambda: put_back(answer=""),
     "given up": lambda: Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").final(dead=("a",)),
     "run again after a kill": lambda: taken_over(at=1_100),
     "run again after its lease ended": lambda: (
@@ -450,6 +463,10 @@ def test_a_history_that_breaks_a_rule_fails_for_it(name: str) -> None:
 
 def test_a_lost_server_excuses_nothing_that_was_done_before_it_fell_behind() -> None:
     assert {violation.rule for violation in settled_twice(since=20).report().violations} == {"S6", "B1"}
+
+
+def test_nothing_that_was_wholly_put_back_comes_from_its_source_again() -> None:
+    assert {violation.rule for violation in put_back(answer="settled").report().violations} == {"S6"}
 
 
 def test_every_rule_has_a_history_that_breaks_it() -> None:

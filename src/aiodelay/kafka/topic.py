@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import InvalidReplicationFactorError, KafkaError, NodeNotReadyError, for_code
 
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
+_Found = TypeVar("_Found")
 
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 LEAST_LAG_MS = 600_000
@@ -187,21 +188,17 @@ async def prepare(
         StoreUnavailableError: The cluster does not answer.
         StoreMismatchError: A topic is missing, or may lose messages.
     """
-    tame()
-    admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
-    try:
-        async with asyncio.timeout(cluster.timeout_ms / 1000):
-            await admin.start()
-            if create:
-                await _create(admin, names, partitions, SETTINGS)
-            topics = [await _described(admin, name, cluster, SETTINGS, is_created=create) for name in names]
-            if history and create:
-                await _create(admin, [history], partitions, HISTORY_SETTINGS)
-            kept = [await _described(admin, history, cluster, HISTORY_SETTINGS, is_created=create)] if history else []
-    except (KafkaError, TimeoutError, OSError) as error:
-        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
-    finally:
-        await admin.close()
+
+    async def look(admin: Any) -> tuple[list[Topic], list[Topic]]:  # noqa: ANN401 - aiokafka's
+        if create:
+            await _create(admin, names, partitions, SETTINGS)
+        topics = [await _described(admin, name, cluster, SETTINGS, is_created=create) for name in names]
+        if history and create:
+            await _create(admin, [history], partitions, HISTORY_SETTINGS)
+        kept = [await _described(admin, history, cluster, HISTORY_SETTINGS, is_created=create)] if history else []
+        return topics, kept
+
+    topics, kept = await _asked(cluster, look)
     for topic in topics:
         check(topic, _bootstrap(cluster))
     for topic in kept:
@@ -228,25 +225,41 @@ async def prepare_intake(
         StoreUnavailableError: The cluster does not answer, or a topic may not be created.
         StoreMismatchError: A topic is missing.
     """
+
+    async def look(admin: Any) -> list[Topic]:  # noqa: ANN401 - aiokafka's
+        known = {each["topic"] for each in await admin.describe_topics() if not each["error_code"]}
+        if create:
+            await _create(admin, [topic for topic in dead_topics if topic not in known], partitions, {})
+        topics = [await _described(admin, topic, cluster, {}, is_created=create) for topic in dead_topics]
+        for topic in topics:
+            if dead_topics[topic.name] not in known:
+                await _create(admin, [dead_topics[topic.name]], topic.partitions, DEAD_SETTINGS)
+        for dead in set(dead_topics.values()):
+            await _described(admin, dead, cluster, DEAD_SETTINGS, is_created=True)
+        return topics
+
+    return await _asked(cluster, look)
+
+
+async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]]) -> _Found:
+    """Return what is found by an administrator's client; while the cluster counts too few brokers, look again.
+
+    A controller counts a broker that has just started, or was silent for a while, only after its next heartbeat.
+    """
     tame()
-    admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
     try:
         async with asyncio.timeout(cluster.timeout_ms / 1000):
-            await admin.start()
-            known = {each["topic"] for each in await admin.describe_topics() if not each["error_code"]}
-            if create:
-                await _create(admin, [topic for topic in dead_topics if topic not in known], partitions, {})
-            topics = [await _described(admin, topic, cluster, {}, is_created=create) for topic in dead_topics]
-            for topic in topics:
-                if dead_topics[topic.name] not in known:
-                    await _create(admin, [dead_topics[topic.name]], topic.partitions, DEAD_SETTINGS)
-            for dead in set(dead_topics.values()):
-                await _described(admin, dead, cluster, DEAD_SETTINGS, is_created=True)
-            return topics
+            while True:
+                admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
+                try:
+                    await admin.start()
+                    return await look(admin)
+                except (NodeNotReadyError, InvalidReplicationFactorError):
+                    await asyncio.sleep(0.1)
+                finally:
+                    await admin.close()
     except (KafkaError, TimeoutError, OSError) as error:
         raise StoreUnavailableError(cluster.name, reason_of(error)) from error
-    finally:
-        await admin.close()
 
 
 DEAD_SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(30 * _DAY_MS), "max.message.bytes": str(2 << 20)}
@@ -268,7 +281,10 @@ async def _create(
 ) -> None:
     if not names:
         return
-    replicas = min(3, len((await admin.describe_cluster())["brokers"]))
+    brokers = (await admin.describe_cluster())["brokers"]
+    if not brokers:
+        raise NodeNotReadyError("the cluster names no broker")
+    replicas = min(3, len(brokers))
     settings = {**settings, "min.insync.replicas": str(min(2, replicas))}
     answer = await admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=settings) for name in names])
     for name, code, *_ in answer.topic_errors:

@@ -6,14 +6,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self
 
-from aiodelay.errors import SinkUnavailableError, TargetError
+from aiodelay.errors import ConfigurationError, SinkUnavailableError, TargetError, shortened
 from aiodelay.model import MAX_CLAIM_MESSAGES, Delivery, Demand, NotTaken, SendOutcome, Sent
+from aiodelay.timeunits import Duration, parse_duration
 
 from .client import Client
 from .faults import Fault
 from .options import Options, read_url
 
-__all__ = ["Ending", "SendingEnd"]
+__all__ = ["MOST_MESSAGES", "Ending", "SendingEnd", "check_integer", "milliseconds"]
+
+MOST_MESSAGES = 1 << 40
+
+
+def check_integer(name: str, value: int, most: int) -> int:
+    """Return an option's value.
+
+    Raises:
+        ConfigurationError: It is not an integer from 0 to `most`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise ConfigurationError(name, shortened(value), f"an integer from 0 to {most}")
+    return value
+
+
+def milliseconds(max_age: Duration | None) -> int:
+    """Return an age in ms, 0 = none.
+
+    Raises:
+        ConfigurationError: It is not a duration.
+    """
+    return 0 if max_age is None else parse_duration(max_age, field="max_age", error=ConfigurationError, least_ms=1)
 
 
 class Ending:

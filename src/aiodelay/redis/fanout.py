@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from aiodelay.errors import ConfigurationError, TargetError, shortened
-from aiodelay.timeunits import Duration, parse_duration
+from aiodelay.timeunits import Duration
 from aiodelay.urls import UrlOptions
 
 from .client import Client
+from .ends import MOST_MESSAGES, check_integer, milliseconds
 from .keys import DEFAULT_NAMESPACE, Keys, keys_of
 from .options import Options, read_options
-from .publishing import PublishingEnd, check_integer
+from .publishing import PublishingEnd
 from .scripts import Arg
 from .topics import NAMES, ConsumerKeys
 
@@ -21,7 +22,7 @@ __all__ = ["RedisFanoutSink", "Start", "TopicKeys", "open_fanout_sink", "registe
 NAME = "redis-fanout"
 Start: TypeAlias = Literal["now", "oldest"]
 """Whether a consumer begins with what is published from now on, or with what the topic keeps."""
-MOST_MESSAGES, MOST_INLINE = 1 << 40, 500
+MOST_INLINE = 500
 _FORM = "<topic>, or <topic>@<consumer>; names of 1 to 100 letters, digits and . _ - /"
 
 
@@ -105,9 +106,7 @@ class RedisFanoutSink(PublishingEnd):
         super().__init__(server, resend_unknown=resend_unknown)
         self.keys: Keys = keys_of(namespace)
         self.max_messages: int = check_integer("max_messages", max_messages, MOST_MESSAGES)
-        self.max_age_ms: int = (
-            0 if max_age is None else parse_duration(max_age, field="max_age", error=ConfigurationError, least_ms=1)
-        )
+        self.max_age_ms: int = milliseconds(max_age)
         self.inline_below: int = check_integer("inline_below", inline_below, MOST_INLINE)
 
     def check(self, address: str) -> None:

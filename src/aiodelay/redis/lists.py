@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from aiodelay.errors import ConfigurationError, TargetError, shortened
+from aiodelay.errors import TargetError, shortened
 from aiodelay.model import Delivery, NotTaken, SendOutcome, Sent
 from aiodelay.urls import UrlOptions
 
 from .client import Client
 from .elements import encode_element
-from .ends import SendingEnd
+from .ends import MOST_MESSAGES, SendingEnd, check_integer
 from .options import Options, read_options
 from .scripts import Arg
 
 __all__ = ["ListEnd", "RedisListSink", "open_list_sink", "split_address"]
 
 NAME = "redis-list"
-MAX_LENGTH, MOST_LENGTH = 10_000, 1 << 40
+MAX_LENGTH = 10_000
 _FORMATS = {"": False, "?format=raw": True}
 _RESERVED = re.compile(r"\{[^}]*:\d\d\}:")
 _OURS = ":aiodelay:"
@@ -64,10 +64,8 @@ class RedisListSink(ListEnd, SendingEnd):
     """
 
     def __init__(self, server: str | Options, *, max_length: int = MAX_LENGTH) -> None:
-        if isinstance(max_length, bool) or not isinstance(max_length, int) or not 0 <= max_length <= MOST_LENGTH:
-            raise ConfigurationError("max_length", shortened(max_length), f"an integer from 0 to {MOST_LENGTH}")
         super().__init__(server)
-        self.max_length: int = max_length
+        self.max_length: int = check_integer("max_length", max_length, MOST_MESSAGES)
 
     async def _pushed(self, client: Client, address: str, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
         key, is_raw = split_address(address)
@@ -86,6 +84,6 @@ def open_list_sink(url: str) -> RedisListSink:
     """
     given = UrlOptions(url)
     options = read_options(given)
-    max_length = given.integer("max_length", MAX_LENGTH, 0, MOST_LENGTH)
+    max_length = given.integer("max_length", MAX_LENGTH, 0, MOST_MESSAGES)
     given.finish()
     return RedisListSink(options, max_length=max_length)

@@ -13,12 +13,13 @@ from aiodelay.timeunits import Duration
 from aiodelay.urls import UrlOptions
 
 from .client import Client
+from .ends import MOST_MESSAGES, check_integer, milliseconds
 from .keys import DEFAULT_NAMESPACE, Keys, keys_of
 from .log_entries import LogMessage, chunks, read_start, written
 from .log_feed import LogFeed
-from .log_topics import MOST_MESSAGES, LogKeys, LogTopics, milliseconds
+from .log_topics import LogKeys, LogTopics
 from .options import Options, read_options
-from .publishing import PublishingEnd, check_integer
+from .publishing import PublishingEnd
 from .scripts import Arg
 from .topics import Place, check_name, read_place
 from .waking import listening

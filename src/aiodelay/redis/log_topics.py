@@ -8,20 +8,19 @@ from datetime import datetime
 from msgspec import Struct
 
 from aiodelay.errors import ConfigurationError, StoreUnavailableError, TargetError, shortened
-from aiodelay.timeunits import Duration, parse_duration, to_epoch_ms
+from aiodelay.timeunits import Duration, to_epoch_ms
 
 from .client import Client
+from .ends import MOST_MESSAGES, check_integer, milliseconds
 from .faults import Fault
 from .keys import DEFAULT_NAMESPACE, Keys, keys_of
 from .log_entries import LogEntry, LogStart, read_entry
 from .options import Options
-from .publishing import check_integer
 from .scripts import Arg
 from .topics import ConsumerKeys, TopicEnd, check_name
 
-__all__ = ["MOST_MESSAGES", "LogConsumer", "LogKeys", "LogTopic", "LogTopics", "index_of", "milliseconds", "register"]
+__all__ = ["LogConsumer", "LogKeys", "LogTopic", "LogTopics", "index_of", "register"]
 
-MOST_MESSAGES = 1 << 40
 AT_ONCE, READ_AT_ONCE = 100, 500
 
 
@@ -112,15 +111,6 @@ async def index_of(client: Client, keys: LogKeys, start: LogStart) -> Arg:
     while not low or low != high:
         low, high = await client.run_on("find_log", [keys.entries], ["", time_ms, low, high])
     return low
-
-
-def milliseconds(max_age: Duration | None) -> int:
-    """Return an age in ms, 0 = none.
-
-    Raises:
-        ConfigurationError: It is not a duration.
-    """
-    return 0 if max_age is None else parse_duration(max_age, field="max_age", error=ConfigurationError, least_ms=1)
 
 
 def _checked_start(start: LogStart) -> LogStart:

@@ -6,7 +6,6 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.model import MAX_CLAIM_BYTES, Delivery, Failed, NotTaken, SendOutcome, Sent
 
 from .client import Client
@@ -16,22 +15,11 @@ from .faults import Fault
 from .options import Options
 from .scripts import Arg
 
-__all__ = ["PublishingEnd", "check_integer"]
+__all__ = ["PublishingEnd"]
 
 REMEMBERED_S = 540.0
 """A minute less than a topic remembers what was published from elsewhere."""
 MOST_UNKNOWN = 10_000
-
-
-def check_integer(name: str, value: int, most: int) -> int:
-    """Return an option's value.
-
-    Raises:
-        ConfigurationError: It is not an integer from 0 to `most`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ConfigurationError(name, shortened(value), f"an integer from 0 to {most}")
-    return value
 
 
 class PublishingEnd(SendingEnd):

@@ -122,10 +122,6 @@ class LogStore(MemoryStore):
         if not whole:
             self._write(HEADER)
 
-    def _check(self, header: str) -> None:
-        if header != HEADER:
-            raise StoreMismatchError(self.name, f"of {header}", f"of {HEADER}: empty it with that version")
-
     async def log(
         self, do: Callable[..., Coroutine[Any, Any, Any]], *args: object, worker: int | None = None, **options: object
     ) -> Any:  # noqa: ANN401 - what the call returns
