@@ -14,7 +14,7 @@ from aiodelay.redis import RedisStore
 from aiodelay.service import admin
 
 from .api_server import running_api
-from .harness import Benchmark, Goal, Plan, Row, check, quantile
+from .harness import Benchmark, Goal, Plan, Row, quantile
 from .lateness import PER_S, SPAN_S, Lateness, check_all, measure
 from .redis_server import empty
 
@@ -22,6 +22,7 @@ __all__ = ["BENCHMARK"]
 
 VIEWERS = 10
 GOAL = Goal("at most", 1.5)
+FIRST_WITHIN_S = 30
 
 
 def run(plan: Plan) -> list[Row]:
@@ -68,8 +69,10 @@ async def followed(port: int) -> AsyncIterator[None]:
         seen = [asyncio.Event() for _ in range(VIEWERS)]
         viewers = [tasks.create_task(follow(port, each)) for each in seen]
         yield
-        for viewer, each in zip(viewers, seen, strict=True):
-            check(each.is_set(), "a page was told nothing")
+        async with asyncio.timeout(FIRST_WITHIN_S):
+            for each in seen:
+                await each.wait()
+        for viewer in viewers:
             viewer.cancel()
 
 

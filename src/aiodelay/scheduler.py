@@ -93,6 +93,7 @@ from .receiving import Messages
 from .recurrence import Cron, Every
 from .retry import Retry
 from .telemetry import Telemetry
+from .telemetry.observer import observer_of
 from .timeunits import Duration, parse_duration
 
 if TYPE_CHECKING:
@@ -678,8 +679,6 @@ class Scheduler(Operations):
         return self
 
     def _observer(self) -> Observer | None:
-        from .telemetry.observer import observer_of  # noqa: PLC0415 - what imports aiodelay need not wait for this
-
         places = [":".join(spec.source) for spec in self._handlers.values() if spec.source is not None]
         places += [to for to in self.targets.allowed or () if not to.endswith("*")]
         return observer_of(self._telemetry, self._store, self.namespace, places)

@@ -59,6 +59,7 @@ results: Any = schemathesis.openapi.from_dict(document).get_all_operations()
 operations = {each.ok().label: each.ok() for each in results}
 
 
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # the service does, in its thread, meanwhile
 @pytest.mark.parametrize("name", operations)
 def test_no_request_makes_it_fail(base: str, name: str) -> None:
     @settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
