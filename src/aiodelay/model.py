@@ -93,6 +93,8 @@ LEASE_MS = 15_000
 MAX_LEASE_MS = 60_000
 """No lease may end further ahead than this; one that does was made by a clock that has since stepped back."""
 RETRY_WINDOW_MS = 30_000
+AWAY_AFTER_MS = 60_000
+"""A consumer that has asked for nothing for so long, and has nothing in flight, is away."""
 """How long a store remembers the op of a command whose record is gone, in ms: repeats within it are safe."""
 TOMBSTONE_WINDOW_MS = 86_400_000
 """How long a store remembers the version of an ended message that carried one, in ms."""
@@ -791,23 +793,33 @@ class Registered(Struct, frozen=True):
 
     Attributes:
         topic: Its topic.
+        kind: Of the topic: whether it gives each consumer its own (`fan-out`), or keeps entries for all (`log`).
         consumer: Its name.
         ordered: Whether one message at a time is in flight to it.
         since_ms: When it was registered, epoch ms.
+        seen_ms: When it last asked for messages, epoch ms, within 10 s; None = never.
         waiting: How many messages it has not taken: its lag.
         in_flight: How many it has taken and not settled.
         retrying: How many are to be tried again later.
         missed: How many the topic kept no longer before it took them.
+        cursor: Of a log, the last index up to which it is done; None of a fan-out.
     """
 
     topic: str
+    kind: Literal["fan-out", "log"]
     consumer: str
     ordered: bool
     since_ms: int
+    seen_ms: int | None
     waiting: int
     in_flight: int
     retrying: int
     missed: int
+    cursor: int | None
+
+    def is_away(self, now_ms: int) -> bool:
+        """Whether it has nothing in flight, and has asked for nothing for a minute."""
+        return not self.in_flight and (self.seen_ms is None or self.seen_ms <= now_ms - AWAY_AFTER_MS)
 
 
 class DeadKey(NamedTuple):

@@ -502,10 +502,10 @@ class Transfer(Protocol):
 
 @runtime_checkable
 class Registry(Protocol):
-    """A store that knows the consumers registered with topics beside it, and how far each is behind."""
+    """A store that knows the consumers registered with topics and logs beside it, and how far each is behind."""
 
     async def registered(self, topic: str | None = None) -> Sequence[Registered]:
-        """List consumers, by topic and name.
+        """List consumers, by topic, kind and name.
 
         Args:
             topic: Only of this one.

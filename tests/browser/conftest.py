@@ -64,18 +64,23 @@ Watch = Callable[..., AbstractAsyncContextManager[Viewer]]
 
 @pytest.fixture
 def watch(browser: Browser) -> Watch:
-    """Serve a store, and look at it: `async with watch(store, looks={"java_script_enabled": False}) as viewer`."""
+    """Serve a store, and look at it: `async with watch(store, looks={"java_script_enabled": False}) as viewer`.
+
+    Webhooks are sent from here, unless `dispatch` is False.
+    """
 
     @asynccontextmanager
     async def watching(
         store: MemoryStore,
         options: Mapping[str, Any] = EMPTY,
         looks: Mapping[str, Any] = EMPTY,
+        *,
+        dispatch: bool = True,
     ) -> AsyncIterator[Viewer]:
         async with AsyncExitStack() as stack:
             webhook = BadSink()
             webhook.name = "webhook"
-            scheduler = await stack.enter_async_context(Scheduler(store, sinks=[webhook], dispatch=False))
+            scheduler = await stack.enter_async_context(Scheduler(store, sinks=[webhook], dispatch=dispatch))
             given: dict[str, Any] = {"read_only": False, "allowed_targets": ["handler:*"], **options}
             app = admin(scheduler, **given)
             base = await stack.enter_async_context(serving_app(app))

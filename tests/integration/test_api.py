@@ -19,8 +19,9 @@ from fastapi import FastAPI
 
 from aiodelay import Reject, Scheduler
 from aiodelay.identifiers import new_op
-from aiodelay.model import At, Envelope, Put, Stored
-from aiodelay.redis import RedisFanout
+from aiodelay.model import At, Demand, Envelope, Put, Stored
+from aiodelay.ports import PutsBack
+from aiodelay.redis import RedisFanout, RedisLog
 from aiodelay.service import ApiLimits, admin
 from aiodelay.service.api import models
 from tests.support.api import ALL, client_of, problem_of, serving_api, serving_app
@@ -460,28 +461,51 @@ async def test_lateness_and_the_journal_tell_what_was_delivered(url: str) -> Non
         assert rest.json() == {"entries": [], "after": entries["after"]}
 
 
-async def test_consumers_of_topics_are_listed_with_their_lag(url: str) -> None:
+async def test_consumers_of_topics_and_of_logs_are_listed_with_their_lag(url: str) -> None:
     async with quiet(url) as (client, scheduler):
         if url.startswith("sqlite"):
             problem_of(await client.get("/v1/consumers"), 422, "UnsupportedByStoreError")
             return
-        async with RedisFanout(url.partition("?")[0], namespace=scheduler.namespace) as fanout:
-            for topic, consumer in (("orders", "billing"), ("orders", "mail"), ("payments", "billing")):
-                await fanout.register(topic, consumer)
-        async with Scheduler(url, namespace=scheduler.namespace) as moving:
-            await moving.schedule(b"x", to="redis-fanout:orders", delay="0s")
-            await moving.run_until_idle()
+        await published(url.partition("?")[0], scheduler.namespace)
         found = (await client.get("/v1/consumers", params={"limit": 2})).json()
         rest = (await client.get("/v1/consumers", params={"after": found["after"]})).json()
-        assert [(each["topic"], each["consumer"], each["waiting"]) for each in found["consumers"]] == [
-            ("orders", "billing", 1),
-            ("orders", "mail", 1),
+        listed = [*found["consumers"], *rest["consumers"]]
+        assert [tuple(each[name] for name in CONSUMER) for each in listed] == [
+            ("orders", "fan-out", "billing", 1, 0, None, True),
+            ("orders", "fan-out", "mail", 1, 0, None, True),
+            ("orders", "log", "report", 2, 0, 1, False),
+            ("orders", "log", "search", 2, 1, 0, False),
+            ("payments", "fan-out", "billing", 0, 0, None, True),
         ]
-        assert [(each["topic"], each["waiting"]) for each in rest["consumers"]] == [("payments", 0)]
+        assert [each["seen"] is not None for each in listed] == [False, False, True, True, False]
         assert rest["after"] is None
         named = (await client.get("/v1/consumers", params={"topic": "payments"})).json()
-        assert named == rest
+        assert named["consumers"] == rest["consumers"][-1:]
         problem_of(await client.get("/v1/consumers", params={"topic": "a b"}), 422, "TargetError")
+
+
+CONSUMER = ("topic", "kind", "consumer", "waiting", "in_flight", "cursor", "away")
+
+
+async def published(server: str, namespace: str) -> None:
+    """Fill a topic and a log of the same name; of the log's consumers one has committed, and one has taken."""
+    async with (
+        RedisFanout(server, namespace=namespace) as fanout,
+        RedisLog(server, namespace=namespace) as log,
+        Scheduler(f"{server}", namespace=namespace) as moving,
+    ):
+        for topic, consumer in (("orders", "billing"), ("orders", "mail"), ("payments", "billing")):
+            await fanout.register(topic, consumer)
+        await moving.schedule(b"x", to="redis-fanout:orders", delay="0s")
+        await moving.run_until_idle()
+        await log.append("orders", [b"x"] * 3)
+        await log.register("orders", "report")
+        await log.commit("orders", "report", 1)
+        back = moving._open_store()
+        assert isinstance(back, PutsBack)
+        async with log.feed("orders?consumer=search", "one", back.put_back, back.now_ms) as feed:
+            claimed = await feed.claim({"search": Demand(1)}, request="r", lease_ms=60_000)
+            assert len(claimed.claims) == 1
 
 
 async def test_without_a_journal_lateness_says_what_is_missing(tmp_path: Path) -> None:

@@ -208,6 +208,22 @@ def test_one_consumer_can_be_addressed(server_url: str, way: str) -> None:
 
 
 @on_topic
+async def test_a_consumer_is_seen_when_it_asks_and_noted_every_ten_seconds_at_most(scene: Scene) -> None:
+    await scene.fanout.register(TOPIC, "billing")
+    assert (await scene.consumer("billing")).seen_ms is None
+    feed = await scene.feed("billing")
+    first = (await scene.consumer("billing")).seen_ms
+    assert first is not None
+    assert abs(first - scene.letters.now_ms()) < 10_000
+    state = scene.key("")[:-1] + "@billing:state"
+    for ago_ms, is_noted in ((5_000, False), (11_000, True), (-11_000, True)):
+        before = first - ago_ms
+        await scene.direct.command("HSET", state, "seen", before)
+        await claim(feed, 0)
+        assert ((await scene.consumer("billing")).seen_ms != before) == is_noted, ago_ms
+
+
+@on_topic
 async def test_a_consumer_that_is_away_gets_everything_when_it_is_back(scene: Scene) -> None:
     await scene.fanout.register(TOPIC, "away")
     present = await scene.feed("present")

@@ -328,6 +328,22 @@ async def test_consumers_begin_where_they_are_told_and_go_on_where_they_stood(sc
 
 
 @on_log
+async def test_a_consumer_is_seen_when_it_asks_and_noted_every_ten_seconds_at_most(scene: Scene) -> None:
+    await scene.log.register(TOPIC, "billing")
+    assert (await scene.consumer("billing")).seen_ms is None
+    feed = await scene.feed("billing")
+    first = (await scene.consumer("billing")).seen_ms
+    assert first is not None
+    assert abs(first - scene.letters.now_ms()) < 10_000
+    state = scene.key("@billing:state")
+    for ago_ms, is_noted in ((5_000, False), (11_000, True), (-11_000, True)):
+        before = first - ago_ms
+        await scene.direct.command("HSET", state, "seen", before)
+        await claim(feed, 0)
+        assert ((await scene.consumer("billing")).seen_ms != before) == is_noted, ago_ms
+
+
+@on_log
 async def test_a_consumer_that_is_away_gets_everything_when_it_is_back(scene: Scene) -> None:
     assert await scene.log.register(TOPIC, "away")
     assert not await scene.log.register(TOPIC, "away", start="now")
@@ -503,11 +519,13 @@ async def test_who_has_no_handler_reads_from_its_cursor_and_commits(scene: Scene
     await scene.log.append(TOPIC, [b"p"] * 10)
     await scene.log.register(TOPIC, "report", start=3)
     assert await scene.indexes(consumer="report") == list(range(3, 11))
+    assert (await scene.consumer("report")).seen_ms is None
     await scene.log.commit(TOPIC, "report", 7)
     await scene.log.commit(TOPIC, "report", 5)
     assert await scene.indexes(consumer="report") == [8, 9, 10]
     found = await scene.consumer("report")
     assert (found.cursor, found.waiting) == (7, 3)
+    assert found.seen_ms is not None
     assert await scene.indexes(consumer="unknown", start=9) == [9, 10]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -20,6 +20,7 @@ from aiodelay.model import (
     Demand,
     Done,
     Envelope,
+    Lane,
     Put,
     Registered,
     Settlement,
@@ -37,6 +38,7 @@ MONDAY = datetime(2026, 11, 23, 8, 0, tzinfo=UTC)
 ORDER = "order/7 <b>&amp;</b>"
 """An id that has to be escaped in HTML and in URLs."""
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+INSTANCES = ("checkout-1-4711-9f2c01ab", "mailer-1-52-77aa10c3")
 SERVED = ("CheckPayment", "SendReceipt", "ChargeCard", "Heartbeat", "RenewContract", "webhook")
 
 
@@ -50,12 +52,21 @@ class SceneStore(MemoryStore):
     name = "redis://queue.example:6379"
 
     async def registered(self, topic: str | None = None) -> Sequence[Registered]:
-        since = at_ms(BEGIN) - 3 * DAY
+        now = at_ms(NOW)
+        since = now - 3 * DAY
         return [
-            Registered("orders", "billing", True, since, 0, 1, 0, 0),
-            Registered("orders", "search-index", False, since, 1_840, 100, 3, 0),
-            Registered("orders", "warehouse", False, since + HOUR, 12, 4, 0, 250),
+            Registered("orders", "fan-out", "billing", True, since, now - 2_000, 0, 1, 0, 0, None),
+            Registered("orders", "fan-out", "search-index", False, since, now - 4_000, 1_840, 100, 3, 0, None),
+            Registered("orders", "fan-out", "warehouse", False, since + HOUR, now - 5 * HOUR, 312, 0, 0, 250, None),
+            Registered("payments", "log", "ledger", True, since, now - 1_000, 3, 1, 0, 0, 48_211),
+            Registered("payments", "log", "report", False, since + DAY, None, 48_215, 0, 0, 0, 0),
         ]
+
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
+        """Name instances alike everywhere."""
+        async with super().work(worker if worker in INSTANCES else "page-1-6-1f4c77d0", lanes) as work:
+            yield work
 
 
 class _Maker:
@@ -118,8 +129,8 @@ async def scene(*, letters: int = 9) -> AsyncIterator[SceneStore]:
     begin, now = at_ms(BEGIN), at_ms(NOW)
     async with (
         store,
-        store.work("checkout-1-4711-9f2c01ab", SERVED) as work,
-        store.work("mailer-1-52-77aa10c3", ["SendReceipt"]),
+        store.work(INSTANCES[0], SERVED) as work,
+        store.work(INSTANCES[1], ["SendReceipt"]),
     ):
         await _history(made, work, random, begin, letters)
         made.until(now - 40_000)

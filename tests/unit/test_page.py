@@ -15,7 +15,7 @@ from aiodelay.service.api.security import Tokens, hash_token
 from aiodelay.service.api.sessions import SESSION_S, SESSIONS, Sessions
 from aiodelay.service.config import Token
 from aiodelay.service.page.application import HTMX
-from aiodelay.service.page.charts import lateness_columns, load_bars
+from aiodelay.service.page.charts import lateness_columns, load_bars, scale_of
 from aiodelay.service.page.payload import MOST_SHOWN, viewed
 from aiodelay.service.page.state import SPANS, Shared
 from aiodelay.service.page.values import away, duration, number, size
@@ -99,10 +99,25 @@ def test_nothing_coming_is_no_bar() -> None:
     [([0], 0, 0), ([1] * 99 + [2], 0, 0), ([3] * 50 + [9] * 50, 2, 3), ([5_000_000] * 3, 16, 16)],
 )
 def test_the_columns_that_hold_p50_and_p99(samples: list[int], p50: int, p99: int) -> None:
-    columns = lateness_columns(lateness_of(samples, is_complete=True))
+    columns = lateness_columns(lateness_of(samples, is_complete=True)).columns
     assert [column.x for column in columns if "p50" in column.holds] == [p50]
     assert [column.x for column in columns if "p99" in column.holds] == [p99]
     assert sum(column.count for column in columns) == len(samples)
+
+
+@pytest.mark.parametrize(
+    ("most", "scale"),
+    [
+        (0, [1, 0]),
+        (1, [1, 0]),
+        (4, [4, 3, 2, 1, 0]),
+        (11, [15, 10, 5, 0]),
+        (41, [60, 40, 20, 0]),
+        (1000, [1000, 500, 0]),
+    ],
+)
+def test_a_scale_has_round_numbers_up_to_the_most(most: int, scale: list[int]) -> None:
+    assert list(scale_of(most)) == scale
 
 
 # --- values -------------------------------------------------------------------------------------------------
@@ -110,7 +125,15 @@ def test_the_columns_that_hold_p50_and_p99(samples: list[int], p50: int, p99: in
 
 @pytest.mark.parametrize(
     ("ms", "text"),
-    [(0, "0 ms"), (999, "999 ms"), (1_500, "1.5 s"), (59_999, "59 s"), (61_000, "1 min 1 s"), (90_000_000, "1 d 1 h")],
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1_500, "1.5 s"),
+        (59_999, "59 s"),
+        (61_000, "1 min 1 s"),
+        (2_339_000, "38 min"),
+        (90_000_000, "1 d 1 h"),
+    ],
 )
 def test_lengths_of_time(ms: int, text: str) -> None:
     assert duration(ms).replace("\u00a0", " ") == text

@@ -25,6 +25,7 @@ class Consumer(Struct, frozen=True):
     Attributes:
         name: Its name.
         ordered: Whether it keeps order, one message in flight at a time.
+        seen_ms: When it last asked for messages, epoch ms, within 10 s; None = never.
         since_ms: When it was registered, epoch ms.
         missed: How many messages the topic kept no longer before the consumer took them, since it was registered.
         waiting: How many it has not taken: its lag.
@@ -35,6 +36,7 @@ class Consumer(Struct, frozen=True):
 
     name: str
     ordered: bool
+    seen_ms: int | None
     since_ms: int
     missed: int
     waiting: int
@@ -135,8 +137,9 @@ class RedisFanout(TopicEnd):
         for start in range(0, len(names), AT_ONCE):
             part = names[start : start + AT_ONCE]
             found = await self._run("lag", [keys.content], ["", *part])
-            for name, (ordered, *numbers, _) in zip(part, found, strict=True):
-                consumers.append(Consumer(name, ordered == b"1", *map(int, numbers)))
+            for name, (ordered, *numbers, _, seen) in zip(part, found, strict=True):
+                seen_ms = int(seen) if seen else None
+                consumers.append(Consumer(name, ordered == b"1", seen_ms, *map(int, numbers)))
         return consumers
 
     async def _found(self, name: str) -> Topic:

@@ -43,6 +43,7 @@ class LogConsumer(Struct, frozen=True):
     Attributes:
         name: Its name.
         ordered: Whether it keeps order, one message in flight at a time.
+        seen_ms: When it last asked for messages, within 10 s, or committed, epoch ms; None = never.
         since_ms: When it was registered, epoch ms.
         missed: How many messages were dropped before the consumer took them, since it was registered.
         waiting: How many it has not taken: its lag.
@@ -54,6 +55,7 @@ class LogConsumer(Struct, frozen=True):
 
     name: str
     ordered: bool
+    seen_ms: int | None
     since_ms: int
     missed: int
     waiting: int
@@ -291,8 +293,9 @@ class LogTopics(TopicEnd):
         for start in range(0, len(names), AT_ONCE):
             part = names[start : start + AT_ONCE]
             found = await self._run("lag_log", [keys.entries], ["", *part])
-            for name, (ordered, *numbers) in zip(part, found, strict=True):
-                consumers.append(LogConsumer(name, ordered == b"1", *map(int, numbers)))
+            for name, (ordered, *numbers, seen) in zip(part, found, strict=True):
+                seen_ms = int(seen) if seen else None
+                consumers.append(LogConsumer(name, ordered == b"1", seen_ms, *map(int, numbers)))
         return consumers
 
     async def topics(self) -> Sequence[LogTopic]:

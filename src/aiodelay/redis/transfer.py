@@ -33,13 +33,14 @@ from aiodelay.ports import Sink, Source, Transferring
 from .commands import answer_of
 from .fanout import RedisFanoutSink
 from .fanout_source import RedisFanoutSource
-from .fanout_topics import RedisFanout
+from .fanout_topics import Consumer, RedisFanout
 from .faults import Fault
 from .keys import Keys, member_of, text_of
 from .list_source import RedisListSource
 from .lists import NAME as LIST
 from .lists import RedisListSink
 from .log import RedisLog
+from .log_topics import LogConsumer
 from .looking import Looking
 from .options import Options
 from .reading import due_and_revision, read_record
@@ -80,23 +81,17 @@ class Transfers(Looking):
         ]
 
     async def registered(self, topic: str | None = None) -> Sequence[Registered]:
-        """List the consumers of fan-out topics with their lag."""
-        async with RedisFanout(self._options, namespace=self._keys.namespace) as fanout:
-            topics = [each.name for each in await fanout.topics()] if topic is None else [topic]
-            return [
-                Registered(
-                    name,
-                    each.name,
-                    each.ordered,
-                    each.since_ms,
-                    each.waiting,
-                    each.in_flight,
-                    each.retrying,
-                    each.missed,
-                )
-                for name in topics
-                for each in await fanout.consumers(name)
-            ]
+        """List the consumers of fan-out topics and of logs with their lag."""
+        namespace = self._keys.namespace
+        found: list[Registered] = []
+        async with (
+            RedisFanout(self._options, namespace=namespace) as fanout,
+            RedisLog(self._options, namespace=namespace) as log,
+        ):
+            for end in (fanout, log):
+                topics = [each.name for each in await end.topics()] if topic is None else [topic]
+                found += [_registered(name, each) for name in topics for each in await end.consumers(name)]
+        return sorted(found, key=lambda each: (each.topic, each.kind, each.consumer))
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""
@@ -252,6 +247,23 @@ def _arguments(settlement: Settlement) -> list[Arg]:
     assert isinstance(settlement, Dead), "an occurrence that is moved is not tried again"
     error = b"" if settlement.error is None else b"e" + settlement.error.encode("utf-8", "backslashreplace")
     return [*head, f"x{settlement.reason}", error, then]
+
+
+def _registered(topic: str, consumer: Consumer | LogConsumer) -> Registered:
+    cursor = consumer.cursor if isinstance(consumer, LogConsumer) else None
+    return Registered(
+        topic,
+        "fan-out" if cursor is None else "log",
+        consumer.name,
+        consumer.ordered,
+        consumer.since_ms,
+        consumer.seen_ms,
+        consumer.waiting,
+        consumer.in_flight,
+        consumer.retrying,
+        consumer.missed,
+        cursor,
+    )
 
 
 def _shown(text: bytes) -> str:

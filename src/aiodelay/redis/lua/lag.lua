@@ -3,4 +3,4 @@
 -- KEYS[1] the topic's content
 -- From ARGV[2] on: names of consumers, a bounded number at a time.
 -- Returns a list for each: ordered, when it was registered, how many it missed, how many wait, are in flight, are to be
--- tried again, bytes that its keys take, and of a log its cursor.
+-- tried again, bytes that its keys take, of a log its cursor, and when an instance last asked for messages ('' = never).

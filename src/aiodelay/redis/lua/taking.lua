@@ -1,5 +1,5 @@
 -- taking: moves elements to what a consumer has taken; what `take`, of lists and fan-outs, and `take_log` have in common.
-local FIRST, MOST_MISSED, POLL, CHUNK = tonumber(ARGV[3]), 2000, 1000, topic.CHUNK
+local FIRST, MOST_MISSED, POLL, SEEN_EVERY, CHUNK = tonumber(ARGV[3]), 2000, 1000, 10000, topic.CHUNK
 local most, most_bytes = math.min(tonumber(ARGV[4]), MOST), math.min(tonumber(ARGV[5]), MOST_BYTES)
 local OWN = sub(CONSUMERS, 1, -11)
 local STATE, LATER = OWN .. ':state', OWN .. ':later'
@@ -147,6 +147,7 @@ local function next_later() return call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2] 
 -- Says whether nothing may be taken now, and when that may be otherwise.
 local function withheld()
   if not topic.is_known(p, sub(OWN, #p + 2)) then return 'u', now + POLL end
+  if math.abs(now - tonumber(call('HGET', STATE, 'seen') or 0)) >= SEEN_EVERY then call('HSET', STATE, 'seen', text(now)) end
   if tonumber(ARGV[8]) > tonumber(call('HGET', STATE, 'told') or 0) then call('HSET', STATE, 'told', ARGV[8]) end
   if call('HEXISTS', STATE, 'fill') == 1 and not topic.fill(p, sub(OWN, #p + 2)) then return 'w', now end
   local is_ordered = call('HGET', STATE, 'ordered') == '1'

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from aiodelay import ports
 from aiodelay.errors import ConfigurationError, UnsupportedByStoreError
+from aiodelay.model import Registered
 from aiodelay.queries import oldest_overdue_ms
 from aiodelay.shapes import blocked_shape, counts_shape, journal_shape, load_shape, time_shape
 from aiodelay.timeunits import format_duration, parse_duration
@@ -128,34 +129,43 @@ async def holds(store: Store) -> Response:
     return Json({"paused": await store.scheduler.paused(), "blocked": blocked})
 
 
-@looking.get("/consumers", summary="Consumers of fan-out topics, with their lag", **documents(ConsumersOut))
+@looking.get("/consumers", summary="Consumers of fan-out topics and of logs, with their lag", **documents(ConsumersOut))
 async def consumers(
     store: Store,
     limit: Limit,
     after: After = None,
     topic: Annotated[str | None, Query(description="Only of this topic.", max_length=100)] = None,
 ) -> Response:
-    """By topic and name; only of a store that has topics beside it, as Redis has."""
+    """By topic, kind and name; only of a store that has topics beside it, as Redis has."""
     opened = store.scheduler._open_store()
     if not isinstance(opened, ports.Registry):
-        raise UnsupportedByStoreError("store", opened.name, "stores that have fan-out topics beside them")
-    begins = read_cursor(after, tuple[str, str]) or ("", "")
-    found = [each for each in await opened.registered(topic) if (each.topic, each.consumer) > begins]
+        raise UnsupportedByStoreError("store", opened.name, "stores that have topics beside them")
+    begins = read_cursor(after, tuple[str, str, str]) or ("", "", "")
+    found = [each for each in await opened.registered(topic) if _place(each) > begins]
+    now_ms = opened.now_ms()
     page = [
         ConsumerOut(
             each.topic,
+            each.kind,
             each.consumer,
             each.ordered,
             time_shape(each.since_ms),
+            None if each.seen_ms is None else time_shape(each.seen_ms),
+            each.is_away(now_ms),
             each.waiting,
             each.in_flight,
             each.retrying,
             each.missed,
+            each.cursor,
         )
         for each in found[:limit]
     ]
-    place = (page[-1].topic, page[-1].consumer) if len(found) > limit else None
+    place = _place(found[limit - 1]) if len(found) > limit else None
     return Json({"consumers": page, "after": write_cursor(place)})
+
+
+def _place(consumer: Registered) -> tuple[str, str, str]:
+    return consumer.topic, consumer.kind, consumer.consumer
 
 
 @changing.post("/pause", summary="Hold back a handler, a sink or a destination", **documents(OutcomeOut, WhatIn))

@@ -375,20 +375,28 @@ class HoldsOut(Struct, frozen=True):
 
 
 class ConsumerOut(Struct, frozen=True):
-    """A consumer of a fan-out topic; `waiting` is its lag."""
+    """A consumer of a topic.
+
+    `waiting` is its lag. `away`: nothing is in flight to it, and it has asked for nothing for a minute; `seen` says
+    when it last did. `cursor`: of a log, the last index up to which it is done.
+    """
 
     topic: str
+    kind: Literal["fan-out", "log"]
     consumer: str
     ordered: bool
     since: str
+    seen: str | None
+    away: bool
     waiting: int
     in_flight: int
     retrying: int
     missed: int
+    cursor: int | None
 
 
 class ConsumersOut(Struct, frozen=True):
-    """Consumers, by topic and name; `after` as of a page."""
+    """Consumers, by topic, kind and name; `after` as of a page."""
 
     consumers: list[ConsumerOut]
     after: str | None

@@ -11,12 +11,11 @@ from aiodelay.shapes import time_shape
 
 from .state import Span
 
-__all__ = ["Bar", "Bars", "Column", "lateness_columns", "load_bars"]
+__all__ = ["Bar", "Bars", "Column", "Columns", "lateness_columns", "load_bars", "scale_of"]
 
 HEIGHT = 100
 LEAST = 1.5
-LABELS = ("1", "2", "5", "10", "20", "50", "100", "200", "500", "1\u00a0s", "2\u00a0s", "5\u00a0s", "10\u00a0s")
-LATE_LABELS = (*LABELS, "1\u00a0min", "10\u00a0min", "1\u00a0h", "more")
+MOST_LINES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,7 @@ class Bars:
         width: Of the chart: one unit per span.
         total: How many come.
         peak: The highest of the bars.
+        scale: Numbers beside it, evenly spread, the highest first; the last is 0.
         ticks: Instants below it, evenly spread.
         busiest: The highest bars, highest first.
     """
@@ -49,6 +49,7 @@ class Bars:
     width: int
     total: int
     peak: Bar | None
+    scale: Sequence[int]
     ticks: Sequence[int]
     busiest: Sequence[Bar]
 
@@ -60,7 +61,8 @@ def load_bars(load: Sequence[LoadBucket], span: Span, now_ms: int) -> Bars:
         place = (each.from_ms - now_ms + span.bucket_ms // 2) // span.bucket_ms
         by_place.setdefault(min(max(place, 0), span.buckets - 1), []).append(each)
     most = max((sum(each.messages for each in found) for found in by_place.values()), default=0)
-    bars = [_bar(place, found, most) for place, found in sorted(by_place.items())]
+    scale = scale_of(most)
+    bars = [_bar(place, found, most, scale[0]) for place, found in sorted(by_place.items())]
     peak = next((bar for bar in bars if bar.is_peak), None)
     step = span.buckets * span.bucket_ms // 4
     return Bars(
@@ -68,43 +70,61 @@ def load_bars(load: Sequence[LoadBucket], span: Span, now_ms: int) -> Bars:
         span.buckets,
         sum(bar.count for bar in bars),
         peak,
+        scale,
         [now_ms + i * step for i in range(5)],
         sorted(bars, key=lambda bar: (-bar.count, bar.x))[:5],
     )
 
 
-def _bar(place: int, found: Sequence[LoadBucket], most: int) -> Bar:
-    count = sum(each.messages for each in found)
-    height = max(count / most * HEIGHT, LEAST)
+def scale_of(most: int) -> Sequence[int]:
+    """Return round numbers from 0 up to `most` or somewhat more, evenly spread, the highest first."""
+    steps = (factor * 10**power for power in range(19) for factor in (1, 2, 5))
+    step = next(step for step in steps if step * MOST_LINES >= most)
+    return range(-(-max(most, 1) // step) * step, -1, -step)
+
+
+def _bar(place: int, found: Sequence[LoadBucket], most: int, top: int) -> Bar:
+    messages = sum(each.messages for each in found)
+    height = max(messages / top * HEIGHT, LEAST)
     lanes = ", ".join(f"{each.lane} {each.messages}" for each in sorted(found, key=lambda each: -each.messages)[:4])
     from_ms = found[0].from_ms
-    title = f"{time_shape(from_ms)[:16].replace('T', ' ')} UTC: {count} ({lanes})"
-    return Bar(place, round(HEIGHT - height, 2), round(height, 2), count, from_ms, title, count == most)
+    title = f"{time_shape(from_ms)[:16].replace('T', ' ')} UTC: {messages} ({lanes})"
+    return Bar(place, round(HEIGHT - height, 2), round(height, 2), messages, from_ms, title, messages == most)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How many were that late."""
+    """How many were later than `above_ms`, and at most `upto_ms`, None = however late."""
 
     x: int
     y: float
     height: float
     count: int
-    label: str
+    above_ms: int
+    upto_ms: int | None
     holds: str
 
 
-def lateness_columns(lateness: Lateness) -> Sequence[Column]:
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The histogram of lateness; `scale` as of `Bars`."""
+
+    columns: Sequence[Column]
+    scale: Sequence[int]
+
+
+def lateness_columns(lateness: Lateness) -> Columns:
     """Return the histogram; `holds` says which of p50 and p99 a column has."""
-    most = max((count for _, count in lateness.buckets), default=0) or 1
+    scale = scale_of(max(count for _, count in lateness.buckets))
     columns = []
     for i, (bound, count) in enumerate(lateness.buckets):
-        before = lateness.buckets[i - 1][0] if i else -1
-        height = max(count / most * HEIGHT, LEAST) if count else 0.0
+        above_ms = lateness.buckets[i - 1][0] if i else -1
+        height = max(count / scale[0] * HEIGHT, LEAST) if count else 0.0
         holds = [
             name
             for name, value in (("p50", lateness.p50_ms), ("p99", lateness.p99_ms))
-            if value is not None and before is not None and value > before and (bound is None or value <= bound)
+            if value is not None and above_ms is not None and value > above_ms and (bound is None or value <= bound)
         ]
-        columns.append(Column(i, round(HEIGHT - height, 2), round(height, 2), count, LATE_LABELS[i], " ".join(holds)))
-    return columns
+        y = round(HEIGHT - height, 2)
+        columns.append(Column(i, y, round(height, 2), count, max(above_ms or 0, 0), bound, " ".join(holds)))
+    return Columns(columns, scale)

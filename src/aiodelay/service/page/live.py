@@ -13,8 +13,8 @@ from aiodelay.service.api.problems import ApiError
 from aiodelay.service.api.served import Opened
 from aiodelay.service.api.sessions import COOKIE
 
-from .overview import given_of_overview, given_of_strip, links_of
-from .rendering import rendered
+from .overview import given_of_overview, given_of_strip
+from .rendering import links_of, rendered
 from .requests import screen, store_of, wanted
 from .state import SPANS, PageState, state_of
 

@@ -15,11 +15,11 @@ from aiodelay.model import Blocked, Instance, LaneCounts
 from aiodelay.service.api.served import Opened
 
 from .charts import lateness_columns, load_bars
-from .rendering import shown, url_of
+from .rendering import shown
 from .requests import screen, store_of, wanted
 from .state import SPANS, Shared, Span, state_of
 
-__all__ = ["LaneRow", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of", "links_of"]
+__all__ = ["LaneRow", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,7 @@ async def front(request: Request) -> Response:
     span = SPANS.get(wanted(request, "span") or "", SPANS["hour"])
     shared = state_of(request).shared
     given = await given_of_overview(shared, store, span)
-    links = links_of(request, store)
-    return shown(request, "overview.html", store, spans=SPANS.values(), links=links, **given)
-
-
-def links_of(request: Request, store: Opened) -> Mapping[str, str]:
-    """Return where the front page's parts lead."""
-    return {
-        "messages": url_of(request, store, "messages"),
-        "overdue": url_of(request, store, "messages", state="overdue"),
-        "in_flight": url_of(request, store, "messages", state="in_flight"),
-        "held": url_of(request, store, "messages", state="held"),
-        "dead": url_of(request, store, "dead"),
-        "lane": url_of(request, store, "messages", lane="_")[:-1],
-    }
+    return shown(request, "overview.html", store, spans=SPANS.values(), **given)
 
 
 async def given_of_strip(shared: Shared, store: Opened) -> dict[str, Any]:
@@ -73,7 +60,7 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
         "cannot": "",
         "span": span,
         "chart": load_bars(load, span, facts.now_ms),
-        "columns": None if facts.lateness is None else lateness_columns(facts.lateness),
+        "histogram": None if facts.lateness is None else lateness_columns(facts.lateness),
         "lanes": await lanes_of(store, facts.lanes),
         "instances": await instances_of(store),
     }

@@ -50,10 +50,10 @@ async def instances(request: Request) -> Response:
 
 @screen("read")
 async def consumers(request: Request) -> Response:
-    """Show the consumers of fan-out topics, with their lag."""
+    """Show the consumers of fan-out topics and of logs, with their lag."""
     store = store_of(request)
     facts = await state_of(request).shared.facts(store)
     opened = store.scheduler._open_store()
     if not isinstance(opened, ports.Registry):
-        raise UnsupportedByStoreError("store", opened.name, "stores that have fan-out topics beside them, as Redis has")
+        raise UnsupportedByStoreError("store", opened.name, "stores that have topics beside them, as Redis has")
     return shown(request, "consumers.html", store, facts=facts, consumers=await opened.registered())

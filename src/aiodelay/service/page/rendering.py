@@ -21,7 +21,7 @@ from aiodelay.service.api.sessions import COOKIE
 from . import values
 from .state import state_of
 
-__all__ = ["PAGE_HEADERS", "here_of", "path_of", "rendered", "shown", "url_of"]
+__all__ = ["PAGE_HEADERS", "here_of", "links_of", "path_of", "rendered", "shown", "url_of"]
 
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -57,6 +57,18 @@ def url_of(request: Request, store: Opened, path: str = "", **query: object) -> 
     """Return a path of this app about a store, which is named where there are several."""
     named = store.name if len(served_of(request).stores) > 1 else None
     return path_of(request, path, store=named, **query)
+
+
+def links_of(request: Request, store: Opened) -> Mapping[str, str]:
+    """Return where parts lead that are sent to all viewers."""
+    return {
+        "scheduled": url_of(request, store, "messages", state="scheduled"),
+        "overdue": url_of(request, store, "messages", state="overdue"),
+        "in_flight": url_of(request, store, "messages", state="in_flight"),
+        "held": url_of(request, store, "messages", state="held"),
+        "dead": url_of(request, store, "dead"),
+        "lane": url_of(request, store, "messages", lane="_")[:-1],
+    }
 
 
 # --- pages ------------------------------------------------------------------------------------------------
@@ -122,6 +134,7 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
         "url": url,
         "static": lambda name: path_of(request, f"static/{name}", v=_STATIC),
         "store": store,
+        "links": {} if store is None else links_of(request, store),
         "stores": list(served.stores),
         "store_field": store.name if store is not None and len(served.stores) > 1 else "",
         "tabs": TABS,

@@ -28,7 +28,7 @@ ABILITIES: Mapping[str, tuple[type, str]] = {
     "recurring": (ports.Inspectable, "cannot be looked into"),
     "dead": (ports.DeadLetters, "keeps no dead letters"),
     "instances": (ports.Instances, "does not tell which instances serve it"),
-    "consumers": (ports.Registry, "has no fan-out topics beside it"),
+    "consumers": (ports.Registry, "has no topics beside it"),
 }
 
 
@@ -61,12 +61,14 @@ class Facts:
         lanes: Counts.
         oldest_ms: Since when the longest waiting message could have been delivered.
         lateness: None where no journal is kept.
+        journal: How one would be kept.
     """
 
     now_ms: int
     lanes: Mapping[Lane, LaneCounts]
     oldest_ms: int | None
     lateness: Lateness | None
+    journal: str
 
     def total(self, name: str) -> int:
         """Return a count over all lanes."""
@@ -110,15 +112,17 @@ class Shared:
 
 
 async def _facts(store: Opened) -> Facts:
+    lateness, journal = None, ""
     try:
         lateness = await store.lateness.measure(store.scheduler)
-    except UnsupportedByStoreError:
-        lateness = None
+    except UnsupportedByStoreError as error:
+        journal = error.allowed
     return Facts(
         store.scheduler._open_store().now_ms(),
         await store.scheduler.counts(),
         await oldest_overdue_ms(store.scheduler),
         lateness,
+        journal,
     )
 
 

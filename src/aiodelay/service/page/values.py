@@ -12,11 +12,13 @@ from aiodelay.shapes import time_shape, to_of
 __all__ = [
     "away",
     "clock_time",
+    "counted",
     "day",
     "destination",
     "duration",
     "instant",
     "message_path",
+    "moment",
     "number",
     "size",
     "words",
@@ -24,26 +26,33 @@ __all__ = [
 
 
 def instant(ms: int) -> Markup:
-    """Return an instant: in UTC, which a script turns into the viewer's zone."""
+    """Return an instant in UTC, to the millisecond; a script adds the viewer's zone for who points at it."""
+    return _time(ms, slice(0, 23))
+
+
+def moment(ms: int) -> Markup:
+    """Return an instant as `instant`, to the second."""
+    return _time(ms, slice(0, 19))
+
+
+def _time(ms: int, shown: slice) -> Markup:
     text = time_shape(ms)
-    shown = f"{text[:10]} {text[11:23]}"
-    return Markup('<time datetime="{0}" title="{1} UTC">{1} <abbr>UTC</abbr></time>').format(text, shown)
+    return Markup('<time datetime="{}">{} <abbr>UTC</abbr></time>').format(text, text[shown].replace("T", " "))
 
 
-def clock_time(ms: int) -> Markup:
-    """Return an instant's hour and minute, as `instant`."""
-    text = time_shape(ms)
-    return Markup('<time datetime="{0}" data-as="clock" title="{1} {2} UTC">{2}</time>').format(
-        text, text[:10], text[11:16]
-    )
+def clock_time(ms: int) -> str:
+    """Return an instant's hour and minute in UTC."""
+    return time_shape(ms)[11:16]
 
 
-def day(ms: int) -> Markup:
-    """Return an instant's day, as `instant`."""
-    text = time_shape(ms)
-    return Markup('<time datetime="{0}" data-as="day" title="{1} {2} UTC">{3}</time>').format(
-        text, text[:10], text[11:16], text[5:10]
-    )
+def day(ms: int) -> str:
+    """Return an instant's month and day in UTC."""
+    return time_shape(ms)[5:10]
+
+
+def counted(value: int) -> Markup:
+    """Return a number for a table, in which those that are not zero stand out."""
+    return Markup("{}" if value else '<span class="zero">{}</span>').format(number(value))
 
 
 def number(value: int) -> str:
@@ -60,17 +69,17 @@ def size(value: int) -> str:
 
 
 def duration(ms: int) -> str:
-    """Return a length of time in at most two units."""
+    """Return a length of time in one unit, or two where there are less than ten of the larger one."""
     ms = abs(ms)
     units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"))
     for i, (unit, name) in enumerate(units):
         if ms >= unit:
             smaller, smaller_name = units[i + 1] if i + 1 < len(units) else (1_000, "s")
             rest = ms % unit // smaller
-            return f"{ms // unit}\u00a0{name}" + (f" {rest}\u00a0{smaller_name}" if rest else "")
+            return f"{ms // unit}\u00a0{name}" + (f" {rest}\u00a0{smaller_name}" if rest and ms < 10 * unit else "")
     if ms >= 10_000:
         return f"{ms // 1000}\u00a0s"
-    return f"{ms / 1000:.1f}\u00a0s" if ms >= 1000 else f"{ms}\u00a0ms"
+    return f"{ms / 1000:.2g}\u00a0s" if ms >= 1000 else f"{ms}\u00a0ms"
 
 
 def away(ms: int, now_ms: int) -> str:

@@ -5,18 +5,10 @@
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   root.classList.add("js");
 
-  // --- instants in the viewer's zone, UTC on hover -------------------------------------------------------
-  const two = (n) => String(n).padStart(2, "0");
-  const clock = (at) => `${two(at.getHours())}:${two(at.getMinutes())}`;
-  const day = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
-  function localize(within) {
-    for (const each of all("time[datetime]", within)) {
-      const at = new Date(each.dateTime);
-      if (Number.isNaN(at.getTime())) continue;
-      const seconds = `${clock(at)}:${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, "0")}`;
-      const text = { clock: clock(at), day: day(at).slice(5) }[each.dataset.as] ?? `${day(at)} ${seconds}`;
-      if (each.textContent !== text) each.textContent = text;
-    }
+  // --- instants: in UTC, and in the viewer's zone for who points at them ------------------------------------
+  const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+  function explain(within) {
+    for (const each of all("time[datetime]", within)) each.title = zoned.format(new Date(each.dateTime));
   }
 
   // --- ticking rows, and the number that is typed ---------------------------------------------------------
@@ -125,7 +117,7 @@
   });
 
   function refresh() {
-    localize(document);
+    explain(document);
     all("[data-selects]").forEach(selected);
     all("[data-typed]").forEach(typed);
     live(isLive);
