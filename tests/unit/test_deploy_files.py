@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aiodelay.cli.app import app
 from aiodelay.service.config import Limits
-from aiodelay.service.serve import REQUESTS_END_S
+from aiodelay.service.connections import REQUESTS_END_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"

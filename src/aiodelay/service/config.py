@@ -146,7 +146,9 @@ class ApiSettings(_Part):
         read_only: Refuse whatever changes something, whoever asks.
         tokens: Without any, whoever reaches it may use it.
         max_body: Most bytes of a request's body, and of a line of a stream.
-        body_timeout: Longest time for a request's body to arrive, and for a stream to stand still.
+        max_connections: Most connections at once.
+        body_timeout: Longest time for a request's headers to arrive, then for its body, and for a stream or the reader
+            of an answer to stand still.
         rate: Most requests a second of one token or address, and half of what may come at once; 0 = any number.
         max_page: Most items of a page.
         environment: What the page's badge says, such as "production".
@@ -157,6 +159,7 @@ class ApiSettings(_Part):
     read_only: bool = True
     tokens: tuple[Token, ...] = ()
     max_body: int = Field(default=1 << 20, ge=1_024, le=1 << 30)
+    max_connections: int = Field(default=500, ge=1, le=100_000)
     body_timeout: Length = Field(default=timedelta(seconds=10), gt=timedelta())
     rate: int = Field(default=500, ge=0, le=500_000)
     max_page: int = Field(default=500, ge=1, le=1_000)

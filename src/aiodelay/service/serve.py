@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from aiodelay.errors import AiodelayError, ConfigurationError
@@ -17,7 +16,8 @@ from aiodelay.scheduler import Scheduler
 
 from .api import Tokens, admin
 from .app import make_app
-from .config import Settings
+from .config import ApiSettings, Settings
+from .connections import Server
 from .health import Health
 from .parts import make_api, make_box, make_scheduler, store_of
 from .reading import Configuration
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["listening", "run_service", "serving_page", "url_of"]
 
 BACKLOG = 2048
-REQUESTS_END_S = 5
-"""How long requests that were taken may go on at the end: streams and pages that follow what happens have none."""
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
 
@@ -56,7 +54,7 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
     app = make_app(health, api)
     listener = listening(settings.api.host, settings.api.port)
     async with asyncio.TaskGroup() as tasks:
-        server = _Server(_server_config(app))
+        server = _server(app, settings.api)
         serving = tasks.create_task(server.serve([listener]), name="aiodelay http")
         log.info("listening on %s", url_of(listener))
         watching = tasks.create_task(follow_tokens(configuration, tokens), name="aiodelay tokens")
@@ -87,7 +85,7 @@ async def serving_page(scheduler: Scheduler, listener: socket.socket) -> AsyncIt
         listener: Listens already.
     """
     app = admin(scheduler, read_only=False)
-    server = _Server(_server_config(app))
+    server = _server(app, ApiSettings())
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve([listener]), name="aiodelay page")
         try:
@@ -137,24 +135,8 @@ async def _keep_open(
         raise
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to us."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _server_config(app: ASGIApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        timeout_graceful_shutdown=REQUESTS_END_S,
-    )
+def _server(app: ASGIApp, settings: ApiSettings) -> Server:
+    return Server(app, most=settings.max_connections, still_s=settings.body_timeout.total_seconds())
 
 
 def listening(host: str, port: int) -> socket.socket:

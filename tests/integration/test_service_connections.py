@@ -1,0 +1,145 @@
+"""Connections to the service, on real sockets: those that stand still end, and there are only so many."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from aiodelay.service.connections import Server
+from aiodelay.service.serve import listening
+
+pytestmark = pytest.mark.asyncio
+
+STILL_S = 1.0
+WITHIN_S = 10.0
+HEAD = b"GET /hello HTTP/1.1\r\nhost: localhost\r\n"
+PART = b"x" * 65_536
+
+
+async def hello(request: Request) -> Response:
+    del request
+    return PlainTextResponse("hello")
+
+
+async def slow(request: Request) -> Response:
+    del request
+    await asyncio.sleep(3 * STILL_S)
+    return PlainTextResponse("at last")
+
+
+async def endless(request: Request) -> Response:
+    async def parts() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield PART
+                await asyncio.sleep(0)
+        finally:
+            request.app.state.ended.set()
+
+    return StreamingResponse(parts())
+
+
+@asynccontextmanager
+async def serving(most: int = 100) -> AsyncIterator[tuple[int, Starlette]]:
+    """An app behind the service's server: its port, and the app."""
+    app = Starlette(routes=[Route("/hello", hello), Route("/slow", slow), Route("/endless", endless)])
+    app.state.ended = asyncio.Event()
+    server = Server(app, most=most, still_s=STILL_S)
+    with listening("127.0.0.1", 0) as listener:
+        running = asyncio.create_task(server.serve([listener]))
+        try:
+            yield listener.getsockname()[1], app
+        finally:
+            server.should_exit = True
+            await running
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """Read until the other side ends."""
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+async def drip(writer: asyncio.StreamWriter, text: bytes) -> None:
+    """Send a text byte by byte, for ever."""
+    while True:
+        for byte in text:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"], ids=["first", "next"])
+async def test_headers_that_come_byte_by_byte_are_not_waited_for(before: bytes) -> None:
+    async with serving() as (port, _), connected(port) as (reader, writer):
+        writer.write(before + HEAD)
+        dripping = asyncio.create_task(drip(writer, b"a: b\r\n"))
+        answer = await rest_of(reader)
+        dripping.cancel()
+        assert answer.count(b"HTTP/1.1 200") == bool(before)
+
+
+async def test_who_connects_and_says_nothing_is_not_kept() -> None:
+    async with serving() as (port, _), connected(port) as (reader, _writer):
+        assert await rest_of(reader) == b""
+
+
+async def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for() -> None:
+    async with serving() as (port, _), connected(port) as (reader, writer):
+        writer.write(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n")
+        dripping = asyncio.create_task(drip(writer, b"x"))
+        answer = await rest_of(reader)
+        dripping.cancel()
+        assert answer.startswith(b"HTTP/1.1 404")
+
+
+async def test_who_does_not_read_the_answer_is_let_go() -> None:
+    async with serving() as (port, app), connected(port) as (_, writer):
+        writer.write(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        async with asyncio.timeout(WITHIN_S):
+            await app.state.ended.wait()
+
+
+async def test_who_reads_slowly_and_who_waits_for_a_slow_answer_are_served() -> None:
+    async with serving() as (port, _), connected(port) as (reader, writer), connected(port) as (other, asking):
+        writer.write(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        asking.write(b"GET /slow HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        for _ in range(30):
+            assert len(await reader.readexactly(50 * len(PART))) == 50 * len(PART)
+            await asyncio.sleep(0.1)
+        assert (await rest_of(other)).endswith(b"at last")
+
+
+async def test_one_connection_too_many_is_refused_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "aiodelay.service")
+    async with serving(most=3) as (port, _), connected(port), connected(port) as (reader, writer), connected(port):
+        async with connected(port) as (refused, _):
+            assert await rest_of(refused) == b""
+        writer.write(HEAD + b"connection: close\r\n\r\n")
+        assert b"hello" in await rest_of(reader), "those that are there go on"
+        async with connected(port) as (again, asking):
+            asking.write(HEAD + b"connection: close\r\n\r\n")
+            assert b"hello" in await rest_of(again), "and there is room again"
+        async with asyncio.timeout(WITHIN_S):
+            while not caplog.messages:  # noqa: ASYNC110 - it is told once a second
+                await asyncio.sleep(0.05)
+    assert caplog.messages == ["1 connections were refused: no more than 3 are taken at once"]
