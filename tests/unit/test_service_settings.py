@@ -192,6 +192,78 @@ def test_all_mistakes_are_told_at_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("AIODELAY_ALOWED_TARGETS", "AIODELAY_ALLOWED_TARGETS"),
+        ("AIODELAY_API_PORT", "AIODELAY_API__PORT"),
+        ("AIODELAY_LOG_LEVEL", "AIODELAY_LOG__LEVEL"),
+        ("AIODELAY_LIMIT__OVERDUE", "AIODELAY_LIMITS__OVERDUE"),
+        ("aiodelay_storre", "AIODELAY_STORE"),
+        ("AIODELAY_Q", None),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch, name: str, near: str | None) -> None:
+    monkeypatch.setenv(name, SECRET)
+    monkeypatch.setenv("AIODELAY_API__PORT", "99999")
+    with pytest.raises(SettingsError) as caught:
+        read_configuration().settings()
+    found, port = caught.value.problems
+    assert (found.field, port.field) == (name, "api.port")
+    assert found.value == (f"unknown (did you mean {near}?)" if near else "unknown")
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AIODELAY_CONFIG", ""),
+        ("AIODELAY_TEST_REDIS_URL", "redis://localhost"),
+        ("AIODELAY_CHROMIUM", "/usr/bin/chromium"),
+        ("AIODELAY_SERVICE_HOST", "10.0.0.7"),  # as Kubernetes tells each container of Services
+        ("AIODELAY_SERVICE_PORT_HTTP", "8080"),
+        ("AIODELAY_PORT", "tcp://10.0.0.7:8080"),
+        ("AIODELAY_PORT_8080_TCP", "tcp://10.0.0.7:8080"),
+        ("AIODELAY_PORT_8080_TCP_PROTO", "tcp"),
+        ("AIODELAY_REDIS_SERVICE_PORT", "6379"),
+        ("AIODELAY_REDIS_PORT_6379_TCP_ADDR", "10.0.0.8"),
+    ],
+)
+def test_a_variable_of_somebody_else_is_left_alone(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    read_configuration().settings()
+
+
+@pytest.mark.parametrize(
+    "value", [SECRET, f'["{SECRET}"]', f'[{{"hash": "{SECRET}", "name": 5}}]', f'{{"a": "{SECRET}"}}']
+)
+def test_a_token_in_the_wrong_place_is_not_shown(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("AIODELAY_API__TOKENS", value)
+    with pytest.raises(SettingsError) as caught:
+        read_configuration().settings()
+    assert "AIODELAY_API__TOKENS" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_variable_in_small_letters_knows_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("aiodelay_api__port", "9001")
+    origins = {each.field: each.origin for each in read_configuration().shown()}
+    assert origins["api.port"] == "aiodelay_api__port"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "near"),
+    [
+        ("alowed_targets = []", "alowed_targets", "allowed_targets"),
+        ("api_port = 1", "api_port", "api.port"),
+        ("[api]\nprot = 1", "api.prot", "port"),
+        ("[stores.hot]\nulr = 'memory://'", "stores.hot.ulr", "url"),
+    ],
+)
+def test_the_nearest_setting_is_named(folder: Path, text: str, field: str, near: str) -> None:
+    assert problems(folder, text)[field].value == f"unknown (did you mean {near}?)"
+
+
+@pytest.mark.parametrize(
     ("text", "field", "value"),
     [
         ("store = 'memory://'\n[stores.a]\nurl = 'memory://'", "store", "given beside"),

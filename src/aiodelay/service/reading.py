@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -51,6 +52,11 @@ __all__ = ["Configuration", "Problem", "SettingsError", "Shown", "read_configura
 
 CONFIG = f"{PREFIX}CONFIG"
 """Names the file, where no flag does."""
+NO_SETTINGS = re.compile(
+    rf"{PREFIX}((CONFIG|CHROMIUM|SCREENSHOTS|REDIS_SERVER|VALKEY_SERVER|TEST_.*)=|(.*_)?SERVICE_(HOST|PORT(_.*)?)=|(.*_)?PORT(_.*)?=\w+://"
+    r"|(.*_)?PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=)"
+)
+"""Variables of other parts of aiodelay; and of Kubernetes, for whatever Service has a name that begins so."""
 _Disagreement: TypeAlias = tuple[Place, str, str]
 """Where a value stands that is wrong beside others, what it is, and what is allowed."""
 
@@ -111,6 +117,7 @@ _MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {
     ("log",): LogSettings,
     ("telemetry",): TelemetrySettings,
 }
+SEVERAL = ("stores", "sinks", "intake")
 URLS = ("url", "store", "from")
 _SHOULD = re.compile(r"^(Input|Value|String|Tuple|List|Dictionary) should (be |have )?")
 
@@ -127,7 +134,7 @@ def _problem(error: ErrorDetails, layers: Layers) -> Problem:
             field + inner, _shown(error["input"], place) if is_misplaced else cause.value, cause.allowed, origin
         )
     if error["type"] == "extra_forbidden":
-        return Problem(cut(field), "unknown", _known_beside(place), origin)
+        return _unknown(place, origin)
     if error["type"] == "missing":
         return Problem(field, "missing", "it must be given", origin)
     allowed = _SHOULD.sub("", error["msg"])
@@ -137,10 +144,35 @@ def _problem(error: ErrorDetails, layers: Layers) -> Problem:
     return Problem(field, value, allowed.replace("match pattern", "text that matches"), origin)
 
 
-def _known_beside(place: Place) -> str:
+def _unknown(place: Place, origin: str | None) -> Problem:
     table = tuple(part for part in place[:-1] if isinstance(part, str))
     model = _MODELS[table[:1] if table[:1] in (("stores",), ("sinks",)) else table]
-    return ", ".join(field.alias or name for name, field in model.model_fields.items())
+    beside = [field.alias or name for name, field in model.model_fields.items()]
+    near = get_close_matches(str(place[-1]), beside, 1) or get_close_matches(dotted(place), _fields(), 1)
+    return Problem(cut(dotted(place)), _unknown_but(near), ", ".join(beside), origin)
+
+
+def _unknown_variables(environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Name the variables that look like a setting and are none."""
+    known = [field.upper().replace(".", "__") for field in _fields()]
+    for name, value in environment.items():
+        prefix, _, setting = name.upper().partition("_")
+        is_ours = f"{prefix}_" == PREFIX and not NO_SETTINGS.match(f"{name}={value}")
+        if is_ours and setting.partition("__")[0].lower() not in Settings.model_fields:
+            near = [f"{PREFIX}{found}" for found in get_close_matches(setting, known, 1)]
+            yield Problem(cut(name), _unknown_but(near), f"{PREFIX} and a setting, with __ for each dot")
+
+
+def _unknown_but(near: Iterable[str]) -> str:
+    return "".join(["unknown", *(f" (did you mean {each}?)" for each in near)])
+
+
+def _fields() -> Iterator[str]:
+    """Yield the settings that have one name, and the tables of the others."""
+    for name in Settings.model_fields:
+        yield name
+        if (name,) in _MODELS and name not in SEVERAL:
+            yield from (f"{name}.{inner}" for inner in _MODELS[name,].model_fields)
 
 
 def _may_hold_password(value: object) -> bool:
@@ -148,9 +180,9 @@ def _may_hold_password(value: object) -> bool:
 
 
 def _shown(value: object, place: Place) -> str:
-    if "hash" in place:
-        return "***"
     if isinstance(value, str):
+        if "tokens" in place and not {"name", "scopes"} & {*place}:
+            return "***"
         return repr(masked_url(value)) if place[-1] in URLS or _may_hold_password(value) else shortened(value)
     if isinstance(value, timedelta):
         return format_duration(value // timedelta(milliseconds=1))
@@ -169,10 +201,13 @@ class Configuration:
         layers: Flags, environment, file.
         file: Which it was; it may be missing.
         again: Reads them anew.
+        unknown: What was given and is no setting.
     """
 
-    def __init__(self, layers: Layers, file: Path, again: Callable[[], Configuration]) -> None:
-        self._layers, self.file, self.again = layers, file, again
+    def __init__(
+        self, layers: Layers, file: Path, again: Callable[[], Configuration], unknown: Sequence[Problem]
+    ) -> None:
+        self._layers, self.file, self.again, self._unknown = layers, file, again, unknown
 
     def settings(self) -> Settings:
         """Return the settings.
@@ -180,11 +215,11 @@ class Configuration:
         Raises:
             SettingsError: Names every mistake.
         """
-        given, problems, broken = self._layers.values, [], set[str]()
+        given, problems, broken = self._layers.values, [*self._unknown], set[str]()
         try:
             settings = Settings(**given)
         except ValidationError as error:
-            problems = [_problem(each, self._layers) for each in error.errors(include_url=False)]
+            problems += [_problem(each, self._layers) for each in error.errors(include_url=False)]
             broken = {str(each["loc"][0]) for each in error.errors(include_url=False)}
             settings = Settings(**{name: value for name, value in given.items() if name not in broken})
         for place, value, allowed in _disagreements(settings, broken):
@@ -334,7 +369,9 @@ class _Environment(EnvSettingsSource):
 def _environment_layer(environment: Mapping[str, str]) -> Layer:
     values = _Environment(Settings)()
     places = {
-        name: tuple(name.removeprefix(PREFIX).lower().split("__")) for name in environment if name.startswith(PREFIX)
+        name: tuple(name.lower().removeprefix(PREFIX.lower()).split("__"))
+        for name in environment
+        if name.upper().startswith(PREFIX)
     }
     return Layer(values, {place: name for name, place in places.items() if place[0] in values})
 
@@ -358,7 +395,8 @@ def read_configuration(file: Path | None = None, flags: Mapping[Place, tuple[str
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(Problem(str(path), f"not readable: {type(error).__name__}", "a file in UTF-8")) from error
     layers = Layers(_flag_layer(flags), _environment_layer(os.environ), from_file)
-    return Configuration(layers, path, partial(read_configuration, file, flags))
+    unknown = [*_unknown_variables(os.environ)]
+    return Configuration(layers, path, partial(read_configuration, file, flags), unknown)
 
 
 def _flag_layer(flags: Mapping[Place, tuple[str, object]]) -> Layer:
