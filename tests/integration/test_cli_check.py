@@ -48,6 +48,7 @@ def findings(ran: Ran, level: str) -> dict[str, dict[str, Any]]:
 
 def test_a_good_store(tmp_path: Path) -> None:
     cli = Cli(f"sqlite:///{tmp_path}/delay.db?journal=10", tmp_path)
+    assert cli("schedule", "--lines").code == 0
     ran = cli("check", "--json")
     assert (ran.code, [each["level"] for each in ran.objects]) == (0, ["ok"])
     assert cli("check").out == f"ok       {cli.url}: it answers, and messages can be stored there\n"
@@ -136,6 +137,7 @@ def test_another_layout_and_a_destination_that_takes_nothing(server: RedisServer
     ran = cli("check", "--json")
     (problem,) = findings(ran, "problem").values()
     assert (ran.code, problem["text"]) == (1, "it is schema 99, 1 shards")
+    client.flushall()
 
 
 def test_a_store_that_does_not_answer(tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ def test_what_was_cancelled_in_flight_does_not_travel(stores: Stores) -> None:
 def test_files_that_are_not_there(stores: Stores) -> None:
     cli = stores.new("sqlite")
     assert cli("import", "no-such-file").err == "aiodelay: no-such-file: No such file or directory\n"
+    assert cli("schedule", "--lines").code == 0
     assert cli("export", "--output", "/no/such/folder/x").code == 1
 
 

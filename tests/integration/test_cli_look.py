@@ -118,3 +118,42 @@ def _read_until(terminal: int, wanted: bytes) -> bytes:
         if select.select([terminal], [], [], 0.1)[0]:
             seen += os.read(terminal, 65_536)
     return seen
+
+
+LOOKING_AND_CHANGING = (
+    ("get", "m"),
+    ("list",),
+    ("why", "m"),
+    ("check",),
+    ("load",),
+    ("top",),
+    ("export",),
+    ("dead", "list"),
+    ("pause",),
+    ("pause", "mail"),
+    ("resume", "mail"),
+    ("cancel", "m", "--yes"),
+    ("reschedule", "m", "--delay", "1h"),
+    ("fire", "m"),
+    ("dead", "redrive", "--all", "--yes"),
+    ("dead", "purge", "--all", "--yes"),
+)
+
+
+@pytest.mark.parametrize("command", LOOKING_AND_CHANGING, ids=" ".join)
+def test_a_mistyped_file_is_told_and_not_made(tmp_path: Path, command: tuple[str, ...]) -> None:
+    cli = Cli(f"sqlite:///{tmp_path}/typo.db", tmp_path)
+    ran = cli(*command)
+    assert ran.code == 5
+    assert f"no such file: {tmp_path}/typo.db" in ran.out + ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["stdin"]
+
+
+def test_what_stores_messages_makes_the_file(tmp_path: Path) -> None:
+    exported = Cli(f"sqlite:///{tmp_path}/one.db", tmp_path)
+    add(exported, "1h")
+    lines = exported("export").out.encode()
+    imported = Cli(f"sqlite:///{tmp_path}/two.db", tmp_path)
+    assert imported("import", stdin=lines).code == 0
+    assert (tmp_path / "one.db").exists()
+    assert (tmp_path / "two.db").exists()

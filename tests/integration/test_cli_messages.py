@@ -288,6 +288,7 @@ def test_bad_input_is_refused_by_the_errors_of_the_python_api(
     tmp_path: Path, arguments: list[str], code: int, error: str, part: str
 ) -> None:
     cli = Cli(f"sqlite:///{tmp_path}/delay.db", tmp_path)
+    assert cli("schedule", "--lines").out == "0 stored, 0 refused\n"
     ran = cli(*arguments, "--json")
     assert (ran.code, ran.out, ran.error["error"]) == (code, "", error)
     assert part in ran.error["detail"]

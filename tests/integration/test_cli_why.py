@@ -30,6 +30,7 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
     url = request.getfixturevalue("redis") if request.param == "redis" else f"sqlite:///{tmp_path}/delay.db"
     cli = Cli(f"{url}?journal=1000", tmp_path)
     cli.namespace = f"why-{uuid4().hex[:8]}"
+    assert cli("schedule", "--lines").code == 0, "its file is there"
     return cli
 
 

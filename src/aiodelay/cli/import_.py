@@ -51,7 +51,7 @@ async def from_file(
         again: Read it from the beginning: what has ended here since comes back.
     """
     with _opened(file) as lines:
-        async with place.opened() as scheduler:
+        async with place.opened(may_create=True) as scheduler:
             reading = _Import(scheduler, json=place.json)
             await reading.run(lines, again=again)
     return reading.tell()
@@ -69,7 +69,7 @@ async def etf1(url: str, /, *, place: Place = Place()) -> int:
     """
     from aiodelay.kafka.etf1 import import_etf1  # noqa: PLC0415 - needs a client that files do not
 
-    async with place.opened() as scheduler:
+    async with place.opened(may_create=True) as scheduler:
         return _tell(await import_etf1(url, scheduler._open_store()), place)
 
 
@@ -85,7 +85,7 @@ async def fred84(url: str, /, *, prefix: str = "de_", place: Place = Place()) ->
     """
     from aiodelay.redis.fred84 import import_fred84  # noqa: PLC0415 - needs a client that files do not
 
-    async with place.opened() as scheduler:
+    async with place.opened(may_create=True) as scheduler:
         return _tell(await import_fred84(url, scheduler._open_store(), prefix=prefix), place)
 
 
@@ -111,7 +111,7 @@ async def article_box(
     """
     from aiodelay.redis.black_box import take_over_black_box  # noqa: PLC0415 - needs a client that files do not
 
-    async with place.opened() as scheduler:
+    async with place.opened(may_create=True) as scheduler:
         return _tell(await take_over_black_box(url, scheduler._open_store(), allow=allow, key=key, unit=unit), place)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from aiodelay import Scheduler
+from aiodelay import Scheduler, StoreUnavailableError
 from aiodelay.ports import Store
+from aiodelay.sqlite import SqliteStore
 
 from .errors import NOT_UNDERSTOOD, CommandError
 
@@ -49,13 +51,14 @@ class Place:
 
     @asynccontextmanager
     async def opened(
-        self, sinks: Collection[str] = (), *, store: str | Store | None = None
+        self, sinks: Collection[str] = (), *, store: str | Store | None = None, may_create: bool = False
     ) -> AsyncIterator[Scheduler]:
         """Open the store; nothing is delivered from here.
 
         Args:
             sinks: URLs of what messages may go to, beside what the store brings along.
             store: Another than the one that was named.
+            may_create: Make a file that is not there; to look for something in a new one is a mistake in its name.
 
         Raises:
             AiodelayError: It cannot be opened.
@@ -64,5 +67,12 @@ class Place:
         lanes: tuple[str, ...] | None = () if self.own else None
         store = self.url if store is None else store
         scheduler = Scheduler(store, namespace=self.namespace, sinks=sinks, dispatch=self.own, lanes=lanes)
+        if not may_create:
+            _check_there(scheduler._store)
         async with scheduler:
             yield scheduler
+
+
+def _check_there(store: Store) -> None:
+    if isinstance(store, SqliteStore) and not os.path.exists(store.path):
+        raise StoreUnavailableError(store.name, f"no such file: {store.path}")

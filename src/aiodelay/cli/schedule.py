@@ -75,7 +75,7 @@ async def schedule(
     if lines:
         if to is not None:
             raise CommandError("--lines takes no destination: each line has its own", exit_code=NOT_UNDERSTOOD)
-        async with place.opened(sink or ()) as scheduler:
+        async with place.opened(sink or (), may_create=True) as scheduler:
             return await _schedule_lines(scheduler, place)
     if to is None:
         raise CommandError("no destination: schedule TO PAYLOAD --delay 5m; or --lines", exit_code=NOT_UNDERSTOOD)
@@ -91,7 +91,7 @@ async def schedule(
         conflict=_conflict(conflict) if newer is None else Conflict.newer(newer),
         late=_late(drop_after, dead_letter_after),
     )
-    async with place.opened(sink or ()) as scheduler:
+    async with place.opened(sink or (), may_create=True) as scheduler:
         return await _schedule(scheduler, message, place)
 
 
