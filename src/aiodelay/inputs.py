@@ -39,6 +39,7 @@ __all__ = [
     "check_headers",
     "check_id",
     "check_key",
+    "check_letters_id",
     "check_namespace",
     "check_payload_size",
     "check_type_name",
@@ -77,6 +78,25 @@ def _utf8_length(text: str) -> int | None:
         return None
 
 
+def check_letters_id(message_id: object) -> str:
+    """Check an id that dead letters are looked for by; those of others' records, or of consumers, follow no rule.
+
+    Raises:
+        MessageIdError: Not text, or no UTF-8.
+    """
+    return _id_and_length(message_id)[0]
+
+
+def _id_and_length(message_id: object) -> tuple[str, int]:
+    if not isinstance(message_id, str):
+        raise MessageIdError("id", kind_of(message_id), "a str")
+    message_id = _plain(message_id)
+    length = _utf8_length(message_id)
+    if length is None:
+        raise MessageIdError("id", shortened(message_id), _UTF8)
+    return message_id, length
+
+
 def check_id(message_id: object, *, may_be_occurrence: bool = False) -> str:
     """Check a caller's message id.
 
@@ -87,14 +107,9 @@ def check_id(message_id: object, *, may_be_occurrence: bool = False) -> str:
     Raises:
         MessageIdError: Not text, empty, too long, of the reserved form, or with control characters.
     """
-    if not isinstance(message_id, str):
-        raise MessageIdError("id", kind_of(message_id), "a str")
-    message_id = _plain(message_id)
+    message_id, length = _id_and_length(message_id)
     if not message_id:
         raise MessageIdError("id", "empty", f"1 to {MAX_ID_BYTES} bytes of UTF-8")
-    length = _utf8_length(message_id)
-    if length is None:
-        raise MessageIdError("id", shortened(message_id), _UTF8)
     if length > MAX_ID_BYTES:
         raise MessageIdError(
             "id", f"{length} bytes long ({shortened(message_id)})", f"1 to {MAX_ID_BYTES} bytes of UTF-8"

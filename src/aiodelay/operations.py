@@ -7,7 +7,7 @@ from datetime import datetime
 
 from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, shortened
 from .handlers import is_event_class, type_names
-from .inputs import check_count, check_id, check_type_name, split_target
+from .inputs import check_count, check_id, check_letters_id, check_type_name, split_target
 from .messages import HANDLER_TARGET
 from .model import (
     Blocked,
@@ -168,22 +168,29 @@ class Operations:
     # --- dead letters and history -------------------------------------------------------------------------
 
     async def dead_letters(
-        self, of: type | str | None = None, *, limit: int | None = None
+        self, of: type | str | None = None, *, message_id: str | None = None, limit: int | None = None
     ) -> AsyncIterator[DeadLetter]:
         """Yield dead letters, oldest first: each with its reason, attempts, first and last error.
 
         Args:
             of: Only of this event class, under its former names too; or of this handler's or sink's name.
+            message_id: Only of this message, looked up by an index; an occurrence of a series has an id of its own.
             limit: Most letters; None = all.
+
+        Raises:
+            MessageIdError: No letter can have that id.
+            UnsupportedByStoreError: The store keeps no dead letters, or another process owns those of that message.
         """
         store = self._dead_letters
+        if message_id is not None:
+            message_id = check_letters_id(message_id)
         lanes = () if of is None else self._lanes_and_address(of)[0]
         lane = lanes[0] if len(lanes) == 1 else None
         after: tuple[int, str, int] | None = None
         left = MOST if limit is None else check_count(limit, "limit", 0, MOST)
         while left > 0:
             size = min(PAGE, left)
-            page = await store.dead_letters(lane=lane, after=after, limit=size)
+            page = await store.dead_letters(lane=lane, message_id=message_id, after=after, limit=size)
             for letter in page:
                 if not lanes or letter.record.envelope.lane in lanes:
                     yield letter

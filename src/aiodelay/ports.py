@@ -286,12 +286,18 @@ class DeadLetters(Protocol):
     """A store that keeps messages given up."""
 
     async def dead_letters(
-        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+        self,
+        *,
+        lane: Lane | None = None,
+        message_id: str | None = None,
+        after: tuple[int, str, int] | None = None,
+        limit: int = 100,
     ) -> Sequence[DeadLetter]:
-        """List dead letters, oldest first.
+        """List dead letters, oldest first; those of one message are looked up, whatever else is dead.
 
         Args:
             lane: Only of this lane.
+            message_id: Only of this message, in all its revisions.
             after: The (at_ms, id, revision) of the last one of the page before.
             limit: 1 to 1,000.
         """

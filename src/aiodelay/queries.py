@@ -235,10 +235,12 @@ async def dead_page(
     return DeadPage(letters, None if is_last else after, examined, sum(each.dead for each in counts.values()))
 
 
-async def dead_letter(scheduler: Scheduler, key: DeadKey, *, most: int) -> DeadLetter | None:
-    """Return one dead letter, if it is among the oldest `most`."""
-    found = await dead_page(scheduler, DeadFilter(text=key.id), after=None, limit=most, most=most)
-    return next((letter for letter in found.letters if letter.key == key), None)
+async def dead_letter(scheduler: Scheduler, key: DeadKey) -> DeadLetter | None:
+    """Return one dead letter, None if there is none."""
+    async for letter in scheduler.dead_letters(message_id=key.id):
+        if letter.key == key:
+            return letter
+    return None
 
 
 # --- lateness ---------------------------------------------------------------------------------------------

@@ -73,8 +73,6 @@ class Around(Struct, frozen=True):
 async def story_of(scheduler: Scheduler, message_id: str) -> Story:
     """Tell the story of a message.
 
-    Dead letters have no index by id: without the message, all of them are read, page by page.
-
     Args:
         scheduler: Open; of a store that can be looked into.
         message_id: As it was scheduled, or as `pending` names a retry of a series' occurrence.
@@ -85,7 +83,7 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
         StoreUnavailableError: It does not answer.
     """
     snapshot = await scheduler.get(message_id)
-    letters = [] if snapshot else [each async for each in scheduler.dead_letters() if each.record.id == message_id]
+    letters = [] if snapshot else [each async for each in scheduler.dead_letters(message_id=message_id)]
     entries, from_ms = await _journal(scheduler, message_id)
     around = Around(
         scheduler._open_store().now_ms(),

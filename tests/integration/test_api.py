@@ -377,6 +377,9 @@ async def test_dead_letters_are_filtered_among_a_bounded_number(url: str) -> Non
         assert (second["examined"], second["after"]) == (2, None)
         assert len((await client.get("/v1/dead", params={"lane": "work"})).json()["letters"]) == 4
         assert (await client.get("/v1/dead", params={"lane": "other"})).json()["letters"] == []
+        newest = (await client.get("/v1/dead", params={"after": first["after"]})).json()["letters"][-1]
+        found = await client.get(f"/v1/dead/{newest['revision']}/{newest['id']}")
+        assert found.json()["id"] == newest["id"], "found by its id, whatever the number of others"
         past = "2020-01-01T00:00:00Z"
         assert (await client.get("/v1/dead", params={"dead_to": past})).json()["examined"] == 0
         assert len((await client.get("/v1/dead", params={"dead_from": past})).json()["letters"]) == 4

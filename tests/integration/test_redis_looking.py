@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from aiodelay.identifiers import new_op
 from aiodelay.model import After, Cancel, Dead, DeadKey, Demand, Envelope, Put, Query, Reschedule, Snapshot
 from aiodelay.redis import RedisStore
+from aiodelay.redis.keys import Keys
 from aiodelay.redis.scripts import Arg
 from tests.support.servers import redis_servers, serving
 
@@ -73,6 +75,60 @@ def test_what_moved_between_places_and_messages_hides_nothing(url: str) -> None:
             assert found[9:] == ["m1"], "and once more, at its new place"
 
     asyncio.run(play())
+
+
+async def give_up(store: RedisStore, names: Sequence[str]) -> None:
+    await store.apply([Put(new_op(), Envelope(name, LANE), After(0)) for name in names])
+    async with store.work("w", [LANE]) as work:
+        for start in range(0, len(names), 500):
+            claims = (await work.claim({LANE: Demand(500)}, request=f"r{start}", lease_ms=15_000)).claims
+            await work.settle(
+                [Dead(each.record.id, each.record.revision, each.token, "rejected", 1) for each in claims]
+            )
+
+
+def test_dead_letters_without_an_index_by_id_are_indexed_when_one_is_looked_for(url: str) -> None:
+    async def play() -> None:
+        names = [f"m{i}" for i in range(1_203)]
+        async with RedisStore(url, namespace="unindexed") as store:
+            index = Keys("unindexed").key("graves:ids")
+            await give_up(store, names[:-1])
+            await store.command("UNLINK", index)  # as versions had it that did not know it
+            await give_up(store, names[-1:])
+            for name in (names[0], names[600], names[-1]):
+                (letter,) = await store.dead_letters(message_id=name)
+                assert letter.record.id == name
+            assert await store.command("ZCARD", index) == len(names)
+            letters = await store.dead_letters(limit=1_000)
+            assert await store.purge([each.key for each in letters]) == 1_000
+            assert await store.command("ZCARD", index) == 203
+
+    asyncio.run(play())
+
+
+def test_dead_letters_of_one_message_are_found_without_reading_others(url: str) -> None:
+    async def play() -> None:
+        async with RedisStore(url, namespace="by-id") as store:
+            await give_up(store, [f"m{i}" for i in range(300)])
+            await store.dead_letters(message_id="m7")  # loads the script
+            before = await commands_run(store)
+            for _ in range(10):
+                (letter,) = await store.dead_letters(message_id="m7")
+            assert letter.record.id == "m7"
+            after = await commands_run(store)
+            ran = {name: n - before.get(name, 0) for name, n in after.items() if n > before.get(name, 0)}
+            assert "hscan" not in ran, ran
+            assert "zrangebyscore" not in ran, ran
+            assert sum(n for name, n in ran.items() if name != "info") <= 10 * 10, ran
+
+    asyncio.run(play())
+
+
+async def commands_run(store: RedisStore) -> dict[str, int]:
+    """Return how often the server has carried out each command so far."""
+    answer: bytes = await store.command("INFO", "commandstats")
+    found = re.findall(r"cmdstat_([^:]+):calls=(\d+)", answer.decode())
+    return {name: int(calls) for name, calls in found}
 
 
 def test_dead_letters_that_were_purged_meanwhile_are_followed_by_the_next(url: str) -> None:

@@ -32,6 +32,7 @@ from aiodelay.model import (
 from aiodelay.ports import Work
 from aiodelay.sqlite import SqliteStore, upkeep
 from aiodelay.sqlite.connection import Database
+from aiodelay.sqlite.reading import Reader
 from aiodelay.testing.clock import VirtualClock
 
 LANE = {"lane": Demand(500)}
@@ -315,6 +316,19 @@ async def test_an_error_text_that_is_no_utf8_is_kept_escaped(tmp_path: Path) -> 
 
 
 # --- how rows are found -----------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("lane", [None, "lane"])
+async def test_dead_letters_of_a_message_are_looked_up_in_the_index_of_ids(tmp_path: Path, lane: str | None) -> None:
+    statements: list[str] = []
+    async with opened(tmp_path) as file:
+        with closing(sqlite3.connect(file.path)) as connection:
+            connection.set_trace_callback(statements.append)
+            Reader(connection, "default").dead_letters(lane, "m1", None, 10)
+            (query,) = [statement for statement in statements if "FROM dead" in statement]
+            steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
+        assert steps[0] == "SEARCH dead USING INDEX dead_key (ns=? AND id=?)"
 
 
 @pytest.mark.asyncio

@@ -74,6 +74,11 @@ CALLS: dict[str, tuple[Call, Bad]] = {
     "letters, text": (lambda s: listing(s.dead_letters(limit="9")), Bad(ConfigurationError, "limit", "'9'", NO_COUNT)),
     "letters of ''": (lambda s: listing(s.dead_letters("")), NO_WHAT),
     "letters of 'x:'": (lambda s: listing(s.dead_letters("x:")), Bad(TargetError, "what", "'x:'", FORM)),
+    "letters of 7": (lambda s: listing(s.dead_letters(message_id=7)), Bad(MessageIdError, "id", "an int", "a str")),
+    "letters of no UTF-8": (
+        lambda s: listing(s.dead_letters(message_id="\udc80")),
+        Bad(MessageIdError, "id", "'\\udc80'", "UTF-8"),
+    ),
     "pause a number": (lambda s: s.pause(7), NO_WHAT),
     "pause an address of nothing": (lambda s: s.pause(":x"), Bad(TargetError, "what", "':x'", FORM)),
     "pause an event": (lambda s: s.pause(Pay()), Bad(ConfigurationError, "what", "a Pay", "1 to 128")),

@@ -42,14 +42,14 @@ class Which:
     reason: DeadReason | None = None
     before: str | None = None
 
-    async def letters(self, scheduler: Scheduler, ids: Sequence[str] = ()) -> AsyncIterator[DeadLetter]:
-        """Yield them, oldest first; with ids, those of these messages."""
+    async def letters(self, scheduler: Scheduler, message_id: str | None = None) -> AsyncIterator[DeadLetter]:
+        """Yield them, oldest first; with an id, those of that message."""
         before = read_time(self.before, "before")
         before_ms = None if before is None else to_epoch_ms(before, field="before")
-        async for letter in scheduler.dead_letters(self.of):
+        async for letter in scheduler.dead_letters(self.of, message_id=message_id):
             if before_ms is not None and letter.at_ms >= before_ms:
                 return
-            if self.reason in (None, letter.reason) and (not ids or letter.record.id in ids):
+            if self.reason in (None, letter.reason):
                 yield letter
 
 
@@ -145,7 +145,8 @@ def _check_chosen(ids: Sequence[str], which: Which, *, all_: bool) -> None:
 
 
 async def _chosen(scheduler: Scheduler, ids: Sequence[str], which: Which) -> list[DeadLetter]:
-    letters = [letter async for letter in which.letters(scheduler, ids)]
+    wanted = dict.fromkeys(ids) or [None]
+    letters = [letter for each in wanted async for letter in which.letters(scheduler, each)]
     missing = set(ids) - {letter.record.id for letter in letters}
     if missing:
         raise CommandError(f"no such dead letter: {', '.join(map(cut, sorted(missing)))}", exit_code=NOT_FOUND)

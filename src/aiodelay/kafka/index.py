@@ -488,14 +488,14 @@ class Index(Commands, Claims, Looking):
 
     def _read_dead(self, read: Read, key: bytes) -> None:
         if read.value is None:
-            self._dead.pop(records.dead_key_of(key), None)
+            self._dead.remove(records.dead_key_of(key))
             return
         try:
             letter = records.decode_dead(key, read.value, read.headers)
         except RecordFormatError as error:
             log.warning("%s, offset %d: a dead letter %s; skipped", self.name, read.offset, error.problem)
         else:
-            self._dead[letter.key] = letter
+            self._dead.add(letter)
 
     def _read_mark(self, mark: Mark) -> None:
         if mark.is_beyond(self.mark):
@@ -908,7 +908,7 @@ class Index(Commands, Claims, Looking):
 
     def keeps(self, key: DeadKey) -> bool:
         """Say whether a dead letter stands here."""
-        return key in self._dead
+        return self._dead.get(key) is not None
 
     def settle(self, settlement: Settlement) -> tuple[SettleOutcome, Change | None]:
         """Decide a settlement; what it changes is to be written, if anything."""
@@ -974,7 +974,7 @@ class Index(Commands, Claims, Looking):
             outcome = self._redrive(key, self.now_ms())
         if letter is None or isinstance(outcome, Refused):
             return outcome, None
-        self._dead[key] = letter  # until its tombstone is read
+        self._dead.add(letter)  # until its tombstone is read
         change.purged = key
         return outcome, self._offered(change)
 
@@ -992,7 +992,7 @@ class Index(Commands, Claims, Looking):
 
     def purge_one(self, key: DeadKey) -> Change | None:
         """Decide to delete a dead letter, if there is one."""
-        if key not in self._dead:
+        if not self.keeps(key):
             return None
         change = Change(b"", self.read_to, None)
         change.purged = key

@@ -37,6 +37,14 @@ class Looking:
         """Return the partitions that are owned in which messages of this id may stand."""
         raise NotImplementedError
 
+    def all_partitions_of(self, message_id: str) -> Sequence[Partition]:
+        """Return all partitions in which messages of this id may stand.
+
+        Raises:
+            UnsupportedByStoreError: One of them is another process's.
+        """
+        raise NotImplementedError
+
     def partition_of_letter(self, key: DeadKey) -> Partition:
         """Return the partition in which a dead letter stands."""
         raise NotImplementedError
@@ -70,14 +78,20 @@ class Looking:
         return [LoadBucket(from_ms, lane, n) for (from_ms, lane), n in sorted(found.items())]
 
     async def dead_letters(
-        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+        self,
+        *,
+        lane: Lane | None = None,
+        message_id: str | None = None,
+        after: tuple[int, str, int] | None = None,
+        limit: int = 100,
     ) -> Sequence[DeadLetter]:
-        """List dead letters, oldest first."""
-        await _until_known(self.owned())
+        """List dead letters, oldest first, of the partitions that this process owns."""
+        partitions = self.owned() if message_id is None else self.all_partitions_of(message_id)
+        await _until_known(partitions)
         found = [
             each
-            for partition in self.owned()
-            for each in await partition.index.dead_letters(lane=lane, after=after, limit=limit)
+            for partition in partitions
+            for each in await partition.index.dead_letters(lane=lane, message_id=message_id, after=after, limit=limit)
         ]
         return heapq.nsmallest(limit, found, key=lambda each: (each.at_ms, each.record.id, each.record.revision))
 

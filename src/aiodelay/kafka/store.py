@@ -413,13 +413,27 @@ class KafkaStore(Transfers):
             found = next((each for each in self._at(place) if is_there(each.index)), None)
             if found is not None:
                 return found
-            if place not in self.partitions:
-                raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
+            self._check_owned(place)
         return self.partitions[places[0]]
 
     def partitions_of(self, message_id: str) -> Sequence[Partition]:
         """Return the partitions that are owned in which messages of this id may stand, in the order of the topics."""
         return [each for place in self._places(message_id) for each in self._at(place)]
+
+    def all_partitions_of(self, message_id: str) -> Sequence[Partition]:
+        """Return all partitions in which messages of this id may stand.
+
+        Raises:
+            UnsupportedByStoreError: One of them is another process's.
+        """
+        self.owned()
+        for place in self._places(message_id):
+            self._check_owned(place)
+        return self.partitions_of(message_id)
+
+    def _check_owned(self, place: TopicPartition) -> None:
+        if place not in self.partitions:
+            raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
 
     def _at(self, own: TopicPartition) -> Iterator[Partition]:
         """Return a key's own partition, if it is owned, and those of its topic in which other keys stand as well."""

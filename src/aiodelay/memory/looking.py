@@ -69,7 +69,7 @@ class Looking(Tables):
         """Count messages and dead letters by lane and state."""
         now = self.now_ms()
         found = Counter((e.record.envelope.lane, self._snapshot(e, now).state.value) for e in self._entries.values())
-        found.update((letter.record.envelope.lane, "dead") for letter in self._dead.values())
+        found.update((letter.record.envelope.lane, "dead") for letter in self._dead)
         return {
             lane: LaneCounts(
                 **{state: found[lane, state] for state in ("scheduled", "overdue", "in_flight", "held", "dead")},
@@ -141,12 +141,17 @@ class Looking(Tables):
     # --- dead letters -------------------------------------------------------------------------------------
 
     async def dead_letters(
-        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+        self,
+        *,
+        lane: Lane | None = None,
+        message_id: str | None = None,
+        after: tuple[int, str, int] | None = None,
+        limit: int = 100,
     ) -> Sequence[DeadLetter]:
         """List dead letters, oldest first."""
         found = (
             letter
-            for letter in self._dead.values()
+            for letter in (self._dead if message_id is None else self._dead.of(message_id))
             if lane in (None, letter.record.envelope.lane) and (after is None or _by_death(letter) > after)
         )
         return heapq.nsmallest(limit, found, key=_by_death)
@@ -167,14 +172,14 @@ class Looking(Tables):
             series.record = t.joined(series.record, due_ms)
         last = max(key.revision, self._revisions.get(key.id, now) or 0)
         record = t.redriven(letter.record, t.NO_OP, t.next_revision(now, last), now)
-        del self._dead[key]
+        self._dead.remove(key)
         self._insert(record, now)
         self._note("redriven", record, now)
         return Stored("stored", record.revision, record.due_ms)
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         """Delete dead letters."""
-        return sum(self._dead.pop(key, None) is not None for key in keys)
+        return sum(self._dead.remove(key) for key in keys)
 
     # --- what comes back ----------------------------------------------------------------------------------
 
@@ -186,7 +191,7 @@ class Looking(Tables):
     def _put_back(self, message: PutBack, now: int) -> Stored:
         record = message.record
         if message.reason is not None:
-            is_new = DeadKey(record.id, record.revision) not in self._dead
+            is_new = self._dead.get(DeadKey(record.id, record.revision)) is None
             if is_new:
                 self._bury(record, message.reason, now)
             return Stored("stored" if is_new else "kept", record.revision, record.due_ms)

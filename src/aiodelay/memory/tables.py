@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection
-from itertools import count
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, count
 
 from msgspec.structs import replace
 
@@ -26,7 +26,7 @@ from aiodelay.wakeup import WakeUp
 
 from .waiting import Entry, LaneQueue, Remembered, Standing, Waiting
 
-__all__ = ["SERVED_WINDOW_MS", "Tables", "Worker"]
+__all__ = ["SERVED_WINDOW_MS", "Graves", "Tables", "Worker"]
 
 SERVED_WINDOW_MS = 60_000
 """A worker that tidied within this many ms counts as alive."""
@@ -46,6 +46,36 @@ class Worker:
         self.lanes, self.seen_ms = frozenset(lanes), now_ms
 
 
+class Graves:
+    """Dead letters, by message and revision."""
+
+    def __init__(self) -> None:
+        self._letters: dict[str, dict[int, DeadLetter]] = {}
+
+    def add(self, letter: DeadLetter) -> None:
+        """Keep a letter, in the place of one that has the same key."""
+        self._letters.setdefault(letter.key.id, {})[letter.key.revision] = letter
+
+    def get(self, key: DeadKey) -> DeadLetter | None:
+        """Return a letter, None if there is none."""
+        return self._letters.get(key.id, {}).get(key.revision)
+
+    def remove(self, key: DeadKey) -> bool:
+        """Delete a letter; return whether there was one."""
+        revisions = self._letters.get(key.id, {})
+        was_there = revisions.pop(key.revision, None) is not None
+        if was_there and not revisions:
+            del self._letters[key.id]
+        return was_there
+
+    def of(self, message_id: str) -> Iterable[DeadLetter]:
+        """Return a message's letters, in no order."""
+        return self._letters.get(message_id, {}).values()
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        return chain.from_iterable(each.values() for each in self._letters.values())
+
+
 class Tables:
     """All that a memory store holds."""
 
@@ -56,7 +86,7 @@ class Tables:
         self._lanes: defaultdict[Lane, LaneQueue] = defaultdict(LaneQueue)
         self._expiring = Waiting(lambda entry: entry.standing in (Standing.IN_LANE, Standing.PARKED))
         self._expiring_held: list[Entry] = []
-        self._dead: dict[DeadKey, DeadLetter] = {}
+        self._dead = Graves()
         self._answers: Remembered[bytes, Outcome] = Remembered()  # by op
         self._revisions: Remembered[str, int] = Remembered()  # of ids that ended
         self._tombstones: Remembered[str, int] = Remembered()  # versions of ids that ended
@@ -133,8 +163,7 @@ class Tables:
         """Keep a message, or the occurrence at which a series stands, as a dead letter."""
         if record.envelope.rule is not None:
             record = t.as_occurrence(record)
-        letter = DeadLetter(record, reason, now)
-        self._dead[letter.key] = letter
+        self._dead.add(DeadLetter(record, reason, now))
         self._note("dead", record, now, reason)
 
     def _expire(self, entry: Entry, now: int) -> None:

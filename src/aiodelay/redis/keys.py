@@ -28,7 +28,10 @@ FIXED = (
     "meta",
 )
 """The keys that every script is given, in this order."""
-DERIVED = ("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "fanout:", "log:", "logs")
+DERIVED = (
+    *("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "fanout:", "log:", "logs"),
+    "graves:ids",
+)
 """How the keys begin that scripts derive from the tag: by lane, held address, window of time, worker, topic."""
 
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")

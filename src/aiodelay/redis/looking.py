@@ -42,6 +42,8 @@ AT_ONCE = 200
 LETTERS_AT_ONCE = 20
 """Most dead letters to fetch in one call, however large they are."""
 REDRIVEN_AT_ONCE = 80
+REVISION_BYTES = 6
+"""With a revision of so many bytes a key of `dead` ends."""
 SPANS_AT_ONCE = 500
 
 
@@ -181,16 +183,24 @@ class Looking(Base):
     # --- dead letters -------------------------------------------------------------------------------------
 
     async def dead_letters(
-        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+        self,
+        *,
+        lane: Lane | None = None,
+        message_id: str | None = None,
+        after: tuple[int, str, int] | None = None,
+        limit: int = 100,
     ) -> Sequence[DeadLetter]:
         """List dead letters, oldest first."""
         found: list[DeadLetter] = []
         while len(found) < limit:
-            places = await self._dead_places(after, limit)
-            if not places:
-                break
+            if message_id is None:
+                places = await self._dead_places(after, limit)
+            else:
+                places = await self._dead_places_of(message_id, after, limit)
             letters = await self._letters(places)
             found += [letter for letter in letters if lane in (None, letter.record.envelope.lane)]
+            if len(places) < limit:
+                break
             after = max(places)
         return found[:limit]
 
@@ -200,11 +210,45 @@ class Looking(Base):
         found: dict[tuple[int, str, int], bytes] = {}
         async for pairs in self._range("graves", [tie, from_, "+inf", limit]):
             for key, at_ms in pairs:
-                place = int(at_ms), text_of(key[:-6]), int.from_bytes(key[-6:], "big")
+                place = int(at_ms), text_of(key[:-REVISION_BYTES]), int.from_bytes(key[-REVISION_BYTES:], "big")
                 if after is None or place > after:
                     found[place] = key
             found = {place: found[place] for place in nsmallest(limit, found)}
         return found
+
+    async def _dead_places_of(
+        self, message_id: str, after: tuple[int, str, int] | None, limit: int
+    ) -> dict[tuple[int, str, int], bytes]:
+        """Return the keys in `dead` of one message's first letters by time, in order."""
+        try:
+            member = member_of(message_id)
+        except UnicodeEncodeError:  # nothing can stand under it
+            return {}
+        await self._index_letters()
+        found: dict[tuple[int, str, int], bytes] = {}
+        for keys in await self._keys_of_letters(member):
+            for key, at_ms in zip(keys, await self.command("ZMSCORE", self._keys.key("graves"), *keys), strict=True):
+                if at_ms is not None:  # else it was purged meanwhile
+                    found[int(at_ms), message_id, int.from_bytes(key[-REVISION_BYTES:], "big")] = key
+        places = nsmallest(limit, (place for place in found if after is None or place > after))
+        return {place: found[place] for place in places}
+
+    async def _keys_of_letters(self, member: bytes) -> list[list[bytes]]:
+        """Return the keys in `dead` of one message's letters, a bounded number at a time."""
+        size = (len(member) + REVISION_BYTES).to_bytes(2, "big")
+        which, last = self._keys.key("graves:ids"), b"[" + size + member + b"\xff" * REVISION_BYTES
+        first = b"[" + size + member + b"\x00" * REVISION_BYTES
+        chunks: list[list[bytes]] = []
+        while keys := await self.command("ZRANGE", which, first, last, "BYLEX", "LIMIT", 0, AT_ONCE):
+            chunks.append([key[len(size) :] for key in keys])
+            first = b"(" + keys[-1]
+        return chunks
+
+    async def _index_letters(self) -> None:
+        """See to it that all letters can be found by id: those of versions before the index are added to it."""
+        at: bytes | int | None = b""
+        while at is not None:
+            at = await self.run("graves", [at])
 
     async def _letters(self, order: Mapping[tuple[int, str, int], bytes]) -> list[DeadLetter]:
         letters: list[DeadLetter] = []

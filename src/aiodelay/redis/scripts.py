@@ -21,6 +21,7 @@ NAMES = (
     "blocked",
     "claim",
     "counts",
+    "graves",
     "hold",
     "load",
     "look",

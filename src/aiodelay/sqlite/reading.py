@@ -193,15 +193,21 @@ class Reader:
         found = self._execute(query, (self._ns(), source)).fetchone()
         return None if found is None else int(found[0])
 
-    def dead_letters(self, lane: Lane | None, after: tuple[int, str, int] | None, limit: int) -> list[DeadLetter]:
+    def dead_letters(
+        self, lane: Lane | None, message_id: str | None, after: tuple[int, str, int] | None, limit: int
+    ) -> list[DeadLetter]:
         """List dead letters, oldest first."""
         lanes = self._lanes(() if lane is None else (lane,))
-        by, number = ("ns", self._ns()) if lane is None else ("lane", next(iter(lanes), 0))
+        wanted: dict[str, int | str] = {"ns": self._ns()} if lane is None else {"lane": next(iter(lanes), 0)}
+        index = ""
+        if message_id is not None:  # else the order in time is followed, through all that is dead
+            wanted, index = {"ns": self._ns(), "id": message_id, **wanted}, " INDEXED BY dead_key"
         query = (
-            "SELECT lane, id, revision, reason, at_ms, record FROM dead"
-            f" WHERE {by} = ? AND (at_ms, id, revision) > (?, ?, ?) ORDER BY at_ms, id, revision LIMIT ?"
+            f"SELECT lane, id, revision, reason, at_ms, record FROM dead{index}"
+            f" WHERE {' AND '.join(f'{name} = ?' for name in wanted)} AND (at_ms, id, revision) > (?, ?, ?)"
+            " ORDER BY at_ms, id, revision LIMIT ?"
         )
-        rows = self._execute(query, (number, *(after or (FIRST_MS, "", FIRST_MS)), limit)).fetchall()
+        rows = self._execute(query, (*wanted.values(), *(after or (FIRST_MS, "", FIRST_MS)), limit)).fetchall()
         return [letter for row in rows if (letter := _letter(row, lanes[row[0]])) is not None]
 
     def holds(self) -> list[tuple[Lane, str | None]]:

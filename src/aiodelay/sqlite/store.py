@@ -258,9 +258,14 @@ class SqliteStore:
     # --- dead letters -------------------------------------------------------------------------------------
 
     async def dead_letters(
-        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+        self,
+        *,
+        lane: Lane | None = None,
+        message_id: str | None = None,
+        after: tuple[int, str, int] | None = None,
+        limit: int = 100,
     ) -> Sequence[DeadLetter]:
-        return await self._read(lambda reader: reader.dead_letters(lane, after, limit))
+        return await self._read(lambda reader: reader.dead_letters(lane, message_id, after, limit))
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         return await self.write(lambda tables: upkeep.redrive(tables, keys), size=len(keys))

@@ -122,12 +122,23 @@ local function as_occurrence(e)
   return o
 end
 
+-- Of dead letters: one table, as a script may have no more than 200 locals.
+local graves = { BY_ID = TAG .. 'graves:ids' }
+
+-- All keys of one id, which have one length, stand side by side.
+function graves.by_id(key) return pack('>H', #key) .. key end
+
+function graves.add(key)
+  call('ZADD', GRAVES, now, key)
+  call('ZADD', graves.BY_ID, 0, graves.by_id(key))
+end
+
 local function bury(e, reason)
   if has(e, RECURRING) then e = as_occurrence(e) end
   local key = e.id .. u48(e.revision)
   local value = string.char(#reason) .. reason .. record_bytes(e)
   if call('HSET', DEAD, key, value) == 1 then call('HINCRBY', META, 'dead:' .. text(e.lane), 1) end
-  call('ZADD', GRAVES, now, key)
+  graves.add(key)
   note('dead', e, reason)
 end
 
@@ -137,7 +148,7 @@ local function set_aside(lane, id, value)
   if call('HSET', DEAD, key, '\255' .. pack('>H', lane) .. value) == 1 then
     call('HINCRBY', META, 'dead:' .. text(lane), 1)
   end
-  call('ZADD', GRAVES, now, key)
+  graves.add(key)
   call('HDEL', MSG, id)
   loaded[id] = false
 end

@@ -9,6 +9,7 @@ local answers, bytes = {}, 0
 local function unearth(key, lane)
   call('HDEL', DEAD, key)
   call('ZREM', GRAVES, key)
+  call('ZREM', graves.BY_ID, graves.by_id(key))
   call('HINCRBY', META, 'dead:' .. text(lane), -1)
 end
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from aiodelay.errors import cut
 from aiodelay.inputs import check_count
 from aiodelay.model import DeadKey, Stored
 from aiodelay.queries import dead_letter, dead_page
@@ -25,6 +26,7 @@ __all__ = [
     "MOST_LETTERS",
     "changing",
     "get_letter",
+    "letter_not_found",
     "list_letters",
     "looking",
     "purge",
@@ -67,13 +69,17 @@ async def list_letters(
 
 
 @looking.get("/{revision}/{id:path}", summary="A dead letter, with its payload", **documents(DeadOut))
-async def get_letter(revision: int, id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name
-    """Looked for among the oldest letters, as many as one request examines."""
-    most = served_of(request).limits.max_examined
-    letter = await dead_letter(store.scheduler, DeadKey(id, revision), most=most)
+async def get_letter(revision: int, id: str, store: Store) -> Response:  # noqa: A002 - its name
+    """Looked up by its id."""
+    letter = await dead_letter(store.scheduler, DeadKey(id, revision))
     if letter is None:
-        raise ApiError(404, "DeadLetterNotFoundError", f"no such letter among the oldest {most}")
+        raise letter_not_found(revision, id)
     return Json(dead_letter_shape(letter))
+
+
+def letter_not_found(revision: int, message_id: str) -> ApiError:
+    """Return the answer where there is no such letter."""
+    return ApiError(404, "DeadLetterNotFoundError", f"no dead letter {cut(message_id)} of revision {revision}")
 
 
 async def _keys(request: Request) -> list[DeadKey]:

@@ -12,8 +12,8 @@ from aiodelay.model import DeadKey
 from aiodelay.queries import DEAD_REASONS, dead_letter, dead_page
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api.cursors import dead_filter_of, read_cursor, write_cursor
+from aiodelay.service.api.dead import letter_not_found
 from aiodelay.service.api.models import DeadFilterIn
-from aiodelay.service.api.problems import ApiError
 from aiodelay.service.api.served import served_of
 
 from .messages import rule_words
@@ -101,10 +101,9 @@ async def letter(request: Request) -> Response:
     """Show a dead letter."""
     store = store_of(request)
     key = DeadKey(request.path_params["id"], request.path_params["revision"])
-    most = served_of(request).limits.max_examined
-    found = await dead_letter(store.scheduler, key, most=most)
+    found = await dead_letter(store.scheduler, key)
     if found is None:
-        raise ApiError(404, "DeadLetterNotFoundError", f"no such letter among the oldest {most}")
+        raise letter_not_found(key.revision, key.id)
     facts = await state_of(request).shared.facts(store)
     return shown(
         request,

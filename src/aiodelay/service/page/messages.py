@@ -11,13 +11,13 @@ from starlette.responses import Response
 from aiodelay import ports
 from aiodelay.errors import RecordFormatError, UnsupportedByStoreError
 from aiodelay.model import DeadLetter, JournalEntry, Record, Snapshot, State
-from aiodelay.queries import DeadFilter, Filter, dead_page, page
+from aiodelay.queries import Filter, page
 from aiodelay.recurrence import Rule, decode_rule, describe, upcoming
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api.cursors import filter_of, read_cursor, write_cursor
 from aiodelay.service.api.messages import not_found
 from aiodelay.service.api.models import FilterIn
-from aiodelay.service.api.served import Opened, served_of
+from aiodelay.service.api.served import served_of
 from aiodelay.why import Around, cause_of
 
 from .payload import viewed
@@ -147,7 +147,7 @@ async def message(request: Request) -> Response:
     facts = await state_of(request).shared.facts(store)
     snapshot = await scheduler.get(message_id)
     entries = await _entries(scheduler, message_id)
-    letters = [] if snapshot else await _letters(request, store, message_id)
+    letters = [] if snapshot else await _letters(scheduler, message_id)
     if snapshot is None and not letters and not entries:
         raise not_found(message_id)
     opened = scheduler._open_store()
@@ -190,12 +190,10 @@ async def _entries(scheduler: Scheduler, message_id: str) -> list[JournalEntry] 
     return entries
 
 
-async def _letters(request: Request, store: Opened, message_id: str) -> list[DeadLetter]:
-    if not isinstance(store.scheduler._open_store(), ports.DeadLetters):
+async def _letters(scheduler: Scheduler, message_id: str) -> list[DeadLetter]:
+    if not isinstance(scheduler._open_store(), ports.DeadLetters):
         return []
-    most = served_of(request).limits.max_examined
-    found = await dead_page(store.scheduler, DeadFilter(text=message_id), after=None, limit=most, most=most)
-    return [each for each in found.letters if each.record.id == message_id]
+    return [each async for each in scheduler.dead_letters(message_id=message_id)]
 
 
 def _attempts(entries: Sequence[JournalEntry]) -> Sequence[Attempt]:

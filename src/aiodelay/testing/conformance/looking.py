@@ -200,6 +200,25 @@ class LookingRules(Bench):
         }
 
     @staged
+    async def test_dead_letters_of_one_message_are_found_by_its_id(self, stage: Stage) -> None:
+        ids = ["m", "n", "m", "m1", "mm", "m", "m\x7f345678"]
+        for number, message_id in enumerate(ids):
+            lane = LANES[number % 2]
+            await stage.stored(stage.put(message_id, lane=lane))
+            await stage.end(dead(await stage.claim_one(lane)))
+            stage.move(number % 3)
+        for message_id in {*ids, "unknown"}:
+            letters = [each for each in await stage.dead() if each.record.id == message_id]
+            assert list(await stage.graves.dead_letters(message_id=message_id)) == letters
+        first, second, third = await stage.graves.dead_letters(message_id="m")
+        place = first.at_ms, *first.key
+        assert list(await stage.graves.dead_letters(message_id="m", after=place, limit=1)) == [second]
+        assert list(await stage.graves.dead_letters(message_id="m", lane=OTHER)) == [third]
+        await stage.graves.purge([first.key])
+        await stage.graves.redrive([third.key])
+        assert list(await stage.graves.dead_letters(message_id="m")) == [second]
+
+    @staged
     async def test_redrive_gives_a_new_life(self, stage: Stage) -> None:
         put = stage.put(late=Late.drop("1h"), payload=b"\xff")
         first = await stage.stored(put)

@@ -133,6 +133,13 @@ class RecurringRules(Bench):
         assert (await stage.record("s")).live == ()
 
     @staged
+    async def test_recurring_dead_occurrence_is_found_by_its_own_id(self, stage: Stage) -> None:
+        due_ms = await self._with_dead_occurrence(stage)
+        letters = await stage.dead()
+        assert list(await stage.graves.dead_letters(message_id=occurrence_id("s", due_ms))) == letters
+        assert list(await stage.graves.dead_letters(message_id="s")) == []
+
+    @staged
     async def test_s5_recurring_redriven_occurrence_is_live_and_ends_with_its_series(self, stage: Stage) -> None:
         stage.needs_verdict()
         due_ms = await self._with_dead_occurrence(stage)
