@@ -394,10 +394,22 @@ class Stored(Struct, frozen=True, gc=False):
 
 
 class Refused(Struct, frozen=True, gc=False):
-    """Not done, surely nothing written; `detail` is for people."""
+    """Not done, surely nothing written; `detail` is for people.
+
+    `undecodable`: of a dead letter whose record cannot be read, nothing tells what to deliver, or where.
+    """
 
     reason: Literal[
-        "duplicate", "outdated", "not_found", "too_late", "in_flight", "exists", "passed", "unavailable", "full"
+        "duplicate",
+        "outdated",
+        "not_found",
+        "too_late",
+        "in_flight",
+        "exists",
+        "passed",
+        "unavailable",
+        "full",
+        "undecodable",
     ]
     detail: str = ""
 

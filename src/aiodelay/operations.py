@@ -203,7 +203,8 @@ class Operations:
         """Give dead letters a new life, due now, with attempts from 1 and a new delivery id.
 
         Returns:
-            Per letter: `Stored`, or `Refused` as `not_found`, or as `exists` where its id is scheduled again.
+            Per letter: `Stored`, or `Refused` as `not_found`, as `exists` where its id is scheduled again, or as
+            `undecodable` where its record cannot be read, so that nothing tells where it goes; it stays a dead letter.
         """
         return await self._dead_letters.redrive(_keys(letters))
 

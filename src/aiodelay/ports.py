@@ -304,7 +304,7 @@ class DeadLetters(Protocol):
         ...
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        """Give dead letters a new life, due now: `Stored`, or `Refused` as `not_found` or `exists`."""
+        """Give dead letters a new life, due now: `Stored`, or `Refused` as `not_found`, `exists` or `undecodable`."""
         ...
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:

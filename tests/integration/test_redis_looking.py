@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiodelay.identifiers import new_op
-from aiodelay.model import After, Cancel, Dead, DeadKey, Demand, Envelope, Put, Query, Reschedule, Snapshot
+from aiodelay.model import After, Cancel, Dead, DeadKey, Demand, Envelope, Put, Query, Refused, Reschedule, Snapshot
 from aiodelay.redis import RedisStore
 from aiodelay.redis.keys import Keys
 from aiodelay.redis.scripts import Arg
@@ -120,6 +120,22 @@ def test_dead_letters_of_one_message_are_found_without_reading_others(url: str) 
             assert "hscan" not in ran, ran
             assert "zrangebyscore" not in ran, ran
             assert sum(n for name, n in ran.items() if name != "info") <= 10 * 10, ran
+
+    asyncio.run(play())
+
+
+def test_a_dead_letter_that_cannot_be_read_is_not_redriven(url: str) -> None:
+    async def play() -> None:
+        async with RedisStore(url, namespace="unreadable") as store:
+            await give_up(store, ["m"])
+            (letter,) = await store.dead_letters()
+            key = b"\x02m" + letter.key.revision.to_bytes(6, "big")
+            await store.command("HSET", Keys("unreadable").key("dead"), key, b"\xff\x00\x01rubbish")
+            (outcome,) = await store.redrive([letter.key])
+            assert isinstance(outcome, Refused)
+            assert outcome.reason == "undecodable"
+            (letter,) = await store.dead_letters(message_id="m")
+            assert (letter.reason, letter.record.envelope.payload) == ("undecodable", b"rubbish")
 
     asyncio.run(play())
 

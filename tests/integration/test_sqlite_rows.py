@@ -17,6 +17,8 @@ from aiodelay.model import (
     Cancel,
     Claim,
     Conflict,
+    Dead,
+    DeadKey,
     Demand,
     Done,
     Envelope,
@@ -263,6 +265,20 @@ async def test_headers_that_cannot_be_read_are_kept_as_they_were(tmp_path: Path)
         assert isinstance((await file.store.redrive([letter.key]))[0], Stored)
         (claim,) = await file.claim()
         assert claim.record.envelope.headers == {"aiodelay-unreadable": b"a=b; c"}
+
+
+@pytest.mark.asyncio
+async def test_a_dead_letter_that_cannot_be_read_is_not_redriven(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([put(1)])
+        (claim,) = await file.claim()
+        await file.work.settle([Dead(claim.record.id, claim.record.revision, claim.token, "rejected", 1)])
+        file.write("UPDATE dead SET record = x'ff'")
+        key = DeadKey(claim.record.id, claim.record.revision)
+        (outcome,) = await file.store.redrive([key])
+        assert isinstance(outcome, Refused)
+        assert outcome.reason == "undecodable"
+        assert await file.store.purge([key]) == 1
 
 
 @pytest.mark.asyncio

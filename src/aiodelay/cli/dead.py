@@ -87,7 +87,7 @@ async def redrive(
 ) -> int:
     """Give dead letters a new life: due now, with attempts from 1 and a new delivery id.
 
-    One whose id is scheduled again stays a dead letter.
+    One whose id is scheduled again stays a dead letter, and so does one whose record cannot be read.
 
     Args:
         ids: Messages; without any, those that the options name.
@@ -100,14 +100,15 @@ async def redrive(
         await confirm(f"redrive {len(letters)} dead letters", yes=yes)
         outcomes = [outcome for some in await _in_batches(letters, scheduler.redrive) for outcome in some]
     answers = ["redriven" if isinstance(each, Stored) else getattr(each, "reason", "unknown") for each in outcomes]
+    details = ["" if isinstance(each, Stored) or not each.detail else f": {each.detail}" for each in outcomes]
     redriven = answers.count("redriven")
     if place.json:
         print_json(*({"id": each.record.id, "outcome": answer} for each, answer in zip(letters, answers, strict=True)))
     else:
         print(f"{redriven} redriven, {len(letters) - redriven} not")
-        for letter, answer in zip(letters, answers, strict=True):
+        for letter, answer, detail in zip(letters, answers, details, strict=True):
             if answer != "redriven":
-                print(f"{cut(letter.record.id)}: {answer.replace('_', ' ')}")
+                print(f"{cut(letter.record.id)}: {answer.replace('_', ' ')}{cut(detail, 300)}")
     return 0 if redriven == len(letters) else TOO_LATE if "exists" in answers else FAILED
 
 

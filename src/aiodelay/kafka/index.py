@@ -970,6 +970,9 @@ class Index(Commands, Claims, Looking):
     def redrive_one(self, key: DeadKey) -> tuple[Outcome, Change | None]:
         """Decide to give a dead letter a new life."""
         letter = self._dead.get(key)
+        if letter is not None and _is_lost(letter.record.envelope):
+            problem = f"{letter.record.last_error}; nothing tells where it goes: schedule it anew, and purge this"
+            return Refused("undecodable", problem), None
         with self._changing(records.key_of(key.id), None) as change:
             outcome = self._redrive(key, self.now_ms())
         if letter is None or isinstance(outcome, Refused):
@@ -1204,6 +1207,11 @@ class Index(Commands, Claims, Looking):
 
     def _letter(self, record: Record, reason: DeadReason) -> DeadLetter:
         return DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())
+
+
+def _is_lost(envelope: Envelope) -> bool:
+    """Say whether it is that of a record that could not be read, which tells no topic."""
+    return envelope.lane == records.SINK and not envelope.address
 
 
 def _is_in_lane(entry: Entry) -> bool:

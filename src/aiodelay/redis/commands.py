@@ -60,7 +60,7 @@ _REFUSED = {
     b"E": Refused("exists"),
     b"P": Refused("passed"),
     b"L": Refused("unavailable", "there are 65,535 lanes already"),
-    b"F": Refused("unavailable", "its record is of a format that this version cannot read"),
+    b"F": Refused("undecodable", "its record is of a format that this version cannot read"),
 }
 
 

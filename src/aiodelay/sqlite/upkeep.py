@@ -190,7 +190,7 @@ def _redrive(tables: Tables, key: DeadKey) -> Outcome:
     try:
         letter = decode_record(found[1], message_id=key.id, lane=lambda _: lane)
     except RecordFormatError as error:
-        return Refused("unavailable", str(error))
+        return Refused("undecodable", str(error))
     last = key.revision if entry is None else max(key.revision, entry.record.revision)
     record = t.redriven(letter, t.NO_OP, t.next_revision(tables.now, last), tables.now)
     n = tables.next_n()

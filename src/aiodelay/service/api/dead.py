@@ -91,7 +91,7 @@ async def _keys(request: Request) -> list[DeadKey]:
 
 @changing.post("/redrive", summary="Give dead letters a new life, due now", **documents(RedrivenOut, DeadKeysIn))
 async def redrive(request: Request, store: Store) -> Response:
-    """Each has an answer of its own: `stored`, `not_found`, or `exists` where its id is scheduled again."""
+    """Each has an answer of its own: `stored`, `not_found`, `exists` (its id is scheduled again), or `undecodable`."""
     keys = await _keys(request)
     with audited(request, "redrive", store=store.name, ids=[key.id for key in keys]) as facts:
         outcomes = [

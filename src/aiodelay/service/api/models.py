@@ -295,7 +295,11 @@ class MovedOut(Struct, frozen=True):
 
 
 class RedrivenOut(Struct, frozen=True):
-    """What became of each dead letter: `stored`, `not_found`, or `exists` where its id is scheduled again."""
+    """What became of each dead letter.
+
+    `stored`; `not_found`; `exists`, where its id is scheduled again; `undecodable`, where its record cannot be read, so
+    that nothing tells where it goes.
+    """
 
     letters: list[MovedOut]
 
