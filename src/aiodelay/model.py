@@ -791,13 +791,15 @@ class Instance(Struct, frozen=True):
 
     Attributes:
         name: Its host's, its process id and a random part.
-        lanes: What it serves, by name.
+        lanes: What it serves, by name; None where the store does not tell of others.
         seen_ms: When it was last heard of, epoch ms; every 10 s or so.
+        parts: Of a store whose messages are shared out, the parts that this one alone serves.
     """
 
     name: str
-    lanes: tuple[Lane, ...]
+    lanes: tuple[Lane, ...] | None
     seen_ms: int
+    parts: tuple[str, ...] = ()
 
 
 class Registered(Struct, frozen=True):

@@ -121,7 +121,7 @@ async def test_looking_waits_for_what_is_being_read(kafka: str) -> None:
         (stored,) = await store.apply([put("m", "t", After(3_600_000))])
         assert isinstance(stored, Stored)
     async with KafkaStore(url_of(kafka, schedules)) as store:
-        store._own()
+        store._own("test")
         assert await store.get("m") is not None
 
 

@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import CommitFailedError
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from aiokafka.errors import CommitFailedError, for_code
+from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from .assignor import ASSIGNOR
@@ -55,6 +57,7 @@ class Group:
         on_assigned: Called with the topic and this member's partitions, whenever the group has been shared out.
         assignors: How partitions are shared; with more than ours, other clients may be members beside us.
         before_revoked: Called while this member still has what it had, before the group is shared out anew.
+        member: What other members know this one by.
     """
 
     def __init__(
@@ -66,9 +69,11 @@ class Group:
         *,
         assignors: Sequence[Any] = (ASSIGNOR,),
         before_revoked: Callable[[], Awaitable[None]] | None = None,
+        member: str = "aiodelay",
     ) -> None:
         self._cluster, self._topic, self._on_assigned = cluster, topic, on_assigned
         self.name: str = name
+        self._client_id = member
         self._assignors, self._before_revoked = assignors, before_revoked
         self.was_assigned: asyncio.Event = asyncio.Event()
         self._settled = asyncio.Event()
@@ -106,6 +111,7 @@ class Group:
         tame()
         consumer = self._consumer = AIOKafkaConsumer(
             **self._cluster.client,
+            client_id=self._client_id,
             group_id=self.name,
             partition_assignment_strategy=self._assignors,
             session_timeout_ms=SESSION_MS,
@@ -136,6 +142,28 @@ class Group:
         node = leader if leader is not None and leader >= 0 else client.get_random_node()
         async with asyncio.timeout(self._cluster.timeout_ms / 1000):
             return str(await topic_id(client, node, place.topic))
+
+    async def others(self) -> Mapping[str, Collection[TopicPartition]]:
+        """Return the other members, and which partitions each has; nothing while this process is no member.
+
+        Raises:
+            KafkaError: No answer.
+            TimeoutError: Not in time.
+        """
+        coordinator = None if self._consumer is None else self._consumer._coordinator
+        if coordinator is None or coordinator.coordinator_id is None:
+            return {}
+        async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+            request = DescribeGroupsRequest([self.name])
+            answer = await self._member()._client.send(coordinator.coordinator_id, request)
+        ((code, _, _, _, _, members, *_),) = answer.groups
+        if code:
+            raise for_code(code)(self.name)
+        return {
+            name: ConsumerProtocolMemberAssignment.decode(assignment).partitions() if assignment else []
+            for member_id, name, _, _, assignment in members
+            if member_id != coordinator.member_id
+        }
 
     async def committed(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Return what the group has committed, where it has.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from itertools import count
@@ -17,10 +18,12 @@ from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ClosedError, ConfigurationError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.memory.tables import SERVED_WINDOW_MS
 from aiodelay.model import (
     Cancel,
     Command,
     DeadKey,
+    Instance,
     JournalEntry,
     Lane,
     Outcome,
@@ -233,8 +236,11 @@ class KafkaStore(Transfers):
         await self._writer.__aenter__()
         return self
 
-    def _own(self) -> None:
+    def _own(self, worker: str) -> None:
         """Begin to own partitions.
+
+        Args:
+            worker: What other members know this process by.
 
         Raises:
             ConfigurationError: There is no directory for their index.
@@ -245,7 +251,8 @@ class KafkaStore(Transfers):
             raise ConfigurationError(f"index in {self.name}", folder, "a directory in which files can be made")
         if not self._options.members:
             self._groups = {
-                topic: Group(self.cluster, topic, f"aiodelay.{topic}", self._assign) for topic in self._counts
+                topic: Group(self.cluster, topic, f"aiodelay.{topic}", self._assign, member=worker)
+                for topic in self._counts
             }
         self._running[self._reader] = self._tasks.create_task(self._reader.run(), name="aiodelay kafka reader")
         for topic, group in self._groups.items():
@@ -677,6 +684,29 @@ class KafkaStore(Transfers):
             raise StoreUnavailableError(self.name, f"held in part, or not: {reason_of(error)}") from error
         return was_held != is_held
 
+    # --- instances ----------------------------------------------------------------------------------------
+
+    async def instances(self) -> Sequence[Instance]:
+        """List this process's workers, and the other members of the topics' groups; all with their partitions.
+
+        What others serve is not known. Without a group, as `member` of `members`, others are not known either.
+        """
+        now, here = self.now_ms(), _parts(self.partitions)
+        found = [
+            Instance(each.name, tuple(sorted(each.lanes)), each.seen_ms, here)
+            for each in (work.worker for work in self.works)
+            if each.seen_ms > now - SERVED_WINDOW_MS
+        ]
+        others: defaultdict[str, list[TopicPartition]] = defaultdict(list)
+        try:
+            for group in self._groups.values():
+                for name, places in (await group.others()).items():
+                    others[name] += places
+        except UNAVAILABLE as error:
+            raise StoreUnavailableError(self.name, reason_of(error)) from error
+        found += [Instance(name, None, now, _parts(places)) for name, places in others.items()]
+        return sorted(found, key=lambda each: each.name)
+
     # --- the journal --------------------------------------------------------------------------------------
 
     async def journal(
@@ -695,7 +725,7 @@ class KafkaStore(Transfers):
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Open the dispatching role."""
         self.checked()
-        self._own()
+        self._own(worker)
         await self._until_ready()
         for problem in (partition.problem for partition in self.partitions.values()):
             if problem is not None:
@@ -711,6 +741,10 @@ class KafkaStore(Transfers):
 
 async def _at_once(is_fenced: bool) -> None:  # noqa: FBT001 - a callback
     """Let a session begin: whoever shares partitions by number is their owner."""
+
+
+def _parts(places: Iterable[TopicPartition]) -> tuple[str, ...]:
+    return tuple(f"{place.topic}/{place.partition}" for place in sorted(places))
 
 
 def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:

@@ -45,7 +45,7 @@ class KafkaWork:
 
     def __init__(self, store: KafkaStore, worker: str, lanes: Collection[Lane]) -> None:
         self._store = store
-        self._worker = Worker(worker, lanes, store.now_ms())
+        self.worker = Worker(worker, lanes, store.now_ms())
         for partition in store.partitions.values():
             self.add(partition)
         self._turn = 0
@@ -55,12 +55,12 @@ class KafkaWork:
 
     def add(self, partition: Partition) -> None:
         """Be woken by what comes to a partition."""
-        partition.index.add_worker(self._worker)
+        partition.index.add_worker(self.worker)
 
     def close(self) -> None:
         """Serve nothing more."""
         for partition in self._store.partitions.values():
-            partition.index.remove_worker(self._worker)
+            partition.index.remove_worker(self.worker)
 
     # --- claims -------------------------------------------------------------------------------------------
 
@@ -145,21 +145,22 @@ class KafkaWork:
         seconds = SAFETY_POLL_MS / 1000
         if until_ms is not None:
             seconds = min(seconds, self._store.seconds_until(until_ms))
-        await self._worker.wakeup.wait(seconds)
+        await self.worker.wakeup.wait(seconds)
 
     def wake(self) -> None:
-        self._worker.wakeup.set()
+        self.worker.wakeup.set()
 
     def clear(self) -> None:
-        self._worker.wakeup.clear()
+        self.worker.wakeup.clear()
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         self._store.checked()
+        self.worker.lanes, self.worker.seen_ms = frozenset(lanes), self._store.now_ms()
         states: dict[Lane, LaneState] = {}
         lapsed = expired = 0
         for partition in self._store.partitions.values():
             if partition.is_ready:
-                tidied = await partition.tidy(self._worker, lanes, limit)
+                tidied = await partition.tidy(self.worker, lanes, limit)
                 lapsed, expired = lapsed + tidied.lapsed, expired + tidied.expired
                 for state in tidied.lanes:
                     states[state.lane] = _oldest(states.get(state.lane), state)

@@ -17,7 +17,7 @@ SERVED_WINDOW_MS = 60_000
 
 def served_lanes(workers: Sequence[bytes], now_ms: int) -> set[Lane]:
     """Return the lanes of live workers; arguments as of `live_workers`."""
-    return {lane for each in live_workers(workers, now_ms) for lane in each.lanes}
+    return {lane for each in live_workers(workers, now_ms) for lane in each.lanes or ()}
 
 
 def live_workers(workers: Sequence[bytes], now_ms: int) -> list[Instance]:

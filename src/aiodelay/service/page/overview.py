@@ -53,7 +53,7 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
     try:
         facts = await shared.facts(store)
     except UnsupportedByStoreError as error:
-        return {"facts": None, "cannot": str(error), "span": span, "instances": await instances_of(store)}
+        return {"facts": None, "cannot": str(error), "span": span}
     load = await shared.load(store, span)
     return {
         "facts": facts,

@@ -44,8 +44,7 @@ async def instances(request: Request) -> Response:
     if found is None:
         name = store.scheduler._open_store().name
         raise UnsupportedByStoreError("store", name, "stores that tell which instances serve them")
-    served = {lane for each in found for lane in each.lanes}
-    return shown(request, "instances.html", store, facts=facts, instances=found, served=served)
+    return shown(request, "instances.html", store, facts=facts, instances=found)
 
 
 @screen("read")

@@ -144,6 +144,7 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
         "caller": caller,
         "has_tokens": state.has_tokens,
         "read_only": served.read_only,
+        "sees_part": store is not None and store.scheduler._store.traits.lookup == "owner",
         "may_move": store is not None and store.scheduler._store.traits.changes,
         "may_schedule": "schedule" in scopes and not served.read_only,
         "may_operate": "operate" in scopes and not served.read_only,

@@ -123,12 +123,12 @@ class LookingRules(Bench):
         async with stage.store.work("second", (OTHER,)) as work:
             await work.tidy((UNSERVED, OTHER), limit=10)
             found = await stage.crew.instances()
-            second = Instance("second", tuple(sorted((OTHER, UNSERVED))), stage.now)
+            second = Instance("second", tuple(sorted((OTHER, UNSERVED))), stage.now, found[-1].parts)
             assert found == sorted([*others, second], key=lambda each: each.name)
             stage.move(HOUR_MS)
             assert await stage.crew.instances() == []
             await work.tidy((OTHER,), limit=10)
-            assert await stage.crew.instances() == [Instance("second", (OTHER,), stage.now)]
+            assert await stage.crew.instances() == [Instance("second", (OTHER,), stage.now, second.parts)]
         assert await stage.crew.instances() == []
 
     @staged
