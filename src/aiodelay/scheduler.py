@@ -37,6 +37,7 @@ from .errors import (
     DuplicateHandlerError,
     InputError,
     StoreError,
+    StoreUnavailableError,
     UnknownSinkError,
     UnsupportedByStoreError,
     cut,
@@ -366,8 +367,12 @@ class Scheduler(Operations):
         return answer_of(command, await self._open_commands().carry_out(command, 0))
 
     def _check_changes(self, what: str) -> None:
-        if not self._store.traits.changes:
-            raise UnsupportedByStoreError("command", what, "schedule, cancel; or a process that owns all")
+        self._ready()
+        if self._store.traits.changes:
+            return
+        if self.status().phase == "loading":
+            raise StoreUnavailableError(self._store.name, "it is being opened")
+        raise UnsupportedByStoreError("command", what, "schedule, cancel; or a process that owns all")
 
     # --- middleware -----------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,17 +14,19 @@ import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
-from aiodelay import Conflict, Context, Every, Scheduler, event
-from aiodelay.errors import UnsupportedByStoreError
+from aiodelay import Conflict, Context, Every, RescheduleOutcome, Scheduler, event
+from aiodelay.errors import ClosedError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, partition
 from aiodelay.kafka.group import SESSION_MS
 from aiodelay.kafka.index import Index, Read
 from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
 from aiodelay.ports import Work
+from tests.faults.programs.kafka_owner import Plan
 from tests.faults.test_kafka_members import deliver, values
 from tests.faults.test_kafka_store import read
 from tests.support.kafka import create_topic, new_name
+from tests.support.processes import Crew
 
 pytestmark = pytest.mark.asyncio
 
@@ -141,6 +144,31 @@ async def comes_to_hold(store: KafkaStore, payload: bytes) -> None:
     async with asyncio.timeout(30):
         while (found := await store.get("m")) is None or found.record.envelope.payload != payload:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_what_only_an_owner_may_do_is_refused_for_a_while_until_it_owns(kafka: str, tmp_path: Path) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2&timeout_ms=1000"
+    scheduler = Scheduler(url)
+    for command in (scheduler.fire("a"), scheduler.reschedule("a", delay="1h")):
+        with pytest.raises(ClosedError):
+            await command
+    async with Scheduler(url, dispatch=False) as producer:
+        await producer.schedule(b"", to="handler:nobody", delay="1h", id="a")
+        with pytest.raises(UnsupportedByStoreError):
+            await producer.fire("a")
+    with Crew(tmp_path) as crew:  # one that is killed: until its session has ended, the group waits for it
+        owner = crew.start("kafka_owner", Plan(name="owner", store=url, runs=f"{tmp_path / 'runs'}"), name="owner")
+        await asyncio.to_thread(owner.line, "ready")
+        owner.kill()
+    async with scheduler:
+        assert scheduler.status().phase == "loading"
+        for command in (scheduler.fire("a"), scheduler.reschedule("a", delay="1h")):
+            with pytest.raises(StoreUnavailableError, match="being opened"):
+                await command
+        async with asyncio.timeout(30):
+            while scheduler.status().phase == "loading":  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.05)
+        assert await scheduler.reschedule("a", delay="2h") is RescheduleOutcome.RESCHEDULED
 
 
 async def test_a_put_that_gives_way_is_decided_by_the_owner(kafka: str) -> None:
