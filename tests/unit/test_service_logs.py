@@ -75,6 +75,23 @@ def test_debug_is_of_aiodelay_alone() -> None:
     assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["ours", "told"]
 
 
+def test_what_a_client_says_again_and_again_is_told_every_half_minute_with_how_often() -> None:
+    stream = StringIO()
+    set_up_logs(LogSettings(), stream)
+    for name in ("aiokafka.client", "aiodelay.kafka"):
+        for tenths in range(601):
+            record = logging.LogRecord(name, logging.ERROR, "", 0, "no connection to %s", ("node 1",), None)
+            record.created = 1_000 + tenths / 10
+            logging.getLogger(name).handle(record)
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["message"] for line in told if line["logger"] == "aiokafka.client"] == [
+        "no connection to node 1",
+        "no connection to node 1 (and 299 times more)",
+        "no connection to node 1 (and 299 times more)",
+    ]
+    assert len([line for line in told if line["logger"] == "aiodelay.kafka"]) == 601
+
+
 def test_it_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logs(LogSettings(format="text"))
     logging.getLogger("aiodelay").warning("hello")

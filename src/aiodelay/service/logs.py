@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -13,6 +14,8 @@ from .config import LogSettings
 __all__ = ["JsonFormatter", "set_up_logs"]
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+AGAIN_S = 30.0
+TEXTS = 1_000
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
@@ -33,11 +36,34 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _Seldom(logging.Filter):
+    """Lets each text of aiokafka through once in 30 s: without its cluster it says the same 200 times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether a record is written; one that is says how often it was not."""
+        if not record.name.startswith("aiokafka"):
+            return True
+        text = record.getMessage()
+        told_s, more = self._told.pop(text, (0.0, 0))
+        is_due = record.created - told_s >= AGAIN_S
+        self._told[text] = (record.created, 0) if is_due else (told_s, more + 1)
+        while len(self._told) > TEXTS:
+            self._told.popitem(last=False)
+        if is_due and more:
+            record.msg, record.args = f"{text} (and {more} times more)", None
+        return is_due
+
+
 def set_up_logs(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Log to a stream, usually stderr; `debug` is aiodelay's own alone: clients may tell what they are given."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     is_text = settings.format == "text" or (settings.format == "auto" and stream.isatty())
+    handler.addFilter(_Seldom())
     handler.setFormatter(logging.Formatter(TEXT) if is_text else JsonFormatter())
     level = settings.level.upper()
     logging.basicConfig(level="INFO" if level == "DEBUG" else level, handlers=[handler], force=True)
