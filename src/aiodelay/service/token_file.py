@@ -14,7 +14,7 @@ __all__ = ["follow_tokens"]
 
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
-LOOK_S = 2.0
+LOOK_S = 1.0
 
 
 async def follow_tokens(configuration: Configuration, tokens: Tokens) -> None:
