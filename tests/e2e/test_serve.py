@@ -257,6 +257,13 @@ def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
         (tmp_path / "aiodelay.toml").write_text(token("new", other))
         service.err.wait_for("tokens that are valid now: new")
         assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (401, 200)
+        (tmp_path / "aiodelay.toml").unlink()
+        service.err.wait_for("is not there; tokens stay as they were")
+        assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (401, 200)
+        (tmp_path / "aiodelay.toml").write_text("")
+        service.err.wait_for("tokens that are valid now: none")
+        del new.headers["Authorization"]
+        assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (401, 401), "it opens nothing"
 
 
 def test_no_secret_is_logged_at_any_level(tmp_path: Path, redis: RedisServer) -> None:

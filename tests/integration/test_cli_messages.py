@@ -276,6 +276,7 @@ BAD: list[tuple[list[str], int, str, str]] = [
     (["list", "--of", "a b"], 1, "ConfigurationError", "of"),
     (["list", "--to", "x"], 2, "TargetError", "'<sink>:<address>'"),
     (["list", "--after", "x"], 1, "ConfigurationError", "cursor"),
+    (["list", "--after", "WzkyMjMzNzIwMzY4NTQ3NzU4MDgsIngiXQ=="], 1, "ConfigurationError", "cursor"),
     (["pause", "a b"], 1, "ConfigurationError", "what"),
     (["pause", ":x"], 2, "TargetError", "what"),
     (["dead", "list", "--before", "x"], 2, "ScheduleTimeError", "before"),

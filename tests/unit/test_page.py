@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from importlib import resources
 
 import pytest
@@ -63,6 +64,18 @@ def test_json_that_grows_when_it_is_indented_is_cut() -> None:
     payload = viewed(given)
     assert len(given) <= MOST_SHOWN
     assert (payload.view, payload.is_cut, len(payload.text)) == ("json", True, MOST_SHOWN)
+
+
+def test_no_more_is_written_than_is_shown() -> None:
+    depth, items = 900, 20_000
+    given = ("[" * depth + ",".join("0" * items) + "]" * depth).encode()
+    tracemalloc.start()
+    try:
+        assert viewed(given).view == "json"
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4_000_000, "indented, it has 36 MB"
 
 
 def test_what_is_nested_too_deeply_is_text() -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from io import StringIO
+from typing import Literal
 
 import pytest
 
@@ -21,7 +22,7 @@ class Terminal(StringIO):
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("", "aiodelay", "uvicorn")]
+    loggers = [logging.getLogger(name) for name in ("", "aiodelay", "aiodelay.audit", "uvicorn")]
     before = [(logger.level, logger.handlers[:]) for logger in loggers]
     yield
     for logger, (level, handlers) in zip(loggers, before, strict=True):
@@ -29,8 +30,8 @@ def logging_as_it_was() -> Iterator[None]:
         logger.handlers[:] = handlers
 
 
-def fail() -> None:
-    raise ValueError("first\nsecond")
+def fail(text: str = "first\nsecond") -> None:
+    raise ValueError(text)
 
 
 def test_a_record_is_one_line_of_json_off_a_terminal() -> None:
@@ -98,3 +99,32 @@ def test_it_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert "WARNING aiodelay: hello" in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_who_has_changed_what_is_told_at_every_level(level: Literal["debug", "info", "warning", "error"]) -> None:
+    stream = StringIO()
+    set_up_logs(LogSettings(level=level), stream)
+    logging.getLogger("aiodelay.audit").info("changed")
+    assert json.loads(stream.getvalue())["message"] == "changed"
+
+
+def test_whoever_sends_no_http_does_not_fill_the_log() -> None:
+    stream = StringIO()
+    set_up_logs(LogSettings(), stream)
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    assert stream.getvalue() == ""
+
+
+def test_nothing_that_is_logged_moves_the_cursor_of_a_terminal_or_forges_a_line() -> None:
+    stream = Terminal()
+    set_up_logs(LogSettings(), stream)
+    try:
+        fail("\x1b[2J\x9b2Jof a payload\rforged")
+    except ValueError:
+        logging.getLogger("other").exception("lost %s", "\x1b]0;x\x07\n2026-11-21 INFO forged \u202e")
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith(r"lost \x1b]0;x\x07\n2026-11-21 INFO forged \u202e")
+    assert lines[-1] == r"ValueError: \x1b[2J\x9b2Jof a payload\rforged"
+    assert all(line.isprintable() for line in lines)
+    assert lines[1] == "Traceback (most recent call last):"

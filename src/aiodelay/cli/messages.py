@@ -26,7 +26,7 @@ from aiodelay.messages import HANDLER_TARGET
 from aiodelay.model import State
 from aiodelay.queries import Filter, page
 from aiodelay.shapes import error_shape, message_shape, read_time, to_of
-from aiodelay.timeunits import to_epoch_ms
+from aiodelay.timeunits import from_epoch_ms, to_epoch_ms
 
 from .errors import NOT_FOUND, TOO_LATE, CommandError, exit_code_of
 from .output import ago, confirm, json_line, moment, print_json, print_table
@@ -130,8 +130,9 @@ def _cursor(text: str | None) -> tuple[int, str] | None:
     if text is None:
         return None
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[int, str])
-    except ValueError:
+        due_ms, message_id = msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[int, str])
+        return to_epoch_ms(from_epoch_ms(due_ms), field="after"), message_id
+    except (ValueError, OverflowError):
         raise ConfigurationError("after", shortened(text), "a cursor that `list` has written") from None
 
 

@@ -31,6 +31,9 @@ async def follow_tokens(configuration: Configuration, tokens: Tokens) -> None:
         if stamp == seen:
             continue
         seen = stamp
+        if stamp is None:
+            log.warning("%s is not there; tokens stay as they were", configuration.file)
+            continue
         try:
             settings = await asyncio.to_thread(lambda: configuration.again().settings())
         except SettingsError as error:

@@ -76,6 +76,7 @@ def admin(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,  # to where the header Host says, whatever it says
     )
     app.state.served = Served(stores, limits, check_flag(read_only, "read_only"))
     tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)

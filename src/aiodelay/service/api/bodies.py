@@ -18,6 +18,7 @@ from .problems import ApiError, wrong
 from .security import ApiLimits
 
 __all__ = [
+    "CLOSE",
     "NDJSON",
     "Json",
     "body_of",

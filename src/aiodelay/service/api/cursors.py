@@ -19,7 +19,9 @@ from .models import DeadFilterIn, FilterIn
 
 __all__ = ["dead_filter_of", "filter_of", "read_cursor", "write_cursor"]
 
-P = TypeVar("P")
+P = TypeVar("P", bound=tuple[object, ...])
+MOST = 1 << 62
+"""More than any instant or revision; what databases can compare."""
 
 
 def write_cursor(place: tuple[object, ...] | None) -> str | None:
@@ -37,9 +39,12 @@ def read_cursor(text: str | None, type_: type[P]) -> P | None:
         return None
     try:
         padded = text + "=" * (-len(text) % 4)
-        return msgspec.msgpack.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=type_)
+        place: P | None = msgspec.msgpack.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=type_)
     except (binascii.Error, ValueError, msgspec.MsgspecError):
-        raise InputError("after", repr(cut(text)), "the `after` of the page before") from None
+        place = None
+    if place is None or any(isinstance(part, int) and abs(part) > MOST for part in place):
+        raise InputError("after", repr(cut(text)), "the `after` of the page before")
+    return place
 
 
 def _ms(text: str | None, field: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from aiodelay.errors import cut
 from aiodelay.inputs import check_count
@@ -31,12 +31,26 @@ __all__ = [
     "looking",
     "purge",
     "redrive",
+    "revision_of",
 ]
 
 looking = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("read"))
 changing = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("operate"))
 
 MOST_LETTERS = 1_000
+MOST_REVISION = (1 << 48) - 1
+Revision = Annotated[int, Path(ge=0, le=MOST_REVISION)]
+
+
+def revision_of(text: str) -> int:
+    """Return the revision that a text names.
+
+    Raises:
+        ApiError: It names none.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= MOST_REVISION):
+        raise wrong(422, "LettersError", "revision", repr(cut(text)), f"0 to {MOST_REVISION}")
+    return int(text)
 
 
 @looking.get("", summary="List dead letters, oldest first", **documents(DeadListOut))
@@ -69,7 +83,7 @@ async def list_letters(
 
 
 @looking.get("/{revision}/{id:path}", summary="A dead letter, with its payload", **documents(DeadOut))
-async def get_letter(revision: int, id: str, store: Store) -> Response:  # noqa: A002 - its name
+async def get_letter(revision: Revision, id: str, store: Store) -> Response:  # noqa: A002 - its name
     """Looked up by its id."""
     letter = await dead_letter(store.scheduler, DeadKey(id, revision))
     if letter is None:
@@ -86,7 +100,7 @@ async def _keys(request: Request) -> list[DeadKey]:
     given = await read_json(request, served_of(request).limits, DeadKeysIn)
     if not 1 <= len(given.letters) <= MOST_LETTERS:
         raise wrong(422, "LettersError", "letters", f"{len(given.letters)} of them", f"1 to {MOST_LETTERS}")
-    return [DeadKey(each.id, check_count(each.revision, "revision", 0, (1 << 48) - 1)) for each in given.letters]
+    return [DeadKey(each.id, check_count(each.revision, "revision", 0, MOST_REVISION)) for each in given.letters]
 
 
 @changing.post("/redrive", summary="Give dead letters a new life, due now", **documents(RedrivenOut, DeadKeysIn))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from hmac import compare_digest
 from ipaddress import ip_address
 from math import ceil
 from typing import Any, get_args
-from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import Request, Response
@@ -49,7 +49,8 @@ audit_log: logging.Logger = logging.getLogger("aiodelay.audit")
 
 HASH = "sha256:"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-FORWARDING = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 CALLER = "aiodelay.caller"
 BUCKETS = 10_000
 LONGEST_FACT = 300
@@ -60,6 +61,7 @@ HEADERS = tuple(
         "x-content-type-options": "nosniff",
         "x-frame-options": "DENY",
         "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
         "cross-origin-resource-policy": "same-origin",
         "cache-control": "no-store",
     }.items()
@@ -73,13 +75,16 @@ def hash_token(secret: str) -> str:
 
 
 class Tokens:
-    """The tokens that are valid now; `load` puts others in their place while the service runs."""
+    """The tokens that are valid now; `load` puts others in their place while the service runs.
+
+    Attributes:
+        is_open: There never was one, so that whoever asks from this machine needs none. Taking the last one away lets
+            nobody in any more.
+    """
 
     def __init__(self, tokens: Collection[Token] = ()) -> None:
         self._tokens = tuple(tokens)
-
-    def __len__(self) -> int:
-        return len(self._tokens)
+        self.is_open: bool = not self._tokens
 
     def __contains__(self, token: Token) -> bool:
         return token in self._tokens
@@ -87,6 +92,7 @@ class Tokens:
     def load(self, tokens: Collection[Token]) -> None:
         """Make these the valid ones."""
         self._tokens = tuple(tokens)
+        self.is_open = self.is_open and not self._tokens
 
     def find(self, secret: str) -> Token | None:
         """Return the token of a secret; in the same time whichever it is."""
@@ -214,6 +220,9 @@ class Gate:
 
     def _admit(self, scope: AsgiScope, headers: Headers) -> Caller | None:
         peer = scope["client"][0] if scope.get("client") else "local"
+        host = headers.get("host", "")
+        if host and not HOST.fullmatch(host):
+            raise ApiError(400, "HostError", "the header Host names no host")
         caller = self._caller(peer, headers)
         wait_s = self._rates.take(f"token {caller.name}" if caller else f"peer {peer}")
         if wait_s:
@@ -224,7 +233,7 @@ class Gate:
         return caller
 
     def _caller(self, peer: str, headers: Headers) -> Caller | None:
-        if not self._tokens:
+        if self._tokens.is_open:
             return Caller("anonymous", get_args(Scope), peer) if _is_local(peer, headers) else None
         kind, _, secret = headers.get("authorization", "").partition(" ")
         token = self._tokens.find(secret.strip()) if kind.lower() == "bearer" else None
@@ -243,14 +252,15 @@ def _is_loopback(host: str) -> bool:
 
 def _is_local(peer: str, headers: Headers) -> bool:
     """Whether a request is of this machine's own, and not passed on, nor sent to a name that was bent to here."""
-    host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-    return _is_loopback(peer) and _is_loopback(host) and not any(name in headers for name in FORWARDING)
+    host = HOST.fullmatch(headers.get("host", ""))
+    is_ours = host is not None and _is_loopback(host[1].lower())
+    return _is_loopback(peer) and is_ours and not any(name in headers for name in FORWARDING)
 
 
 def _refuse_other_sites(headers: Headers) -> None:
     origin, host = headers.get("origin"), headers.get("host", "")
     is_other = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-    if is_other or (origin is not None and (urlsplit(origin).netloc or "null") != host):
+    if is_other or (origin is not None and (origin.partition("://")[2] or "null") != host):
         raise ApiError(403, "CrossSiteError", "requests that change something are not taken from other sites")
 
 

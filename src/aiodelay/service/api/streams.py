@@ -14,7 +14,7 @@ from aiodelay.errors import AiodelayError
 from aiodelay.messages import Message, Scheduled
 from aiodelay.shapes import read_message, scheduled_shape
 
-from .bodies import NDJSON, lines_of
+from .bodies import CLOSE, NDJSON, lines_of
 from .problems import ApiError, problem_of
 from .security import audit
 from .served import Opened, Served, served_of
@@ -24,6 +24,8 @@ __all__ = ["schedule_lines"]
 IN_MEMORY = 1_048_576
 """How many bytes of answers are held in memory; further ones wait in a file."""
 AT_ONCE = 65_536
+MOST_REFUSED = 10_000
+"""Lines; an answer to a bad one is longer than it, and the disk is not the client's."""
 
 
 async def schedule_lines(request: Request, store: Opened, prepare: Callable[[Message, int], Message]) -> Response:
@@ -60,6 +62,11 @@ async def _sent(answers: IO[bytes]) -> AsyncIterator[bytes]:
         answers.seek(0)
         while part := answers.read(AT_ONCE):
             yield part
+
+
+def _too_many(number: int) -> ApiError:
+    detail = f"{MOST_REFUSED} lines are refused; from line {number} on nothing was read"
+    return ApiError(422, "TooManyRefusedError", detail, CLOSE)
 
 
 class _Lines:
@@ -100,6 +107,9 @@ class _Lines:
         try:
             async for line in lines_of(self._request, self._served.limits):
                 number += 1
+                if self._refused >= MOST_REFUSED:
+                    self.failure = _too_many(number)
+                    break
                 if not line.strip():
                     continue
                 try:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from aiodelay.inputs import due_of
 from aiodelay.model import DeadKey
 from aiodelay.service.api import bulk
+from aiodelay.service.api.dead import revision_of
 from aiodelay.service.api.models import BulkIn
 from aiodelay.service.api.problems import ApiError, wrong
 from aiodelay.service.api.security import audited, caller_of, check_allowed
@@ -89,9 +90,7 @@ def _when(form: Form) -> tuple[str | None, str | None]:
 
 def _key(text: str) -> DeadKey:
     revision, _, message_id = text.partition(" ")
-    if not revision.isdecimal() or not message_id:
-        raise wrong(422, "LettersError", "letter", repr(text[:64]), "a revision and an id")
-    return DeadKey(message_id, int(revision))
+    return DeadKey(message_id, revision_of(revision))
 
 
 async def _asked(

@@ -26,7 +26,7 @@ ROUTES = (
     Route("/messages/{id:path}", messages.message),
     Route("/recurring", messages.recurring),
     Route("/dead", dead.dead),
-    Route("/dead/{revision:int}/{id:path}", dead.letter),
+    Route("/dead/{revision}/{id:path}", dead.letter),
     Route("/sinks", places.sinks),
     Route("/instances", places.instances),
     Route("/consumers", places.consumers),

@@ -12,7 +12,7 @@ from aiodelay.model import DeadKey
 from aiodelay.queries import DEAD_REASONS, dead_letter, dead_page
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api.cursors import dead_filter_of, read_cursor, write_cursor
-from aiodelay.service.api.dead import letter_not_found
+from aiodelay.service.api.dead import letter_not_found, revision_of
 from aiodelay.service.api.models import DeadFilterIn
 from aiodelay.service.api.served import served_of
 
@@ -100,7 +100,7 @@ async def dead(request: Request) -> Response:
 async def letter(request: Request) -> Response:
     """Show a dead letter."""
     store = store_of(request)
-    key = DeadKey(request.path_params["id"], request.path_params["revision"])
+    key = DeadKey(request.path_params["id"], revision_of(request.path_params["revision"]))
     found = await dead_letter(store.scheduler, key)
     if found is None:
         raise letter_not_found(key.revision, key.id)

@@ -41,6 +41,8 @@ async def _events(request: Request, state: PageState, store: Opened) -> AsyncIte
     view, root = wanted(request, "view") or STRIP, request.scope.get("root_path", "")
     view = view if view in SPANS else STRIP
     told, quiet = b"", 0
+    if state.viewers >= MOST_VIEWERS:  # others have come since it was asked
+        return
     state.viewers += 1
     try:
         while not state.closing.is_set() and _may_look(request, state):

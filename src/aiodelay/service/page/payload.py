@@ -49,10 +49,16 @@ def _as_json(payload: bytes) -> str | None:
     """Return a payload as indented JSON; None where it is none, or too large to be taken apart for a look."""
     if not payload or len(payload) > MOST_SHOWN:
         return None
+    parts, length = list[str](), 0
     try:
-        return json.dumps(json.loads(payload), indent=2, ensure_ascii=False)
+        for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(payload)):
+            parts.append(part)
+            length += len(part)
+            if length > MOST_SHOWN:  # indented, a small payload may be a thousand times as long
+                break
     except (ValueError, RecursionError):
         return None
+    return "".join(parts)
 
 
 def _is_text(payload: bytes) -> bool:

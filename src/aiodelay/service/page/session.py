@@ -34,6 +34,7 @@ async def sign_in(request: Request) -> Response:
     if begun is None:
         return shown(request, "login.html", status=401, wrong=True, next_page=back)
     cookie, token = begun
+    state_of(request).sessions.end(request.cookies.get(COOKIE, ""))
     peer = request.client.host if request.client else "local"
     request.scope[CALLER] = Caller(token.name, token.scopes, peer)
     audit(request, "sign in")
@@ -72,7 +73,7 @@ def _set(request: Request, response: Response, name: str, value: str, seconds: i
         value,
         max_age=seconds,
         path=_path(request),
-        secure=request.url.scheme == "https",
+        secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto")),
         httponly=True,
         samesite="strict",
     )

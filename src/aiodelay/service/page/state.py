@@ -149,7 +149,7 @@ class PageState:
     @property
     def has_tokens(self) -> bool:
         """Whether one has to sign in."""
-        return bool(len(self.tokens))
+        return not self.tokens.is_open
 
     def unable(self, store: Opened) -> Mapping[str, str]:
         """Return the tabs that a store has nothing for, with the reason."""
