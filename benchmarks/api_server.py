@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from starlette.types import Receive, Scope, Send
 
 from aiodelay import Scheduler
 from aiodelay.service import ApiLimits, admin
@@ -32,16 +33,20 @@ ANSWER = {"id": "m", "outcome": "stored", "due": "2027-01-01T00:00:00.000Z", "re
 
 async def serve(url: str) -> None:
     """Serve until killed."""
-    app = FastAPI(openapi_url=None)
+    bare = FastAPI(openapi_url=None)
 
-    @app.post(BARE, status_code=201)
+    @bare.post(BARE, status_code=201)
     async def only_read(request: Request) -> Response:
         read_message(await request.body())
         return Json(ANSWER, 201)
 
     async with Scheduler(url, dispatch=False) as scheduler:
         limits = ApiLimits(rate=0)
-        app.mount("/", admin(scheduler, read_only=False, allowed_targets=["handler:*"], limits=limits))
+        api = admin(scheduler, read_only=False, allowed_targets=["handler:*"], limits=limits)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await (bare if scope["path"] == BARE else api)(scope, receive, send)
+
         with socket.create_server(("127.0.0.1", 0)) as listening:
             print(listening.getsockname()[1], flush=True)
             server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from .errors import (
@@ -211,13 +212,20 @@ def split_target(to: object, *, field: str = "to") -> tuple[str, str]:
     Raises:
         TargetError: It is not of that form.
     """
-    allowed = "'<source>:<address>'" if field == "source" else "'<sink>:<address>'"
-    allowed += ", such as 'redis-list:orders'"
     if not isinstance(to, str):
-        raise TargetError(field, kind_of(to), allowed)
+        raise TargetError(field, kind_of(to), _target_form(field))
+    return _split_target(_plain(to), field)
+
+
+def _target_form(field: str) -> str:
+    return f"'<{'source' if field == 'source' else 'sink'}>:<address>', such as 'redis-list:orders'"
+
+
+@lru_cache(maxsize=1024)  # programs use few destinations, each many times
+def _split_target(to: str, field: str) -> tuple[str, str]:
     sink, colon, address = to.partition(":")
     if not colon or not _SINK_NAME.fullmatch(sink) or not address:
-        raise TargetError(field, shortened(to), allowed)
+        raise TargetError(field, shortened(to), _target_form(field))
     length = _utf8_length(address)
     if length is None:
         raise TargetError(field, shortened(to), _UTF8)

@@ -11,9 +11,11 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from .errors import (
     AiodelayError,
@@ -53,13 +55,10 @@ __all__ = [
     "blocked_shape",
     "counts_shape",
     "dead_letter_shape",
-    "decoded_fields",
     "error_shape",
     "journal_shape",
     "load_shape",
     "message_shape",
-    "read_bytes",
-    "read_headers",
     "read_message",
     "read_record",
     "read_rule",
@@ -75,11 +74,6 @@ __all__ = [
 LAST_MS = 253_402_300_799_999
 """The last instant that text can name; records of other programs may be due later."""
 
-MESSAGE_FIELDS = (
-    *("to", "payload", "payload_base64", "at", "delay", "every", "id"),
-    *("key", "key_base64", "headers", "conflict", "late"),
-)
-_BYTES = ("payload", "payload_base64", "key", "key_base64")
 _KINDS = {"n": "null", "t": "true", "f": "false", '"': "text", "[": "an array", "{": "an object"}
 _CRON_KEYS, _EVERY_KEYS = {"cron", "tz", "missed", "overlap"}, {"interval", "start", "missed", "overlap"}
 _RULES = '"10m", {"interval": "10m"}, "0 9 * * mon" or {"cron": "0 9 * * mon", "tz": "Europe/Paris"}'
@@ -92,7 +86,13 @@ _LATES = '"deliver", {"drop": "15m"} or {"dead_letter": "15m"}'
 
 def time_shape(ms: int) -> str:
     """Return an instant, epoch ms, as ISO 8601 text in UTC; of what lies beyond the year 9999, the end of that."""
-    return from_epoch_ms(min(ms, LAST_MS)).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    seconds, rest = divmod(min(ms, LAST_MS), 1000)
+    return f"{_second_shape(seconds)}.{rest:03d}Z"
+
+
+@lru_cache(maxsize=1024)  # what is told together is mostly due within few seconds
+def _second_shape(seconds: int) -> str:
+    return from_epoch_ms(1000 * seconds).isoformat().removesuffix("+00:00")
 
 
 def to_of(envelope: Envelope) -> str:
@@ -242,28 +242,42 @@ def _text_pair(name: str, value: bytes | None) -> dict[str, str | None]:
 # --- read -------------------------------------------------------------------------------------------------
 
 
-def decoded_fields(text: bytes, known: Sequence[str], what: str) -> dict[str, msgspec.Raw]:
-    """Return the fields of a JSON object, each as it is written; of one that is null, `null`.
+class _Given(msgspec.Struct, forbid_unknown_fields=True):
+    """A message as JSON gives it: the fields that are read by nobody else."""
 
-    Args:
-        text: JSON.
-        known: The fields that it may have.
-        what: What it is called in errors.
+    to: Any = None
+    payload: msgspec.Raw | UnsetType = UNSET
+    payload_base64: Any = UNSET
+    at: Any = None
+    delay: Any = None
+    every: Any = None
+    id: Any = None
+    key: Any = None
+    key_base64: Any = None
+    headers: Any = None
+    conflict: Any = None
+    late: Any = None
 
-    Raises:
-        InputError: It is no JSON object, or has another field.
-    """
+
+_decode = msgspec.json.Decoder(_Given).decode
+
+
+def _decoded(text: bytes) -> _Given:
     try:
         text.decode()
-        given = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return _decode(text)
     except UnicodeDecodeError as error:
-        raise InputError(what, f"no UTF-8 from byte {error.start} on", "a JSON object") from None
+        raise InputError("message", f"no UTF-8 from byte {error.start} on", "a JSON object") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InputError(what, f"no JSON object: {cut(str(error), 120)}", "a JSON object") from None
-    for name in given:
-        if name not in known:
-            raise InputError(f"field of {what}", shortened(name), ", ".join(known))
-    return given
+        problem = cut(str(error), 120)
+    try:
+        given = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        raise InputError("message", f"no JSON object: {problem}", "a JSON object") from None
+    unknown = next((name for name in given if name not in _Given.__struct_fields__), None)
+    if unknown is not None:
+        raise InputError("field of message", shortened(unknown), ", ".join(_Given.__struct_fields__))
+    raise InputError("message", problem, "JSON")
 
 
 def read_message(text: bytes) -> Message:
@@ -276,24 +290,23 @@ def read_message(text: bytes) -> Message:
     Raises:
         InputError: Names the field, and what is allowed. What `schedule()` checks, it is left to check.
     """
-    given = decoded_fields(text, MESSAGE_FIELDS, "message")
-    to, message_id = _plain(given, "to"), _plain(given, "id")
+    given = _decoded(text)
     try:
         return Message(
-            _payload(given),
-            at=read_time(_plain(given, "at"), "at"),
-            delay=_plain(given, "delay"),
-            every=None if (every := _plain(given, "every")) is None else read_rule(every),
-            id=message_id,
-            to=to,
-            key=read_bytes(given, "key", HeaderError),
-            headers=read_headers(_plain(given, "headers")),
-            conflict=_conflict(_plain(given, "conflict")),
-            late=_late(_plain(given, "late")),
+            _payload(given.payload, given.payload_base64),
+            at=read_time(given.at, "at"),
+            delay=given.delay,
+            every=None if given.every is None else read_rule(given.every),
+            id=given.id,
+            to=given.to,
+            key=_bytes(given.key, given.key_base64, "key", HeaderError),
+            headers=_headers(given.headers),
+            conflict=_conflict(given.conflict),
+            late=_late(given.late),
         )
     except (InputError, ConfigurationError) as error:
-        if isinstance(message_id, str):
-            error.message_id, error.args = message_id, (*error.args[:3], message_id)
+        if isinstance(given.id, str):
+            error.message_id, error.args = given.id, (*error.args[:3], given.id)
         raise
 
 
@@ -308,7 +321,7 @@ def read_record(given: Mapping[str, Any]) -> Record:
     encoding = given.get("encoding")
     if encoding not in ("", "json", "msgpack", "null"):
         raise InputError("encoding", shortened(encoding), "'', 'json', 'msgpack' or 'null'")
-    raw = {name: msgspec.Raw(msgspec.json.encode(given[name])) for name in _BYTES if name in given}
+    payload = msgspec.Raw(msgspec.json.encode(given["payload"])) if "payload" in given else UNSET
     type_, every, due_ms = given.get("type"), given.get("every"), _ms(given, "due")
     envelope = Envelope(
         check_id(given.get("id"), may_be_occurrence=True),
@@ -316,9 +329,9 @@ def read_record(given: Mapping[str, Any]) -> Record:
         address,
         type_ if isinstance(type_, str) and (address or type_ != lane) else "",
         encoding,
-        b"" if encoding == "null" else _payload(raw) or b"",
-        read_bytes(raw, "key", HeaderError),
-        read_headers(given.get("headers")) or NO_HEADERS,
+        b"" if encoding == "null" else _payload(payload, given.get("payload_base64", UNSET)) or b"",
+        _bytes(given.get("key"), given.get("key_base64"), "key", HeaderError),
+        _headers(given.get("headers")),
         {str(name): str(value) for name, value in (given.get("trace") or {}).items()} or NO_TRACE,
         None if given.get("version") is None else _count(given, "version"),
         None if every is None else encode_rule(read_rule(every)),
@@ -394,30 +407,19 @@ def read_rule(given: object) -> Rule:
     raise ScheduleTimeError("every", shortened(given), _RULES)
 
 
-def read_bytes(given: Mapping[str, msgspec.Raw], name: str, error: type[InputError]) -> bytes | None:
-    """Return what `<name>` gives as text, or `<name>_base64`; None if neither is there.
-
-    Raises:
-        InputError: Of the kind given: both are there, or what is there cannot be read.
-    """
-    text, encoded = _plain(given, name), _plain(given, f"{name}_base64")
+def _bytes(text: object, encoded: object, name: str, error: type[InputError]) -> bytes | None:
+    """Return what is given as text, or in base64; None if neither is."""
     if text is not None and encoded is not None:
         raise error(name, f"given as {name} and as {name}_base64", "one of the two")
     if encoded is not None:
         return _from_base64(encoded, f"{name}_base64", error)
-    if text is None:
-        return None
-    return _utf8(text, name, error)
+    return None if text is None else _utf8(text, name, error)
 
 
-def read_headers(given: object) -> dict[str, bytes]:
-    """Return headers: values are text, or `{"base64": "..."}`.
-
-    Raises:
-        HeaderError: They are no object, or a value is neither.
-    """
+def _headers(given: object) -> Mapping[str, bytes]:
+    """Return headers: values are text, or `{"base64": "..."}`."""
     if given is None:
-        return {}
+        return NO_HEADERS
     if not isinstance(given, Mapping):
         raise HeaderError("headers", _kind(given), 'an object, such as {"source": "shop"}')
     return {name: _header(name, value) for name, value in given.items()}
@@ -430,24 +432,22 @@ def _header(name: str, value: object) -> bytes:
     return _utf8(value, field, HeaderError)
 
 
-def _plain(given: Mapping[str, msgspec.Raw], name: str) -> Any:  # noqa: ANN401 - whatever JSON holds
-    if name not in given:
-        return None
+def _payload(written: msgspec.Raw | UnsetType, encoded: object) -> bytes | None:
+    if written is UNSET and encoded is UNSET:
+        raise PayloadTypeError("payload", "missing", "payload or payload_base64")
+    text = b"null" if written is UNSET else bytes(written).strip()
+    if encoded is not UNSET:
+        return _bytes(_plain(text), encoded, "payload", PayloadTypeError)
+    if text[:1] in (b"{", b"["):
+        return text
+    return None if text == b"null" else _utf8(_plain(text), "payload", PayloadTypeError)
+
+
+def _plain(text: bytes) -> object:
     try:
-        return msgspec.json.decode(given[name])
+        return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InputError(name, cut(str(error), 120), "JSON") from None
-
-
-def _payload(given: Mapping[str, msgspec.Raw]) -> bytes | None:
-    if "payload_base64" in given or "payload" not in given:
-        if "payload" not in given and "payload_base64" not in given:
-            raise PayloadTypeError("payload", "missing", "payload or payload_base64")
-        return read_bytes(given, "payload", PayloadTypeError)
-    written = bytes(given["payload"]).strip()
-    if written[:1] in (b"{", b"["):
-        return written
-    return None if written == b"null" else _utf8(_plain(given, "payload"), "payload", PayloadTypeError)
+        raise InputError("payload", cut(str(error), 120), "JSON") from None
 
 
 def _utf8(value: object, name: str, error: type[InputError]) -> bytes:

@@ -177,7 +177,7 @@ def test_not_ready_while_something_is_overdue(tmp_path: Path) -> None:
     path = tmp_path / "aiodelay.db"
     asyncio.run(leave_overdue(path))
     with Service(tmp_path, '[limits]\noverdue = "100ms"\n') as service, service.client() as client:
-        answer = until(client, lambda answer: "overdue" in answer.text and bool(answer.json()["reasons"]))
+        answer = until(client, lambda answer: "overdue" in "".join(answer.json()["reasons"]))
         (reason,) = answer.json()["reasons"]
         assert reason.startswith("default: the oldest overdue message has waited")
         assert asyncio.run(cancel(path)) is CancelOutcome.CANCELLED

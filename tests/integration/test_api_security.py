@@ -144,6 +144,7 @@ async def test_other_sites_cannot_change_anything() -> None:
         for headers in (
             {"origin": "https://evil.example"},
             {"origin": "null"},
+            {"origin": "http://["},
             {"origin": own.replace("http://", "https://") + "0"},
             {"sec-fetch-site": "cross-site"},
             {"sec-fetch-site": "same-site"},

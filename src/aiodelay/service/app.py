@@ -7,17 +7,18 @@ from dataclasses import asdict
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .health import Health
 
 __all__ = ["make_app"]
 
 NO_STORE = {"Cache-Control": "no-store"}
+OWN = ("/livez", "/readyz")
 
 
-def make_app(health: Health, api: ASGIApp) -> Starlette:
+def make_app(health: Health, api: ASGIApp) -> ASGIApp:
     """Return the application.
 
     Args:
@@ -37,4 +38,9 @@ def make_app(health: Health, api: ASGIApp) -> Starlette:
         }
         return JSONResponse(content, status_code=200 if report.is_ready else 503, headers=NO_STORE)
 
-    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz), Mount("/", api)])
+    own = Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz)])
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (own if scope.get("path") in OWN else api)(scope, receive, send)
+
+    return app

@@ -29,8 +29,8 @@ ONLY = "default"
 
 
 ROUTERS = (
-    *(messages.changing, messages.looking, dead.looking, dead.changing, lanes.looking, lanes.changing),
-    *(bulk.changing, etf1.looking, etf1.alive),
+    *(messages.scheduling, messages.changing, messages.looking, dead.looking, dead.changing),
+    *(lanes.looking, lanes.changing, bulk.changing, etf1.looking, etf1.alive),
 )
 
 
@@ -83,8 +83,7 @@ def admin(
     sessions = Sessions(tokens)
     app.add_middleware(Gate, tokens=tokens, sessions=sessions, limits=limits)
     problems.install(app)
-    for router in ROUTERS:
-        app.include_router(router)
+    app.router.routes.extend(route for router in ROUTERS for route in router.routes)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:

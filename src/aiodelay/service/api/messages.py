@@ -22,7 +22,7 @@ from .models import FilterIn, LineOut, ListOut, MessageIn, MessageOut, OutcomeOu
 from .problems import ApiError, wrong
 from .schemas import documents
 from .security import audited, caller_of, needs
-from .served import After, Limit, Opened, Store, served_of
+from .served import After, Limit, Opened, Store, served_of, store_of
 from .streams import schedule_lines
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
 
 looking = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("read"))
 changing = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule"))
+scheduling = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule", store_of))
 
 IDEMPOTENCY_KEY = "idempotency-key"
 MAX_KEY = 255
@@ -111,7 +112,7 @@ async def get_message(id: str, store: Store) -> Response:  # noqa: A002 - its na
 # --- schedule ---------------------------------------------------------------------------------------------
 
 
-@changing.post(
+@scheduling.post(
     "",
     summary="Schedule one message, or a stream of them",
     **documents(ScheduledOut, MessageIn, lines=LineOut, status=201),

@@ -30,6 +30,7 @@ __all__ = [
     "Served",
     "Store",
     "served_of",
+    "store_of",
 ]
 
 PLAN_MS = 300_000
@@ -147,17 +148,28 @@ def served_of(request: Request) -> Served:
     return served
 
 
-async def _store(
-    request: Request,
-    store: Annotated[str | None, Query(description="Which store, where there are several.", max_length=64)] = None,
-) -> Opened:
+def store_of(request: Request) -> Opened:
+    """Return the store that a request names.
+
+    Raises:
+        ApiError: There is none such.
+    """
     stores = served_of(request).stores
+    store = request.query_params.get("store") if request.scope["query_string"] else None
     if store is None and len(stores) == 1:
         return next(iter(stores.values()))
     if store is None or store not in stores:
         got = "missing" if store is None else repr(store)
         raise wrong(422, "UnknownStoreError", "store", got, ", ".join(stores))
     return stores[store]
+
+
+async def _store(
+    request: Request,
+    store: Annotated[str | None, Query(description="Which store, where there are several.", max_length=64)] = None,
+) -> Opened:
+    del store  # named for the documentation alone
+    return store_of(request)
 
 
 async def _limit(
