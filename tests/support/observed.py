@@ -181,9 +181,15 @@ class ObservedStore:
         return position
 
     async def dead_letters(
-        self, *, lane: Lane | None = None, after: tuple[int, str, int] | None = None, limit: int = 100
+        self,
+        *,
+        lane: Lane | None = None,
+        message_id: str | None = None,
+        after: tuple[int, str, int] | None = None,
+        limit: int = 100,
     ) -> Sequence[DeadLetter]:
-        letters: Sequence[DeadLetter] = await self._store.dead_letters(lane=lane, after=after, limit=limit)
+        options = {"lane": lane, "message_id": message_id, "after": after, "limit": limit}
+        letters: Sequence[DeadLetter] = await self._store.dead_letters(**options)
         return letters
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
