@@ -264,6 +264,11 @@ _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _TRACEPARENT_BYTES = 25
 
 
+def encode_trace(trace: Mapping[str, str]) -> bytes:
+    """Return a trace context as it stands in a record's body."""
+    return msgspec.msgpack.encode(_written_trace(trace))
+
+
 def _written_trace(trace: Mapping[str, str]) -> bytes | dict[str, str]:
     """Write a trace context: a W3C `traceparent` alone, as most are, in a third of the bytes."""
     found = _TRACEPARENT.fullmatch(trace.get("traceparent", "")) if len(trace) == 1 else None

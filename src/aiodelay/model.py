@@ -17,6 +17,7 @@ from .errors import ConfigurationError, shortened
 from .timeunits import Duration, parse_duration
 
 __all__ = [
+    "ATTEMPTED",
     "CONTINUED",
     "FIELDS",
     "FORMAT_VERSION",
@@ -198,10 +199,12 @@ NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 NO_TRACE: Mapping[str, str] = MappingProxyType({})
 CONTINUED = "aiodelay-continue"
 """In a message's trace context: it is delivered in that trace, and not in one of its own."""
+ATTEMPTED = "aiodelay-attempt-"
+"""In a message's trace context: with this, names of what the last attempt's span has been carried by."""
 
 
 class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What the caller gave: it never changes while the message lives.
+    """What the caller gave: but for `trace`, it never changes while the message lives.
 
     Attributes:
         id: The message id, text.
@@ -212,7 +215,7 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
         payload: The bytes to deliver.
         key: The sink's message key, if any.
         headers: The caller's headers, delivered byte for byte.
-        trace: The trace context of the span that scheduled it.
+        trace: The trace context of the span that scheduled it, and of that of its last attempt.
         version: The caller's version (`Conflict.newer`), if any.
         rule: The recurrence rule, as `recurrence.encode_rule` writes it, if it recurs.
     """
@@ -547,7 +550,10 @@ class Done(Struct, frozen=True, gc=False):
 
 
 class Again(Struct, frozen=True, gc=False):
-    """Deliver it again at `due_ms`; `attempt` is the number of runs so far, `error` the text of the last failure."""
+    """Deliver it again at `due_ms`; `attempt` is the number of runs so far, `error` the text of the last failure.
+
+    `trace`: what its envelope's trace is from now on, whole; None = what it was.
+    """
 
     id: str
     revision: int
@@ -556,10 +562,11 @@ class Again(Struct, frozen=True, gc=False):
     attempt: int
     error: str | None = None
     then_due_ms: int | None = None
+    trace: Mapping[str, str] | None = None
 
 
 class Dead(Struct, frozen=True, gc=False):
-    """Give it up: keep it as a dead letter."""
+    """Give it up: keep it as a dead letter; `trace` as of `Again`."""
 
     id: str
     revision: int
@@ -568,6 +575,7 @@ class Dead(Struct, frozen=True, gc=False):
     attempt: int
     error: str | None = None
     then_due_ms: int | None = None
+    trace: Mapping[str, str] | None = None
 
 
 Settlement: TypeAlias = Done | Again | Dead

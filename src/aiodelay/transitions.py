@@ -268,10 +268,11 @@ def retry_place(record: Record, due_ms: int) -> int:
 
 
 def after_failure(record: Record, settlement: Again | Dead) -> Record:
-    """Return the record with the attempt that has just ended counted, and its error kept."""
-    error = settlement.error
+    """Return the record with the attempt that has just ended counted, and its error and trace kept."""
+    error, envelope = settlement.error, record.envelope
     return replace(
         record,
+        envelope=envelope if settlement.trace is None else replace(envelope, trace=settlement.trace),
         attempt=settlement.attempt,
         lapses=0,
         kills=0,

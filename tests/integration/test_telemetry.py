@@ -14,7 +14,7 @@ from opentelemetry.instrumentation.redis import RedisInstrumentor
 from opentelemetry.trace import SpanKind
 from redis.asyncio import Redis
 
-from aiodelay import Scheduler
+from aiodelay import Retry, Scheduler
 from aiodelay.delay_box import DelayBox
 from aiodelay.redis import RedisListSource
 from tests.support.boxes import request, send
@@ -134,6 +134,34 @@ async def test_a_list_that_others_read_carries_the_context_to_its_handler(redis_
         await worker.run_until_idle()
     assert linked(emitted.one("process Check")) == [id_of(emitted.one(f"schedule redis-list:{key}"))]
     assert emitted.one("deliver redis-list").parent is None
+
+
+@pytest.mark.parametrize("is_list", [True, False], ids=["list", "store"])
+async def test_a_retry_in_another_process_is_linked_to_the_attempt_before(
+    redis_url: str, emitted: Emitted, is_list: bool
+) -> None:
+    namespace, failed, telemetry = new_name("n"), asyncio.Event(), emitted.telemetry()
+    to = f"redis-list:{new_name('list')}" if is_list else None
+
+    def worker(error: Exception | None) -> Scheduler:
+        sources, retry = [RedisListSource(redis_url)] if is_list else [], Retry(attempts=2, first="300ms")
+        scheduler = Scheduler(redis_url, namespace=namespace, telemetry=telemetry, retry=retry, sources=sources)
+
+        @scheduler.handler(source=to)
+        async def check(event: Check) -> None:
+            failed.set()
+            if error is not None:
+                raise error
+
+        return scheduler
+
+    async with worker(ValueError()) as first:
+        await first.schedule(Check(1), to=to, delay="50ms")
+        await failed.wait()
+    async with worker(None) as second:
+        await second.run_until_idle()
+    before, after = emitted.named("process Check")
+    assert linked(after) == [id_of(emitted.one(f"schedule {to or 'Check'}")), id_of(before)]
 
 
 async def test_lists_and_memory_of_redis_are_measured(redis_url: str, emitted: Emitted) -> None:

@@ -16,7 +16,7 @@ from aiodelay import Late, Message
 from aiodelay.errors import InputError, RecordFormatError
 from aiodelay.kafka import records
 from aiodelay.kafka.records import Kind
-from aiodelay.model import DeadLetter, Envelope, LateAction, Record
+from aiodelay.model import ATTEMPTED, CONTINUED, DeadLetter, Envelope, LateAction, Record
 from aiodelay.transitions import NO_OP, delivery_id
 
 NOON = datetime(2030, 1, 1, 12, 0, 0, 1000, tzinfo=UTC)
@@ -258,8 +258,10 @@ def test_a_tombstone_cancels_with_and_without_headers() -> None:
 
 
 def test_of_what_is_delivered_nothing_schedules_again() -> None:
-    wire = records.delivered(FULL.envelope, "m/1/2", 1, now_ms=0, schedules="schedules")
+    trace = {**FULL.envelope.trace, CONTINUED: "1", f"{ATTEMPTED}traceparent": "00-3-4-01"}
+    wire = records.delivered(replace(FULL.envelope, trace=trace), "m/1/2", 1, now_ms=0, schedules="schedules")
     assert records.glance(*wire).kind is Kind.BAD
+    assert not {CONTINUED, f"{ATTEMPTED}traceparent"} & {name for name, _ in wire.headers}
     names = {name for name, _ in records.user_headers(wire.headers)}
     assert names == {"caller", "empty", "traceparent"}
 

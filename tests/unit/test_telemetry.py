@@ -146,7 +146,11 @@ async def test_each_attempt_is_a_trace_of_its_own_and_its_end_a_child(emitted: E
         await scheduler.run_until_idle()
     schedule, (first, second) = emitted.one("schedule Check"), emitted.named("process Check")
     assert first.context.trace_id != second.context.trace_id
-    assert linked(first) == linked(second) == [id_of(schedule)]
+    assert (linked(first), linked(second)) == ([id_of(schedule)], [id_of(schedule), id_of(first)])
+    assert dict(second.links[1].attributes or {}) == {
+        "messaging.message.id": (second.attributes or {})["messaging.message.id"],
+        "aiodelay.message.attempt": 1,
+    }
     assert [(span.attributes or {})["aiodelay.message.attempt"] for span in (first, second)] == [1, 2]
     for span in (first, second):
         assert (span.status.status_code, (span.attributes or {})["error.type"]) == (StatusCode.ERROR, "ValueError")

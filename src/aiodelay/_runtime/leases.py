@@ -141,7 +141,7 @@ class LeaseBook:
             self.forget(held)
             return
         if self._observer is not None:
-            self._observer.settled(held, settlement)
+            settlement = self._observer.settled(held, settlement)
         held.settlement = settlement
         if not self._ended:
             self._wakeup.set()

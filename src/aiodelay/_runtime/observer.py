@@ -59,8 +59,8 @@ class Observer(Protocol):
         """Stand around the storing of requests that were taken from a topic; what is to be stored is given."""
         ...
 
-    def settled(self, held: Held, settlement: Settlement) -> None:
-        """It is decided how a claim ends."""
+    def settled(self, held: Held, settlement: Settlement) -> Settlement:
+        """It is decided how a claim ends; return what is to be settled, with what is to be kept of the attempt."""
         ...
 
     def left(self, held: Held) -> None:

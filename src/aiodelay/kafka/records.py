@@ -21,7 +21,6 @@ import msgspec
 from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
 from aiodelay.inputs import check_headers, check_id, check_key, split_target
 from aiodelay.model import (
-    CONTINUED,
     FIELDS,
     NO_HEADERS,
     NO_TRACE,
@@ -418,7 +417,7 @@ def delivered(envelope: Envelope, delivery_id: str, attempt: int, *, now_ms: int
     """
     headers: list[tuple[str, bytes]] = list(envelope.headers.items())
     if envelope.trace and envelope.headers.keys().isdisjoint(envelope.trace):
-        headers += ((name, text.encode()) for name, text in envelope.trace.items() if name != CONTINUED)
+        headers += ((name, text.encode()) for name, text in envelope.trace.items() if not name.startswith(_PREFIX))
     headers += _delivered_headers(now_ms // 1000, schedules, attempt)
     headers += ((SCHEDULE_KEY, key_of(base_id(envelope.id))), (DELIVERY_ID, delivery_id.encode()))
     if envelope.type:

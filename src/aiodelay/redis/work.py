@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aiodelay.codecs import encode_trace
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import (
     MAX_CLAIM_BYTES,
@@ -231,11 +232,15 @@ def _settlement_arguments(settlement: Settlement) -> list[Arg]:
     then: Arg = "" if settlement.then_due_ms is None else max(settlement.then_due_ms, 0)
     match settlement:
         case Done(outcome=outcome):
-            return [*head, f"d{outcome}", "", 0, "", then]
-        case Again(due_ms=due_ms, attempt=attempt, error=error):
-            return [*head, "a", max(due_ms, 0), attempt, _error(error), then]
-        case Dead(reason=reason, attempt=attempt, error=error):
-            return [*head, f"x{reason}", "", attempt, _error(error), then]
+            return [*head, f"d{outcome}", "", 0, "", then, ""]
+        case Again(due_ms=due_ms, attempt=attempt, error=error, trace=trace):
+            return [*head, "a", max(due_ms, 0), attempt, _error(error), then, _trace(trace)]
+        case Dead(reason=reason, attempt=attempt, error=error, trace=trace):
+            return [*head, f"x{reason}", "", attempt, _error(error), then, _trace(trace)]
+
+
+def _trace(trace: Mapping[str, str] | None) -> bytes:
+    return encode_trace(trace) if trace else b""
 
 
 def _error(text: str | None) -> bytes:

@@ -64,6 +64,7 @@ _MOVED = (
     "place_ms",
     "due_ms",
     "expires_ms",
+    "trace",
     "attempt",
     "lapses",
     "kills",
@@ -129,7 +130,7 @@ def insert_values(n: int, place_ms: int, lane: int, record: Record) -> Row:
         envelope.payload,
         envelope.key,
         headers_text(envelope),
-        object_text(dict(envelope.trace)) if envelope.trace else None,
+        _trace_text(envelope),
         envelope.version,
         None if envelope.rule is None else object_text(dict(envelope.rule)),
         record.revision,
@@ -143,7 +144,11 @@ def insert_values(n: int, place_ms: int, lane: int, record: Record) -> Row:
 
 def move_values(n: int, place_ms: int, record: Record) -> Row:
     """Return the values of `MOVE`, without the old number."""
-    return (n, place_ms, record.due_ms, record.expires_ms, *_state(record))
+    return (n, place_ms, record.due_ms, record.expires_ms, _trace_text(record.envelope), *_state(record))
+
+
+def _trace_text(envelope: Envelope) -> str | None:
+    return object_text(dict(envelope.trace)) if envelope.trace else None
 
 
 def _state(record: Record) -> Row:

@@ -230,7 +230,7 @@ class Observer:
         """A handler is about to run."""
         record = held.claim.record
         destination = self.named(record.envelope.lane)
-        context, links = self.tracing.origin(record.envelope)
+        context, links = self.tracing.origin(record)
         span = self.tracing.start(
             names.PROCESS,
             destination,
@@ -282,7 +282,7 @@ class Observer:
     def _begin_batch(
         self, held: Sequence[_Held], deliveries: Sequence[Delivery], destination: str, system: str
     ) -> Span:
-        origins = [self.tracing.origin(each.envelope) for each in deliveries]
+        origins = [self.tracing.origin(each.claim.record) for each in held]
         context, links = NOTHING, [link for _, links in origins for link in links]
         attributes: Attributes = {names.MESSAGE_COUNT: len(deliveries)}
         if len(deliveries) == 1:
@@ -298,13 +298,17 @@ class Observer:
             system=system,
         )
 
-    def settled(self, held: _Held, settlement: Settlement) -> None:
-        """It is decided how a claim ends."""
+    def settled(self, held: _Held, settlement: Settlement) -> Settlement:
+        """It is decided how a claim ends; return that, with what the next attempt is to be linked to."""
         attempt, record = held.attempt, held.claim.record
         if not isinstance(settlement, Done):
             self._given_up_or_back(record, attempt, settlement)
+            if attempt is not None:
+                trace = self.tracing.attempted(record.envelope.trace, attempt.context)
+                settlement = structs.replace(settlement, trace=trace)
         if attempt is not None:
             attempt.end(settlement)
+        return settlement
 
     def left(self, held: _Held) -> None:
         """A claim is left to its lease, whatever its run does."""
@@ -320,7 +324,7 @@ class Observer:
         self.instruments.add(names.DEAD_LETTERED if is_dead else names.RELEASED, 1, labels)
         if attempt is None and not is_dead:  # it was never run
             return
-        context, links = self.tracing.origin(record.envelope) if attempt is None else (attempt.context, ())
+        context, links = self.tracing.origin(record) if attempt is None else (attempt.context, ())
         attributes: Attributes = {
             names.MESSAGE_ID: record.id,
             names.ATTEMPT: _attempt_of(settlement),

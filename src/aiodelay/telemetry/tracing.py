@@ -10,7 +10,7 @@ from opentelemetry import propagate
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, get_current_span, set_span_in_context
 
-from aiodelay.model import CONTINUED, NO_TRACE, Envelope
+from aiodelay.model import ATTEMPTED, CONTINUED, NO_TRACE, Envelope, Record
 
 from . import names
 from .instruments import Attributes
@@ -18,6 +18,7 @@ from .instruments import Attributes
 __all__ = ["NOTHING", "QUIET", "Tracing", "current_in", "destination_of", "fail", "fail_as"]
 
 NOTHING = Context()
+NO_ATTRIBUTES: Attributes = {}
 _SUPPRESS = getattr(contexts, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
 """What clients' instrumentation looks for; it has no public name."""
 QUIET = Context({_SUPPRESS: True})
@@ -113,20 +114,33 @@ class Tracing:
             carrier[CONTINUED] = "1"
         return carrier or NO_TRACE
 
-    def origin(self, envelope: Envelope) -> tuple[Context, Sequence[Link]]:
-        """Return the context in which a message is delivered, and the link to the span that scheduled it.
+    def origin(self, record: Record) -> tuple[Context, Sequence[Link]]:
+        """Return the context in which a message is delivered, and links: to what scheduled it, and the attempt before.
 
-        A message that goes on in its trace has a parent; any other begins a trace of its own, and has the link.
+        A message that goes on in its trace has a parent; any other begins a trace of its own, and has the first link.
         """
-        if not envelope.trace:
+        trace = record.envelope.trace
+        if not trace:
             return NOTHING, ()
-        context = propagate.extract(envelope.trace, NOTHING)
-        creation = get_current_span(context).get_span_context()
-        if not creation.is_valid:
-            return NOTHING, ()
-        if CONTINUED in envelope.trace:
-            return context, ()
-        return _without_span(context), (Link(creation, {names.MESSAGE_ID: envelope.id}),)
+        before = {name.removeprefix(ATTEMPTED): text for name, text in trace.items() if name.startswith(ATTEMPTED)}
+        links = _links_to(propagate.extract(before, NOTHING), record, {names.ATTEMPT: record.attempt}) if before else ()
+        context = propagate.extract(trace, NOTHING)
+        creation = _links_to(context, record)
+        if creation and CONTINUED in trace:
+            return context, links
+        return _without_span(context), (*creation, *links)
+
+    def attempted(self, trace: Mapping[str, str], context: Context) -> Mapping[str, str]:
+        """Return what is kept with a message after an attempt.
+
+        Args:
+            trace: What was kept with it.
+            context: That of the attempt's span.
+        """
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, set_span_in_context(get_current_span(context), NOTHING))
+        kept = {name: text for name, text in trace.items() if not name.startswith(ATTEMPTED)}
+        return kept | {f"{ATTEMPTED}{name}": text for name, text in carrier.items()}
 
     @staticmethod
     def given_in(headers: Mapping[str, bytes]) -> Sequence[Link]:
@@ -136,6 +150,12 @@ class Tracing:
         texts = {name.lower(): value.decode(errors="replace") for name, value in headers.items()}
         found = get_current_span(propagate.extract(texts, NOTHING)).get_span_context()
         return (Link(found),) if found.is_valid else ()
+
+
+def _links_to(context: Context, record: Record, more: Attributes = NO_ATTRIBUTES) -> Sequence[Link]:
+    """Return the link to a context's span, if it has one."""
+    found = get_current_span(context).get_span_context()
+    return (Link(found, {names.MESSAGE_ID: record.id, **more}),) if found.is_valid else ()
 
 
 def _without_span(context: Context) -> Context:

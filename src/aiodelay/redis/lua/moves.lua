@@ -170,19 +170,21 @@ local function move(e, due) -- its due time, and the time from which it is late 
   e.due = due
 end
 
-local function written_error(e, error_text)
-  if error_text == '' then return {} end
-  local written = cmsgpack.pack(sub(error_text, 2))
-  local changes = { g = written }
-  if not field(e, 'f') then changes.f = written end
+local function written_end(e, error_text, trace)
+  local changes = {}
+  if error_text ~= '' then
+    changes.g = cmsgpack.pack(sub(error_text, 2))
+    if not field(e, 'f') then changes.f = changes.g end
+  end
+  if trace ~= '' then changes.c = trace end
   return changes
 end
 
-local function count_attempt(e, attempt, error_text)
+local function count_attempt(e, attempt, error_text, trace)
   e.attempt = math.min(tonumber(attempt), MOST_ATTEMPTS)
   e.lapses, e.kills = 0, 0
   unset(e, ALONE)
-  local is_readable, changes = pcall(written_error, e, error_text)
+  local is_readable, changes = pcall(written_end, e, error_text, trace)
   if is_readable then rewrite(e, changes) end -- else it is given up because its body cannot be read
 end
 

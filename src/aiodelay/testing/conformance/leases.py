@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from aiodelay.model import (
     LEASE_MS,
@@ -130,6 +131,21 @@ class LeaseRules(Bench):
         assert snapshot is not None
         assert (snapshot.record.due_ms, snapshot.next_attempt_ms) == (due_ms, due_ms + 700)
         assert (await stage.claimed()).next_due_ms == due_ms + 700
+
+    @staged
+    async def test_the_trace_that_an_attempt_ends_with_is_kept(self, stage: Stage) -> None:
+        given, first, second = ({"traceparent": f"00-{n * 32}-{n * 16}-01"} for n in "123")
+        first["aiodelay-attempt-traceparent"] = second["more"] = "x"
+        await stage.stored(stage.put(trace=given))
+        await stage.end(replace(again(await stage.claim_one(), stage.now, 1, "e"), trace=first))
+        claim = await stage.claim_one()
+        assert (claim.record.envelope.trace, claim.record.last_error) == (first, "e")
+        await stage.end(again(claim, stage.now, 2))
+        claim = await stage.claim_one()
+        assert claim.record.envelope.trace == first
+        await stage.end(replace(dead(claim, attempt=3), trace=second))
+        (letter,) = await stage.dead()
+        assert letter.record.envelope.trace == second
 
     @staged
     async def test_first_and_last_error_are_kept(self, stage: Stage) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from aiodelay.model import (
     After,
@@ -97,6 +98,15 @@ class RecurringRules(Bench):
         assert await stage.get("s") is None
         stage.move(HOUR_MS)
         assert await stage.claim() == []
+
+    @staged
+    async def test_recurring_retry_has_its_attempt_s_trace_and_the_series_what_it_had(self, stage: Stage) -> None:
+        given, attempted = ({"traceparent": f"00-{n * 32}-{n * 16}-01"} for n in "12")
+        due_ms = (await stage.stored(stage.put("s", rule=RULE, trace=given))).due_ms
+        retry = again(await stage.claim_one(), stage.now, 1, then=due_ms + MINUTE_MS)
+        await stage.end(replace(retry, trace=attempted))
+        assert (await stage.claim_one()).record.envelope.trace == attempted
+        assert (await stage.record("s")).envelope.trace == given
 
     @staged
     async def test_recurring_dead_letter_never_ends_the_series(self, stage: Stage) -> None:
