@@ -27,6 +27,7 @@ __all__ = [
     "decode_record",
     "encode_body",
     "encode_record",
+    "encode_trace",
     "storable_text",
 ]
 

@@ -172,7 +172,7 @@ class DelayBox:
                 dead_topic=self._dead_topics[topic],
                 begin_after=self._begin_after,
                 may_go_on=self._groups[topic].is_settled,
-                around=self._scheduler._around_intake(topic),
+                around=self._scheduler._around_intake(topic, place.partition),
             )
             name = f"aiodelay delay box {topic}/{place.partition}"
             self._intakes[place] = self._tasks.create_task(intake.run(), name=name)

@@ -505,12 +505,15 @@ class Claim(Struct, frozen=True, gc=False):
 
     `queued_ms`: how long it waited where a source took it from; None for a store's, and where that is not known.
     `missed`: how many messages the source kept no longer that came before it, and after the last one given.
+    `partition`, `offset`: where the record stands that a source has read from a topic of partitions.
     """
 
     record: Record
     token: int
     queued_ms: int | None = None
     missed: int = 0
+    partition: int | None = None
+    offset: int | None = None
 
 
 class Claimed(Struct, frozen=True, gc=False):
@@ -673,7 +676,13 @@ class Delivery(Struct, frozen=True, gc=False):
 
 
 class Sent(Struct, frozen=True, gc=False):
-    """The sink has taken it."""
+    """The sink has taken it.
+
+    `partition`, `offset`: where the record stands in its topic, of one that was sent alone, where the sink knows it.
+    """
+
+    partition: int | None = None
+    offset: int | None = None
 
 
 class Failed(Struct, frozen=True, gc=False):

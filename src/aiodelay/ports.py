@@ -432,6 +432,10 @@ class Loads(Protocol):
         """Say how far that is, also while `work` is being opened."""
         ...
 
+    def tell_restored(self, told: Callable[[float], None] | None) -> None:
+        """From now on tell of each part that begins to serve claims how many seconds that took; None: nobody."""
+        ...
+
 
 @runtime_checkable
 class Guarded(Protocol):

@@ -831,10 +831,12 @@ class Scheduler(Operations):
         self._ready()
         return self._store
 
-    def _around_intake(self, topic: str) -> Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]:
-        """Return what goes around the storing of requests that were taken from a topic."""
+    def _around_intake(
+        self, topic: str, partition: int
+    ) -> Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]:
+        """Return what goes around the storing of requests that were taken from a partition."""
         observer = self._ready().observer
-        return nullcontext if observer is None else lambda puts: observer.taken_in(topic, puts)
+        return nullcontext if observer is None else lambda puts: observer.taken_in(topic, partition, puts)
 
     def _context(self, claim: Claim, lateness_ms: int) -> Context:
         return Context(claim, lateness_ms, self)

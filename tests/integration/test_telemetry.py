@@ -81,7 +81,9 @@ async def test_from_redis_to_kafka_the_record_carries_the_delivery_s_context(
         headers = await read(kafka, target)
         await scheduler.run_until_idle()
     schedule, deliver = emitted.one(f"schedule kafka:{target}"), emitted.one(f"deliver kafka:{target}")
-    assert (deliver.kind, (deliver.attributes or {})["messaging.system"]) == (SpanKind.CLIENT, "kafka")
+    attributes = deliver.attributes or {}
+    assert (deliver.kind, attributes["messaging.system"]) == (SpanKind.CLIENT, "kafka")
+    assert (attributes["messaging.destination.partition.id"], attributes["messaging.kafka.offset"]) == ("0", 0)
     assert (linked(deliver), deliver.parent) == ([id_of(schedule)], None)
     assert carried_in(headers) == id_of(deliver)
     assert headers["own"] == [b"1"]
@@ -115,7 +117,7 @@ async def test_what_kafka_moves_by_itself_carries_the_context_of_what_scheduled_
     assert moved.end_time is not None
     assert moved.start_time is not None
     assert [n for _, n in points["aiodelay.assignment.partitions"]] == [2]
-    assert [value[0] for _, value in points["aiodelay.restore.duration"]] == [1]
+    assert [value[0] for _, value in points["aiodelay.restore.duration"]] == [2], "one for each partition"
     assert sum(value[0] for _, value in points["aiodelay.delivery.lateness"]) == 1
 
 
@@ -134,6 +136,40 @@ async def test_a_list_that_others_read_carries_the_context_to_its_handler(redis_
         await worker.run_until_idle()
     assert linked(emitted.one("process Check")) == [id_of(emitted.one(f"schedule redis-list:{key}"))]
     assert emitted.one("deliver redis-list").parent is None
+
+
+async def test_partitions_that_come_by_a_rebalance_are_timed_until_they_serve(kafka: str, emitted: Emitted) -> None:
+    url, telemetry = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2", emitted.telemetry()
+
+    async def until_restored(n: int) -> None:
+        async with asyncio.timeout(30):
+            while emitted.total("aiodelay.restore.duration") < n:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.05)
+
+    async with Scheduler(url, telemetry=telemetry):
+        async with Scheduler(url, telemetry=telemetry):
+            await until_restored(3)  # both, and one of them again
+        await until_restored(4)  # which returns
+    assert emitted.total("aiodelay.restore.duration") == 4
+
+
+async def test_what_a_handler_reads_from_a_topic_tells_its_partition_and_offset(kafka: str, emitted: Emitted) -> None:
+    topic, handled = await create_topic(kafka, new_name(), 3), asyncio.Event()
+    scheduler = Scheduler("memory://", sources=[f"kafka://{kafka}"], telemetry=emitted.telemetry())
+
+    @scheduler.handler(source=f"kafka:{topic}?group={new_name('group')}", name="read")
+    async def read_one(event: bytes) -> None:
+        if event == b"1":
+            handled.set()
+
+    async with scheduler:
+        for i in range(2):
+            await asyncio.to_thread(send, kafka, topic, [b"%d" % i], partition=2)
+        await handled.wait()
+        await scheduler.run_until_idle()
+    found = [dict(span.attributes or {}) for span in emitted.named("process read")]
+    places = [(each["messaging.destination.partition.id"], each["messaging.kafka.offset"]) for each in found]
+    assert (places, {each["messaging.system"] for each in found}) == ([("2", 0), ("2", 1)], {"kafka"})
 
 
 @pytest.mark.parametrize("is_list", [True, False], ids=["list", "store"])
@@ -231,6 +267,7 @@ async def test_what_a_delay_box_takes_in_is_linked_to_who_asked(kafka: str, emit
         await scheduler.run_until_idle()
     taken, deliver = emitted.one(f"process kafka:{requests}"), emitted.one(f"deliver kafka:{target}")
     assert taken.kind is SpanKind.CONSUMER
+    assert (taken.attributes or {})["messaging.destination.partition.id"] == "0"
     assert linked(taken) == [(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)]
     assert linked(deliver) == [id_of(taken)]
     assert headers["traceparent"] == [asked.encode()]

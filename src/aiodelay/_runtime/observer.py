@@ -55,8 +55,8 @@ class Observer(Protocol):
         """Have a sink send a batch; set the `attempt` of each."""
         ...
 
-    def taken_in(self, topic: str, puts: Sequence[Put]) -> AbstractContextManager[Sequence[Put]]:
-        """Stand around the storing of requests that were taken from a topic; what is to be stored is given."""
+    def taken_in(self, topic: str, partition: int, puts: Sequence[Put]) -> AbstractContextManager[Sequence[Put]]:
+        """Stand around the storing of requests that were taken from a partition; what is to be stored is given."""
         ...
 
     def settled(self, held: Held, settlement: Settlement) -> Settlement:

@@ -73,12 +73,14 @@ class Written(NamedTuple):
         error: Why it was not written, or may not have been; None: it was.
         offset: Of its first record.
         in_doubt: It may have been written.
+        partition: Where it was written.
     """
 
     indices: list[int]
     error: Exception | None
     offset: int = -1
     in_doubt: bool = False
+    partition: int = -1
 
 
 def tame() -> None:
@@ -236,7 +238,7 @@ class Producer:
         except (KafkaError, TimeoutError) as error:
             problem = error
         unsent = [Written(batch.indices, problem) for batch in batches[len(waiting) :]]
-        written = [_outcome(batch.indices, sent) for batch, sent in waiting] + unsent
+        written = [_outcome(batch, sent) for batch, sent in waiting] + unsent
         self.is_spent = self.is_spent or any(each.error for each in written)
         return written + refused
 
@@ -283,12 +285,13 @@ class _Batch(NamedTuple):
     indices: list[int]
 
 
-def _outcome(indices: list[int], sent: asyncio.Future[Any]) -> Written:
+def _outcome(batch: _Batch, sent: asyncio.Future[Any]) -> Written:
+    indices = batch.indices
     if not sent.done() or sent.cancelled():
         return Written(indices, TimeoutError(), in_doubt=True)
     error = sent.exception()
     if error is None:
-        return Written(indices, None, sent.result().offset)
+        return Written(indices, None, sent.result().offset, partition=batch.partition)
     rejected = isinstance(error, BrokerResponseError) and not error.retriable
     return Written(indices, error if isinstance(error, Exception) else KafkaError(), in_doubt=not rejected)
 

@@ -345,7 +345,8 @@ class TopicFeed:
         counter = token_counter(self._number)
         key = message_id, counter
         self._taken[key] = _Taken(key, part, read, record)
-        return Claim(record, token + counter, max(now_ms - written_ms, 0))
+        queued_ms = max(now_ms - written_ms, 0)
+        return Claim(record, token + counter, queued_ms, 0, part.place.partition, read.offset)
 
     # --- settling -----------------------------------------------------------------------------------------
 

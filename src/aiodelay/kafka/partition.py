@@ -118,6 +118,7 @@ class Partition:
         patience_s: How long reading may stand still, or take, before it begins anew: tombstones go meanwhile.
         disk: Where the index is kept; None = only in memory.
         on_open: Called when it is known from where on it is to be read.
+        on_restored: Called once its messages may be claimed, with how many seconds it has been owned by then.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Partition:
         patience_s: float,
         disk: Disk | None,
         on_open: Callable[[], None],
+        on_restored: Callable[[float], None],
     ) -> None:
         self._cluster, self._place = cluster, place
         self._on_change, self._skip = on_change, skip
@@ -160,6 +162,8 @@ class Partition:
         self.problem: StoreMismatchError | None = None
         self.is_given_up: bool = False
         self._looked_s = asyncio.get_running_loop().time()
+        self._owned_s: float | None = self._looked_s  # until it serves for the first time
+        self._on_restored = on_restored
         self._serves = False
         self._over: FencedError | InDoubtError | None = None
         self._most = MAX_CLAIM_MESSAGES
@@ -402,6 +406,9 @@ class Partition:
             self.index.quarantine()
             self._serves = True
             self._became_ready.set()
+            if self._owned_s is not None:
+                self._on_restored(asyncio.get_running_loop().time() - self._owned_s)
+                self._owned_s = None
             self._on_change()
             while True:
                 await self._write(transactions)

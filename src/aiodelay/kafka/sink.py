@@ -123,6 +123,8 @@ class KafkaSink:
             written = await self._writer.write(records)
         except UNAVAILABLE as error:
             raise SinkUnavailableError(self.name, reason_of(error)) from error
+        if len(written) == 1 and written[0].error is None:
+            return [Sent(written[0].partition, written[0].offset)]
         if all(each.error is None for each in written):
             return [_SENT] * len(written)
         outcomes = [_outcome(each, record) for each, record in zip(written, records, strict=True)]

@@ -195,6 +195,7 @@ class KafkaStore(Transfers):
         self._pace = Pace(self._options.catch_up)
         self._fetcher = Fetcher(self.cluster)
         self._guard: Callable[[str], object] | None = None
+        self._told_restored: Callable[[float], None] | None = None
         self._writer = Writer(self.cluster, metadata_max_age_ms=METADATA_MS)
 
     @property
@@ -305,9 +306,18 @@ class KafkaStore(Transfers):
             patience_s=self._patience_s[place.topic],
             disk=self._disk_of(place, fetch),
             on_open=self._read_open,
+            on_restored=self._on_restored,
         )
         partition.index.guard = self._guard
         return partition
+
+    def tell_restored(self, told: Callable[[float], None] | None) -> None:
+        """Tell of each partition from when it is owned until it serves claims, in seconds."""
+        self._told_restored = told
+
+    def _on_restored(self, seconds: float) -> None:
+        if self._told_restored is not None:
+            self._told_restored(seconds)
 
     def guard(self, check: Callable[[str], object]) -> None:
         """Judge where the records go that others write, from the next opening on."""

@@ -18,7 +18,7 @@ __all__ = [
 
 SCOPE = "aiodelay"
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
-SYSTEM = "aiodelay"
+SYSTEM, KAFKA = "aiodelay", "kafka"
 OTHER = "_OTHER"
 """What a destination is called after too many others."""
 
@@ -28,6 +28,7 @@ MESSAGING_SYSTEM = "messaging.system"
 OPERATION_NAME, OPERATION_TYPE = "messaging.operation.name", "messaging.operation.type"
 DESTINATION = "messaging.destination.name"
 MESSAGE_ID = "messaging.message.id"
+PARTITION, KAFKA_OFFSET = "messaging.destination.partition.id", "messaging.kafka.offset"
 MESSAGE_COUNT = "messaging.batch.message_count"
 ERROR_TYPE = "error.type"
 DELIVERY_TIMESTAMP = "aiodelay.message.delivery_timestamp"
@@ -119,7 +120,11 @@ STORE_FILL = Metric("aiodelay.store.fill", "gauge", "{fraction}", "Part of the s
 LIST_LENGTH = Metric("aiodelay.list.length", "gauge", "{message}", "Elements in a Redis list that messages go to.")
 PARTITIONS = Metric("aiodelay.assignment.partitions", "gauge", "{partition}", "Kafka partitions that are owned here.")
 RESTORE_DURATION = Metric(
-    "aiodelay.restore.duration", "histogram", "s", "How long it took to open and read what is owned.", _RESTORE_BUCKETS
+    "aiodelay.restore.duration",
+    "histogram",
+    "s",
+    "From owning a Kafka partition until it serves claims.",
+    _RESTORE_BUCKETS,
 )
 
 METRICS: tuple[Metric, ...] = (

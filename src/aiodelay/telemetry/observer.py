@@ -52,8 +52,6 @@ __all__ = ["Attempt", "Observer", "observer_of"]
 
 log: logging.Logger = logging.getLogger("aiodelay.telemetry")
 
-INTAKE = "kafka"
-"""Where requests are taken from."""
 LOOKS_PART = 0.01
 """Most of the time that may be spent on counting messages."""
 
@@ -153,12 +151,12 @@ class Observer:
     @asynccontextmanager
     async def work(self, opening: AbstractAsyncContextManager[Work]) -> AsyncIterator[Work]:
         """Observe a store's dispatching side from its opening on."""
-        started_s = now_s()
         async with AsyncExitStack() as stack:
+            if isinstance(self._store, Loads):
+                self._store.tell_restored(lambda s: self.instruments.record(names.RESTORE_DURATION, s, self.base))
+                stack.callback(self._store.tell_restored, None)
             with self.apart(silent=True):
                 work = await stack.enter_async_context(opening)
-            if isinstance(self._store, Loads):
-                self.instruments.record(names.RESTORE_DURATION, now_s() - started_s, self.base)
             yield ObservedWork(work, self, self._store)
 
     @asynccontextmanager
@@ -200,19 +198,19 @@ class Observer:
         return put.due.ms if isinstance(put.due, After) else max(put.due.ms - self._store.now_ms(), 0)
 
     @contextmanager
-    def taken_in(self, topic: str, puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
+    def taken_in(self, topic: str, partition: int, puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
         """Stand around the storing of requests: one span, linked to those whose contexts their records hold."""
         if not puts:
             yield puts
             return
         span = self.tracing.start(
             names.PROCESS,
-            self.named(f"{INTAKE}:{topic}"),
+            self.named(f"{names.KAFKA}:{topic}"),
             SpanKind.CONSUMER,
-            attributes={names.MESSAGE_COUNT: len(puts)},
+            attributes={names.MESSAGE_COUNT: len(puts), names.PARTITION: str(partition)},
             context=NOTHING,
             links=[link for put in puts for link in self.tracing.given_in(put.envelope.headers)],
-            system=INTAKE,
+            system=names.KAFKA,
         )
         try:
             with current_in(set_span_in_context(span, NOTHING)):
@@ -228,16 +226,17 @@ class Observer:
 
     def begin(self, held: _Held, lateness_ms: int) -> None:
         """A handler is about to run."""
-        record = held.claim.record
+        claim, record = held.claim, held.claim.record
         destination = self.named(record.envelope.lane)
         context, links = self.tracing.origin(record)
         span = self.tracing.start(
             names.PROCESS,
             destination,
             SpanKind.CONSUMER,
-            attributes=_of_one(record, lateness_ms),
+            attributes={**_of_one(record, lateness_ms), **_place(claim)},
             context=context,
             links=links,
+            system=names.SYSTEM if claim.partition is None else names.KAFKA,
         )
         labels = self.labels(names.PROCESS, destination)
         held.attempt = Attempt(self, set_span_in_context(span, context), span, labels)
@@ -265,6 +264,8 @@ class Observer:
             with current_in(context):
                 outcomes = await sink.send(deliveries)
             error = next(filter(None, map(_error_of, outcomes)), "")
+            if len(deliveries) == 1 and isinstance(sent := next(iter(outcomes), None), Sent):
+                span.set_attributes(_place(sent))
             if error:
                 fail_as(span, error)
         except BaseException as raised:
@@ -451,6 +452,13 @@ def _of_one(record: Record, lateness_ms: int) -> Attributes:
         names.ATTEMPT: record.attempt + 1,
         names.LATENESS: lateness_ms / 1000,
     }
+
+
+def _place(of: Claim | Sent) -> Attributes:
+    """Return where a record stands in its topic, as far as that is known."""
+    if of.partition is None or of.offset is None:
+        return {}
+    return {names.PARTITION: str(of.partition), names.KAFKA_OFFSET: of.offset}
 
 
 def _common_destination(deliveries: Sequence[Delivery]) -> str:
