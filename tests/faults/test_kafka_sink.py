@@ -11,11 +11,13 @@ from datetime import UTC, datetime
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaConnectionError
 from confluent_kafka import Producer as OtherProducer
 
 from aiodelay import Scheduler, SinkUnavailableError
 from aiodelay.kafka import KafkaSink
-from aiodelay.kafka.client import REQUEST_BYTES
+from aiodelay.kafka.client import REQUEST_BYTES, Outgoing, Producer
+from aiodelay.kafka.options import Cluster
 from aiodelay.model import Delivery, Envelope, Failed, SendOutcome, Sent
 from tests.support.kafka import Broker, create_topic, new_name
 
@@ -204,6 +206,28 @@ async def test_k6_a_client_that_hangs_in_its_end_leaves_nothing(kafka: str, monk
         assert all_sent(await sink.send([delivery(topic)]))
         monkeypatch.setattr(AIOKafkaClient, "close", hangs_once)
     assert hung
+
+
+async def test_k21_closing_while_a_batch_waits_to_be_sent_again_ends_its_sending_and_logs_nothing(
+    own_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = await create_topic(own_broker.bootstrap, new_name())
+    producer = Producer(Cluster("killed", {"bootstrap_servers": [own_broker.bootstrap]}, 10_000))
+    await producer.start()
+    assert [each.error for each in await producer.write([Outgoing(topic, None, b"before", [])])] == [None]
+    waiting = producer._client._message_accumulator._batches
+    own_broker.kill()
+    try:
+        writing = asyncio.create_task(producer.write([Outgoing(topic, None, b"lost", [])]))
+        async with asyncio.timeout(9):
+            while not any(batch.retry_count for batches in waiting.values() for batch in batches):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await producer.close()
+        (written,) = await writing
+        assert isinstance(written.error, KafkaConnectionError)
+    finally:
+        await asyncio.to_thread(own_broker.start)
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 async def test_f21_after_a_broker_was_killed_the_same_sink_goes_on(own_broker: Broker) -> None:

@@ -1,6 +1,6 @@
 """A Kafka producer that is thrown away after any error: what aiokafka leaves behind one cannot be trusted.
 
-The numbers K1 to K20 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
+The numbers K1 to K21 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
 """
 
 from __future__ import annotations
@@ -189,8 +189,10 @@ class Producer:
         if sender.sender_task is not None:
             sender.sender_task.remove_done_callback(sender._fail_all)  # it fails itself without transactions
         accumulator = self._client._message_accumulator
+        waiting = [batch for batches in accumulator._batches.values() for batch in batches]
+        accumulator._pending_batches.update(waiting)  # what was sent before leaves that set when it fails (K21)
         accumulator.fail_all(KafkaConnectionError("closed"))
-        drains = [batch._drain_waiter for batches in accumulator._batches.values() for batch in batches]
+        drains = [batch._drain_waiter for batch in waiting]
         for _ in range(2):  # whatever it could not do cleanly, or in time, it holds nothing afterwards
             with suppress(TimeoutError, Exception):
                 async with asyncio.timeout(CLOSE_S):
