@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import Self
 from urllib.parse import quote
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -45,6 +46,18 @@ async def test_it_follows_what_happens(watch: Watch, store: SceneStore) -> None:
         row = page.get_by_role("row", name="webhook")
         await expect(row).to_contain_text("2")
         assert await page.evaluate("window.unchanged"), "the page was not loaded again"
+
+
+async def test_it_follows_however_late_its_scripts_come(watch: Watch, store: SceneStore) -> None:
+    async def come_late(route: Route) -> None:
+        await asyncio.sleep(0.5)
+        await route.continue_()
+
+    for script in ("hx-sse", "htmx", "page"):
+        async with watch(store) as viewer:
+            await viewer.context.route(re.compile(rf"/{script}[.\w]*\.js"), come_late)
+            page = await viewer.open("/")
+            await page.locator("#strip.is-live").wait_for()
 
 
 class CountedStore(SceneStore):
@@ -201,6 +214,9 @@ async def test_what_happened_to_it(watch: Watch, store: SceneStore) -> None:
         await expect(attempts.nth(1)).to_contain_text("TimeoutError: no answer of payments.example")
         await page.goto(viewer.base + "/messages/paid-3")
         await expect(page.get_by_text("Delivered.")).to_be_visible()
+        await page.goto(viewer.base + "/messages/card-000")
+        await expect(attempts.first).to_contain_text("CardExpiredError: refused by the bank")
+        await expect(page.locator(".timeline .dead")).to_contain_text("attempts exhausted")
 
 
 async def test_times_are_in_utc_and_in_the_viewers_zone_on_hover(watch: Watch, store: SceneStore) -> None:
@@ -276,6 +292,9 @@ async def test_an_empty_store(watch: Watch) -> None:
         await expect(page.get_by_text("memory://?journal=1000")).to_be_visible()
         await expect(page.get_by_text("No instance is alive")).to_be_visible()
         await expect(page.locator(".tabs .off")).to_contain_text("Consumers: memory:// has no topics beside it")
+        await page.goto(viewer.base + "/consumers")
+        await expect(page.get_by_role("heading", name="Not with this store")).to_be_visible()
+        viewer.errors.clear()
 
 
 async def test_an_unknown_message_says_so(watch: Watch, store: SceneStore) -> None:

@@ -33,6 +33,8 @@ SCREENS = {
     "/instances": "RenewContract",
 }
 """Of the page, each with something that it shows."""
+OF_TOPICS = {"/consumers": "ledger"}
+"""On a store with topics beside it."""
 LATE = re.compile(r"late (\d+) ms(?! \(was due before)")
 COUNTED = {
     "delivered": "delivered",
@@ -134,11 +136,12 @@ def test_every_screen_of_its_page_has_something_on_it(store: str | None, tmp_pat
         found = re.search(r"page (http://\S+)", program.out.wait_for("^aiodelay "))
         assert found is not None
         program.out.wait_for("  dead letter  ")
+        screens = SCREENS if store is None else SCREENS | OF_TOPICS
         with httpx.Client(base_url=found[1], trust_env=False) as client:
-            pages = {path: client.get(path) for path in SCREENS}
+            pages = {path: client.get(path) for path in screens}
         assert {path: page.status_code for path, page in pages.items()} == dict.fromkeys(pages, 200)
         for path, page in pages.items():
-            assert SCREENS[path] in page.text, path
+            assert screens[path] in page.text, path
             assert 'class="empty"' not in page.text, path
         program.send(signal.SIGINT)
         assert_quiet_end(program, folder)

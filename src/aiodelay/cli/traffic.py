@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import count, cycle
 from typing import Self
 
 import anyio
@@ -27,6 +27,7 @@ from aiodelay import (
     Scheduler,
 )
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent
+from aiodelay.ports import Registry
 from aiodelay.timeunits import from_epoch_ms
 
 from .report import Attempt, Report
@@ -62,9 +63,23 @@ class Heartbeat:
 
 @dataclass
 class RenewContract:
-    """Due in days and weeks."""
+    """Due in minutes to months."""
 
     contract: int
+
+
+@dataclass
+class OrderPlaced:
+    """On a store with topics beside it: each consumer gets its own."""
+
+    order: int
+
+
+@dataclass
+class PaymentBooked:
+    """On a store with topics beside it: an entry of a log, which a consumer goes through."""
+
+    order: int
 
 
 class MailServerAwayError(Exception):
@@ -79,7 +94,9 @@ RECEIPT_RETRY = Retry.intervals(["250ms", "500ms"], jitter=0)
 CARD_RETRY = Retry.intervals(["200ms", "300ms"], jitter=0)
 HEARTBEAT = Every("1s")
 WORK_S, LOOK_S = 0.01, 0.05
-CONTRACTS, CONTRACT_DAYS = 200, 90
+CONTRACTS = 200
+FIRST_CONTRACT = timedelta(minutes=2)
+CONTRACT_SPANS = (timedelta(hours=1), timedelta(days=1), timedelta(days=30), timedelta(days=90))
 OPENING_ORDERS, OPENING_PACE_S = 12, 0.06
 PACE_S = (0.15, 0.45)
 DEAD_LETTERS_KEPT = 100
@@ -102,6 +119,10 @@ class Traffic:
         scheduler.add_handler(self._charge_card, retry=CARD_RETRY)
         scheduler.add_handler(self._beat, every=HEARTBEAT)
         scheduler.add_handler(self._renew_contract)
+        self._has_topics = isinstance(scheduler._store, Registry)
+        if self._has_topics:
+            scheduler.add_handler(self._send_invoice, source="redis-fanout:orders?consumer=billing")
+            scheduler.add_handler(self._note_payment, source="redis-log:payments?consumer=ledger")
 
     # --- handlers -----------------------------------------------------------------------------------------
 
@@ -133,6 +154,12 @@ class Traffic:
     async def _renew_contract(self, event: RenewContract, context: Context) -> None:
         self._report.delivered(_attempt(event, context))
 
+    async def _send_invoice(self, event: OrderPlaced, context: Context) -> None:
+        self._report.delivered(_attempt(event, context), ", consumer billing of topic orders")
+
+    async def _note_payment(self, event: PaymentBooked, context: Context) -> None:
+        self._report.delivered(_attempt(event, context), ", consumer ledger of log payments")
+
     def _failed(self, attempt: Attempt, plan: Retry, error: Exception) -> None:
         self._report.retried(attempt, f"{error}, again in {plan.delays_ms[attempt.number - 1]} ms")
 
@@ -154,11 +181,11 @@ class Traffic:
         if [snapshot async for snapshot in self._scheduler.pending(RenewContract, limit=1)]:
             return
         contracts = (
-            Message(RenewContract(contract), delay=timedelta(days=random.uniform(1, CONTRACT_DAYS)))
-            for contract in range(CONTRACTS)
+            Message(RenewContract(n), delay=FIRST_CONTRACT + span * random.betavariate(2, 3))
+            for n, span in zip(range(CONTRACTS), cycle(CONTRACT_SPANS), strict=False)
         )
         stored = await self._scheduler.schedule_many(contracts)
-        self._report.scheduled_many(RenewContract.__name__, stored, f"due in the next {CONTRACT_DAYS} days")
+        self._report.scheduled_many(RenewContract.__name__, stored, f"due in the next {CONTRACT_SPANS[-1].days} days")
 
     async def _place(self, order: int, tasks: TaskGroup) -> None:
         match order % 12:
@@ -170,6 +197,10 @@ class Traffic:
                 tasks.start_soon(self._pay, await self._schedule(CheckPayment(order), 2.5, 3))
             case 4:
                 tasks.start_soon(self._postpone, order, await self._schedule(CheckPayment(order), 1.5, 2))
+            case 6 if self._has_topics:
+                await self._schedule(OrderPlaced(order), 0.3, 1, to="redis-fanout:orders")
+            case 8 if self._has_topics:
+                await self._schedule(PaymentBooked(order), 0.3, 1, to="redis-log:payments")
             case 5 | 11:
                 await self._schedule(f"order {order} placed".encode(), 0.5, 1.5, to="log:audit")
             case _:

@@ -171,7 +171,7 @@ async def message(request: Request) -> Response:
         advice=advice,
         entries=None if entries is None else entries[-ENTRIES_SHOWN:],
         is_more=entries is not None and len(entries) > ENTRIES_SHOWN,
-        attempts=_attempts(entries or ()),
+        attempts=_attempts(entries or (), letters),
     )
 
 
@@ -196,8 +196,14 @@ async def _letters(scheduler: Scheduler, message_id: str) -> list[DeadLetter]:
     return [each async for each in scheduler.dead_letters(message_id=message_id)]
 
 
-def _attempts(entries: Sequence[JournalEntry]) -> Sequence[Attempt]:
-    """Return how attempts ended, latest first."""
-    ended = [each for each in entries if each.event in EVENTS_OF_ATTEMPTS]
-    found = [Attempt(max(each.attempt, 1), EVENTS_OF_ATTEMPTS[each.event], each.at_ms, each.detail) for each in ended]
-    return found[::-1][:ENTRIES_SHOWN]
+def _attempts(entries: Sequence[JournalEntry], letters: Sequence[DeadLetter]) -> Sequence[Attempt]:
+    """Return how attempts ended, latest first; of the one with which it was given up the letter tells the error."""
+    errors = {each.record.revision: each.record.last_error for each in letters}
+    found: list[Attempt] = []
+    for each in reversed(entries):
+        if each.event in EVENTS_OF_ATTEMPTS:
+            error = errors.get(each.revision) if each.event == "dead" else None
+            found.append(
+                Attempt(max(each.attempt, 1), EVENTS_OF_ATTEMPTS[each.event], each.at_ms, error or each.detail)
+            )
+    return found[:ENTRIES_SHOWN]
