@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from aiodelay import Reject, Scheduler
+from aiodelay import Reject, Retry, Scheduler
 from tests.support.clear_errors import HEADER, KEY, PAYLOAD, SECRETS
 from tests.support.cli import Cli, Ran
 from tests.support.kafka import create_topic, new_name
@@ -352,3 +352,56 @@ def test_on_kafka_only_the_owner_of_a_topic_looks_into_it(kafka: str, tmp_path: 
     assert cli("fire", "b", "--own").out == "fired b\n"
     notes = [each for each in cli("check", "--json").objects if each["level"] == "note"]
     assert "--own" in notes[0]["mend"]
+
+
+# --- what others have written -----------------------------------------------------------------------------
+
+EVIL = "\x1b[2J\x9b2J\x07\r\nforged\u202e\u2028"
+
+
+def test_nothing_that_was_stored_moves_the_cursor_of_a_terminal_or_forges_a_line(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite:///{tmp_path}/delay.db?journal=100", tmp_path)
+    name = "a\u202eb"
+
+    async def play() -> None:
+        scheduler = Scheduler(cli.url, retry=Retry.intervals(["1h"]), drain="1s")
+
+        async def reject(event: bytes) -> Reject:
+            return Reject(EVIL)
+
+        async def fail(event: bytes) -> None:
+            raise ValueError(EVIL)
+
+        scheduler.add_handler(reject, name="bad")
+        scheduler.add_handler(fail, name="worse")
+        async with scheduler:
+            evil = EVIL.encode()
+            await scheduler.schedule(evil, to="handler:bad", delay="0s", id=name)
+            await scheduler.schedule(evil, to="handler:worse", delay="0s", id="c", headers={"x": evil}, key=evil)
+            async with asyncio.timeout(30):
+                while not ((found := await scheduler.get("c")) and found.record.attempt == 1):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(play())
+    for command in (
+        ("list",),
+        ("get", "c"),
+        ("why", name),
+        ("why", "c"),
+        ("dead", "list"),
+        ("top",),
+        ("check",),
+        ("export",),
+        ("get", name),
+        ("fire", name, "c"),
+        ("schedule", "handler:x", "y", "--delay", "1h", "--id", name),
+        ("dead", "redrive", name, "--yes"),
+        ("dead", "purge", name, "--yes"),
+        ("cancel", name, "c", "--yes"),
+    ):
+        for ran in (cli(*command), cli(*command, "--json")):
+            shown = (ran.out + ran.err).split("\n")
+            assert all(line.isprintable() for line in shown), (command, shown)
+            assert not [line for line in shown if line.startswith("forged")], (command, shown)
+            if command == ("get", "c") and ran.out.startswith("{"):
+                assert ran.object["payload"] == EVIL, "and programs read what was written"

@@ -38,6 +38,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sqlite": ({"sqlite"}, {"values", "decisions"}),
     "redis": ({"redis"}, {"values", "decisions"}),
     "sinks": ({"sinks"}, {"values", "decisions"}),
+    "log": ({"textlog"}, {"values"}),
     "arguments": ({"context", "dependencies", "middleware", "received", "registry"}, {"values", "decisions"}),
     "kafka": ({"kafka"}, {"values", "decisions", "memory"}),
     "telemetry": ({"telemetry"}, {"values", "decisions"}),
@@ -60,11 +61,14 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "blocking": ({"blocking"}, {"values", "decisions", "arguments", "face"}),
     "boxes": ({"delay_box"}, {"values", "decisions", "arguments", "kafka", "face"}),
     "package": ({""}, {"values", "decisions", "telemetry", "arguments", "runtime", "face"}),
-    "service": ({"service"}, {"values", "decisions", "arguments", "face", "boxes", "package"}),
+    "service": ({"service"}, {"values", "decisions", "log", "arguments", "face", "boxes", "package"}),
     "testing": ({"testing"}, {"values", "decisions", "memory", "arguments", "runtime", "face", "package"}),
     "cli": (
         {"cli", "__main__"},
-        {"values", "decisions", "redis", "arguments", "kafka", "face", "boxes", "package", "service", "testing"},
+        {
+            *("values", "decisions", "log", "sqlite", "redis", "arguments", "kafka", "face", "boxes"),
+            *("package", "service", "testing"),
+        },
     ),
 }
 UPWARD_FOR_TYPES = {("context", "scheduler")}
@@ -85,6 +89,7 @@ LOOP_TIMES = {
     "telemetry.instruments": "how long calls and runs take",
     "cli.crew": "how long a worker ran",
     "cli.bench": "how long storing and delivering takes",
+    "service.connections": "how long a connection has stood still",
     "service.health": "how long ago a store was asked",
     "service.page.state": "how old an answer is that viewers share",
     "_runtime.subscription": "how long a handler runs, on the loop whose timers end it",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from aiodelay.errors import MissingExtraError, masked_url
+from aiodelay.textlog import log_as_text
 
 from .signals import stop_signals
 
@@ -54,9 +55,7 @@ def delay_box(
         if (error.name or "").startswith("aiodelay"):
             raise
         raise MissingExtraError("delay-box", f"missing {error.name}", "pip install 'aiodelay[kafka]'") from error
-    logging.basicConfig(
-        level=logging.WARNING if quiet else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_as_text(logging.WARNING if quiet else logging.INFO)
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
     box = DelayBox(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -17,11 +18,13 @@ from .errors import FAILED, NOT_UNDERSTOOD, CommandError
 __all__ = ["ago", "confirm", "error_line", "json_line", "moment", "print_json", "print_table"]
 
 MOST_SHOWN = 60
+UNPRINTABLE = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What JSON leaves as it is, and a terminal obeys; below a space it escapes all."""
 
 
 def json_line(shape: object) -> str:
-    """Return a JSON text of one line."""
-    return msgspec.json.encode(shape).decode()
+    """Return a JSON text of one line, which a terminal can show."""
+    return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(shape).decode())
 
 
 def print_json(*shapes: object) -> None:

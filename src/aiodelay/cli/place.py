@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from aiodelay import Scheduler, StoreUnavailableError
 from aiodelay.ports import Store
 from aiodelay.sqlite import SqliteStore
+from aiodelay.textlog import log_as_text
 
 from .errors import NOT_UNDERSTOOD, CommandError
 
@@ -63,7 +64,7 @@ class Place:
         Raises:
             AiodelayError: It cannot be opened.
         """
-        logging.basicConfig(level=logging.WARNING, format="aiodelay: %(message)s")
+        log_as_text(logging.WARNING, "aiodelay: %(message)s")
         lanes: tuple[str, ...] | None = () if self.own else None
         store = self.url if store is None else store
         scheduler = Scheduler(store, namespace=self.namespace, sinks=sinks, dispatch=self.own, lanes=lanes)

@@ -18,6 +18,7 @@ from cyclopts.validators import Number
 
 from aiodelay import AiodelayError, Scheduler
 from aiodelay.errors import kind_of
+from aiodelay.textlog import log_as_text
 
 from .crew import follow, supervise
 from .errors import NOT_UNDERSTOOD, CommandError
@@ -56,10 +57,8 @@ def run(
         lifeline: Of a worker: drain once the other end of this pipe is closed.
     """
     scheduler = None if reload else find_scheduler(target)
-    # After the import: an application that sets up logging of its own keeps it.
-    logging.basicConfig(
-        level=logging.WARNING if quiet else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    # After the import, in which an application may set up logging of its own.
+    log_as_text(logging.WARNING if quiet else logging.INFO)
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
     if scheduler is not None and workers == 1:

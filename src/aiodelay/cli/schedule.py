@@ -15,7 +15,7 @@ from anyio import to_thread
 from cyclopts import Parameter
 
 from aiodelay import AiodelayError, Conflict, Cron, Every, HeaderError, Late, Message, PartlyScheduledError, Scheduler
-from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.errors import ConfigurationError, cut, shortened
 from aiodelay.shapes import error_shape, read_message, read_rule, read_time, scheduled_shape
 
 from .errors import FAILED, NOT_UNDERSTOOD, TOO_LATE, CommandError
@@ -103,9 +103,10 @@ async def _schedule(scheduler: Scheduler, message: Message, place: Place) -> int
         print_json(shape)
     elif scheduled.revision:
         now_ms = scheduler._open_store().now_ms()
-        print(f"{shape['outcome']} {scheduled.id}, due {moment(scheduled.due_ms)} ({ago(scheduled.due_ms, now_ms)})")
+        due = f"{moment(scheduled.due_ms)} ({ago(scheduled.due_ms, now_ms)})"
+        print(f"{shape['outcome']} {cut(scheduled.id, 255)}, due {due}")
     else:
-        print(f"{shape['outcome']} {scheduled.id}: a newer version is known")
+        print(f"{shape['outcome']} {cut(scheduled.id, 255)}: a newer version is known")
     return 0 if scheduled.revision else TOO_LATE
 
 

@@ -66,7 +66,8 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _end_what_stands_still(self) -> None:
-        now_s = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
         before, self._seen = self._seen, {}
         for each in cast("set[H11Protocol]", self.server_state.connections):
             unsent = each.transport.get_write_buffer_size()

@@ -7,18 +7,16 @@ import logging
 import sys
 from collections import OrderedDict
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TextIO
 
-from aiodelay.errors import cut
+from aiodelay.textlog import TEXT, TextFormatter
 
 from .config import LogSettings
 
 __all__ = ["JsonFormatter", "set_up_logs"]
 
-TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 AGAIN_S = 30.0
 TEXTS = 1_000
-LONGEST = 10_000
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
@@ -61,28 +59,13 @@ class _Seldom(logging.Filter):
         return is_due
 
 
-class TextFormatter(logging.Formatter):
-    """Writes for a person, on a terminal: what would move its cursor, or begin a line of its own, is escaped."""
-
-    def __init__(self) -> None:
-        super().__init__(TEXT)
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
-        """Return the line."""
-        return cut(super().formatMessage(record), LONGEST)
-
-    def formatException(self, ei: Any) -> str:  # noqa: ANN401, N802 - logging's
-        """Return the traceback."""
-        return "\n".join(cut(line, LONGEST) for line in super().formatException(ei).split("\n"))
-
-
 def set_up_logs(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Log to a stream, usually stderr; `debug` is aiodelay's own alone: clients may tell what they are given."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     is_text = settings.format == "text" or (settings.format == "auto" and stream.isatty())
     handler.addFilter(_Seldom())
-    handler.setFormatter(TextFormatter() if is_text else JsonFormatter())
+    handler.setFormatter(TextFormatter(TEXT) if is_text else JsonFormatter())
     level = settings.level.upper()
     logging.basicConfig(level="INFO" if level == "DEBUG" else level, handlers=[handler], force=True)
     logging.getLogger("aiodelay").setLevel(level)
