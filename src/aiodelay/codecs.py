@@ -25,6 +25,7 @@ __all__ = [
     "MessagePackCodec",
     "codec_named",
     "decode_record",
+    "decode_trace",
     "encode_body",
     "encode_record",
     "encode_trace",
@@ -263,11 +264,20 @@ def storable_text(text: str | None) -> str | None:
 
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _TRACEPARENT_BYTES = 25
+_trace_decoder = msgspec.msgpack.Decoder(bytes | dict[str, str])
 
 
 def encode_trace(trace: Mapping[str, str]) -> bytes:
     """Return a trace context as it stands in a record's body."""
     return msgspec.msgpack.encode(_written_trace(trace))
+
+
+def decode_trace(written: bytes) -> Mapping[str, str]:
+    """Read a trace context as it stands in a record's body; what cannot be read is none."""
+    try:
+        return _read_trace(_trace_decoder.decode(written))
+    except ValueError:
+        return NO_TRACE
 
 
 def _written_trace(trace: Mapping[str, str]) -> bytes | dict[str, str]:

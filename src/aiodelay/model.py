@@ -737,6 +737,7 @@ class Transferred(Struct, frozen=True):
         changed: Destinations that were found to take nothing, with the reason; "" = it takes messages again.
         now_ms: The store's time of the answer.
         next_due_ms: When to look again; None = nothing waits.
+        traces: Id and trace of messages that were moved and have one, as many as were wanted.
     """
 
     moved: int
@@ -744,6 +745,7 @@ class Transferred(Struct, frozen=True):
     changed: Mapping[str, str]
     now_ms: int
     next_due_ms: int | None
+    traces: Sequence[tuple[str, Mapping[str, str]]] = ()
 
 
 # --- looking into a store ---------------------------------------------------------------------------------

@@ -575,7 +575,7 @@ class Source(Protocol):
 class Transferring(Protocol):
     """One process's moving of one sink's messages; others may move the same sink's beside it."""
 
-    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
+    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = (), *, traces: int = 0) -> Transferred:
         """Move due messages to where they are addressed, earliest due first (S1, S3, S6, S8, S9).
 
         A message is at its destination and out of the store, or neither. What is addressed to a destination that is
@@ -589,6 +589,7 @@ class Transferring(Protocol):
             demand: Most messages and bytes to move. No single step of a server or cluster, script or transaction, moves
                 more than `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`; a call may be one step, or several.
             settlements: How occurrences end, `Done` or `Dead`, each with `then_due_ms`.
+            traces: Of how many of the messages moved, at most, to return the trace.
 
         Raises:
             StoreUnavailableError: No answer. It may have been carried out; a repeat moves what is left.

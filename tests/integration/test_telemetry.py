@@ -14,7 +14,7 @@ from opentelemetry.instrumentation.redis import RedisInstrumentor
 from opentelemetry.trace import SpanKind
 from redis.asyncio import Redis
 
-from aiodelay import Retry, Scheduler
+from aiodelay import Every, Message, Retry, Scheduler
 from aiodelay.delay_box import DelayBox
 from aiodelay.redis import RedisListSource
 from tests.support.boxes import request, send
@@ -105,7 +105,7 @@ async def test_what_kafka_moves_by_itself_carries_the_context_of_what_scheduled_
     target = await create_topic(kafka, new_name())
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2"
     async with Scheduler(url, telemetry=emitted.telemetry(delayed="continue")) as scheduler:
-        await scheduler.schedule(b"x", to=f"kafka:{target}", delay="50ms")
+        await scheduler.schedule(b"x", to=f"kafka:{target}", delay="1s")
         headers = await read(kafka, target)
         async with asyncio.timeout(20):
             while "aiodelay.delivery.lateness" not in (points := emitted.points()):  # noqa: ASYNC110 - nothing tells
@@ -114,6 +114,7 @@ async def test_what_kafka_moves_by_itself_carries_the_context_of_what_scheduled_
     assert [name for name in headers if name.startswith("aiodelay-c")] == []
     moved = emitted.one("deliver kafka")
     assert (moved.attributes or {})["messaging.batch.message_count"] == 1
+    assert linked(moved) == [id_of(emitted.one(f"schedule kafka:{target}"))]
     assert moved.end_time is not None
     assert moved.start_time is not None
     assert [n for _, n in points["aiodelay.assignment.partitions"]] == [2]
@@ -136,6 +137,39 @@ async def test_a_list_that_others_read_carries_the_context_to_its_handler(redis_
         await worker.run_until_idle()
     assert linked(emitted.one("process Check")) == [id_of(emitted.one(f"schedule redis-list:{key}"))]
     assert emitted.one("deliver redis-list").parent is None
+
+
+@pytest.mark.parametrize("sink", ["redis-list", "redis-log"])
+async def test_what_redis_moves_by_itself_is_linked_to_what_scheduled_it(
+    redis_url: str, emitted: Emitted, sink: str
+) -> None:
+    to, telemetry = f"{sink}:{new_name('to')}", emitted.telemetry()
+    async with Scheduler(redis_url, namespace=new_name("n"), telemetry=telemetry, lanes=[sink]) as scheduler:
+        await scheduler.pause(sink)
+        for i in range(3):
+            await scheduler.schedule(b"x", to=to, delay="0s", id=f"m{i}", headers={"h": b"x" * i})
+        await scheduler.schedule(b"x", to=to, every=Every("1s"), id="series")
+        scheduled = {*map(id_of, emitted.named(f"schedule {to}"))}
+        await scheduler.resume(sink)
+        async with asyncio.timeout(20):
+            while len(links := [link for each in emitted.named(f"deliver {sink}") for link in each.links]) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert {(link.context.trace_id, link.context.span_id) for link in links} == scheduled
+    ids = sorted(str((link.attributes or {})["messaging.message.id"]) for link in links)
+    assert ids[:4] == ["m0", "m1", "m2", "series"]
+
+
+async def test_what_is_moved_has_no_more_links_than_are_kept(redis_url: str, emitted: Emitted) -> None:
+    to = f"redis-list:{new_name('to')}"
+    async with Scheduler(redis_url, namespace=new_name("n"), telemetry=emitted.telemetry()) as scheduler:
+        await scheduler.pause("redis-list")
+        await scheduler.schedule_many(Message(b"x", to=to, delay="0s") for _ in range(200))
+        await scheduler.resume("redis-list")
+        await scheduler.run_until_idle()
+    spans = emitted.named("deliver redis-list")
+    counts = [((span.attributes or {})["messaging.batch.message_count"], len(span.links)) for span in spans]
+    assert sum(moved for moved, _ in counts) == 200  # type: ignore[misc]
+    assert [links for _, links in counts] == [min(moved, 128) for moved, _ in counts]  # type: ignore[type-var]
 
 
 async def test_partitions_that_come_by_a_rebalance_are_timed_until_they_serve(kafka: str, emitted: Emitted) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,6 +15,7 @@ import pytest
 from opentelemetry import baggage, propagate, trace
 from opentelemetry import context as contexts
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from aiodelay import ConfigurationError, Every, InputError, Message, Received, Reject, Retry, Scheduler, Telemetry
@@ -254,6 +255,34 @@ async def test_create_spans_of_a_batch(emitted: Emitted) -> None:
     assert (schedule.kind, {span.kind for span in created}) == (SpanKind.CLIENT, {SpanKind.PRODUCER})
     assert linked(schedule) == [id_of(span) for span in created]
     assert sorted(map(carried_in, kept)) == sorted(map(id_of, created))
+
+
+@pytest.mark.asyncio
+async def test_what_a_create_span_is_linked_to_and_what_to_it(emitted: Emitted) -> None:
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry(create_spans=True))
+    given = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    @scheduler.handler
+    async def check(event: Check) -> None: ...
+
+    async with scheduler:
+        own = Message(Check(0), delay="5ms", id="own", headers={"traceparent": given})
+        await scheduler.schedule_many([own, Message(Check(1), delay="5ms", id="plain")])
+        await scheduler.run_until_idle()
+
+    def by_message(spans: Sequence[ReadableSpan]) -> dict[object, ReadableSpan]:
+        return {(span.attributes or {})["messaging.message.id"]: span for span in spans}
+
+    schedule, created = emitted.one("schedule Check"), by_message(emitted.named("create Check"))
+    assert {(link.attributes or {})["messaging.message.id"]: link.context for link in schedule.links} == {
+        name: span.context for name, span in created.items()
+    }
+    assert linked(created["own"]) == [(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)]
+    assert linked(created["plain"]) == []
+    handled = by_message(emitted.named("process Check"))
+    assert {name: linked(span) for name, span in handled.items()} == {
+        name: [id_of(span)] for name, span in created.items()
+    }
 
 
 @pytest.mark.asyncio

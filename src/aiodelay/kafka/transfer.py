@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 
 from aiodelay.errors import StoreUnavailableError, TargetNotAllowedError, shortened
 from aiodelay.model import (
@@ -128,6 +129,22 @@ class _Taking:
         return has_room and partition.is_ready and not self.series and not self.unknown
 
 
+class _Told:
+    """Traces of what was moved, as many as are wanted."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.traces: list[tuple[str, Mapping[str, str]]] = []
+
+    def add(self, changes: Sequence[Change]) -> None:
+        """Note those of changes that were written."""
+        if len(self.traces) >= self._most:
+            return
+        moved = (each.entry.record for each in changes if each.is_written and each.targets and each.entry)
+        found = ((each.id, each.envelope.trace) for each in moved if each.envelope.trace)
+        self.traces += islice(found, self._most - len(self.traces))
+
+
 class _OwnTopics(KafkaSink):
     """The topics of a store's own cluster, but for those that hold its schedules."""
 
@@ -159,7 +176,7 @@ class KafkaTransfer:
         """Whose messages are moved."""
         return self._sink.name
 
-    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
+    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = (), *, traces: int = 0) -> Transferred:
         self._store.checked()
         for partition in list(self._store.partitions.values()):
             if partition.is_ready and partition.horizon.is_behind:
@@ -170,13 +187,14 @@ class KafkaTransfer:
         if taking.unknown:
             changed.update(await self._targets.look(taking.unknown))
             taking = self._taken(demand, changes)
-        moving = (self._moved(partition, each, taking) for partition, each in changes.items())
+        told = _Told(traces)
+        moving = (self._moved(partition, each, taking, told) for partition, each in changes.items())
         blocked = set(self._targets.blocked)
         moved = sum(await asyncio.gather(*moving))
         for topic in self._targets.blocked.keys() - blocked:
             changed[topic] = self._targets.blocked[topic].reason
         self._block()
-        return Transferred(moved, taking.series, changed, self._store.now_ms(), self._next_due_ms())
+        return Transferred(moved, taking.series, changed, self._store.now_ms(), self._next_due_ms(), told.traces)
 
     async def _look_again(self) -> dict[str, str]:
         """Try those that took nothing once more, if anything waits for them."""
@@ -214,7 +232,7 @@ class KafkaTransfer:
             changes.setdefault(partition, []).extend(taking.take(partition, self.lane, share))
         return taking
 
-    async def _moved(self, partition: Partition, changes: list[Change], taking: _Taking) -> int:
+    async def _moved(self, partition: Partition, changes: list[Change], taking: _Taking, told: _Told) -> int:
         """Move what was taken of a partition, and meanwhile take more; return how many messages were moved."""
         under_way, moved = deque([changes]), 0
         while under_way:
@@ -222,7 +240,9 @@ class KafkaTransfer:
             if len(under_way) < UNDER_WAY and taking.goes_on(partition):
                 more = taking.take(partition, self.lane, STEP)
                 under_way += [more] if more else []
-            moved += await partition.moved(under_way.popleft())
+            first = under_way.popleft()
+            moved += await partition.moved(first)
+            told.add(first)
         return moved
 
     def _block(self) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aiodelay.clock import Clock
-from aiodelay.codecs import encode_record
+from aiodelay.codecs import decode_trace, encode_record
 from aiodelay.errors import RecordFormatError, StoreFullError, StoreUnavailableError
 from aiodelay.model import (
     MAX_CLAIM_BYTES,
@@ -187,13 +187,13 @@ class _Transfer:
         self._looked_s = 0.0
         self._unreadable: list[Settlement] = []
 
-    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
+    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = (), *, traces: int = 0) -> Transferred:
         messages, max_bytes = min(demand.messages, MAX_CLAIM_MESSAGES), min(demand.max_bytes, MAX_CLAIM_BYTES)
-        arguments: list[Arg] = [self.sink.name, messages, max_bytes, self._settings]
+        arguments: list[Arg] = [self.sink.name, messages, max_bytes, self._settings, traces]
         for settlement in (*settlements, *self._unreadable):
             arguments += _arguments(settlement)
         asked_s = self._looked_s = asyncio.get_running_loop().time()
-        now, moved, next_due, changed, *series = await self._store.run(self._script, arguments)
+        now, moved, next_due, changed, found, *series = await self._store.run(self._script, arguments)
         self._unreadable = []
         records = await self._read(series)
         return Transferred(
@@ -202,6 +202,7 @@ class _Transfer:
             {_shown(address): _shown(why) for address, why in _pairs(changed)},
             self._store.heard(now, asked_s),
             int(next_due) if next_due else None,
+            [(text_of(member), trace) for member, written in _pairs(found) if (trace := decode_trace(written))],
         )
 
     async def _read(self, series: Sequence[bytes]) -> list[Record]:

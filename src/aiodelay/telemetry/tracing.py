@@ -8,7 +8,17 @@ from contextlib import contextmanager, suppress
 from opentelemetry import context as contexts
 from opentelemetry import propagate
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, get_current_span, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    NoOpTracer,
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+    get_current_span,
+    set_span_in_context,
+)
 
 from aiodelay.model import ATTEMPTED, CONTINUED, NO_TRACE, Envelope, Record
 
@@ -65,6 +75,7 @@ class Tracing:
 
     def __init__(self, tracer: Tracer, *, continue_below_ms: int, with_baggage: bool) -> None:
         self._tracer = tracer
+        self.is_on: bool = not isinstance(tracer, NoOpTracer)
         self._continue_below_ms, self._with_baggage = continue_below_ms, with_baggage
 
     def start(
@@ -123,12 +134,19 @@ class Tracing:
         if not trace:
             return NOTHING, ()
         before = {name.removeprefix(ATTEMPTED): text for name, text in trace.items() if name.startswith(ATTEMPTED)}
-        links = _links_to(propagate.extract(before, NOTHING), record, {names.ATTEMPT: record.attempt}) if before else ()
+        links: Sequence[Link] = ()
+        if before:
+            links = _links_to(propagate.extract(before, NOTHING), record.id, {names.ATTEMPT: record.attempt})
         context = propagate.extract(trace, NOTHING)
-        creation = _links_to(context, record)
+        creation = _links_to(context, record.id)
         if creation and CONTINUED in trace:
             return context, links
         return _without_span(context), (*creation, *links)
+
+    @staticmethod
+    def creation(message_id: str, trace: Mapping[str, str]) -> Sequence[Link]:
+        """Return the link to the span that scheduled a message, if its trace holds one."""
+        return _links_to(propagate.extract(trace, NOTHING), message_id)
 
     def attempted(self, trace: Mapping[str, str], context: Context) -> Mapping[str, str]:
         """Return what is kept with a message after an attempt.
@@ -152,10 +170,10 @@ class Tracing:
         return (Link(found),) if found.is_valid else ()
 
 
-def _links_to(context: Context, record: Record, more: Attributes = NO_ATTRIBUTES) -> Sequence[Link]:
+def _links_to(context: Context, message_id: str, more: Attributes = NO_ATTRIBUTES) -> Sequence[Link]:
     """Return the link to a context's span, if it has one."""
     found = get_current_span(context).get_span_context()
-    return (Link(found, {names.MESSAGE_ID: record.id, **more}),) if found.is_valid else ()
+    return (Link(found, {names.MESSAGE_ID: message_id, **more}),) if found.is_valid else ()
 
 
 def _without_span(context: Context) -> Context:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ObservedFeed", "ObservedTransfer", "ObservedWork"]
 
+MOST_LINKS = 128
+"""Most links of a span for what a store moves by itself: OpenTelemetry's SDK keeps no more, unless told otherwise."""
 SAFETY_PART = 0.7
 """A wait that lasts this part of the safety poll's time was ended by that."""
 
@@ -162,29 +164,30 @@ class ObservedWork(ObservedFeed):
 
 
 class ObservedTransfer(_Looking):
-    """`Transferring`, observed: a span for each move that moved something. Which messages, the store does not say."""
+    """`Transferring`, observed: a span for each move that moved something, with links for messages that it moved."""
 
     def __init__(self, moves: Transferring, observer: Observer, store: Store, lane: Lane) -> None:
         super().__init__(moves, observer, store, lane)
         self._moves, self._lane = moves, observer.named(lane)
 
-    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = ()) -> Transferred:
+    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = (), *, traces: int = 0) -> Transferred:
         """Move."""
+        traces = max(traces, MOST_LINKS if self._observer.tracing.is_on else 0)
         started_s, started_ms = now_s(), self._store.now_ms()
         late_ms = self._lateness_of_head_ms()
         try:
             with self._looking():
-                transferred = await self._moves.transfer(demand, settlements)
+                transferred = await self._moves.transfer(demand, settlements, traces=traces)
         except AiodelayError as error:
             self._took(names.DELIVER, started_s, self._lane, error)
             raise
         self._next_due_ms = transferred.next_due_ms
         if transferred.moved:
-            self._note(transferred.moved, late_ms, started_s, started_ms)
+            self._note(transferred, late_ms, started_s, started_ms)
         return transferred
 
-    def _note(self, moved: int, late_ms: int | None, started_s: float, started_ms: int) -> None:
-        observer = self._observer
+    def _note(self, transferred: Transferred, late_ms: int | None, started_s: float, started_ms: int) -> None:
+        observer, moved = self._observer, transferred.moved
         attributes: dict[str, str | int | float] = {names.MESSAGE_COUNT: moved}
         if late_ms is not None:
             attributes[names.LATENESS] = late_ms / 1000
@@ -195,6 +198,7 @@ class ObservedTransfer(_Looking):
             SpanKind.CLIENT,
             attributes=attributes,
             context=NOTHING,
+            links=[link for each in transferred.traces for link in observer.tracing.creation(*each)],
             start_ns=started_ms * 1_000_000,
         ).end()
         observer.instruments.add(names.SENT, moved, observer.labels(names.DELIVER, self._lane))

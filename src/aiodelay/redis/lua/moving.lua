@@ -10,6 +10,15 @@ local moved, messages, bytes, read, read_bytes = 0, 0, 0, 0, 0
 local targets, in_order, rooms, series = {}, {}, {}, {}
 local has_blocked = N and call('EXISTS', blocked_key(N)) == 1
 
+destination.traces, destination.most_traces = {}, 2 * tonumber(ARGV[8])
+
+function destination.tell(e)
+  local is_readable, trace = pcall(field, e, 'c')
+  if is_readable and trace and #destination.traces < destination.most_traces then
+    destination.traces[#destination.traces + 1], destination.traces[#destination.traces + 2] = e.id, trace
+  end
+end
+
 local function target_of(address)
   local t = targets[address]
   if t then return t end
@@ -95,12 +104,21 @@ do
     if #t.memories > 0 then remember_all(t.memories) end
   end
 
+  local function tell_all(ids)
+    for _, id in ipairs(ids) do
+      if #destination.traces >= destination.most_traces then return end
+      local e = parse(id, call('HGET', MSG, id))
+      if e then destination.tell(e) end
+    end
+  end
+
   function push(t)
     t.broken = destination.append(t, t.elements)
     if t.broken then
       for _, name in ipairs(t.from[due_key(N)] or {}) do park_for(t, name, call('ZSCORE', due_key(N), name)) end
       return
     end
+    if destination.most_traces > 0 then tell_all(t.ids) end
     remove(t)
     t.has_moved, moved = true, moved + #t.ids
   end
@@ -251,6 +269,7 @@ do
       t.broken = destination.append(t, { written(t, as_occurrence(e)) })
       if not t.broken then
         rooms[t.key], t.has_moved, moved, destination.cost = rooms[t.key] - 1, true, moved + 1, cost
+        destination.tell(e)
         return true
       end
     end
@@ -316,10 +335,10 @@ do
   end
 end
 
-if not N or is_held(N) then return { NOW, '0', '', {} } end
+if not N or is_held(N) then return { NOW, '0', '', {}, {} } end
 open_gate()
 return_lapsed(N, LAPSED_AT_ONCE)
-for a = 8, #ARGV, 6 do end_occurrence(a) end
+for a = 9, #ARGV, 6 do end_occurrence(a) end
 if has_blocked then try_blocked() end
 walk(due_key(N))
 for _, t in ipairs(in_order) do
@@ -327,7 +346,7 @@ for _, t in ipairs(in_order) do
   leave(t)
 end
 local look = next_move(N, MOST)
-local answer = { NOW, text(moved), look and text(look) or '', changed }
-for i = 1, #series do answer[4 + i] = series[i] end
+local answer = { NOW, text(moved), look and text(look) or '', changed, destination.traces }
+for i = 1, #series do answer[5 + i] = series[i] end
 finish()
 return answer

@@ -3,11 +3,12 @@
 -- ARGV[4] lane
 -- ARGV[5], ARGV[6] most messages and bytes to move
 -- ARGV[7] most elements that a list may hold, 0 = any number
--- From ARGV[8] on, 6 arguments for each due occurrence of a series that an earlier call returned: id, revision, due,
+-- ARGV[8] of how many messages that are moved to return the trace
+-- From ARGV[9] on, 6 arguments for each due occurrence of a series that an earlier call returned: id, revision, due,
 --   what, error, then; as of `settle`, and pushed only if what is 'ddelivered'.
 -- Returns now, how many were moved, when to look again ('' = the lane is empty), {address, why it takes nothing ('' = it
--- takes again), ...} of those that were tried or found, then id and value of each series with a due occurrence: what
--- becomes of that, and when the next one is due, is for the caller to say.
+-- takes again), ...} of those that were tried or found, {id, key 'c' of its body, ...} of what was moved, then id and value
+-- of each series with a due occurrence: what becomes of that, and when the next one is due, is for the caller to say.
 --
 -- The lists' keys stand in the messages: they are not among KEYS, and each is reached by `pcall` alone, so that a wrong
 -- type or a missing right concerns no other address.

@@ -69,9 +69,15 @@ class _Moves:
     async def stored(self, *puts: Put) -> Stored:
         return await self.stage.stored(*puts)
 
-    async def move(self, demand: Demand = Demand(500), settlements: Sequence[Settlement] = ()) -> Transferred:  # noqa: B008 - frozen
+    async def move(
+        self,
+        demand: Demand = Demand(500),  # noqa: B008 - frozen
+        settlements: Sequence[Settlement] = (),
+        *,
+        traces: int = 0,
+    ) -> Transferred:
         with self.store.transferring(self.sink) as moves:
-            return await moves.transfer(demand, settlements)
+            return await moves.transfer(demand, settlements, traces=traces)
 
     async def move_all(self) -> int:
         """Move until nothing more can be moved now; return how many."""
@@ -202,6 +208,23 @@ class TransferConformance(Bench):
         assert await stage.settle(done(claim)) == "gone"
 
     # --- S4 to S6 -----------------------------------------------------------------------------------------
+
+    @staged
+    async def test_traces_of_what_was_moved_are_told_as_many_as_are_wanted(self, stage: Stage) -> None:
+        moves, plain = self.moves(stage), {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
+        traces = {"a": plain, "b": {**plain, "more": "x"}, "c": {}}
+        await moves.stored(*(moves.put(name, trace=trace, headers={"h": b""}) for name, trace in traces.items()))
+        await moves.stored(moves.put("d", trace=plain, key=b"k"))
+        moved = await moves.move(traces=10)
+        assert (moved.moved, dict(moved.traces)) == (4, {"a": plain, "b": traces["b"], "d": plain})
+        await moves.stored(moves.put("e", trace=plain), moves.put("f", trace=plain))
+        moved = await moves.move(traces=1)
+        assert (moved.moved, list(moved.traces)) == (2, [("e", plain)])
+        await moves.stored(moves.put("s", rule=RULE, trace=plain), moves.put("g", trace=plain))
+        moved = await moves.move()
+        assert (moved.moved, list(moved.traces)) == (1, [])
+        moved = await moves.move(settlements=[_ended(moved.series[0], None)], traces=1)
+        assert (moved.moved, list(moved.traces)) == (1, [("s", plain)])
 
     @staged
     async def test_s4_the_latest_version_arrives(self, stage: Stage) -> None:
