@@ -94,7 +94,6 @@ from .receiving import Messages
 from .recurrence import Cron, Every
 from .retry import Retry
 from .telemetry import Telemetry
-from .telemetry.observer import observer_of
 from .timeunits import Duration, parse_duration
 
 if TYPE_CHECKING:
@@ -208,6 +207,10 @@ class Scheduler(Operations):
         self._commands: Carrier | None = None
         self._is_opening = self._was_closed = False
         self._closing = asyncio.Lock()
+        # Not with the module, as what imports aiodelay need not wait for it; nor later, when files may be short.
+        from .telemetry.observer import observer_of  # noqa: PLC0415
+
+        self._observer_of = observer_of
 
     def __repr__(self) -> str:
         return f"<Scheduler {self._store.name} {'open' if self._running else 'closed'}>"
@@ -686,7 +689,7 @@ class Scheduler(Operations):
     def _observer(self) -> Observer | None:
         places = [":".join(spec.source) for spec in self._handlers.values() if spec.source is not None]
         places += [to for to in self.targets.allowed or () if not to.endswith("*")]
-        return observer_of(self._telemetry, self._store, self.namespace, places)
+        return self._observer_of(self._telemetry, self._store, self.namespace, places)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
