@@ -161,15 +161,26 @@ def add_redis(session: nox.Session) -> None:
 
 def add_chromium(session: nox.Session) -> None:
     """Let tests look at the page: where there is no Chromium, and apt may be used, it is installed."""
+    if has_chromium():
+        return
+    why = "only root may install one here" if shutil.which("apt-get") else "there is no apt that could install one"
+    if shutil.which("apt-get") and os.name != "nt" and not os.geteuid():
+        options = ["-q", "-y", "-oDPkg::Lock::Timeout=300", "-oAcquire::Retries=3", "-oAcquire::http::Timeout=20"]
+        install = ["install", "--no-install-recommends", "chromium", "fonts-inter"]
+        quiet: dict[str, Any] = {"external": True, "silent": True, "success_codes": range(256)}
+        quiet["env"] = {"DEBIAN_FRONTEND": "noninteractive"}
+        session.run("apt-get", *options, "update", **quiet)  # the lists of packages may be old, or not there at all
+        said = f"{session.run('apt-get', *options, *install, **quiet)}".strip()
+        why = f"apt-get says: {said.splitlines()[-1] if said else 'nothing'}"
+    if not has_chromium():
+        session.warn(
+            f"the tests in tests/browser will fail, for want of a Chromium to name in AIODELAY_CHROMIUM; {why}"
+        )
+
+
+def has_chromium() -> bool:
     names = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-    if os.environ.get("AIODELAY_CHROMIUM") or any(map(shutil.which, names)):
-        return
-    if not shutil.which("apt-get") or os.name == "nt" or os.geteuid():
-        session.warn("no Chromium, and none that could be installed here: the tests in tests/browser will fail")
-        return
-    install = ["apt-get", "-q", "-y", "install", "--no-install-recommends", "chromium", "fonts-inter"]
-    for command in (["apt-get", "-q", "update"], install):
-        session.run(*command, external=True, silent=True, success_codes=range(256))
+    return bool(os.environ.get("AIODELAY_CHROMIUM") or any(map(shutil.which, names)))
 
 
 def unpack_redis(session: nox.Session, root: Path, program: Path) -> bool:

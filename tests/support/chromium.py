@@ -19,4 +19,6 @@ def chromium() -> str:
     found = os.environ.get("AIODELAY_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         raise NoBrowserError("no Chromium: apt-get install chromium, or name one in AIODELAY_CHROMIUM")
+    if shutil.which(found) is None:
+        raise NoBrowserError(f"AIODELAY_CHROMIUM is {found}, which is no program")
     return found
