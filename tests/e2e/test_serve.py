@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -19,7 +21,8 @@ from aiodelay import CancelOutcome, Scheduler
 from aiodelay.service import hash_token
 from aiodelay.service.health import PROBE
 from aiodelay.testing.servers import redis_programs
-from tests.support.command import aiodelay
+from tests.support.api import problem_of
+from tests.support.command import DEADLINE_S, aiodelay
 from tests.support.servers import RedisServer, start
 from tests.support.service import Service, until, until_ready
 
@@ -157,6 +160,27 @@ def test_a_signal_under_load_loses_nothing(tmp_path: Path) -> None:
 async def pending(path: Path) -> list[str]:
     async with Scheduler(f"sqlite:///{path}", dispatch=False) as scheduler:
         return [snapshot.record.id async for snapshot in scheduler.pending()]
+
+
+def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: RedisServer) -> None:
+    text = f'store = "{redis.url}?timeout_ms=20000"\n{OPEN}[limits]\ndrain = "1s"\n'
+    requests = [("POST", "/v1/messages", {"to": "stdout:x", "payload": "x", "delay": "1h"}), ("GET", "/v1/dead", None)]
+    with Service(tmp_path, text) as service, service.client() as client, ThreadPoolExecutor() as threads:
+        until_ready(client)
+        os.kill(redis.pid, signal.SIGSTOP)
+        try:
+            asking = [threads.submit(client.request, method, path, json=body) for method, path, body in requests]
+            time.sleep(1)
+            service.send(signal.SIGTERM)
+            post, get = (answer.result(DEADLINE_S) for answer in asking)
+        finally:
+            os.kill(redis.pid, signal.SIGCONT)
+        problem = problem_of(post, 504, "OutcomeUnknownError")
+        assert "repeat the request with the same id" in problem["detail"]
+        problem_of(get, 503, "ClosedError")
+        assert post.headers["x-content-type-options"] == "nosniff"
+        assert service.exit_code() == 0
+        assert not [line for line in service.logged() if "exception" in line]
 
 
 def test_it_says_that_it_leaves_and_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from aiodelay.service.connections import REQUESTS_END_S
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
 LIMITS = Limits()
-CLOSING_S = 10
+CLOSING_S = 40
 END_S = LIMITS.leave.total_seconds() + LIMITS.drain.total_seconds() + REQUESTS_END_S + CLOSING_S
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["Server"]
@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: ASGIApp, *, most: int, still_s: float) -> None:
         make_protocol = cast("type[asyncio.Protocol]", partial(_Protocol, self))
         config = uvicorn.Config(
-            app,
+            _without_cancellation(app),
             http=make_protocol,
             log_config=None,
             access_log=False,
@@ -79,6 +79,16 @@ class Server(uvicorn.Server):
             self._seen[each] = state, since_s if known == state else now_s
             if now_s - self._seen[each][1] >= self._still_s:
                 each.transport.abort()
+
+
+def _without_cancellation(app: ASGIApp) -> ASGIApp:
+    """Return an app whose requests the server may cancel at its end, without calling that a failure of the app."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return answer
 
 
 class _Protocol(H11Protocol):

@@ -32,6 +32,8 @@ from .models import Problem
 
 __all__ = [
     "INTERNAL",
+    "UNKNOWN",
+    "UNTOLD",
     "ApiError",
     "install",
     "problem_of",
@@ -104,6 +106,15 @@ def problem_of(error: AiodelayError) -> Problem:
 
 
 INTERNAL = _problem(500, {"error": "InternalError", "detail": "the service failed; its log says why"})
+UNTOLD = _problem(503, {"error": "ClosedError", "detail": "the service is ending"})
+UNKNOWN = _problem(
+    504,
+    {
+        "error": "OutcomeUnknownError",
+        "detail": "the service is ending, and whether this was carried out is unknown; "
+        "repeat the request with the same id or Idempotency-Key",
+    },
+)
 
 
 def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections import OrderedDict
@@ -27,7 +28,7 @@ from aiodelay.errors import ConfigurationError, StoreError, cut, kind_of, shorte
 from aiodelay.inputs import check_count
 from aiodelay.service.config import Scope, Token
 
-from .problems import INTERNAL, ApiError, response_of
+from .problems import INTERNAL, UNKNOWN, UNTOLD, ApiError, response_of
 from .sessions import COOKIE, Sessions
 
 __all__ = [
@@ -212,6 +213,10 @@ class Gate:
             return
         try:
             await self._app(scope, receive, send_with_headers)
+        except asyncio.CancelledError:
+            if not has_begun:
+                await response_of(UNTOLD if scope["method"] in SAFE else UNKNOWN)(scope, receive, send_with_headers)
+            raise
         except Exception:
             log.exception("%s %s failed", scope["method"], cut(scope["path"]))
             if has_begun:
