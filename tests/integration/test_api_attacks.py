@@ -230,6 +230,7 @@ async def test_the_cookie_of_a_session() -> None:
         assert answer.headers["location"] == "/"
         assert {"HttpOnly", "Path=/", "SameSite=strict"} <= {part.strip() for part in cookie.split(";")}
         assert SECRETS["read"] not in cookie
+        assert "domain" not in cookie.lower(), "it is for this host alone"
         assert "Secure" not in cookie, "or browsers would not send it back here, without TLS"
         behind_tls = await sign_in(client, SECRETS["read"], **{"x-forwarded-proto": "https"})
         assert "Secure" in behind_tls.headers["set-cookie"]
@@ -299,6 +300,7 @@ async def test_no_answer_can_be_framed_sniffed_or_read_by_another_site() -> None
             assert policy.startswith("default-src 'none'"), path
             assert "unsafe" not in policy, path
             assert answer.headers["x-frame-options"] == "DENY"
+            assert answer.headers["cache-control"] == "no-store" or path.startswith("/static/"), path
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["cross-origin-resource-policy"] == "same-origin"
             assert answer.headers["cross-origin-opener-policy"] == "same-origin"
