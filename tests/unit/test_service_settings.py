@@ -250,6 +250,34 @@ def test_a_variable_in_small_letters_knows_where_it_comes_from(monkeypatch: pyte
     assert origins["api.port"] == "aiodelay_api__port"
 
 
+TOKEN = f'name = "a"\nhash = "sha256:{"0" * 64}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value", "allowed"),
+    [
+        (f"[api.tokens]\n{TOKEN}scopes = ['read']", "api.tokens", "a table", "a list: [[api.tokens]]"),
+        ("[intake]\nfrom = 'kafka://localhost/x'", "intake", "a table", "a list: [[intake]]"),
+        ("[store]\nurl = 'memory://'", "store", "a table", "a valid string"),
+        ("[stores]\nurl = 'memory://'", "stores.url", "'memory://'", "a table"),
+        ("stores = 'memory://'", "stores", "'memory://'", "a table"),
+        ("api = 7", "api", "7", "a table"),
+        ("[api]\nport = true", "api.port", "true", "no true or false"),
+        ("[api]\nrate = false", "api.rate", "false", "no true or false"),
+        ("[limits]\nmemory = true", "limits.memory", "true", "no true or false"),
+        ("[telemetry]\nprometheus_port = true", "telemetry.prometheus_port", "true", "no true or false"),
+        (f"[[api.tokens]]\n{TOKEN}scopes = ['admin']", "api.tokens[0].scopes[0]", "'admin'", "'read', 'schedule' or"),
+        (f"[[api.tokens]]\n{TOKEN}scopes = []", "api.tokens[0].scopes", "[]", "at least 1 item"),
+    ],
+)
+def test_what_is_of_another_shape_is_told_in_words_of_the_file(
+    folder: Path, text: str, field: str, value: str, allowed: str
+) -> None:
+    (found,) = problems(folder, text).values()
+    assert (found.field, found.value) == (field, value)
+    assert found.allowed.startswith(allowed)
+
+
 @pytest.mark.parametrize(
     ("text", "field", "near"),
     [
@@ -341,7 +369,7 @@ def test_what_is_no_toml_is_told(folder: Path, text: str | bytes) -> None:
 
 
 def test_a_file_that_is_named_must_be_there(folder: Path) -> None:
-    with pytest.raises(SettingsError, match="FileNotFoundError"):
+    with pytest.raises(SettingsError, match="is not readable: No such file or directory"):
         read_configuration(folder / "missing.toml")
 
 

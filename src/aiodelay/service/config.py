@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from aiodelay import registry
-from aiodelay.errors import ConfigurationError, MissingExtraError
+from aiodelay.errors import ConfigurationError, MissingExtraError, shortened
 from aiodelay.inputs import Targets, check_namespace
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.timeunits import parse_duration
@@ -102,6 +102,13 @@ StoreUrl = Annotated[str, AfterValidator(_store_url)]
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_flags_as_numbers(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise ConfigurationError(info.field_name or "", shortened(value).lower(), "no true or false")
+        return value
 
 
 class StoreSettings(_Part):

@@ -23,7 +23,6 @@ from aiodelay.errors import (
     InputError,
     UnknownSinkError,
     cut,
-    kind_of,
     masked_url,
     shortened,
 )
@@ -119,6 +118,7 @@ _MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {
 }
 SEVERAL = ("stores", "sinks", "intake")
 URLS = ("url", "store", "from")
+SHAPES = {"tuple_type": "a list", "dict_type": "a table", "model_type": "a table"}
 _SHOULD = re.compile(r"^(Input|Value|String|Tuple|List|Dictionary) should (be |have )?")
 
 
@@ -137,11 +137,19 @@ def _problem(error: ErrorDetails, layers: Layers) -> Problem:
         return _unknown(place, origin)
     if error["type"] == "missing":
         return Problem(field, "missing", "it must be given", origin)
+    if error["type"] in SHAPES:
+        allowed = f"a list: [[{field}]]" if isinstance(error["input"], Mapping) else SHAPES[error["type"]]
+        return Problem(field, _shown(error["input"], place), allowed, origin)
     allowed = _SHOULD.sub("", error["msg"])
     if error["type"].endswith("_parsing"):
         allowed = allowed.partition(",")[0]
     value = "such a name" if "[key]" in error["loc"] else _shown(error["input"], place)
     return Problem(field, value, allowed.replace("match pattern", "text that matches"), origin)
+
+
+def _is_of_its_items(error: ErrorDetails) -> bool:
+    """Whether a list is only too short because its items are wrong, which is told of each."""
+    return error["type"] == "too_short" and bool(error["input"])
 
 
 def _unknown(place: Place, origin: str | None) -> Problem:
@@ -188,7 +196,7 @@ def _shown(value: object, place: Place) -> str:
         return format_duration(value // timedelta(milliseconds=1))
     if isinstance(value, list | tuple):
         return f"[{', '.join(_shown(item, place) for item in value)}]"
-    return kind_of(value) if isinstance(value, Mapping) else shortened(value)
+    return "a table" if isinstance(value, Mapping) else shortened(value)
 
 
 # --- all together -----------------------------------------------------------------------------------------
@@ -219,8 +227,9 @@ class Configuration:
         try:
             settings = Settings(**given)
         except ValidationError as error:
-            problems += [_problem(each, self._layers) for each in error.errors(include_url=False)]
-            broken = {str(each["loc"][0]) for each in error.errors(include_url=False)}
+            errors = error.errors(include_url=False)
+            problems += [_problem(each, self._layers) for each in errors if not _is_of_its_items(each)]
+            broken = {str(each["loc"][0]) for each in errors}
             settings = Settings(**{name: value for name, value in given.items() if name not in broken})
         for place, value, allowed in _disagreements(settings, broken):
             problems.append(Problem(dotted(place), value, allowed, self._layers.nearest_origin(place)))
@@ -393,7 +402,8 @@ def read_configuration(file: Path | None = None, flags: Mapping[Place, tuple[str
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(Problem(str(path), f"no TOML: {error}", "a TOML file")) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(Problem(str(path), f"not readable: {type(error).__name__}", "a file in UTF-8")) from error
+        why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+        raise SettingsError(Problem(str(path), f"not readable: {why}", "a file in UTF-8")) from error
     layers = Layers(_flag_layer(flags), _environment_layer(os.environ), from_file)
     unknown = [*_unknown_variables(os.environ)]
     return Configuration(layers, path, partial(read_configuration, file, flags), unknown)
