@@ -9,6 +9,7 @@ from typing import Self
 from urllib.parse import quote
 
 import pytest
+from msgspec import structs
 from playwright.async_api import Page, Route, expect
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -187,6 +188,18 @@ async def test_consumers_of_topics_and_of_logs_are_shown_alike(watch: Watch, sto
             "3 1 0 0 48 211 1 s ago 2026-11-21 11:59:59 UTC here",
             "48 215 0 0 0 0 never away",
         ]
+
+
+async def test_no_more_consumers_are_shown_than_can_be_looked_through(
+    store: SceneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [structs.replace(each, topic=f"t{n}") for n in range(101) for each in await store.registered()]
+    monkeypatch.setattr(store, "registered", lambda: asyncio.sleep(0, many))
+    scheduler = Scheduler(store, dispatch=False)
+    async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
+        page = (await client.get("/consumers")).text
+    assert page.count("<tr>") == 1 + 500
+    assert "5 more are listed by the API" in page
 
 
 # --- a message ------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ EVENT = re.compile(
     r"(?P<what>[\w:]+) +(?P<id>\S+)? +(?P<note>.+)"
 )
 SCREENS = {
-    "/": "CheckPayment",
+    "/": "holds p99",
     "/messages": "RenewContract",
     "/recurring": "Heartbeat",
     "/dead": "CardExpiredError",

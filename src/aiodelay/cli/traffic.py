@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count, cycle
+from itertools import count
 from typing import Self
 
 import anyio
@@ -97,6 +97,7 @@ WORK_S, LOOK_S = 0.01, 0.05
 CONTRACTS = 200
 FIRST_CONTRACT = timedelta(minutes=2)
 CONTRACT_SPANS = (timedelta(hours=1), timedelta(days=1), timedelta(days=30), timedelta(days=90))
+CONTRACT_SHARES = (1, 2, 6, 3)
 OPENING_ORDERS, OPENING_PACE_S = 12, 0.06
 PACE_S = (0.15, 0.45)
 DEAD_LETTERS_KEPT = 100
@@ -182,7 +183,7 @@ class Traffic:
             return
         contracts = (
             Message(RenewContract(n), delay=FIRST_CONTRACT + span * random.betavariate(2, 3))
-            for n, span in zip(range(CONTRACTS), cycle(CONTRACT_SPANS), strict=False)
+            for n, span in enumerate(random.choices(CONTRACT_SPANS, CONTRACT_SHARES, k=CONTRACTS))
         )
         stored = await self._scheduler.schedule_many(contracts)
         self._report.scheduled_many(RenewContract.__name__, stored, f"due in the next {CONTRACT_SPANS[-1].days} days")

@@ -15,6 +15,8 @@ from .state import state_of
 
 __all__ = ["consumers", "instances", "sinks"]
 
+MOST_CONSUMERS = 500
+
 
 @screen("read")
 async def sinks(request: Request) -> Response:
@@ -55,4 +57,12 @@ async def consumers(request: Request) -> Response:
     opened = store.scheduler._open_store()
     if not isinstance(opened, ports.Registry):
         raise UnsupportedByStoreError("store", opened.name, "stores that have topics beside them, as Redis has")
-    return shown(request, "consumers.html", store, facts=facts, consumers=await opened.registered())
+    found = await state_of(request).shared.get(("consumers", store.name), opened.registered)
+    return shown(
+        request,
+        "consumers.html",
+        store,
+        facts=facts,
+        consumers=found[:MOST_CONSUMERS],
+        more=len(found[MOST_CONSUMERS:]),
+    )
