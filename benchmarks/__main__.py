@@ -12,6 +12,7 @@ from pathlib import Path
 from . import (
     ba1_http_stream,
     ba2_http_calls,
+    ba3_pages,
     ba4_viewers,
     ba5_help,
     ba6_tracing,
@@ -51,6 +52,7 @@ from .report import as_json, as_line, as_markdown, by_family, put_between_marker
 BENCHMARKS: tuple[Benchmark, ...] = (
     ba1_http_stream.BENCHMARK,
     ba2_http_calls.BENCHMARK,
+    ba3_pages.BENCHMARK,
     ba4_viewers.BENCHMARK,
     ba5_help.BENCHMARK,
     ba6_tracing.BENCHMARK,

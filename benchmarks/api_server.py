@@ -1,6 +1,6 @@
 """The API in a process of its own for BA1 and BA2, beside a route that only reads messages; and a light client.
 
-Usage: python -m benchmarks.api_server <store's URL>; prints its port.
+Usage: python -m benchmarks.api_server <store's URL> <namespace>; prints its port.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BARE = "/bare"
 ANSWER = {"id": "m", "outcome": "stored", "due": "2027-01-01T00:00:00.000Z", "revision": 1_795_279_631_915}
 
 
-async def serve(url: str) -> None:
+async def serve(url: str, namespace: str) -> None:
     """Serve until killed."""
     bare = FastAPI(openapi_url=None)
 
@@ -40,7 +40,7 @@ async def serve(url: str) -> None:
         read_message(await request.body())
         return Json(ANSWER, 201)
 
-    async with Scheduler(url, dispatch=False) as scheduler:
+    async with Scheduler(url, namespace=namespace, dispatch=False) as scheduler:
         limits = ApiLimits(rate=0)
         api = admin(scheduler, read_only=False, allowed_targets=["handler:*"], limits=limits)
 
@@ -54,9 +54,9 @@ async def serve(url: str) -> None:
 
 
 @contextmanager
-def running_api(url: str) -> Iterator[int]:
+def running_api(url: str, namespace: str = "default") -> Iterator[int]:
     """Have the API of a store for the length of a block; yield its port."""
-    command = [sys.executable, "-m", "benchmarks.api_server", url]
+    command = [sys.executable, "-m", "benchmarks.api_server", url, namespace]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
@@ -103,4 +103,4 @@ async def calls(port: int, path: str, bodies: list[bytes], connections: int) -> 
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1]))
+    asyncio.run(serve(*sys.argv[1:]))

@@ -37,14 +37,14 @@ __all__ = ["Looking"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
-AT_ONCE = 200
+AT_ONCE = 100
 """Most records to look at in one call."""
 LETTERS_AT_ONCE = 20
 """Most dead letters to fetch in one call, however large they are."""
 REDRIVEN_AT_ONCE = 80
 REVISION_BYTES = 6
 """With a revision of so many bytes a key of `dead` ends."""
-SPANS_AT_ONCE = 500
+SPANS_AT_ONCE = 200
 
 
 class Looking(Base):

@@ -6,7 +6,7 @@
 -- ARGV[7] how many spans
 -- From ARGV[8] on: what an answer has left; none = all.
 -- Returns {the sets that are left}, then index (from 0) and count of each span in which anything comes due, in no order.
-local MOST_COST = 2000
+local MOST_COST = 500
 local FROM, SPAN, SPANS = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local found, left, cost = {}, {}, 0
 
