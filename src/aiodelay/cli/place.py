@@ -13,7 +13,6 @@ from cyclopts import Parameter
 
 from aiodelay import Scheduler, StoreUnavailableError
 from aiodelay.ports import Store
-from aiodelay.sqlite import SqliteStore
 from aiodelay.textlog import log_as_text
 
 from .errors import NOT_UNDERSTOOD, CommandError
@@ -75,5 +74,7 @@ class Place:
 
 
 def _check_there(store: Store) -> None:
+    from aiodelay.sqlite import SqliteStore  # noqa: PLC0415 - `--help` loads no backend
+
     if isinstance(store, SqliteStore) and not os.path.exists(store.path):
         raise StoreUnavailableError(store.name, f"no such file: {store.path}")
