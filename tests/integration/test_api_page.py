@@ -17,7 +17,7 @@ from aiodelay.service.api.schemas import openapi_of
 from tests.support.api import ALL, serving_api
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-STEPS = re.findall(r"```http\n(.*?)```\n\n```(?:nd)?json\n(.*?)```", PAGE, re.DOTALL)
+STEPS = re.findall(r"```http\n(.*?)```\n\n```(?:json|ndjson)\n(.*?)```", PAGE, re.DOTALL)
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 

@@ -27,8 +27,8 @@ app: App = App(
     result_action="return_value",
 )
 
-for place, group, line in COMMANDS:
-    app.command(f"{__package__}.{place}", name=name_of(place), group=group, help=line)
+for _place, _group, _line in COMMANDS:
+    app.command(f"{__package__}.{_place}", name=name_of(_place), group=_group, help=_line)
 app.register_install_completion_command(group=RUN)
 
 

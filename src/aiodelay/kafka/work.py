@@ -45,7 +45,7 @@ class KafkaWork:
 
     def __init__(self, store: KafkaStore, worker: str, lanes: Collection[Lane]) -> None:
         self._store = store
-        self.worker = Worker(worker, lanes, store.now_ms())
+        self.worker: Worker = Worker(worker, lanes, store.now_ms())
         for partition in store.partitions.values():
             self.add(partition)
         self._turn = 0

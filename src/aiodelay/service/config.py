@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -101,7 +101,7 @@ StoreUrl = Annotated[str, AfterValidator(_store_url)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -217,7 +217,7 @@ class TelemetrySettings(_Part):
 class Settings(BaseSettings):
     """All of it. `reading` reads it; each field stands in docs/operate.md."""
 
-    model_config = SettingsConfigDict(
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, env_prefix=PREFIX, env_nested_delimiter="__"
     )
 

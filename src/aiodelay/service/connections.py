@@ -47,8 +47,9 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=REQUESTS_END_S,
         )
         super().__init__(config)
-        self.most, self._still_s = most, still_s
-        self.refused = 0
+        self.most: int = most
+        self.refused: int = 0
+        self._still_s = still_s
         self._seen: dict[H11Protocol, tuple[object, float]] = {}
 
     @contextmanager

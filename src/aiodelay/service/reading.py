@@ -90,7 +90,8 @@ class SettingsError(ConfigurationError):
     def __init__(self, *problems: Problem) -> None:
         first = problems[0]
         super().__init__(first.field, first.value, first.allowed)
-        self.args, self.problems = problems, problems
+        self.args = problems
+        self.problems = problems
 
     def __str__(self) -> str:
         number = "a mistake" if len(self.problems) == 1 else f"{len(self.problems)} mistakes"
@@ -215,7 +216,9 @@ class Configuration:
     def __init__(
         self, layers: Layers, file: Path, again: Callable[[], Configuration], unknown: Sequence[Problem]
     ) -> None:
-        self._layers, self.file, self.again, self._unknown = layers, file, again, unknown
+        self._layers, self._unknown = layers, unknown
+        self.file: Path = file
+        self.again: Callable[[], Configuration] = again
 
     def settings(self) -> Settings:
         """Return the settings.

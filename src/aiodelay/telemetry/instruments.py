@@ -58,7 +58,7 @@ class Instruments:
     """
 
     def __init__(self, meter: Meter) -> None:
-        self.destinations = Cap()
+        self.destinations: Cap = Cap()
         self._observed: tuple[Observed, ...] = ()  # replaced, not changed: read from other threads
         self._sums: dict[str, dict[tuple[tuple[str, str | int | float], ...], int]] = {}
         self._histograms: dict[str, Histogram] = {}

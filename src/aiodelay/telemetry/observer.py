@@ -121,7 +121,9 @@ class Observer:
     def __init__(
         self, tracing: Tracing, instruments: Instruments, store: Store, namespace: str, *, create_spans: bool
     ) -> None:
-        self.tracing, self.instruments, self._store = tracing, instruments, store
+        self.tracing: Tracing = tracing
+        self.instruments: Instruments = instruments
+        self._store = store
         self._create_spans = create_spans
         self.base: Attributes = {names.STORE: store.name, names.NAMESPACE: namespace}
         self._labels: dict[tuple[str, str, str], Attributes] = {}  # as many as there are names of destinations

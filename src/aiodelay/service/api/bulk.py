@@ -24,7 +24,7 @@ from .served import PLAN_MS, Opened, Plan, Store, served_of
 
 __all__ = ["changing", "confirm", "done", "plan", "planned"]
 
-changing = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("operate"))
+changing: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("operate"))
 
 MOST = 1_000
 """How many one plan is about."""

@@ -34,8 +34,8 @@ __all__ = [
     "revision_of",
 ]
 
-looking = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("read"))
-changing = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("operate"))
+looking: APIRouter = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("read"))
+changing: APIRouter = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("operate"))
 
 MOST_LETTERS = 1_000
 MOST_REVISION = (1 << 48) - 1

@@ -36,8 +36,8 @@ __all__ = [
     "schedules",
 ]
 
-looking = APIRouter(tags=["etf1"], route_class=needs("read"))
-alive = APIRouter(tags=["etf1"])
+looking: APIRouter = APIRouter(tags=["etf1"], route_class=needs("read"))
+alive: APIRouter = APIRouter(tags=["etf1"])
 
 KAFKA = "kafka"
 AT_ONCE = 200

@@ -46,8 +46,8 @@ __all__ = [
     "resume",
 ]
 
-looking = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("read"))
-changing = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("operate"))
+looking: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("read"))
+changing: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("operate"))
 
 MOST_BUCKETS = 1_000
 ABILITIES = (ports.Inspectable, ports.DeadLetters, ports.Holds, ports.Journal, ports.Transfer, ports.Registry)

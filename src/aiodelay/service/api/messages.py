@@ -41,9 +41,9 @@ __all__ = [
     "with_key",
 ]
 
-looking = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("read"))
-changing = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule"))
-scheduling = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule", store_of))
+looking: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("read"))
+changing: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule"))
+scheduling: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule", store_of))
 
 IDEMPOTENCY_KEY = "idempotency-key"
 MAX_KEY = 255
