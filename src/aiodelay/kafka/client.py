@@ -144,6 +144,12 @@ async def _stop(consumer: AIOKafkaConsumer) -> None:
         await consumer.stop()
 
 
+class _Batches(set[Any]):
+    """Those under way, of which one that failed may be taken out again (K21)."""
+
+    remove = set.discard
+
+
 class Producer:
     """Writes batches, idempotently, until the first error; then it is to be closed.
 
@@ -189,10 +195,9 @@ class Producer:
         if sender.sender_task is not None:
             sender.sender_task.remove_done_callback(sender._fail_all)  # it fails itself without transactions
         accumulator = self._client._message_accumulator
-        waiting = [batch for batches in accumulator._batches.values() for batch in batches]
-        accumulator._pending_batches.update(waiting)  # what was sent before leaves that set when it fails (K21)
+        accumulator._pending_batches = _Batches(accumulator._pending_batches)
         accumulator.fail_all(KafkaConnectionError("closed"))
-        drains = [batch._drain_waiter for batch in waiting]
+        drains = [batch._drain_waiter for batches in accumulator._batches.values() for batch in batches]
         for _ in range(2):  # whatever it could not do cleanly, or in time, it holds nothing afterwards
             with suppress(TimeoutError, Exception):
                 async with asyncio.timeout(CLOSE_S):
