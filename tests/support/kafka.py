@@ -218,7 +218,7 @@ async def _wait_until_ready(bootstrap: str) -> None:
     while True:
         try:
             await asyncio.wait_for(_group_and_transaction(bootstrap), 20)
-        except (KafkaError, TimeoutError):
+        except (AssertionError, KafkaError, TimeoutError):  # aiokafka's, where it is told of no broker yet
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.1)
