@@ -230,6 +230,13 @@ async def test_k21_closing_while_a_batch_waits_to_be_sent_again_ends_its_sending
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
+async def test_k22_a_cluster_that_counts_no_broker_is_away(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AIOKafkaClient, "get_random_node", lambda self: None)
+    producer = Producer(Cluster("new", {"bootstrap_servers": [kafka]}, 5_000), transactional_id=new_name())
+    with pytest.raises(KafkaConnectionError, match="no broker"):
+        await producer.start()
+
+
 async def test_f21_after_a_broker_was_killed_the_same_sink_goes_on(own_broker: Broker) -> None:
     topic = await create_topic(own_broker.bootstrap, new_name())
     async with opened(own_broker.bootstrap, timeout_ms=1000) as sink:

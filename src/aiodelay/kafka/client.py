@@ -1,6 +1,6 @@
 """A Kafka producer that is thrown away after any error: what aiokafka leaves behind one cannot be trusted.
 
-The numbers K1 to K21 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
+The numbers K1 to K22 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
 """
 
 from __future__ import annotations
@@ -184,8 +184,10 @@ class Producer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._client.start()
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, AssertionError):  # a cluster that has just started counts no broker yet (K22)
+                raise KafkaConnectionError("the cluster counts no broker") from error
             raise
 
     async def close(self) -> None:
