@@ -251,6 +251,7 @@ async def test_keys(watch: Watch, store: SceneStore) -> None:
         await page.keyboard.press("g")
         await page.keyboard.press("d")
         await expect(page.get_by_role("heading", name="Dead letters")).to_be_visible()
+        await page.wait_for_load_state()  # keys are heard from then on
         await page.keyboard.press("g")
         await page.keyboard.press("m")
         await expect(page.get_by_role("heading", name="Messages")).to_be_visible()

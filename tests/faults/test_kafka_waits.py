@@ -18,7 +18,21 @@ from aiodelay.kafka.client import consumer_of, stop
 from aiodelay.kafka.group import SESSION_MS
 from aiodelay.kafka.index import Read
 from aiodelay.kafka.options import Cluster
-from aiodelay.model import After, At, Cancel, Command, DeadKey, Demand, Done, Envelope, Put, Refused, Stored, Unknown
+from aiodelay.model import (
+    After,
+    At,
+    Cancel,
+    Command,
+    Dead,
+    DeadKey,
+    Demand,
+    Done,
+    Envelope,
+    Put,
+    Refused,
+    Stored,
+    Unknown,
+)
 from tests.support.kafka import create_topic, new_name
 from tests.support.proxy import proxied
 
@@ -84,14 +98,12 @@ async def test_f27_l1_a_settlement_that_cannot_be_read_back_is_not_waited_for_lo
 
 async def test_f27_dead_letters_answer_in_time(kafka: str) -> None:
     schedules = new_name("schedules")
-    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", []):
-        async with AIOKafkaProducer(bootstrap_servers=kafka) as client:
-            for key in (b"bad", b"worse"):
-                await client.send_and_wait(schedules, b"v", key=key)
-        async with asyncio.timeout(30):
-            while len(letters := await store.dead_letters()) < 2:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.01)
-        keys = [DeadKey(each.record.id, each.record.revision) for each in letters]
+    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", ["h"]) as work:
+        await store.apply([put("bad", "", lane="h"), put("worse", "", lane="h")])
+        claims = (await work.claim({"h": ALL}, request="1", lease_ms=15_000)).claims
+        ended = [Dead(each.record.id, each.record.revision, each.token, "rejected", 1) for each in claims]
+        await work.settle(ended)
+        keys = [DeadKey(each.id, each.revision) for each in ended]
         async with foreign(kafka, schedules), asyncio.timeout(30):
             (outcome,) = await store.redrive(keys[:1])
             assert isinstance(outcome, Unknown)

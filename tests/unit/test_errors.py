@@ -145,6 +145,7 @@ def test_every_error_is_raised_somewhere() -> None:
 
 def test_no_builtin_error_is_raised_for_callers() -> None:
     internal = {
+        ("__init__.py", "AttributeError"),  # of a name that the package does not have
         ("codecs.py", "TypeError"),  # what msgspec wants of a hook
         ("codecs.py", "ValueError"),  # mapped to RecordFormatError by the caller
         ("operations.py", "NotImplementedError"),  # a method that the subclass gives

@@ -168,7 +168,7 @@ def state_of(index: Index, world: World) -> dict[str, Any]:
         "bad": {key: (read.offset, problem) for key, (read, problem) in index._bad.items()},
         "repeated": index._repeated.keys(),
         "asked": {key: (asked.offset, asked.put) for key, asked in index._asked.items()},
-        "dead": index._dead,
+        "dead": {letter.key: letter for letter in index._dead},
         "holds": asyncio.run(_holds(index)),
         "mark": (index.mark, index._ended_at),
         "partitions": index.partitions,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Self
 
 import pytest
@@ -29,6 +30,9 @@ class SlowStore(MemoryStore):
 
     def status(self) -> WorkStatus:
         return self.told
+
+    def tell_restored(self, told: Callable[[float], None] | None) -> None:
+        """Tell nobody: no part of it begins before another."""
 
 
 async def test_it_tells_how_far_it_is() -> None:
