@@ -19,6 +19,7 @@ from aiodelay.model import Command, SourcePosition, Unknown
 from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
 from aiodelay.service.api.application import ROUTERS
 from aiodelay.service.api.schemas import scopes_of
+from aiodelay.testing.clock import VirtualClock
 from tests.support.api import ALL, SECRETS, TOKENS, bearer, problem_of, serving_api
 from tests.support.clear_errors import SECRETS as PLANTED
 
@@ -104,6 +105,23 @@ async def test_tokens_are_exchanged_while_it_runs() -> None:
         tokens.load([Token(name="new", hash=hash_token("new secret"), scopes=("read",))])
         problem_of(await client.get("/v1/counts", headers=bearer(SECRETS["read"])), 401, "UnauthorizedError")
         assert (await client.get("/v1/counts", headers=bearer("new secret"))).status_code == 200
+
+
+async def test_refused_tokens_are_told_at_most_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aiodelay.audit")
+    clock = VirtualClock()
+    async with api(tokens=Tokens(TOKENS, clock)) as client:
+
+        async def guess(times: int) -> None:
+            for n in range(times):
+                problem_of(await client.get("/v1/counts", headers=bearer(f"guess {n}")), 401, "UnauthorizedError")
+
+        await guess(5)
+        problem_of(await client.get("/v1/counts"), 401, "UnauthorizedError")
+        clock.move(1_000)
+        await guess(2)
+    lines = [json.loads(record.message) for record in caplog.records]
+    assert lines == [{"action": "refused token", "from": "127.0.0.1", "times": times} for times in (1, 5)]
 
 
 async def test_a_token_is_compared_with_each_one_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

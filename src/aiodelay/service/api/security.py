@@ -54,6 +54,7 @@ HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 CALLER = "aiodelay.caller"
 BUCKETS = 10_000
 LONGEST_FACT = 300
+REFUSALS_MS = 1_000
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 HEADERS = tuple(
     (name.encode(), value.encode())
@@ -78,14 +79,19 @@ def hash_token(secret: str) -> str:
 class Tokens:
     """The tokens that are valid now; `load` puts others in their place while the service runs.
 
+    Args:
+        tokens: The first ones.
+        clock: For intervals.
+
     Attributes:
         is_open: There never was one, so that whoever asks from this machine needs none. Taking the last one away lets
             nobody in any more.
     """
 
-    def __init__(self, tokens: Collection[Token] = ()) -> None:
-        self._tokens = tuple(tokens)
+    def __init__(self, tokens: Collection[Token] = (), clock: Clock | None = None) -> None:
+        self._tokens, self._clock = tuple(tokens), clock or SystemClock()
         self.is_open: bool = not self._tokens
+        self._refused, self._next_line_ms = 0, 0
 
     def __contains__(self, token: Token) -> bool:
         return token in self._tokens
@@ -103,6 +109,14 @@ class Tokens:
             if compare_digest(token.hash, given):
                 found = token
         return found
+
+    def refuse(self, peer: str) -> None:
+        """Write that a token was shown that is not valid; further ones within a second are counted by the next line."""
+        self._refused += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._next_line_ms:
+            _write({"action": "refused token", "from": peer, "times": self._refused})
+            self._refused, self._next_line_ms = 0, now_ms + REFUSALS_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +256,8 @@ class Gate:
             return Caller("anonymous", SCOPES, peer) if _is_local(peer, headers) else None
         kind, _, secret = headers.get("authorization", "").partition(" ")
         token = self._tokens.find(secret.strip()) if kind.lower() == "bearer" else None
+        if kind and token is None:
+            self._tokens.refuse(peer)
         if not kind:
             token = self._sessions.find(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
         return None if token is None else Caller(token.name, token.scopes, peer)
@@ -337,9 +353,7 @@ def audit(request: Request, action: str, **facts: Any) -> None:  # noqa: ANN401 
     if not audit_log.isEnabledFor(logging.INFO):
         return
     caller = caller_of(request)
-    told = {"action": action, "by": caller.name, "from": caller.peer, **facts}
-    plain = {name: _plain(value) for name, value in told.items()}
-    audit_log.info("%s", msgspec.json.encode(plain).decode(), extra={"audit": plain})
+    _write({"action": action, "by": caller.name, "from": caller.peer, **facts})
 
 
 @contextmanager
@@ -355,6 +369,11 @@ def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, A
         audit(request, action, **facts, outcome=type(error).__name__)
         raise
     audit(request, action, **facts)
+
+
+def _write(told: Mapping[str, object]) -> None:
+    plain = {name: _plain(value) for name, value in told.items()}
+    audit_log.info("%s", msgspec.json.encode(plain).decode(), extra={"audit": plain})
 
 
 def _plain(value: object) -> object:

@@ -31,11 +31,12 @@ async def sign_in(request: Request) -> Response:
         return failed(request, error)
     back = local(request, form.one("back"))
     begun = state_of(request).sessions.begin(form.one("token"))
+    peer = request.client.host if request.client else "local"
     if begun is None:
+        state_of(request).tokens.refuse(peer)
         return shown(request, "login.html", status=401, wrong=True, next_page=back)
     cookie, token = begun
     state_of(request).sessions.end(request.cookies.get(COOKIE, ""))
-    peer = request.client.host if request.client else "local"
     request.scope[CALLER] = Caller(token.name, token.scopes, peer)
     audit(request, "sign in")
     response = RedirectResponse(back, 303)
