@@ -114,7 +114,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 
 def test_a_store_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with Service(tmp_path, f'store = "redis://:{PASSWORD}@127.0.0.1:1?connect_timeout_ms=100"\n') as service:
-        assert service.exit_code() == 5, service.err.seen
+        assert service.exit_code() == 5, "".join(service.err.seen)
         assert "aiodelay: store default: redis://:***@127.0.0.1:1" in service.err.seen[-1]
         assert PASSWORD not in "".join(service.err.seen)
 

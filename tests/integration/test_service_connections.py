@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from starlette.applications import Starlette
@@ -72,12 +72,13 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 async def rest_of(reader: asyncio.StreamReader) -> bytes:
-    """Read until the other side ends."""
-    try:
+    """Read until the other side ends, or breaks off."""
+    found = b""
+    with suppress(ConnectionResetError):
         async with asyncio.timeout(WITHIN_S):
-            return await reader.read()
-    except ConnectionResetError:
-        return b""
+            while read := await reader.read(65_536):
+                found += read
+    return found
 
 
 async def drip(writer: asyncio.StreamWriter, text: bytes) -> None:

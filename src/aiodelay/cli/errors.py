@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from aiodelay.errors import (
     AiodelayError,
     DuplicateIdError,
@@ -12,7 +15,7 @@ from aiodelay.errors import (
     StoreUnavailableError,
 )
 
-__all__ = ["CommandError", "exit_code_of"]
+__all__ = ["CommandError", "exit_code_of", "ungrouped"]
 
 FAILED, NOT_UNDERSTOOD, NOT_FOUND, TOO_LATE, UNAVAILABLE, UNKNOWN = 1, 2, 3, 4, 5, 6
 
@@ -42,3 +45,21 @@ def exit_code_of(error: AiodelayError) -> int:
         case OutcomeUnknownError():
             return UNKNOWN
     return FAILED
+
+
+@contextmanager
+def ungrouped(kind: type[Exception]) -> Iterator[None]:
+    """Raise the first error of a group on its own, if all of them are of one kind.
+
+    An error that is raised in an `except*` is put into a group again before Python 3.11.4.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        found, others = group.split(kind)
+        if found is None or others is not None:
+            raise
+        first: BaseException = found
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None

@@ -21,7 +21,7 @@ from aiodelay.errors import kind_of
 from aiodelay.textlog import log_as_text
 
 from .crew import follow, supervise
-from .errors import NOT_UNDERSTOOD, CommandError
+from .errors import NOT_UNDERSTOOD, CommandError, ungrouped
 from .signals import stop_signals
 
 __all__ = ["find_scheduler", "run"]
@@ -68,10 +68,8 @@ def run(
         raise CommandError(f"{scheduler._store.name} lives in one process; --workers needs a store that they share")
     flags = [flag for flag, is_set in (("--quiet", quiet), ("--verbose", verbose)) if is_set]
     command = [sys.executable, "-m", "aiodelay", "run", target, *flags]
-    try:
+    with ungrouped(CommandError):
         asyncio.run(supervise(command, workers=workers, reload=reload))
-    except* CommandError as group:
-        raise group.exceptions[0] from None
 
 
 async def _dispatch(scheduler: Scheduler, target: str, lifeline: int | None) -> None:

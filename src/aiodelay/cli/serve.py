@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from aiodelay.errors import AiodelayError, MissingExtraError
 
+from .errors import ungrouped
 from .signals import stop_signals
 
 if TYPE_CHECKING:
@@ -44,11 +45,8 @@ def serve(
     from aiodelay.service.logs import set_up_logs  # noqa: PLC0415
 
     set_up_logs(settings.log)
-    try:
-        with emitting(settings.telemetry):  # its end sends what is left, which blocks
-            asyncio.run(_serve(settings, configuration))
-    except* AiodelayError as group:
-        raise _first(group) from None
+    with ungrouped(AiodelayError), emitting(settings.telemetry):  # whose end sends what is left, which blocks
+        asyncio.run(_serve(settings, configuration))
 
 
 async def _serve(settings: Settings, configuration: Configuration) -> None:
@@ -79,8 +77,3 @@ def read(file: Path | None, *, host: str | None = None, port: int | None = None)
         ("api", name): (f"--{name}", value) for name, value in (("host", host), ("port", port)) if value is not None
     }
     return read_configuration(file, flags)
-
-
-def _first(group: BaseExceptionGroup[AiodelayError]) -> AiodelayError:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
