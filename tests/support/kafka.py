@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, for_code
 
 __all__ = ["Broker", "Given", "choice", "create_topic", "find", "logins", "new_name", "started"]
 
@@ -257,7 +257,9 @@ async def create_topic(bootstrap: str, name: str, partitions: int = 1, **setting
     try:
         configs = {key.replace("_", "."): str(value) for key, value in settings.items()}
         answer = await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
-        assert answer.topic_errors[0][1] == 0, answer
+        code, problem = answer.topic_errors[0][1:3]
+        if code:
+            raise for_code(code)(problem)
         while (await admin.describe_topics([name]))[0]["error_code"]:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.02)
     finally:
