@@ -13,6 +13,7 @@ import asyncio
 import logging
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -58,16 +59,17 @@ def schedule(
     session.add(Outbox(id=message_id or str(uuid4()), target=to, payload=msgspec.json.encode(payload), due_ms=due_ms))
 
 
-async def relay(database: AsyncEngine, scheduler: Scheduler) -> None:
-    """Move rows into the scheduler until cancelled."""
-    while True:
+async def relay(database: AsyncEngine, scheduler: Scheduler, stop: asyncio.Event) -> None:
+    """Move rows into the scheduler until told to stop; cancelled in a transaction, it would cost a connection."""
+    while not stop.is_set():
         try:
             moved = await move_rows(database, scheduler)
         except (StoreError, SQLAlchemyError, OSError) as error:
             log.warning("the outbox waits: %s", error)
             moved = 0
         if not moved:
-            await asyncio.sleep(POLL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), POLL_S)
 
 
 async def move_rows(database: AsyncEngine, scheduler: Scheduler) -> int:
@@ -154,7 +156,8 @@ async def main(database_url: str, store_url: str) -> None:
         await remind(database, event)
 
     async with scheduler, asyncio.TaskGroup() as tasks:
-        relaying = tasks.create_task(relay(database, scheduler))
+        stop = asyncio.Event()
+        tasks.create_task(relay(database, scheduler, stop))
         for number in (1, 2, 3):
             try:
                 await place_order(database, number)
@@ -165,7 +168,7 @@ async def main(database_url: str, store_url: str) -> None:
             while await session.scalar(select(func.count()).select_from(Outbox)):  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(POLL_S)
         await scheduler.run_until_idle()
-        relaying.cancel()
+        stop.set()
     await database.dispose()
 
 

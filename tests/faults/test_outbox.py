@@ -102,12 +102,12 @@ async def test_relays_side_by_side_schedule_each_message_once(database: AsyncEng
     runs: Counter[bytes] = Counter()
     await write(database, *((f"m-{number}", number, NOW) for number in range(150)))
     async with working(store_url, runs) as scheduler:
-        relays = [asyncio.create_task(relay(database, scheduler)) for _ in range(3)]
+        stop = asyncio.Event()
+        relays = [asyncio.create_task(relay(database, scheduler, stop)) for _ in range(3)]
         while await rows_left(database):  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
-        for each in relays:
-            each.cancel()
-        await asyncio.wait(relays)
+        stop.set()
+        await asyncio.gather(*relays)
         await until_done(scheduler)
     assert runs == {b"%d" % number: 1 for number in range(150)}
 
@@ -145,7 +145,8 @@ async def test_a_relay_outlives_a_store_that_is_away(database: AsyncEngine) -> N
     try:
         runs: Counter[bytes] = Counter()
         async with working(server.url, runs) as scheduler:
-            relaying = asyncio.create_task(relay(database, scheduler))
+            stop = asyncio.Event()
+            relaying = asyncio.create_task(relay(database, scheduler, stop))
             server.kill()
             await write(database, ("waits", 0, NOW))
             await asyncio.sleep(0.3)
@@ -153,8 +154,8 @@ async def test_a_relay_outlives_a_store_that_is_away(database: AsyncEngine) -> N
             server.start()
             while not runs:  # noqa: ASYNC110 - until the test's time is up
                 await asyncio.sleep(0.01)
-            relaying.cancel()
-            await asyncio.wait([relaying])
+            stop.set()
+            await relaying
         assert runs == {b"0": 1}
     finally:
         server.stop()
