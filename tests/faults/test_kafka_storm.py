@@ -28,8 +28,7 @@ from tests.support.processes import Crew, Worker
 from tests.support.producing import instant
 
 TAKEOVER_MS = 15_000 + 10_000
-"""As promised, and what a busy machine takes on top."""
-"""From the end of a process to the delivery of what is due of its partitions."""
+"""From a process's end to the delivery of what is due of its partitions: as promised, and 10 s for a busy machine."""
 SOON_MS, FAR_MS = 6_000, 25_000
 SURE_MS = 13_000
 """A change that was acknowledged so long before the due time has been read by every owner that may still deliver."""
