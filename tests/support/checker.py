@@ -316,10 +316,10 @@ def _duplicates(story: Story) -> Iterator[tuple[Attempt, Attempt]]:
 
 def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Literal["fault", "lapse", ""]:
     """Say why something ran twice: a fault struck the one who had it first, its lease ended, or there was no reason."""
+    if (again.start.id, again.revision) in story.doubled:  # one process may hold both at once
+        return "fault"
     if earlier.lease is None or again.lease is None or earlier.lease is again.lease:
         return ""
-    if (again.start.id, again.revision) in story.doubled:
-        return "fault"
     first, second = sorted((earlier.lease, again.lease), key=lambda lease: lease.answered_ns)
     if first.is_in_doubt:
         return "fault"

@@ -286,7 +286,11 @@ async def _create(
         raise NodeNotReadyError("the cluster names no broker")
     replicas = min(3, len(brokers))
     settings = {**settings, "min.insync.replicas": str(min(2, replicas))}
-    answer = await admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=settings) for name in names])
+    topics = [NewTopic(name, partitions, replicas, topic_configs=settings) for name in names]
+    try:
+        answer = await admin.create_topics(topics)
+    except AttributeError as error:  # aiokafka's: the broker that it asked first named no controller
+        raise NodeNotReadyError("the cluster names no controller") from error
     for name, code, *_ in answer.topic_errors:
         if code not in (0, _EXISTS):
             raise for_code(code)(name)
