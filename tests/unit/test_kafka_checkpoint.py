@@ -188,6 +188,9 @@ async def _holds(index: Index) -> Sequence[tuple[str, str | None]]:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=14), st.lists(STEPS, max_size=8))
 @example([Step("put", "a", NOW, 1), Step("end", "a", NOW, 0), Step("again", "a", NOW, 0)], [])
+@example(
+    [Step("cancel", "b", NOW, 0), Step("put", "b", NOW, 0)], [Step("cancel", "a", NOW, 0), Step("end", "b", NOW, 0)]
+)
 def test_an_index_goes_on_as_if_it_had_never_been_left(before: list[Step], after: list[Step]) -> None:
     with TemporaryDirectory(dir=IN_MEMORY) as folder:
         leave_and_go_on(Path(folder, "t-0.index"), before, after)

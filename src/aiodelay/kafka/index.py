@@ -255,7 +255,7 @@ class Index(Commands, Claims, Looking):
         self.notes: deque[JournalEntry] = deque(maxlen=MOST_NOTES)  # of what changes nothing; or that wait
         self.changes: deque[Change] = deque()
         self._standings: dict[bytes, Standing] = {}
-        self._cancels: deque[bytes] = deque()
+        self._cancels: deque[tuple[bytes, int]] = deque()
         self._hidden: dict[bytes, None] = {}
         self._bad: dict[bytes, tuple[Read, str]] = {}
         self._repeated: dict[bytes, None] = {}
@@ -401,7 +401,7 @@ class Index(Commands, Claims, Looking):
             else:
                 self._ended_at = read.offset
                 self._let_go(records.id_of(key), is_users=glance.read_to is None)
-                self._cancels.append(key)
+                self._cancels.append((key, read.offset))
         if glance.read_to is not None:
             self._forget_cancels(glance.read_to)
         if glance.read_to is not None or not is_put:  # an owner's; it also cancels
@@ -498,10 +498,10 @@ class Index(Commands, Claims, Looking):
     def _forget_cancels(self, read_to: int) -> None:
         """Forget keys that have ended, as far as no owner can have missed it."""
         while self._cancels:
-            key = self._cancels[0]
+            key, offset = self._cancels[0]
             standing = self._standings.get(key)
-            if standing is not None and not standing.seen.is_put:
-                if standing.seen.offset >= read_to or not is_forgettable(standing, read_to):
+            if standing is not None and standing.seen.offset == offset:
+                if offset >= read_to or not is_forgettable(standing, read_to):
                     return
                 del self._standings[key]
             self._cancels.popleft()
