@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -150,7 +151,7 @@ def test_a_full_server_answers_repeated_commands_all_the_same(servers: tuple[Red
 
 def strike(scene: RedisScene, replica: RedisServer, heir: RedisServer, link: Proxy, front: Proxy) -> int:
     """Let the replica fall behind, kill the primary, put the replica in its place; return since when it lacked."""
-    since_ns = time.monotonic_ns()
+    since_ns = replicated_until_ns(scene.server, replica)
     link.mode = "black hole"
     time.sleep(0.5)
     scene.server.kill()
@@ -159,6 +160,20 @@ def strike(scene: RedisScene, replica: RedisServer, heir: RedisServer, link: Pro
     front.point_to(replica.port)
     scene.server = replica
     return since_ns
+
+
+def replicated_until_ns(server: RedisServer, replica: RedisServer) -> int:
+    """Return a time before which nothing was answered that the replica does not have."""
+    at_ns, written = time.monotonic_ns(), offset_of(server, "master_repl_offset")
+    while offset_of(replica, "slave_repl_offset") < written:
+        time.sleep(0.005)
+    return at_ns
+
+
+def offset_of(server: RedisServer, field: str) -> int:
+    found = re.search(rf"\r\n{field}:(\d+)\r\n", server.command("INFO", "replication").decode())
+    assert found is not None
+    return int(found[1])
 
 
 def broken_rules(scene: RedisScene) -> set[str]:
