@@ -297,7 +297,8 @@ class Load:
         mine = self._book.wanted[name]
         if answer.is_success and answer.json()["outcome"] in ("cancelled", "recorded"):
             mine.becomes(0, NEVER, now_ms())
-        mine.is_in_doubt |= in_doubt and answer.status_code == 404
+        else:  # it had ended, perhaps by an attempt before; in flight, it comes only if it is delivered at once
+            mine.is_in_doubt |= in_doubt or answer.is_success
 
     async def _moved(self, name: str) -> None:
         await self._put(name, 0, self._later_ms())

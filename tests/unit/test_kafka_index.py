@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count, product
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aiodelay.kafka import records
 from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.index import Change, Index, Read
+from aiodelay.kafka.pace import OVERDUE_MS, Pace
 from aiodelay.kafka.records import KEEP, Memory, encode_cancel, encode_end, encode_keep, encode_record
 from aiodelay.model import At, Cancel, Command, Demand, Envelope, Fire, LateAction, Put, Record, Reschedule, Stored
 from aiodelay.testing.clock import VirtualClock
@@ -74,6 +75,30 @@ def test_a_session_that_ends_tells_of_every_change_also_of_two_of_one_key() -> N
     assert len(begun) == 2
     assert index.give_back() == begun
     assert index.give_back() == []
+
+
+def taken(index: Index) -> list[bytes]:
+    """Claim what is due; return the payloads."""
+    return [claim.record.envelope.payload for claim in index.claim({"kafka": ALL}, 1_000, 1).claims]
+
+
+@pytest.mark.parametrize("name", ["put", "cancel", "reschedule", "fire"])
+@pytest.mark.parametrize("take", [moving, taken])
+@pytest.mark.parametrize("rate", [0, 1_000], ids=["", "overdue"])
+def test_s3_what_was_to_be_changed_when_a_session_ended_is_there_once(
+    name: str, take: Callable[[Index], list[bytes]], rate: int
+) -> None:
+    clock = VirtualClock()
+    index = Index(clock=clock, name="t/0", claims=count(1), pace=Pace(rate))
+    index.read(put(0, b"old", due_ms=NOW + 1_000))
+    clock.move(2 * OVERDUE_MS if rate else 0)
+    assert moving(index) == []
+    for _ in range(3):
+        assert index.command(COMMANDS[name])[1] is not None
+        index.give_back()
+        index.changes.clear()
+    clock.move(5_000)
+    assert take(index) + take(index) == [b"old"]
 
 
 def read_back(index: Index, change: Change) -> None:

@@ -1094,6 +1094,9 @@ class Index(Commands, Claims, Looking):
         while (overdue := self._overdue()) is not None:
             lane = overdue.record.envelope.lane
             self._lanes[lane].add(self._backlog[lane].pop())
+        self._backlog.clear()
+        for queue in self._lanes.values():
+            queue.sweep()  # of what was to be changed some was taken out, some still stands there
         changes = list(self._under_way)
         self._held_back.clear()
         self._under_way.clear()
@@ -1105,7 +1108,7 @@ class Index(Commands, Claims, Looking):
                 continue
             if entry.token:
                 self._leased[entry.record.id] = entry
-            else:
+            elif entry.standing is Place.LEASED:
                 self._lanes[entry.record.envelope.lane].add(entry)
         return changes
 

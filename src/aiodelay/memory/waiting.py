@@ -62,9 +62,13 @@ class Waiting:
         """Add an entry."""
         heapq.heappush(self._heap, (at_ms, entry.sequence, entry))
         if len(self._heap) > self._sweep_at:
-            self._heap = [item for item in self._heap if self._counts(item[2])]
-            heapq.heapify(self._heap)
+            self.sweep()
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._heap))
+
+    def sweep(self) -> None:
+        """Take out those that do not count; one that is to count again would stand here twice otherwise."""
+        self._heap = [item for item in self._heap if self._counts(item[2])]
+        heapq.heapify(self._heap)
 
     def first(self) -> Entry | None:
         """Return the first entry that counts."""
@@ -99,6 +103,10 @@ class LaneQueue:
         """Put an entry in its place."""
         entry.standing = Standing.IN_LANE
         self._waiting.push(entry.place_ms, entry)
+
+    def sweep(self) -> None:
+        """Forget where those stood that are not in the lane now, before they are added again."""
+        self._waiting.sweep()
 
     def first(self) -> Entry | None:
         """Return the first message that can go; what is held or blocked at an address is parked on the way."""
