@@ -297,8 +297,8 @@ class Load:
         mine = self._book.wanted[name]
         if answer.is_success and answer.json()["outcome"] in ("cancelled", "recorded"):
             mine.becomes(0, NEVER, now_ms())
-        else:  # it had ended, perhaps by an attempt before; in flight, it comes only if it is delivered at once
-            mine.is_in_doubt |= in_doubt or answer.is_success
+        else:  # in flight, it comes only if it is delivered at once; not found, an attempt before may have cancelled it
+            mine.is_in_doubt |= answer.is_success or (in_doubt and answer.status_code == 404)
 
     async def _moved(self, name: str) -> None:
         await self._put(name, 0, self._later_ms())

@@ -255,10 +255,11 @@ class Gate:
         if self._tokens.is_open:
             return Caller("anonymous", SCOPES, peer) if _is_local(peer, headers) else None
         kind, _, secret = headers.get("authorization", "").partition(" ")
-        token = self._tokens.find(secret.strip()) if kind.lower() == "bearer" else None
-        if kind and token is None:
-            self._tokens.refuse(peer)
-        if not kind:
+        if kind:
+            token = self._tokens.find(secret.strip()) if kind.lower() == "bearer" else None
+            if token is None:
+                self._tokens.refuse(peer)
+        else:
             token = self._sessions.find(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
         return None if token is None else Caller(token.name, token.scopes, peer)
 
