@@ -26,7 +26,7 @@ async def values(bootstrap: str, topic: str, n: int) -> Counter[bytes]:
     options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
     found: Counter[bytes] = Counter()
     async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while found.total() < n:
                 for batch in (await consumer.getmany(timeout_ms=100)).values():
                     found.update(each.value for each in batch)
