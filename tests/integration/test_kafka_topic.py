@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import UnknownTopicOrPartitionError
 
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from aiodelay.kafka import topic as topics
@@ -155,3 +156,21 @@ async def test_f22_while_the_cluster_counts_no_broker_topics_are_created_later(f
 
 def test_every_setting_that_is_checked_can_be_mended() -> None:
     assert topics._RULES.keys() == SETTINGS.keys()
+
+
+@pytest.mark.asyncio
+async def test_a_broker_that_has_not_heard_of_a_topic_yet_is_asked_again(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = topics._settings, []
+
+    async def settings(admin: Any, name: str) -> Any:  # noqa: ANN401 - aiokafka's
+        asked.append(name)
+        if len(asked) == 1:  # as a second broker answers at times, just after the topic was made
+            raise UnknownTopicOrPartitionError(name)
+        return await real(admin, name)
+
+    monkeypatch.setattr(topics, "_settings", settings)
+    name = new_name()
+    (found,) = await prepare(cluster(kafka), [name], create=True, partitions=1)
+    assert (asked, found.settings["cleanup.policy"]) == ([name] * 2, "compact")

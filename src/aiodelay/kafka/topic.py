@@ -9,7 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import InvalidReplicationFactorError, KafkaError, NodeNotReadyError, for_code
+from aiokafka.errors import (
+    InvalidReplicationFactorError,
+    KafkaError,
+    NodeNotReadyError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 
@@ -242,9 +248,10 @@ async def prepare_intake(
 
 
 async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]]) -> _Found:
-    """Return what is found by an administrator's client; while the cluster counts too few brokers, look again.
+    """Return what is found by an administrator's client; while the cluster is not of one mind, look again.
 
-    A controller counts a broker that has just started, or was silent for a while, only after its next heartbeat.
+    A controller counts a broker that has just started, or was silent for a while, only after its next heartbeat; of
+    a topic that one broker knows another may not have heard yet.
     """
     tame()
     try:
@@ -254,7 +261,7 @@ async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]]) -> 
                 try:
                     await admin.start()
                     return await look(admin)
-                except (NodeNotReadyError, InvalidReplicationFactorError):
+                except (NodeNotReadyError, InvalidReplicationFactorError, UnknownTopicOrPartitionError):
                     await asyncio.sleep(0.1)
                 finally:
                     await admin.close()
