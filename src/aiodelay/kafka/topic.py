@@ -312,10 +312,7 @@ async def _described(
     is_created: bool,
 ) -> Topic:
     (found,) = await admin.describe_topics([name])
-    while is_created and found["error_code"] == _MISSING:
-        await asyncio.sleep(0.05)  # until this broker has heard of it
-        (found,) = await admin.describe_topics([name])
-    if found["error_code"] == _MISSING:
+    if found["error_code"] == _MISSING and not is_created:
         settings = " ".join(f"--config {key}={value}" for key, value in wanted.items())
         command = f"kafka-topics.sh --bootstrap-server {_bootstrap(cluster)} --create --topic {name} --partitions 6"
         allowed = f"an existing topic, ?create_topic=true, or: {command} --replication-factor 3 {settings}"
