@@ -1,0 +1,1 @@
+"""The jobs: each a pure transform of frames, and a `run` that ends in a `Summary`."""

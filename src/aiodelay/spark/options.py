@@ -1,0 +1,90 @@
+"""The options of `format("aiodelay")`: each is read once, on the driver, and every mistake names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast, get_args
+
+from aiodelay.errors import ConfigurationError, shortened
+
+from .schemas import Table
+
+__all__ = ["Options", "read_table"]
+
+_MOST_DIGITS = 18
+TABLES: tuple[Table, ...] = get_args(Table)
+
+
+class Options:
+    """Reads Spark's options, whose names know no case, one at a time; `finish` refuses what nobody asked for."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._left = {name.lower(): text for name, text in given.items()}
+        self._known: list[str] = []
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """Return an option as it is given; blank is not given."""
+        self._known.append(name)
+        return (self._left.pop(name.lower(), "") or "").strip() or default
+
+    def required(self, name: str, example: str) -> str:
+        """Return an option that must be given.
+
+        Raises:
+            ConfigurationError: It is not.
+        """
+        found = self.text(name)
+        if found is None:
+            raise ConfigurationError(f"option {name!r}", "missing", f"such as {example}")
+        return found
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
+        """Return one of several words.
+
+        Raises:
+            ConfigurationError: It is none of them.
+        """
+        found = self.text(name) or default
+        if found not in allowed:
+            raise ConfigurationError(f"option {name!r}", shortened(found), ", ".join(allowed))
+        return found
+
+    def integer(self, name: str, default: int, least: int, most: int) -> int:
+        """Return an integer.
+
+        Raises:
+            ConfigurationError: It is not one from `least` to `most`.
+        """
+        found = self.text(name)
+        if found is None:
+            return default
+        is_number = found.isascii() and found.isdigit() and len(found) <= _MOST_DIGITS
+        if not is_number or not least <= int(found) <= most:
+            raise ConfigurationError(f"option {name!r}", shortened(found), f"an integer from {least:,} to {most:,}")
+        return int(found)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return whether it is `true`.
+
+        Raises:
+            ConfigurationError: It is neither `true` nor `false`.
+        """
+        return self.choice(name, ("true", "false"), str(default).lower()) == "true"
+
+    def finish(self) -> None:
+        """Refuse what is left.
+
+        Raises:
+            ConfigurationError: Names an unknown option, and those that are known.
+        """
+        for name in self._left:
+            raise ConfigurationError("option", shortened(name), ", ".join(self._known))
+
+
+def read_table(given: Mapping[str, str]) -> Table:
+    """Return which table the options name; `messages` by default.
+
+    Raises:
+        ConfigurationError: There is no such table.
+    """
+    return cast("Table", Options(given).choice("table", TABLES, "messages"))

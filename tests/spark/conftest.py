@@ -1,0 +1,43 @@
+"""One Spark session for all tests of a process, and a namespace of its own for each test."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+
+from aiodelay.spark.session import register
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session in this process: two cores, a task may fail twice, nothing outside the test's folders."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    folder = tmp_path_factory.mktemp("spark")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": f"{folder / 'warehouse'}",
+        "spark.local.dir": f"{folder / 'local'}",
+        "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder} -Djava.io.tmpdir={folder}",
+    }
+    builder = SparkSession.builder.master("local[2,3]").appName("tests")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{uuid4().hex[:12]}"
