@@ -9,7 +9,7 @@ from aiodelay._version import __version__
 __all__ = ["COMMANDS", "RUN", "SUMMARY", "name_of", "overview", "version"]
 
 SUMMARY = "Deliver messages later, durably."
-RUN, MESSAGES, LOOK, MOVE = "Run", "Messages", "Look", "Move"
+RUN, MESSAGES, LOOK, MOVE, BULK = "Run", "Messages", "Look", "Move", "Bulk"
 COMMANDS = (
     (
         "demo:demo",
@@ -37,6 +37,7 @@ COMMANDS = (
     ("export:export", MOVE, "Write holds, messages and dead letters as JSON lines."),
     ("import_:import_", MOVE, "Store what `aiodelay export` has written, or what other systems keep."),
     ("dead:dead", MESSAGES, "List dead letters, give them a new life, or delete them."),
+    ("spark:spark", BULK, "Load, check, archive, replay and report with Apache Spark."),
 )
 """Place in this package, group, and what it does, for each command."""
 
@@ -51,7 +52,7 @@ def name_of(place: str) -> str:
 def overview() -> str:
     """Return all commands by group, with what each does."""
     lines = ["Usage: aiodelay COMMAND [OPTIONS]", "", SUMMARY]
-    for group in (RUN, MESSAGES, LOOK, MOVE):
+    for group in (RUN, MESSAGES, LOOK, MOVE, BULK):
         lines += ["", f"{group}:"]
         for place, _, text in (each for each in COMMANDS if each[1] == group):
             first = f"  {name_of(place):<{INDENT - 2}}"

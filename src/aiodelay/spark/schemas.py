@@ -16,7 +16,8 @@ _RECORD = (
 )
 
 MESSAGES: Final = (
-    f"id STRING NOT NULL, due_at TIMESTAMP NOT NULL, next_attempt_at TIMESTAMP NOT NULL, state STRING NOT NULL, {_RECORD}"
+    "id STRING NOT NULL, due_at TIMESTAMP NOT NULL, next_attempt_at TIMESTAMP NOT NULL, state STRING NOT NULL, "
+    f"{_RECORD}"
 )
 """What is pending or in flight."""
 

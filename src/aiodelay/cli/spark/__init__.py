@@ -1,0 +1,17 @@
+"""`aiodelay spark`: what there is to do for Spark, one command a job; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from aiodelay.cli.commands import name_of
+
+__all__ = ["JOBS", "spark"]
+
+JOBS: tuple[tuple[str, str], ...] = ()
+"""Place in this package, and what it does, for each job."""
+
+spark: App = App(name="spark", help="Load, check, archive, replay and report with Apache Spark.")
+
+for _place, _line in JOBS:
+    spark.command(f"{__package__}.{_place}", name=name_of(_place), help=_line)
