@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast, get_args
 
 from aiodelay.errors import ConfigurationError, shortened
 
 from .schemas import Table
 
-__all__ = ["Options", "read_table"]
+__all__ = ["Options", "read_table", "store_url"]
 
 _MOST_DIGITS = 18
 TABLES: tuple[Table, ...] = get_args(Table)
@@ -88,3 +90,31 @@ def read_table(given: Mapping[str, str]) -> Table:
         ConfigurationError: There is no such table.
     """
     return cast("Table", Options(given).choice("table", TABLES, "messages"))
+
+
+def store_url(given: str) -> str:
+    """Return the URL that is given: as it stands, as `env:NAME`, or as `file:PATH`.
+
+    The last two keep passwords out of plans, logs and process lists: what is named is read where this is called, on the
+    driver and on each executor.
+
+    Raises:
+        ConfigurationError: The variable is not set, or the file cannot be read or is empty.
+    """
+    kind, _, name = given.partition(":")
+    if kind == "env":
+        url = os.environ.get(name, "").strip()
+        if not url:
+            raise ConfigurationError("store", shortened(given), "an environment variable that is set on every machine")
+        return url
+    if kind == "file":
+        try:
+            url = Path(name).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                "store", f"{shortened(given)} ({error})", "a file that can be read on every machine"
+            ) from None
+        if not url:
+            raise ConfigurationError("store", f"{shortened(given)}, which is empty", "a file that holds a store's URL")
+        return url
+    return given
