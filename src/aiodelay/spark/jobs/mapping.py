@@ -1,0 +1,219 @@
+"""Which columns of a frame become which of a message: named columns, or SQL expressions of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from aiodelay.errors import ConfigurationError, cut, shortened
+
+__all__ = ["MAPPED", "converted", "given", "mapped", "read_mapping", "read_zone"]
+
+MAPPED: Final = ("id", "due_at", "payload", "to", "type", "encoding", "key", "headers", "version")
+"""What a mapping may give: the columns of a message that its sender decides."""
+
+REQUIRED: Final = ("id", "due_at")
+OFFSET: Final = r"(Z|[+-]\d{2}:?\d{2})\s*$"
+"""How a text ends that names an instant: without an offset it would be a guess."""
+
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_NESTED = (StructType, MapType, ArrayType)
+_HEADERS = MapType(StringType(), BinaryType())
+
+
+def read_mapping(text: str) -> dict[str, str]:
+    """Read `id=order_id,due_at=remind_at,payload=struct(*)`; commas in brackets, quotes and backticks do not part.
+
+    Raises:
+        ConfigurationError: It is not of that form, or names something that messages do not have.
+    """
+    mapping: dict[str, str] = {}
+    for part in _parts(text):
+        name, equals, expression = (each.strip() for each in part.partition("="))
+        if not equals or not expression or name not in MAPPED:
+            raise ConfigurationError("map", shortened(part), f"NAME=COLUMN, with NAME one of {', '.join(MAPPED)}")
+        if name in mapping:
+            raise ConfigurationError("map", f"{name!r} twice", "each name once")
+        mapping[name] = expression
+    return mapping
+
+
+def _parts(text: str) -> Iterator[str]:
+    depth, quote, start = 0, "", 0
+    for at, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"`":
+            quote = letter
+        elif letter in "([":
+            depth += 1
+        elif letter in ")]":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+def read_zone(timezone: str | None) -> str | None:
+    """Return the name of a time zone.
+
+    Raises:
+        ConfigurationError: There is none of this name.
+    """
+    try:
+        return None if timezone is None else ZoneInfo(timezone).key
+    except (ValueError, OSError):
+        raise ConfigurationError("timezone", shortened(timezone), "a time zone, such as Europe/Berlin") from None
+
+
+def mapped(
+    frame: DataFrame, mapping: Mapping[str, str] | None = None, *, to: str | None = None, timezone: str | None = None
+) -> DataFrame:
+    """Return a frame of a message's columns, with their types; what cannot be read is null.
+
+    Args:
+        frame: Any rows.
+        mapping: For each column of a message, a column of the frame or an SQL expression; None: those of the frame that
+            are called as ours.
+        to: The destination of all rows; a column `to` that the mapping gives goes before it.
+        timezone: Where times without an offset were written down; None: they are refused.
+
+    Raises:
+        ConfigurationError: A column is missing, or has a type that cannot be converted.
+    """
+    return converted(given(frame, mapping, to=to), timezone=timezone)
+
+
+def given(frame: DataFrame, mapping: Mapping[str, str] | None = None, *, to: str | None = None) -> DataFrame:
+    """Return a message's columns as the frame has them, not converted yet; as `mapped` otherwise."""
+    named = {name: name for name in MAPPED if name in frame.columns} if mapping is None else mapping
+    if missing := [name for name in REQUIRED if name not in named]:
+        raise ConfigurationError("map", f"without {missing[0]!r}", f"{missing[0]}=COLUMN; columns: {_listed(frame)}")
+    columns = [_column(frame, name, named[name]) for name in MAPPED if name in named]
+    found = frame.select(*columns)
+    if to is None:
+        return found
+    if "to" not in found.columns:
+        return found.withColumn("to", F.lit(to))
+    return found.withColumn("to", F.coalesce("to", F.lit(to)))
+
+
+def _column(frame: DataFrame, name: str, text: str) -> Column:
+    """Return a column by its name, else by an expression, once Spark has understood it."""
+    quoted = text.replace("`", "``")
+    column = (F.col(f"`{quoted}`") if text in frame.columns else F.expr(text)).alias(name)
+    try:
+        found = frame.select(column).schema
+    except (AnalysisException, ParseException):
+        allowed = f"a column or an SQL expression of {_listed(frame)}"
+        raise ConfigurationError(f"map {name}", shortened(text), allowed) from None
+    if len(found) != 1:
+        raise ConfigurationError(f"map {name}", f"{len(found)} columns ({shortened(text)})", "one, such as struct(*)")
+    return column
+
+
+def _listed(frame: DataFrame) -> str:
+    return cut(", ".join(frame.columns), 300)
+
+
+def converted(found: DataFrame, *, timezone: str | None = None) -> DataFrame:
+    """Return what `given` returned with a message's types; nested payloads are written as JSON.
+
+    Raises:
+        ConfigurationError: A column has a type that cannot be converted.
+    """
+    kinds = {field.name: field.dataType for field in found.schema}
+    zone = read_zone(timezone)
+    columns = [_CONVERSIONS[name](name, kinds[name], zone).alias(name) for name in MAPPED if name in kinds]
+    if "encoding" not in kinds and isinstance(kinds.get("payload"), _NESTED):
+        columns.append(F.lit("json").alias("encoding"))
+    return found.select(*columns)
+
+
+def _text(name: str, kind: DataType, _: str | None) -> Column:
+    _check(name, kind, "STRING", StringType)
+    return F.col(name)
+
+
+def _id(name: str, kind: DataType, _: str | None) -> Column:
+    _check(name, kind, "STRING or an integer", StringType, *_INTEGERS)
+    return F.col(name).cast("string")
+
+
+def _due(name: str, kind: DataType, zone: str | None) -> Column:
+    _check(name, kind, "TIMESTAMP, or STRING with an offset", StringType, TimestampType, TimestampNTZType)
+    if isinstance(kind, TimestampNTZType) and zone is None:
+        allowed = "TIMESTAMP; or give timezone, where these times were written down"
+        raise ConfigurationError(f"column {name!r}", "TIMESTAMP_NTZ, which is no instant", allowed)
+    if isinstance(kind, TimestampType):
+        return F.col(name)
+    if isinstance(kind, TimestampNTZType):
+        return _in_zone(F.col(name), f"{zone}")
+    instant = F.when(F.col(name).rlike(OFFSET), F.try_to_timestamp(name))
+    if zone is None:
+        return instant
+    return instant.otherwise(_in_zone(F.col(name).try_cast("timestamp_ntz"), zone))
+
+
+def _in_zone(local: Column, zone: str) -> Column:
+    return F.convert_timezone(F.lit(zone), F.current_timezone(), local).cast("timestamp")
+
+
+def _payload(name: str, kind: DataType, _: str | None) -> Column:
+    _check(name, kind, "BINARY, STRING, STRUCT, MAP or ARRAY", BinaryType, StringType, *_NESTED)
+    if isinstance(kind, _NESTED):
+        return F.to_json(name, {"ignoreNullFields": "false"}).cast("binary")
+    return F.col(name).cast("binary")
+
+
+def _key(name: str, kind: DataType, _: str | None) -> Column:
+    _check(name, kind, "BINARY or STRING", BinaryType, StringType)
+    return F.col(name).cast("binary")
+
+
+def _headers(name: str, kind: DataType, _: str | None) -> Column:
+    _check(name, kind, "MAP<STRING, BINARY>", MapType)
+    return F.col(name).cast(_HEADERS)
+
+
+def _version(name: str, kind: DataType, _: str | None) -> Column:
+    _check(name, kind, "an integer", *_INTEGERS)
+    return F.col(name).cast("bigint")
+
+
+def _check(name: str, kind: DataType, allowed: str, *kinds: type[DataType]) -> None:
+    if not isinstance(kind, kinds):
+        raise ConfigurationError(f"column {name!r}", kind.simpleString().upper(), allowed)
+
+
+_CONVERSIONS = {
+    "id": _id,
+    "due_at": _due,
+    "payload": _payload,
+    "to": _text,
+    "type": _text,
+    "encoding": _text,
+    "key": _key,
+    "headers": _headers,
+    "version": _version,
+}
