@@ -1,0 +1,135 @@
+"""What differs between a truth and a store: one pass over both, by id, without a row of either on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Final, Literal, TypeAlias
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+__all__ = ["COMPARED", "FINDINGS", "Finding", "compared_in", "judged", "tallied"]
+
+Finding: TypeAlias = Literal["missing", "orphan", "drift"]
+FINDINGS: Final[tuple[Finding, ...]] = ("missing", "orphan", "drift")
+"""In the truth and not in the store; in the store and not in the truth; in both, but not the same."""
+
+COMPARED: Final = ("to", "type", "encoding", "payload", "key", "headers")
+"""Columns that are compared, beside the due time, where the truth has them."""
+
+_ANY_VERSION = (1 << 63) - 1
+
+
+def compared_in(truth: DataFrame) -> tuple[str, ...]:
+    """Return which columns of a truth are compared beside its due time."""
+    return tuple(name for name in COMPARED if name in truth.columns)
+
+
+def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms: int) -> DataFrame:
+    """Return one row for each id of the truth and of the store, with what it was found to be.
+
+    A pure transform that evaluates each frame once.
+
+    Args:
+        truth: `id`, `due_at`; compared, where it has them: `version` and those of `COMPARED`.
+        stored: The same columns of what is pending, with `version`, `revision` and `rule`.
+        ended: `id` and `version` of what the store remembers of messages that have ended.
+        horizon_ms: What is due until then, epoch ms, is `soon`: it may end while the store is read.
+
+    Returns:
+        `kind`, `id`, `differs` (names of columns), `want_due_ms`, `have_due_ms`, `want_version`, `have_version`,
+        `have_revision`, `in_truth` and `in_store` (0 or 1). Kinds beside `FINDINGS`: `same`; `soon`; `ended`:
+        not in the store, which knows that it is over; `ahead`: the store's version is higher than the truth's;
+        `recurring`: a series, of which a truth of single messages says nothing; and what makes a truth unfit:
+        `null_id`, `null_due`, `repeated`.
+    """
+    compared = compared_in(truth)
+    # The window's order by id is also that of both joins: each side is shuffled and sorted once.
+    wanted = _side(truth, "want", compared).withColumn("rows_of_id", f.count("*").over(Window.partitionBy("id")))
+    over = ended.select("id", f.coalesce("version", f.lit(_ANY_VERSION)).alias("ended_version"))
+    had = _side(stored, "have", compared, have_revision=f.col("revision"), recurs=f.col("rule").isNotNull())
+    return (
+        wanted.join(over, "id", "left")
+        .join(had, "id", "full_outer")
+        .select(
+            _kind(compared, horizon_ms).alias("kind"),
+            "id",
+            _differs(compared).alias("differs"),
+            "want_due_ms",
+            "have_due_ms",
+            "want_version",
+            "have_version",
+            "have_revision",
+            f.coalesce("in_want", f.lit(0)).alias("in_truth"),
+            f.coalesce("in_have", f.lit(0)).alias("in_store"),
+        )
+    )
+
+
+def tallied(judgements: DataFrame) -> DataFrame:
+    """Return what `judged` found, finding by finding, and of each other kind one row: few rows, whatever was compared.
+
+    The columns are those of `judged` and `ids`: how many a row stands for. Of a row for several, `id` is one of them.
+    """
+    finding = f.when(f.col("kind").isin(*FINDINGS), f.col("id"))
+    sums = [f.sum(name).alias(name) for name in ("in_truth", "in_store")]
+    kept = [f.max(name).alias(name) for name in judgements.columns if name not in ("kind", "in_truth", "in_store")]
+    return (
+        judgements.groupBy("kind", finding.alias("finding"))
+        .agg(f.count("*").alias("ids"), *sums, *kept)
+        .drop("finding")
+    )
+
+
+def _side(frame: DataFrame, name: str, compared: Sequence[str], **more: Column) -> DataFrame:
+    """Return the columns of one side; of those that are compared, their hashes: payloads need not be sorted by id."""
+    columns = {
+        "due_ms": f.ceil(f.unix_micros("due_at") / 1000),
+        "version": f.col("version") if "version" in frame.columns else f.lit(None).cast("bigint"),
+        **{each: f.xxhash64(_comparable(frame, each)) for each in compared},
+    }
+    named = (column.alias(f"{name}_{each}") for each, column in columns.items())
+    return frame.select(
+        "id", f.lit(1).alias(f"in_{name}"), *named, *(column.alias(each) for each, column in more.items())
+    )
+
+
+def _comparable(frame: DataFrame, name: str) -> Column:
+    """Return a column as it is stored: nothing given is as empty, but for a key, and entries have an order."""
+    column = f.col(name)
+    match name:
+        case "headers":
+            return f.when(f.size(column) > 0, f.array_sort(f.map_entries(column)))
+        case "key":
+            return column.cast("binary")
+        case "payload":
+            return f.coalesce(column.cast("binary"), f.lit(b""))
+        case _:
+            return f.coalesce(column, f.lit(""))
+
+
+def _differs(compared: Sequence[str]) -> Column:
+    """Return the names of the columns that differ, joined by commas."""
+    pairs = [("due_at", "due_ms"), *((name, name) for name in compared)]
+    return f.concat_ws(
+        ",", *(f.when(f.col(f"want_{column}") != f.col(f"have_{column}"), f.lit(name)) for name, column in pairs)
+    )
+
+
+def _kind(compared: Sequence[str], horizon_ms: int) -> Column:
+    column = f.col
+    kinds = [
+        ("null_id", column("id").isNull()),
+        ("repeated", column("rows_of_id") > 1),
+        ("null_due", column("in_want").isNotNull() & column("want_due_ms").isNull()),
+        ("recurring", column("recurs")),
+        ("soon", f.least("want_due_ms", "have_due_ms") <= horizon_ms),
+        ("orphan", column("in_want").isNull()),
+        ("ended", column("in_have").isNull() & (column("ended_version") >= f.coalesce("want_version", f.lit(0)))),
+        ("missing", column("in_have").isNull()),
+        ("ahead", column("have_version") > column("want_version")),
+        ("drift", _differs(compared) != ""),
+    ]
+    first = f.when(kinds[0][1], f.lit(kinds[0][0]))
+    return reduce(lambda kind, each: kind.when(each[1], f.lit(each[0])), kinds[1:], first).otherwise(f.lit("same"))
