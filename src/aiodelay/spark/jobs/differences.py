@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Final, Literal, TypeAlias
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as f
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 __all__ = ["COMPARED", "FINDINGS", "Finding", "compared_in", "judged", "tallied"]
 
@@ -46,9 +46,9 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
     """
     compared = compared_in(truth)
     # The window's order by id is also that of both joins: each side is shuffled and sorted once.
-    wanted = _side(truth, "want", compared).withColumn("rows_of_id", f.count("*").over(Window.partitionBy("id")))
-    over = ended.select("id", f.coalesce("version", f.lit(_ANY_VERSION)).alias("ended_version"))
-    had = _side(stored, "have", compared, have_revision=f.col("revision"), recurs=f.col("rule").isNotNull())
+    wanted = _side(truth, "want", compared).withColumn("rows_of_id", F.count("*").over(Window.partitionBy("id")))
+    over = ended.select("id", F.coalesce("version", F.lit(_ANY_VERSION)).alias("ended_version"))
+    had = _side(stored, "have", compared, have_revision=F.col("revision"), recurs=F.col("rule").isNotNull())
     return (
         wanted.join(over, "id", "left")
         .join(had, "id", "full_outer")
@@ -61,8 +61,8 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
             "want_version",
             "have_version",
             "have_revision",
-            f.coalesce("in_want", f.lit(0)).alias("in_truth"),
-            f.coalesce("in_have", f.lit(0)).alias("in_store"),
+            F.coalesce("in_want", F.lit(0)).alias("in_truth"),
+            F.coalesce("in_have", F.lit(0)).alias("in_store"),
         )
     )
 
@@ -72,12 +72,12 @@ def tallied(judgements: DataFrame) -> DataFrame:
 
     The columns are those of `judged` and `ids`: how many a row stands for. Of a row for several, `id` is one of them.
     """
-    finding = f.when(f.col("kind").isin(*FINDINGS), f.col("id"))
-    sums = [f.sum(name).alias(name) for name in ("in_truth", "in_store")]
-    kept = [f.max(name).alias(name) for name in judgements.columns if name not in ("kind", "in_truth", "in_store")]
+    finding = F.when(F.col("kind").isin(*FINDINGS), F.col("id"))
+    sums = [F.sum(name).alias(name) for name in ("in_truth", "in_store")]
+    kept = [F.max(name).alias(name) for name in judgements.columns if name not in ("kind", "in_truth", "in_store")]
     return (
         judgements.groupBy("kind", finding.alias("finding"))
-        .agg(f.count("*").alias("ids"), *sums, *kept)
+        .agg(F.count("*").alias("ids"), *sums, *kept)
         .drop("finding")
     )
 
@@ -85,35 +85,35 @@ def tallied(judgements: DataFrame) -> DataFrame:
 def _side(frame: DataFrame, name: str, compared: Sequence[str], **more: Column) -> DataFrame:
     """Return the columns of one side; of those that are compared, their hashes: payloads need not be sorted by id."""
     columns = {
-        "due_ms": f.ceil(f.unix_micros("due_at") / 1000),
-        "version": f.col("version") if "version" in frame.columns else f.lit(None).cast("bigint"),
-        **{each: f.xxhash64(_comparable(frame, each)) for each in compared},
+        "due_ms": F.ceil(F.unix_micros("due_at") / 1000),
+        "version": F.col("version") if "version" in frame.columns else F.lit(None).cast("bigint"),
+        **{each: F.xxhash64(_comparable(frame, each)) for each in compared},
     }
     named = (column.alias(f"{name}_{each}") for each, column in columns.items())
     return frame.select(
-        "id", f.lit(1).alias(f"in_{name}"), *named, *(column.alias(each) for each, column in more.items())
+        "id", F.lit(1).alias(f"in_{name}"), *named, *(column.alias(each) for each, column in more.items())
     )
 
 
 def _comparable(frame: DataFrame, name: str) -> Column:
     """Return a column as it is stored: nothing given is as empty, but for a key, and entries have an order."""
-    column = f.col(name)
+    column = F.col(name)
     match name:
         case "headers":
-            return f.when(f.size(column) > 0, f.array_sort(f.map_entries(column)))
+            return F.when(F.size(column) > 0, F.array_sort(F.map_entries(column)))
         case "key":
             return column.cast("binary")
         case "payload":
-            return f.coalesce(column.cast("binary"), f.lit(b""))
+            return F.coalesce(column.cast("binary"), F.lit(b""))
         case _:
-            return f.coalesce(column, f.lit(""))
+            return F.coalesce(column, F.lit(""))
 
 
 def _differs(compared: Sequence[str]) -> Column:
     """Return the names of the columns that differ, joined by commas."""
     pairs = [("due_at", "due_ms"), *((name, name) for name in compared)]
-    return f.concat_ws(
-        ",", *(f.when(f.col(f"want_{column}") != f.col(f"have_{column}"), f.lit(name)) for name, column in pairs)
+    return F.concat_ws(
+        ",", *(F.when(F.col(f"want_{column}") != F.col(f"have_{column}"), F.lit(name)) for name, column in pairs)
     )
 
 
@@ -124,12 +124,12 @@ def _kind(compared: Sequence[str], horizon_ms: int) -> Column:
         ("repeated", column("rows_of_id") > 1),
         ("null_due", column("in_want").isNotNull() & column("want_due_ms").isNull()),
         ("recurring", column("recurs")),
-        ("soon", f.least("want_due_ms", "have_due_ms") <= horizon_ms),
+        ("soon", F.least("want_due_ms", "have_due_ms") <= horizon_ms),
         ("orphan", column("in_want").isNull()),
-        ("ended", column("in_have").isNull() & (column("ended_version") >= f.coalesce("want_version", f.lit(0)))),
+        ("ended", column("in_have").isNull() & (column("ended_version") >= F.coalesce("want_version", F.lit(0)))),
         ("missing", column("in_have").isNull()),
         ("ahead", column("have_version") > column("want_version")),
         ("drift", _differs(compared) != ""),
     ]
-    first = f.when(kinds[0][1], f.lit(kinds[0][0]))
-    return reduce(lambda kind, each: kind.when(each[1], f.lit(each[0])), kinds[1:], first).otherwise(f.lit("same"))
+    first = F.when(kinds[0][1], F.lit(kinds[0][0]))
+    return reduce(lambda kind, each: kind.when(each[1], F.lit(each[0])), kinds[1:], first).otherwise(F.lit("same"))

@@ -1,0 +1,171 @@
+"""`aiodelay spark reconcile`: is the store what it should be? What is missing, what nobody asked for, what drifted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final, cast
+
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+from pyspark.sql.types import StructType
+
+from aiodelay.errors import ConfigurationError, InputError, shortened
+from aiodelay.spark.options import read_table
+from aiodelay.spark.schemas import SCHEMAS
+from aiodelay.spark.summary import Summary
+from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
+
+from .differences import FINDINGS, compared_in, judged, tallied
+from .mapping import mapped
+
+__all__ = ["FORMATS", "MARGIN", "run"]
+
+MARGIN: Final = "5m"
+FORMATS: Final = ("parquet", "csv", "json")
+
+_KINDS = (*FINDINGS, "same", "soon", "ended", "ahead", "recurring")
+_UNFIT = {
+    "null_id": ("id of truth", "null", "an id in each row"),
+    "null_due": ("due_at of truth", "null", "a due time in each row"),
+    "repeated": ("id of truth", "in more than one row", "one row for each id"),
+}
+
+
+class _Count(Struct, frozen=True):
+    ids: int
+    in_truth: int
+    in_store: int
+    example: str | None
+
+
+def run(
+    spark: SparkSession,
+    truth: DataFrame,
+    *,
+    store: str,
+    namespace: str = "default",
+    lane: str | None = None,
+    mapping: Mapping[str, str] | None = None,
+    to: str | None = None,
+    timezone: str | None = None,
+    margin: Duration = MARGIN,
+    now: datetime | None = None,
+    out: str | None = None,
+    overwrite: bool = False,
+) -> Summary:
+    """Compare a truth with what is pending in a store; nothing is changed.
+
+    The store goes on while it is read. So nothing is said of what is due before `now` and the margin; where reading takes
+    longer than the margin, of nothing that was due before its end.
+
+    Args:
+        spark: A session, classic or Connect.
+        truth: What should be pending: a row for each message. It is evaluated once.
+        store: URL, or `env:NAME` or `file:PATH` of one.
+        namespace: Whose messages.
+        lane: Compare only with this sink's or event type's; the truth must then be of it alone.
+        mapping: Which of its columns are a message's, as `aiodelay.spark.jobs.mapping.mapped` takes it. Those that the
+            truth does not have are not compared.
+        to: Where messages of the truth go that does not say so itself.
+        timezone: Of due times without an offset.
+        margin: Longer than reading takes.
+        now: The time of the comparison; the default is this machine's.
+        out: Where differences are written, as `parquet:DIR`, `csv:DIR` or `json:DIR`; nowhere by default.
+        overwrite: Replace what stands there.
+
+    Returns:
+        `rows`: of the truth. `rejected`: differences. `counts`: messages by kind.
+
+    Raises:
+        ConfigurationError: An option is not understood, or the truth has not the columns.
+        InputError: An id or a due time of the truth is null, or an id stands in it twice.
+    """
+    since_s = time.monotonic()
+    margin_ms = parse_duration(margin, field="margin", error=ConfigurationError)
+    now_ms = to_epoch_ms(datetime.now(UTC) if now is None else now, field="now")
+    place = None if out is None else _read_place(out)
+    wanted = mapped(truth, mapping, to=to, timezone=timezone)
+    compared = compared_in(wanted)
+    options = {"store": store, "namespace": namespace} | ({} if lane is None else {"lane": lane})
+    stored = _read(spark, ("id", "due_at", "version", "revision", "rule", *compared), table="messages", **options)
+    ended = _read(spark, ("id", "version"), store=store, namespace=namespace, table="done")
+    found = tallied(judged(wanted, stored, ended, horizon_ms=now_ms + margin_ms))
+    # A checkpoint, not a cache: what was found is never worked out again, from a truth and a store that have moved on.
+    found = found.localCheckpoint(eager=True)
+    took_ms = int((time.monotonic() - since_s) * 1000)
+    found = _without_soon(found, now_ms + took_ms)
+    counts = _counted(found)
+    _check_fit(counts)
+    differences = {kind: counts[kind].ids for kind in FINDINGS if kind in counts}
+    rows = sum(each.in_truth for each in counts.values())
+    if place is not None:
+        written = (
+            _written(found, now_ms=now_ms, rows=rows).coalesce(1).write.mode("overwrite" if overwrite else "error")
+        )
+        written.format(place[0]).save(place[1])
+    return Summary(
+        job="reconcile",
+        seconds=round(time.monotonic() - since_s, 3),
+        rows=rows,
+        rejected=sum(differences.values()),
+        counts={kind: counts[kind].ids if kind in counts else 0 for kind in _KINDS},
+        facts={
+            "compared": ["due_at", *compared],
+            "margin": format_duration(max(margin_ms, took_ms)),
+            "stored": sum(each.in_store for each in counts.values()),
+            "differences": out,
+        },
+    )
+
+
+def _read(spark: SparkSession, columns: tuple[str, ...], **options: str) -> DataFrame:
+    """Return these columns of a table of the store; no others are fetched."""
+    table = StructType.fromDDL(SCHEMAS[read_table(options)])
+    chosen = StructType([field for field in cast("StructType", table).fields if field.name in columns])
+    return spark.read.format("aiodelay").options(**options).schema(chosen).load()
+
+
+def _without_soon(found: DataFrame, horizon_ms: int) -> DataFrame:
+    """Take back what was found of messages that came due while the store was read."""
+    is_soon = F.col("kind").isin(*FINDINGS) & (F.least("want_due_ms", "have_due_ms") <= horizon_ms)
+    return found.withColumn("kind", F.when(is_soon, F.lit("soon")).otherwise(F.col("kind")))
+
+
+def _counted(found: DataFrame) -> dict[str, _Count]:
+    sums = [F.sum(name).alias(name) for name in ("ids", "in_truth", "in_store")]
+    counts = found.groupBy("kind").agg(*sums, F.min("id").alias("example")).collect()
+    return {each["kind"]: _Count(each["ids"], each["in_truth"], each["in_store"], each["example"]) for each in counts}
+
+
+def _check_fit(counts: Mapping[str, _Count]) -> None:
+    for kind, (field, problem, allowed) in _UNFIT.items():
+        if kind in counts:
+            found = counts[kind]
+            example = "" if found.example is None else f", such as {shortened(found.example)}"
+            raise InputError(field, f"{problem}: {found.in_truth:,} rows{example}", allowed)
+
+
+def _read_place(text: str) -> tuple[str, str]:
+    form, colon, path = text.partition(":")
+    if form not in FORMATS or not colon or not path:
+        raise ConfigurationError("out", shortened(text), ", ".join(f"{each}:DIR" for each in FORMATS))
+    return form, path
+
+
+def _written(found: DataFrame, *, now_ms: int, rows: int) -> DataFrame:
+    """Return one row a difference; each tells when it was found, and of how many rows of a truth."""
+    return found.where(F.col("kind").isin(*FINDINGS)).select(
+        "kind",
+        "id",
+        "differs",
+        F.timestamp_millis("want_due_ms").alias("want_due_at"),
+        F.timestamp_millis("have_due_ms").alias("have_due_at"),
+        "want_version",
+        "have_version",
+        "have_revision",
+        F.timestamp_millis(F.lit(now_ms)).alias("found_at"),
+        F.lit(rows).cast("bigint").alias("truth_rows"),
+    )
