@@ -12,9 +12,9 @@ bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
@@ -49,6 +49,7 @@ from .model import (
     Transferred,
     WorkStatus,
 )
+from .scanning import Columns, Scan
 
 __all__ = [
     "Bounded",
@@ -64,6 +65,7 @@ __all__ = [
     "Loads",
     "PutsBack",
     "Registry",
+    "Scannable",
     "Sink",
     "Source",
     "Store",
@@ -420,6 +422,34 @@ class BulkLoad(Protocol):
 
         Raises:
             InputError: One of them is not of this form; nothing was stored.
+        """
+        ...
+
+
+@runtime_checkable
+class Scannable(Protocol):
+    """A store whose tables can be read whole, in parts, by processes that do not open it; nothing is written.
+
+    Called from any thread, and not within an event loop.
+    """
+
+    def scan_parts(self, scan: Scan) -> Sequence[object]:
+        """Split what is asked for into parts of about the same size; each is a value that pickles.
+
+        Raises:
+            StoreUnavailableError: No answer, or there is no such file or topic.
+            StoreMismatchError: Its data cannot be used by this version.
+        """
+        ...
+
+    def scan_part(self, scan: Scan, part: Any) -> Iterator[Columns]:  # noqa: ANN401 - one of the store's own
+        """Read a part, batch by batch, each of a bounded size.
+
+        A message that stands still until all parts are read is in exactly one of them, once. One that is claimed,
+        retried or put meanwhile is in one of them at most.
+
+        Raises:
+            StoreUnavailableError: No answer.
         """
         ...
 

@@ -66,6 +66,7 @@ __all__ = [
     "record_shape",
     "rule_shape",
     "scheduled_shape",
+    "stored_rule",
     "story_shape",
     "time_shape",
     "to_of",
@@ -127,7 +128,7 @@ def record_shape(record: Record) -> dict[str, Any]:
         "kills": record.kills,
         "is_last_attempt": record.no_retry,
         "version": envelope.version,
-        "every": _stored_rule(envelope),
+        "every": stored_rule(envelope.rule),
         "retrying": [time_shape(due_ms) for due_ms in record.live],
         "late": _late_shape(record),
         "headers": {name: _text_or_base64(value) for name, value in envelope.headers.items()},
@@ -210,13 +211,14 @@ def error_shape(error: AiodelayError) -> dict[str, Any]:
     return shape
 
 
-def _stored_rule(envelope: Envelope) -> dict[str, Any] | None:
-    if envelope.rule is None:
+def stored_rule(rule: Mapping[str, str | int] | None) -> dict[str, Any] | None:
+    """Return a record's recurrence rule as `rule_shape` does; as it is stored where this machine cannot follow it."""
+    if rule is None:
         return None
     try:
-        return rule_shape(decode_rule(envelope.rule))
-    except RecordFormatError:  # this machine cannot follow it: it does not know the time zone
-        return dict(envelope.rule)
+        return rule_shape(decode_rule(rule))
+    except RecordFormatError:  # it does not know the time zone
+        return dict(rule)
 
 
 def _late_shape(record: Record) -> object:

@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     # layer: its modules and packages, and the layers below it that they may import
     "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs"}, set()),
     "decisions": (
-        {"imports", "inputs", "ports", "reactive", "retry", "recurrence", "transitions", "wakeup", "urls"},
+        {"imports", "inputs", "ports", "reactive", "retry", "recurrence", "scanning", "transitions", "wakeup", "urls"},
         {"values"},
     ),
     "memory": ({"memory"}, {"values", "decisions"}),

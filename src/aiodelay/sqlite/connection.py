@@ -141,7 +141,7 @@ class Database:
 
     def _prepare(self) -> None:
         connection = self.connection
-        self._check_owner()
+        self.check_owner()
         if self._patiently("PRAGMA journal_mode = WAL") != "wal":
             raise StoreMismatchError("sqlite file", repr(self.path), "one on a file system that allows WAL mode")
         connection.execute("PRAGMA synchronous = FULL")
@@ -157,7 +157,7 @@ class Database:
             self.rollback()
             raise
         connection.execute("PRAGMA busy_timeout = 0")  # from here on `_patiently` waits
-        self._check_owner()
+        self.check_owner()
         for table in TABLES:  # a damaged file is better found now than under load
             connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
 
@@ -168,14 +168,14 @@ class Database:
         self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _check_owner(self) -> None:
+    def check_owner(self, *, may_be_new: bool = True) -> None:
         """Refuse a file that something else wrote.
 
         Raises:
-            StoreMismatchError: It is another program's, or of a newer schema.
+            StoreMismatchError: It is another program's, or of a newer schema; or empty, where it may not be.
         """
         owner, version, objects = self.connection.execute(OWNER).fetchone()
-        if owner != APPLICATION_ID and (owner or version or objects):
+        if owner != APPLICATION_ID and (owner or version or objects or not may_be_new):
             raise StoreMismatchError("sqlite file", f"{self.path!r}, another program's database", "a file of its own")
         if version > SCHEMA_VERSION:
             raise StoreMismatchError(

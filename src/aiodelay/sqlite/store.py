@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NoReturn, Self, TypeVar
 from urllib.parse import unquote
@@ -38,6 +38,7 @@ from aiodelay.model import (
     Unknown,
 )
 from aiodelay.ports import StoreTraits, Work
+from aiodelay.scanning import Columns, Scan
 from aiodelay.urls import UrlOptions
 
 from . import upkeep
@@ -45,6 +46,7 @@ from .commands import apply
 from .connection import Failure, failure_of
 from .opened import Opened
 from .reading import Reader
+from .scanning import Part, scan_part, scan_parts
 from .tables import Tables
 from .work import STEP_SIZE, SqliteWork
 from .writer import Job
@@ -272,6 +274,14 @@ class SqliteStore:
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         return await self.write(lambda tables: upkeep.purge(tables, keys), size=len(keys))
+
+    # --- whole tables -------------------------------------------------------------------------------------
+
+    def scan_parts(self, scan: Scan) -> Sequence[Part]:
+        return scan_parts(self.path, self.name, self._namespace, scan)
+
+    def scan_part(self, scan: Scan, part: Part) -> Iterator[Columns]:
+        return scan_part(self.path, self.name, self._namespace, scan, part, self.now_ms())
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
         return await self.write(lambda tables: upkeep.put_back(tables, messages), size=len(messages))

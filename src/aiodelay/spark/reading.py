@@ -1,0 +1,183 @@
+"""Reading a table of a store at once: planned on the driver, read in parts by executors, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from msgspec import structs
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError, masked_url, shortened
+from aiodelay.ports import Scannable
+from aiodelay.registry import open_store
+from aiodelay.scanning import MOST_PARTS, Scan
+from aiodelay.shapes import read_time
+from aiodelay.timeunits import to_epoch_ms
+
+from .columns import Layout
+from .options import Options, read_table
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["Reader", "reader_of"]
+
+
+def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """Return what reads the table that options name.
+
+    Raises:
+        ConfigurationError: Names the option or the column that is wrong, and what is allowed.
+    """
+    table = read_table(given)
+    if table == "events":
+        raise ConfigurationError(
+            "option 'table'", "events, which is read as a stream", "spark.readStream, or another table"
+        )
+    options = Options(given)
+    options.text("table")
+    store, namespace = options.required("store", "redis://localhost:6379"), options.text("namespace", "default")
+    pushes = options.flag("pushdown")
+    scan = Scan(
+        table=table,
+        columns=Layout(table, schema).wanted,
+        lane=options.text("lane"),
+        from_ms=_instant(options, "dueFrom"),
+        to_ms=_instant(options, "dueTo"),
+        ids=_ids(options),
+        parts=options.integer("partitions", 0, 0, MOST_PARTS),
+    )
+    options.finish()
+    if table == "done" and (scan.lane, scan.from_ms, scan.to_ms) != (None, None, None):
+        raise ConfigurationError(
+            "option 'lane', 'dueFrom' or 'dueTo'", "given with table done", "ids: no more is known"
+        )
+    kind = PushingReader if pushes else Reader
+    return kind(store, f"{namespace}", schema, scan)
+
+
+class Reader(DataSourceReader):
+    """Reads one table.
+
+    Args:
+        url: Of the store; `env:NAME` and `file:PATH` are resolved where they are used.
+        namespace: Which of the store's messages.
+        schema: The columns that are wanted.
+        scan: What is read.
+    """
+
+    def __init__(self, url: str, namespace: str, schema: StructType, scan: Scan) -> None:
+        self._url, self._namespace, self._schema, self._scan = url, namespace, schema, scan
+
+    def partitions(self) -> list[InputPartition]:
+        """Split the table; on the driver.
+
+        Raises:
+            StoreUnavailableError: The store does not answer, or there is no such file or topic.
+        """
+        return [InputPartition(part) for part in self._store().scan_parts(self._scan)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the rows of a part as Arrow record batches; on an executor."""
+        if partition.value is None:  # Spark's own, of a table that has no parts
+            return
+        layout = Layout(self._scan.table, self._schema)
+        for columns in self._store().scan_part(self._scan, partition.value):
+            batch = layout.batch(columns)
+            if batch.num_rows:
+                yield batch
+
+    def _store(self) -> Scannable:
+        store = open_store(self._url, namespace=self._namespace, clock=None)
+        if not isinstance(store, Scannable):
+            raise UnsupportedByStoreError("reading whole tables", masked_url(self._url), "redis:, sqlite: or kafka:")
+        return store
+
+
+class PushingReader(Reader):
+    """Takes filters on ids and due times too; Spark allows that only where it is configured to."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what can be looked up, and return what Spark has to check itself: times too, which are in ms here."""
+        for each in filters:
+            taken = _with_filter(self._scan, each)
+            self._scan = taken or self._scan
+            if taken is None or not isinstance(each, EqualTo | In) or each.attribute != ("id",):
+                yield each
+
+
+def _with_filter(scan: Scan, given: Filter) -> Scan | None:
+    """Return what is left to be read; None if the filter does not help."""
+    match given:
+        case EqualTo(("id",), str(value)):
+            return _with_ids(scan, [value])
+        case In(("id",), values) if all(isinstance(value, str) for value in values):
+            return _with_ids(scan, cast("Iterable[str]", values))
+        case _ if scan.table == "done":
+            return None
+        case EqualTo(("due_at",), datetime() as at):
+            return _within(scan, at, at, 1)
+        case GreaterThan(("due_at",), datetime() as at) | GreaterThanOrEqual(("due_at",), datetime() as at):
+            return _within(scan, at, None, 0)
+        case LessThan(("due_at",), datetime() as at) | LessThanOrEqual(("due_at",), datetime() as at):
+            return _within(scan, None, at, 1)
+    return None
+
+
+def _with_ids(scan: Scan, ids: Iterable[str]) -> Scan:
+    wanted = dict.fromkeys(ids)
+    known = tuple(wanted) if scan.ids is None else tuple(each for each in scan.ids if each in wanted)
+    return structs.replace(scan, ids=known)
+
+
+def _within(scan: Scan, first: datetime | None, last: datetime | None, grace_ms: int) -> Scan:
+    """Narrow a scan to due times from `first` to `last`, both included."""
+    from_ms, to_ms = scan.from_ms, scan.to_ms
+    if first is not None:
+        at_ms = to_epoch_ms(first, field="due_at")
+        from_ms = at_ms if from_ms is None else max(from_ms, at_ms)
+    if last is not None:
+        at_ms = to_epoch_ms(last, field="due_at") + grace_ms
+        to_ms = at_ms if to_ms is None else min(to_ms, at_ms)
+    return structs.replace(scan, from_ms=from_ms, to_ms=to_ms)
+
+
+# --- options ----------------------------------------------------------------------------------------------
+
+
+def _instant(options: Options, name: str) -> int | None:
+    text = options.text(name)
+    try:
+        at = read_time(text, f"option {name!r}")
+        return None if at is None else to_epoch_ms(at, field=f"option {name!r}")
+    except InputError as error:
+        raise ConfigurationError(error.field, error.value, error.allowed) from error
+
+
+def _ids(options: Options) -> tuple[str, ...] | None:
+    text = options.text("ids")
+    if text is None:
+        return None
+    if not text.startswith("["):
+        found = [each.strip() for each in text.split(",")]
+    else:
+        try:
+            found = msgspec.json.decode(text, type=list[str])
+        except msgspec.MsgspecError:
+            raise ConfigurationError(
+                "option 'ids'", shortened(text), "ids with commas, or a JSON list of texts"
+            ) from None
+    return tuple(dict.fromkeys(each for each in found if each))
