@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.session import register
+from tests.support.servers import RedisServer, redis_products, start
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +42,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture
 def namespace() -> str:
     return f"t{uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    server = start(redis_products()[0].program)
+    yield server
+    server.stop()

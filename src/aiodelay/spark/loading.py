@@ -1,0 +1,157 @@
+"""One task's rows into a store: composed, paced, several calls on their way, sent again while it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pyarrow as pa
+from msgspec import Struct
+
+from aiodelay.errors import InputError, StoreError, StoreFullError, StoreUnavailableError
+from aiodelay.model import Outcome, Put, Refused, Stored, Unknown
+from aiodelay.ports import BulkLoad, Store
+
+from .composing import parts_of, puts_of
+from .pacing import Pacer
+from .write_settings import WriteSettings, store_of
+
+__all__ = ["Counts", "load"]
+
+CALLS_AT_ONCE = 3
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+PIECES_A_SECOND = 10
+
+
+class Counts(Struct, frozen=True):
+    """What rows came to.
+
+    Attributes:
+        stored: Were not there, and are now.
+        replaced: Took the place of an older version.
+        known: Changed nothing: the store has, or remembers of a message that has ended, a version that is not older.
+            A row whose first answer was lost is known when it is sent again.
+    """
+
+    stored: int = 0
+    replaced: int = 0
+    known: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.stored + other.stored, self.replaced + other.replaced, self.known + other.known)
+
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.stored + self.replaced + self.known
+
+
+def load(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> Counts:
+    """Store what the batches hold; repeating it changes nothing.
+
+    Raises:
+        InputError: A row cannot be a message.
+        StoreUnavailableError: The store has not answered for as long as the settings say.
+        StoreFullError: It has had no room for as long.
+    """
+    return asyncio.run(_load(settings, batches))
+
+
+async def _load(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> Counts:
+    async with _opened(settings) as store:
+        loader = _Loader(store, settings)
+        failure: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                # the next batch is waited for in a thread: answers are read meanwhile
+                while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                    await loader.load(batch, group)
+        except ExceptionGroup as found:
+            failure = found.exceptions[0]
+        if failure is not None:
+            raise failure
+        return loader.counts
+
+
+class _Loader:
+    def __init__(self, store: Store, settings: WriteSettings) -> None:
+        self.counts = Counts()
+        self._store, self._settings = store, settings
+        self._pacer = Pacer(settings.task_rate)
+        self._room = asyncio.Semaphore(CALLS_AT_ONCE)
+        piece = int(settings.task_rate / PIECES_A_SECOND) or settings.batch_rows
+        self._most_rows = max(min(piece, settings.batch_rows), 1)
+
+    async def load(self, batch: pa.RecordBatch, group: asyncio.TaskGroup) -> None:
+        for part in parts_of(batch, self._most_rows):
+            puts = puts_of(part, self._settings, self._store.now_ms())
+            await self._pacer.take(len(puts))
+            await self._room.acquire()
+            group.create_task(self._send(puts), name="aiodelay spark load")
+            await asyncio.sleep(0)  # it is on its way while the next part is composed
+
+    async def _send(self, puts: Sequence[Put]) -> None:
+        try:
+            patience = _Patience(self._settings.patience_ms)
+            left, why = await self._tried(puts)
+            while why is not None:
+                await patience.pause(self._error(why, len(left)))
+                left, why = await self._tried(left)
+        finally:
+            self._room.release()
+
+    async def _tried(self, puts: Sequence[Put]) -> tuple[Sequence[Put], Refused | Unknown | None]:
+        """Send once; return what is to be sent again, and why."""
+        assert isinstance(self._store, BulkLoad)
+        outcomes = await self._store.bulk_load(puts)
+        self.counts += Counts(
+            sum(type(each) is Stored and each.answer == "stored" for each in outcomes),
+            sum(type(each) is Stored and each.answer == "replaced" for each in outcomes),
+            sum(type(each) is Refused and each.reason == "outdated" for each in outcomes),
+        )
+        left = [(put, each) for put, each in zip(puts, outcomes, strict=True) if not _is_settled(each)]
+        for put, each in left:
+            if isinstance(each, Refused) and each.reason not in ("unavailable", "full"):
+                raise InputError("message", f"refused as {each.reason} ({each.detail})", "what can be replaced", put.id)
+        return [put for put, _ in left], next((each for _, each in left if isinstance(each, Refused | Unknown)), None)
+
+    def _error(self, why: Refused | Unknown, rows: int) -> StoreError:
+        kind = StoreFullError if isinstance(why, Refused) and why.reason == "full" else StoreUnavailableError
+        return kind(self._store.name, f"{why.detail}; {rows} rows were sent for {_seconds(self._settings)} in vain")
+
+
+def _is_settled(outcome: Outcome) -> bool:
+    return isinstance(outcome, Stored) or (isinstance(outcome, Refused) and outcome.reason == "outdated")
+
+
+class _Patience:
+    """Pauses between tries, each longer, until there have been enough of them."""
+
+    def __init__(self, most_ms: int) -> None:
+        self._now_s = asyncio.get_running_loop().time
+        self._end_s, self._pause_s = self._now_s() + most_ms / 1000, FIRST_PAUSE_S
+
+    async def pause(self, error: Exception) -> None:
+        """Wait before the next try; raise the error when it is too late for one."""
+        if self._now_s() + self._pause_s > self._end_s:
+            raise error
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+@asynccontextmanager
+async def _opened(settings: WriteSettings) -> AsyncIterator[Store]:
+    patience = _Patience(settings.patience_ms)
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                store = await stack.enter_async_context(store_of(settings))
+                break
+            except StoreUnavailableError as error:
+                await patience.pause(error)
+        yield store
+
+
+def _seconds(settings: WriteSettings) -> str:
+    return f"{settings.patience_ms / 1000:g} s"

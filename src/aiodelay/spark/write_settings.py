@@ -1,0 +1,179 @@
+"""What a frame's writing needs to know, read from options and schema on the driver: every mistake is told there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, cast
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from msgspec import Struct
+from pyspark.sql.types import StructType
+
+from aiodelay.errors import ConfigurationError, UnsupportedByStoreError, shortened
+from aiodelay.inputs import check_namespace
+from aiodelay.model import MAX_CLAIM_MESSAGES
+from aiodelay.ports import BulkLoad, Store
+from aiodelay.registry import open_store
+from aiodelay.scheduler import MOST_PAYLOAD
+from aiodelay.timeunits import parse_duration
+
+from .options import Options, store_url
+
+__all__ = ["DEFAULT_RATE", "WriteSettings", "read_settings", "store_of"]
+
+DEFAULT_RATE: Final = 20_000
+"""Rows a second over all tasks, unless `rate` says otherwise: what a live Redis store hardly notices."""
+DEFAULT_CONCURRENCY: Final = 8
+_MOST_RATE = 100_000_000
+
+_TEXT, _BYTES, _TIME = ("string",), ("binary", "string"), ("timestamp", "timestamp_ntz")
+_INTEGER = ("bigint", "int", "smallint", "tinyint")
+COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "id": _TEXT,
+    "due_at": _TIME,
+    "payload": _BYTES,
+    "to": _TEXT,
+    "type": _TEXT,
+    "encoding": _TEXT,
+    "key": _BYTES,
+    "headers": ("map<string,binary>", "map<string,string>"),
+    "version": _INTEGER,
+    "expires_at": _TIME,
+    "late": _TEXT,
+    "rule": _TEXT,
+    "trace": ("map<string,string>",),
+}
+"""The columns that make up a message, with their types."""
+LEFT_OUT: Final = frozenset(
+    {"next_attempt_at", "state", "revision", "attempt", "first_error", "last_error", "given_up_at", "reason"}
+)
+"""Columns of what is read that tell of a message's life in its store: one that is written begins a new life."""
+
+
+class WriteSettings(Struct, frozen=True, kw_only=True):
+    """How a frame is written; sent to executors.
+
+    Attributes:
+        store: As it was given: a URL, `env:NAME` or `file:PATH`.
+        namespace: Of the store.
+        to: The destination of rows that name none.
+        conflict: `insert`: every row has version 0. `newer`: the column `version`.
+        rate: Rows a second over all tasks; 0 = no cap.
+        concurrency: How many tasks write at once; None where it was not given.
+        batch_rows: Most rows of one call.
+        max_payload: Most bytes of a payload.
+        timezone: Of `timestamp_ntz` columns.
+        patience_ms: How long one call is repeated while the store does not answer.
+        columns: The names of the frame's columns, in lower case.
+    """
+
+    store: str
+    namespace: str
+    to: str | None
+    conflict: Literal["insert", "newer"]
+    rate: int
+    concurrency: int | None
+    batch_rows: int
+    max_payload: int
+    timezone: str | None
+    patience_ms: int
+    columns: tuple[str, ...]
+
+    def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
+        return f"WriteSettings({self.namespace!r})"
+
+    @property
+    def task_rate(self) -> float:
+        """Rows a second of one task; 0 = no cap."""
+        return self.rate / (self.concurrency or DEFAULT_CONCURRENCY)
+
+
+def read_settings(given: Mapping[str, str], schema: StructType, *, overwrite: bool = False) -> WriteSettings:
+    """Return how a frame is to be written; nothing is connected to.
+
+    Raises:
+        ConfigurationError: An option or a column is missing, unknown or of a wrong type.
+        UnsupportedByStoreError: The store takes nothing in bulk.
+    """
+    options = Options(given)
+    options.choice("table", ("messages",), "messages")
+    options.text("checkpointLocation")  # Spark's own, of a stream
+    settings = WriteSettings(
+        store=options.required("store", "redis://localhost or env:NAME"),
+        namespace=check_namespace(options.text("namespace", "default")),
+        to=options.text("to"),
+        conflict=cast("Literal['insert', 'newer']", options.choice("conflict", ("insert", "newer"), "insert")),
+        rate=options.integer("rate", DEFAULT_RATE, 0, _MOST_RATE),
+        concurrency=options.integer("concurrency", 0, 1, 100_000) or None,
+        batch_rows=options.integer("batchRows", MAX_CLAIM_MESSAGES, 1, MAX_CLAIM_MESSAGES),
+        max_payload=options.integer("maxPayload", 262_144, 1, MOST_PAYLOAD),
+        timezone=_timezone(options.text("timezone")),
+        patience_ms=parse_duration(
+            options.text("timeout", "60s") or "", field="option 'timeout'", error=ConfigurationError
+        ),
+        columns=tuple(name.lower() for name in schema.names),
+    )
+    options.finish()
+    if overwrite:
+        allowed = "mode('append'): a store is added to; what is to go is cancelled"
+        raise ConfigurationError("save mode", "overwrite", allowed)
+    _check_columns(schema, settings)
+    _check_store(store_of(settings))
+    return settings
+
+
+def store_of(settings: WriteSettings) -> Store:
+    """Return the store that is written to; nothing is connected yet.
+
+    Raises:
+        ConfigurationError: Its URL cannot be used.
+    """
+    return open_store(store_url(settings.store), namespace=settings.namespace, clock=None)
+
+
+def _timezone(name: str | None) -> str | None:
+    if name is not None:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ConfigurationError("option 'timezone'", shortened(name), "such as 'Europe/Paris'") from None
+    return name
+
+
+def _check_columns(schema: StructType, settings: WriteSettings) -> None:
+    for field in schema.fields:
+        name, kind = field.name.lower(), field.dataType.simpleString().partition(" ")[0]
+        if name in LEFT_OUT:
+            continue
+        if name not in COLUMNS:
+            raise ConfigurationError("column", shortened(field.name), ", ".join(COLUMNS))
+        if kind not in COLUMNS[name]:
+            raise ConfigurationError(f"column {name!r}", f"of type {kind}", " or ".join(COLUMNS[name]))
+        if kind == "timestamp_ntz" and settings.timezone is None:
+            allowed = "timestamp, which is an instant; or give the option 'timezone'"
+            raise ConfigurationError(f"column {name!r}", "of type timestamp_ntz", allowed)
+    needed = ["id", "due_at", "payload"]
+    needed += ["to"] if settings.to is None else []
+    needed += ["version"] if settings.conflict == "newer" else []
+    for name in needed:
+        if settings.columns.count(name) != 1:
+            given = (
+                f"missing; columns are {', '.join(settings.columns)}" if name not in settings.columns else "there twice"
+            )
+            raise ConfigurationError(f"column {name!r}", given, _NEEDED[name])
+
+
+_NEEDED = {
+    "id": "a column of text, unique",
+    "due_at": "a column of timestamps",
+    "payload": "a column of bytes or text",
+    "to": "a column such as 'redis-list:orders', or the option 'to' for all rows",
+    "version": "a column of integers, which conflict=newer compares",
+}
+
+
+def _check_store(store: Store) -> None:
+    if not isinstance(store, BulkLoad):
+        raise UnsupportedByStoreError("store", store.name, "one that takes messages in bulk: Redis or SQLite")
+    if not store.traits.durable:
+        raise UnsupportedByStoreError("store", store.name, "one that other processes see: Redis or SQLite")

@@ -1,0 +1,123 @@
+"""The writing half of `format("aiodelay")`: Spark sends rows at least once, and the store takes each version once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from msgspec import structs
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.functions import spark_partition_id
+
+from .loading import Counts, load
+from .write_settings import WriteSettings, read_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["Counts", "stream_writer_of", "write_frame", "writer_of"]
+
+log = logging.getLogger("aiodelay.spark")
+
+_COUNTS = "stored BIGINT, replaced BIGINT, known BIGINT"
+
+
+def writer_of(given: Mapping[str, str], schema: StructType, *, overwrite: bool = False) -> DataSourceArrowWriter:
+    """Return what stores a frame's rows.
+
+    Raises:
+        ConfigurationError: An option or a column is missing, unknown or of a wrong type; or the mode is overwrite.
+        UnsupportedByStoreError: The store takes nothing in bulk.
+    """
+    return _Writer(read_settings(given, schema, overwrite=overwrite))
+
+
+def stream_writer_of(
+    given: Mapping[str, str], schema: StructType, *, overwrite: bool = False
+) -> DataSourceStreamArrowWriter:
+    """Return what stores a stream's rows; a batch that is written again after a restart changes nothing.
+
+    Raises:
+        ConfigurationError: As `writer_of`; output mode `complete` is overwrite.
+        UnsupportedByStoreError: As `writer_of`.
+    """
+    return _StreamWriter(read_settings(given, schema, overwrite=overwrite))
+
+
+def write_frame(frame: DataFrame, given: Mapping[str, str]) -> Counts:
+    """Store a frame's rows and return what they came to; an attempt of a task that failed is not counted.
+
+    The rate holds: as many tasks write as `concurrency` says, or as Spark has cores.
+
+    Args:
+        frame: With the columns of a message; docs/spark/data-source.md lists them.
+        given: The data source's options for writing.
+
+    Raises:
+        ConfigurationError: As `writer_of`.
+        UnsupportedByStoreError: As `writer_of`.
+        PythonException: A task failed; `clear_error` finds why.
+    """
+    settings = read_settings(given, frame.schema)
+    if settings.rate:
+        tasks = settings.concurrency or _cores(frame)
+        settings = structs.replace(settings, concurrency=tasks)
+        frame = frame.repartition(tasks)
+    elif settings.concurrency:
+        frame = frame.repartition(settings.concurrency)
+
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts = load(settings, batches)
+        yield pa.RecordBatch.from_pydict({name: [n] for name, n in structs.asdict(counts).items()})
+
+    tasks_counts = frame.mapInArrow(counted, _COUNTS).collect()
+    return sum((Counts(*each) for each in tasks_counts), Counts())
+
+
+def _cores(frame: DataFrame) -> int:
+    """Return how many tasks run at once: Spark cuts a range into as many parts, with Connect as well."""
+    return frame.sparkSession.range(100_000).select(spark_partition_id()).distinct().count()
+
+
+@dataclass
+class _Written(WriterCommitMessage):
+    counts: Counts
+
+
+class _Telling:
+    """What the driver says at the end; the store needs no word from it."""
+
+    def __init__(self, settings: WriteSettings) -> None:
+        self._settings = settings
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _Written(load(self._settings, iterator))
+
+    def _tell(self, messages: Sequence[WriterCommitMessage | None], what: str, level: int) -> None:
+        counts = sum((each.counts for each in messages if isinstance(each, _Written)), Counts())
+        told = ", ".join(f"{n} {name}" for name, n in structs.asdict(counts).items())
+        log.log(level, "%s: %d rows, %s", what, counts.rows, told)
+
+
+_DONE = "written"
+_FAILED = "a write failed; what its other tasks wrote stays, and writing it again is safe"
+
+
+class _Writer(_Telling, DataSourceArrowWriter):
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._tell(messages, _DONE, logging.INFO)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._tell(messages, _FAILED, logging.WARNING)
+
+
+class _StreamWriter(_Telling, DataSourceStreamArrowWriter):
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self._tell(messages, f"{_DONE}, batch {batchId}", logging.INFO)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self._tell(messages, f"{_FAILED}, batch {batchId}", logging.WARNING)
