@@ -5,9 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
-from aiodelay.errors import ConfigurationError
+from aiodelay.errors import ConfigurationError, TargetError
 from aiodelay.spark.options import store_url
+from aiodelay.spark.write_settings import WriteSettings, read_settings
 
 
 def test_a_store_is_named_by_url_variable_or_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,3 +41,90 @@ def test_a_missing_variable_or_file_is_named(tmp_path: Path) -> None:
         store_url(f"file:{tmp_path / 'absent'}")
     with pytest.raises(ConfigurationError, match="empty"):
         store_url(f"file:{empty}")
+
+
+TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "bigint": LongType(),
+    "timestamp": TimestampType(),
+    "timestamp_ntz": TimestampNTZType(),
+    "map<string,int>": MapType(StringType(), IntegerType()),
+}
+FRAME = "id string, due_at timestamp, payload binary"
+
+
+def settings(columns: str = FRAME, *, overwrite: bool = False, **given: str) -> WriteSettings:
+    options = {"store": "redis://:secret@host", "to": "redis-list:orders"} | given
+    fields = [column.rpartition(" ") for column in columns.split(", ")]
+    schema = StructType([StructField(name, TYPES[kind]) for name, _, kind in fields])
+    return read_settings(options, schema, overwrite=overwrite)
+
+
+def test_options_have_defaults_and_their_names_know_no_case() -> None:
+    found = settings()
+    assert (found.namespace, found.conflict, found.rate, found.batch_rows) == ("default", "insert", 20_000, 500)
+    assert (found.max_payload, found.patience_ms, found.timezone) == (262_144, 60_000, None)
+    found = settings(RATE="80", Concurrency="4", BATCHROWS="7", timeout="2s", checkpointlocation="/tmp/c")
+    assert (found.task_rate, found.batch_rows, found.patience_ms) == (20, 7, 2_000)
+    assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"store": ""}, "option 'store' is missing"),
+        ({"store": "http://host"}, "'http'"),
+        ({"store": "memory:"}, "other processes see"),
+        ({"store": "kafka://host/topic"}, "takes messages in bulk"),
+        ({"namespace": "a b"}, "namespace is 'a b'"),
+        ({"table": "dead"}, "option 'table' is 'dead'"),
+        ({"conflict": "replace"}, "option 'conflict' is 'replace'; allowed: insert, newer"),
+        ({"conflict": "newer"}, "column 'version' is missing"),
+        ({"to": ""}, "column 'to' is missing"),
+        ({"to": "orders"}, "to is 'orders'"),
+        ({"to": "handler:a b"}, "handler name in to"),
+        ({"rate": "-1"}, "option 'rate' is '-1'"),
+        ({"concurrency": "0"}, "option 'concurrency' is '0'"),
+        ({"batchRows": "501"}, "option 'batchRows' is '501'"),
+        ({"timezone": "Nowhere"}, "option 'timezone' is 'Nowhere'"),
+        ({"timeout": "soon"}, "option 'timeout' is 'soon'"),
+        ({"rates": "1"}, "option is 'rates'"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(given: dict[str, str], told: str) -> None:
+    with pytest.raises((ConfigurationError, TargetError)) as found:
+        settings(**given)
+    assert told in str(found.value)
+    assert "secret" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ("id string, due_at timestamp", "column 'payload' is missing; columns are id, due_at"),
+        ("due_at timestamp, payload binary", "column 'id' is missing"),
+        ("id string, payload binary", "column 'due_at' is missing"),
+        ("id bigint, due_at timestamp, payload binary", "column 'id' is of type bigint; allowed: string"),
+        ("id string, due_at string, payload binary", "column 'due_at' is of type string"),
+        ("id string, due_at timestamp_ntz, payload binary", "give the option 'timezone'"),
+        (f"{FRAME}, headers map<string,int>", "column 'headers' is of type map<string,int>"),
+        (f"{FRAME}, topic string", "column is 'topic'"),
+        (f"{FRAME}, ID string", "column 'id' is there twice"),
+    ],
+)
+def test_a_column_that_cannot_be_used_is_named(columns: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as found:
+        settings(columns)
+    assert told in str(found.value)
+
+
+def test_overwrite_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"save mode is overwrite; allowed: mode\('append'\)"):
+        settings(overwrite=True)
+
+
+def test_local_times_need_a_zone() -> None:
+    assert (
+        settings("id string, due_at timestamp_ntz, payload binary", timezone="Europe/Paris").timezone == "Europe/Paris"
+    )

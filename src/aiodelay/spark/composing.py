@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -19,16 +18,14 @@ from aiodelay.inputs import (
     check_key,
     check_payload_size,
     check_type_name,
-    split_target,
 )
-from aiodelay.messages import HANDLER_TARGET
 from aiodelay.model import MAX_CLAIM_BYTES, NO_HEADERS, NO_TRACE, At, Conflict, Envelope, Late, LateAction, Put
 from aiodelay.recurrence import encode_rule
 from aiodelay.shapes import read_rule
 from aiodelay.timeunits import MAX_HORIZON_MS, check_horizon
 from aiodelay.transitions import NO_OP
 
-from .write_settings import WriteSettings
+from .write_settings import WriteSettings, destination_of
 
 __all__ = ["parts_of", "puts_of"]
 
@@ -97,8 +94,8 @@ class _Rows:
         found: list[R] = []
         try:
             found.extend(map(read, values))
-        except (InputError, ConfigurationError) as error:
-            raise _of_message(error, self._ids[len(found)]) from None
+        except InputError as error:
+            raise type(error)(error.field, error.value, error.allowed, self._ids[len(found)]) from None
         return found
 
     def _read(self, name: str, read: Callable[[Any], R], default: R) -> list[R]:
@@ -133,7 +130,7 @@ class _Rows:
     def _types(self, lanes: Sequence[str], addresses: Sequence[str]) -> Sequence[str]:
         if "type" not in self._columns:
             return [""] * len(self._ids)
-        types = self._read("type", lambda name: check_type_name(name, "type"), "")
+        types = self._read("type", _type, "")
         named = zip(types, lanes, addresses, strict=True)
         return ["" if type_ == lane and not address else type_ for type_, lane, address in named]
 
@@ -198,11 +195,6 @@ def _values(name: str, column: pa.Array) -> list[Any]:
         raise InputError(f"column {name!r}", f"no UTF-8 ({error.reason})", "text") from None
 
 
-def _of_message(error: InputError | ConfigurationError, message_id: str) -> InputError | ConfigurationError:
-    field = error.field if isinstance(error, InputError) else error.setting
-    return type(error)(field, error.value, error.allowed, message_id)
-
-
 def _checked_due(due_ms: int | None, now_ms: int) -> None:
     if due_ms is None:
         raise ScheduleTimeError("due_at", "null", "a time")
@@ -211,17 +203,17 @@ def _checked_due(due_ms: int | None, now_ms: int) -> None:
     check_horizon(due_ms, now_ms, "due_at")
 
 
-@lru_cache(maxsize=1024)  # frames name few destinations, each many times
 def _destination(to: str | None) -> tuple[str, str]:
     if to is None:
-        raise TargetError("to", "null", "'<sink>:<address>', or the option 'to' for such rows")
-    sink, address = split_target(to)
-    if sink != HANDLER_TARGET:
-        return sink, address
+        raise TargetError("to", "null", "'<sink>:<address>'; or the option 'to', for rows without one")
+    return destination_of(to)
+
+
+def _type(name: str) -> str:
     try:
-        return check_type_name(address, "to"), ""
+        return check_type_name(name, "type")
     except ConfigurationError as error:
-        raise TargetError("handler name in to", error.value, error.allowed) from None
+        raise InputError("type", error.value, error.allowed) from None
 
 
 def _headers(given: Sequence[tuple[str, bytes | str]]) -> Mapping[str, bytes]:

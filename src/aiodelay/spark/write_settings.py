@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, Literal, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from msgspec import Struct
 from pyspark.sql.types import StructType
 
-from aiodelay.errors import ConfigurationError, UnsupportedByStoreError, shortened
-from aiodelay.inputs import check_namespace
+from aiodelay.errors import ConfigurationError, TargetError, UnsupportedByStoreError, shortened
+from aiodelay.inputs import check_namespace, check_type_name, split_target
+from aiodelay.messages import HANDLER_TARGET
 from aiodelay.model import MAX_CLAIM_MESSAGES
 from aiodelay.ports import BulkLoad, Store
 from aiodelay.registry import open_store
@@ -19,7 +21,7 @@ from aiodelay.timeunits import parse_duration
 
 from .options import Options, store_url
 
-__all__ = ["DEFAULT_RATE", "WriteSettings", "read_settings", "store_of"]
+__all__ = ["DEFAULT_RATE", "WriteSettings", "destination_of", "read_settings", "store_of"]
 
 DEFAULT_RATE: Final = 20_000
 """Rows a second over all tasks, unless `rate` says otherwise: what a live Redis store hardly notices."""
@@ -92,6 +94,7 @@ def read_settings(given: Mapping[str, str], schema: StructType, *, overwrite: bo
     """Return how a frame is to be written; nothing is connected to.
 
     Raises:
+        TargetError: The default destination is none.
         ConfigurationError: An option or a column is missing, unknown or of a wrong type.
         UnsupportedByStoreError: The store takes nothing in bulk.
     """
@@ -117,6 +120,8 @@ def read_settings(given: Mapping[str, str], schema: StructType, *, overwrite: bo
     if overwrite:
         allowed = "mode('append'): a store is added to; what is to go is cancelled"
         raise ConfigurationError("save mode", "overwrite", allowed)
+    if settings.to is not None:
+        destination_of(settings.to)
     _check_columns(schema, settings)
     _check_store(store_of(settings))
     return settings
@@ -129,6 +134,22 @@ def store_of(settings: WriteSettings) -> Store:
         ConfigurationError: Its URL cannot be used.
     """
     return open_store(store_url(settings.store), namespace=settings.namespace, clock=None)
+
+
+@lru_cache(maxsize=1024)  # frames name few destinations, each many times
+def destination_of(to: str) -> tuple[str, str]:
+    """Return the lane and the address of `<sink>:<address>`, or of `handler:<type>`.
+
+    Raises:
+        TargetError: It is neither.
+    """
+    sink, address = split_target(to)
+    if sink != HANDLER_TARGET:
+        return sink, address
+    try:
+        return check_type_name(address, "to"), ""
+    except ConfigurationError as error:
+        raise TargetError("handler name in to", error.value, error.allowed) from None
 
 
 def _timezone(name: str | None) -> str | None:

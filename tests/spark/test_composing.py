@@ -1,0 +1,141 @@
+"""Rows that cannot be messages: the first ends the write; the error names the id, the column and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from aiodelay.errors import InputError
+from aiodelay.model import After, At
+from aiodelay.spark.composing import parts_of, puts_of
+from aiodelay.spark.write_settings import WriteSettings
+
+NOW_MS = 1_800_000_000_000
+GOOD = {"id": "m", "due_at": 5_000_000, "payload": b"x"}
+TYPES = {
+    "id": pa.string(),
+    "due_at": pa.timestamp("us", "UTC"),
+    "payload": pa.binary(),
+    "to": pa.string(),
+    "type": pa.string(),
+    "encoding": pa.string(),
+    "key": pa.binary(),
+    "headers": pa.map_(pa.string(), pa.binary()),
+    "version": pa.int64(),
+    "expires_at": pa.timestamp("us", "UTC"),
+    "late": pa.string(),
+    "rule": pa.string(),
+}
+
+
+def settings(columns: tuple[str, ...], **changed: str | None) -> WriteSettings:
+    given: dict[str, Any] = {
+        "store": "redis://host",
+        "namespace": "default",
+        "to": "redis-list:orders",
+        "conflict": "insert",
+        "rate": 0,
+        "concurrency": None,
+        "batch_rows": 500,
+        "max_payload": 100,
+        "timezone": None,
+        "patience_ms": 1000,
+        "columns": columns,
+    }
+    return WriteSettings(**given | changed)
+
+
+def batch_of(*rows: dict[str, Any], types: dict[str, pa.DataType] = TYPES) -> pa.RecordBatch:
+    names = list(rows[0])
+    return pa.record_batch([pa.array([row[name] for row in rows], types[name]) for name in names], names)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ({"id": None}, "id is null; allowed: 1 to 255 bytes"),
+        ({"id": ""}, "id is empty"),
+        ({"id": "é" * 128}, "256 bytes long"),
+        ({"id": "a\nb"}, "no control characters"),
+        ({"id": "a\u2028b"}, "no control characters"),
+        ({"id": "a~1700000000000"}, "names an occurrence of a series"),
+        ({"due_at": None}, "due_at of message 'b' is null"),
+        ({"due_at": -1_000_000}, "due_at of message 'b' is before 1970"),
+        ({"due_at": (NOW_MS + 3651 * 86_400_000) * 1000}, "due_at of message 'b' is 3651d ahead"),
+        ({"payload": b"x" * 101}, "payload of message 'b' is 101 bytes"),
+        ({"payload": None}, "payload of message 'b' is null without a key"),
+        ({"payload": None, "encoding": "json"}, "payload of message 'b' is null"),
+        ({"payload": b"x", "encoding": "null"}, "payload of message 'b' is 1 bytes with the encoding 'null'"),
+        ({"encoding": "xml"}, "encoding of message 'b' is 'xml'"),
+        ({"to": "orders"}, "to of message 'b' is 'orders'"),
+        ({"to": "handler:a b"}, "handler name in to of message 'b' is 'a b'"),
+        ({"type": "a b"}, "type of message 'b' is 'a b'"),
+        ({"key": b"x" * 16_385}, "key of message 'b' is 16385 bytes long"),
+        ({"headers": {"a b": b""}}, "header name of message 'b' is 'a b'"),
+        ({"headers": {"a": None}}, "value of header 'a' of message 'b' is None"),
+        ({"late": "often"}, "late of message 'b' is 'often'"),
+        ({"late": "drop"}, "late of message 'b' is without expires_at"),
+        ({"expires_at": 5_000_000}, "late of message 'b' is missing beside expires_at"),
+        ({"rule": "10m"}, "rule of message 'b' is '10m'"),
+        ({"rule": '{"interval": "soon"}'}, "of message 'b' is 'soon'"),
+    ],
+)
+def test_a_row_that_is_no_message_is_named(bad: dict[str, Any], told: str) -> None:
+    good = GOOD | dict.fromkeys(bad.keys() - GOOD.keys())
+    batch = batch_of(good, good | {"id": "b"} | bad)
+    with pytest.raises(InputError) as found:
+        puts_of(batch, settings(tuple(batch.schema.names)), NOW_MS)
+    assert told in str(found.value)
+
+
+@pytest.mark.parametrize("version", [None, -1])
+def test_newer_needs_a_version_in_every_row(version: int | None) -> None:
+    batch = batch_of(GOOD | {"version": 1}, GOOD | {"id": "b", "version": version})
+    with pytest.raises(InputError, match="version of message 'b'"):
+        puts_of(batch, settings(tuple(batch.schema.names), conflict="newer"), NOW_MS)
+
+
+def test_a_row_without_a_destination_takes_the_default_or_is_named() -> None:
+    batch = batch_of(GOOD | {"to": None}, GOOD | {"id": "b", "to": "handler:check"})
+    puts = puts_of(batch, settings(tuple(batch.schema.names)), NOW_MS)
+    assert [(each.envelope.lane, each.envelope.address) for each in puts] == [("redis-list", "orders"), ("check", "")]
+    with pytest.raises(InputError, match="to of message 'm' is null"):
+        puts_of(batch, settings(tuple(batch.schema.names), to=None), NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("local", "instant"),
+    [
+        ("2026-01-01T12:00:00", "2026-01-01T11:00:00"),
+        ("2026-03-29T02:30:00", "2026-03-29T01:00:00"),
+        ("2026-10-25T02:30:00", "2026-10-25T01:30:00"),
+    ],
+)
+def test_a_local_time_that_is_twice_or_never_is_the_later_instant(local: str, instant: str) -> None:
+    types = TYPES | {"due_at": pa.timestamp("us")}
+    given = pa.scalar(local).cast(pa.timestamp("us")).value
+    expected = pa.scalar(instant).cast(pa.timestamp("ms")).value
+    batch = batch_of(GOOD | {"due_at": given}, types=types)
+    (put,) = puts_of(batch, settings(tuple(batch.schema.names), timezone="Europe/Paris"), NOW_MS)
+    assert not isinstance(put.due, After)
+    assert put.due == At(expected)
+
+
+def test_text_is_taken_as_utf8_and_broken_text_is_named() -> None:
+    types = TYPES | {"payload": pa.string(), "key": pa.string()}
+    batch = batch_of(GOOD | {"payload": "größe", "key": "ä"}, types=types)
+    (put,) = puts_of(batch, settings(tuple(batch.schema.names)), NOW_MS)
+    assert (put.envelope.payload, put.envelope.key) == ("größe".encode(), "ä".encode())
+    broken = batch_of(GOOD).set_column(0, "id", pa.array([b"\xff"], pa.binary()).view(pa.string()))
+    with pytest.raises(InputError, match="column 'id' is no UTF-8"):
+        puts_of(broken, settings(tuple(broken.schema.names)), NOW_MS)
+
+
+def test_a_batch_is_cut_by_rows_and_by_bytes() -> None:
+    small = batch_of(*[GOOD] * 1_200)
+    assert [part.num_rows for part in parts_of(small, 500)] == [500, 500, 200]
+    large = batch_of(*[GOOD | {"payload": b"x" * 400_000}] * 5)
+    assert [part.num_rows for part in parts_of(large, 500)] == [2, 2, 1]
+    assert list(parts_of(small.slice(0, 0), 500)) == []
