@@ -118,7 +118,7 @@ def _differs(compared: Sequence[str]) -> Column:
 
 
 def _kind(compared: Sequence[str], horizon_ms: int) -> Column:
-    column = f.col
+    column = F.col
     kinds = [
         ("null_id", column("id").isNull()),
         ("repeated", column("rows_of_id") > 1),

@@ -58,8 +58,8 @@ def run(
 ) -> Summary:
     """Compare a truth with what is pending in a store; nothing is changed.
 
-    The store goes on while it is read. So nothing is said of what is due before `now` and the margin; where reading takes
-    longer than the margin, of nothing that was due before its end.
+    The store goes on while it is read. So nothing is said of what is due before `now` and the margin; where reading
+    takes longer than the margin, of nothing that was due before its end.
 
     Args:
         spark: A session, classic or Connect.
@@ -102,9 +102,7 @@ def run(
     differences = {kind: counts[kind].ids for kind in FINDINGS if kind in counts}
     rows = sum(each.in_truth for each in counts.values())
     if place is not None:
-        written = (
-            _written(found, now_ms=now_ms, rows=rows).coalesce(1).write.mode("overwrite" if overwrite else "error")
-        )
+        written = _written(found, now_ms=now_ms, rows=rows).write.mode("overwrite" if overwrite else "error")
         written.format(place[0]).save(place[1])
     return Summary(
         job="reconcile",
