@@ -8,7 +8,9 @@ from aiodelay.cli.commands import name_of
 
 __all__ = ["JOBS", "spark"]
 
-JOBS: tuple[tuple[str, str], ...] = ()
+JOBS: tuple[tuple[str, str], ...] = (
+    ("report:report", "Tell how late messages were delivered, and what failed, from archived events."),
+)
 """Place in this package, and what it does, for each job."""
 
 spark: App = App(name="spark", help="Load, check, archive, replay and report with Apache Spark.")

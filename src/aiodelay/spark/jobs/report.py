@@ -1,0 +1,211 @@
+"""`aiodelay spark report`: how late messages were delivered and what failed, as Parquet, CSV and an HTML page."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+
+from aiodelay.errors import ConfigurationError, InputError, shortened
+from aiodelay.spark.report_page import ReportPage, render
+from aiodelay.spark.report_plots import SLOTS_S, Figures
+from aiodelay.spark.schemas import EVENTS
+from aiodelay.spark.summary import Summary
+from aiodelay.timeunits import from_epoch_ms
+
+from .outcomes import By, levels_of, report
+
+__all__ = ["MOST_ROWS", "By", "read_events", "report", "run"]
+
+MOST_ROWS: Final = 2_000
+"""So many rows of each kind a page shows, and the driver holds at once."""
+
+
+def read_events(spark: SparkSession, archive: str) -> DataFrame:
+    """Return the events of an archive, of which there may be none yet.
+
+    Args:
+        spark: Classic or Connect.
+        archive: Where `archive` has written them as Parquet.
+
+    Raises:
+        InputError: There is nothing of that name, or it cannot be read.
+    """
+    try:
+        events = spark.read.parquet(archive)
+        events.schema  # noqa: B018 - only now does a Connect session look at the files
+    except AnalysisException as error:
+        if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
+            return spark.createDataFrame([], EVENTS)
+        if error.getCondition() == "PATH_NOT_FOUND":
+            raise InputError(
+                "archive", shortened(archive), "where `aiodelay spark archive` has written events"
+            ) from None
+        raise
+    return events
+
+
+def run(
+    spark: SparkSession,
+    *,
+    archive: str,
+    by: Sequence[By] = ("lane", "hour"),
+    start: datetime | None = None,
+    end: datetime | None = None,
+    where: str | None = None,
+    parquet: str | None = None,
+    csv: Path | None = None,
+    html: Path | None = None,
+    overwrite: bool = False,
+) -> Summary:
+    """Report on an archive of events.
+
+    The figures are made in Spark, once. What is brought here does not grow with the events: rows for the page, up to
+    `MOST_ROWS` of each kind, and those of the CSV one after the other.
+
+    Args:
+        spark: Classic or Connect.
+        archive: A folder of Parquet, wherever Spark can read.
+        by: As of `report`, like `start`, `end` and `where`.
+        start: Earliest instant of what is counted.
+        end: First instant that is not counted any more.
+        where: A condition in SQL.
+        parquet: A folder to write the rows to, wherever Spark can write.
+        csv: A file of this machine for the same rows, times as ISO 8601 text.
+        html: A file of this machine for the page.
+        overwrite: Replace what is there already.
+
+    Returns:
+        Its rows are the outcomes that were counted.
+
+    Raises:
+        InputError: The archive is not there or holds something else, or `where` cannot be read.
+        ConfigurationError: An option is wrong, or there is something where the report is to be written.
+    """
+    began_s = time.monotonic()
+    _check_free(archive, parquet, {"csv": csv, "html": html}, overwrite=overwrite)
+    figures = report(read_events(spark, archive), by=by, start=start, end=end, where=where, totals=True).persist()
+    try:
+        if parquet is not None:
+            _write_parquet(_rows_of(figures, by, by), parquet, overwrite=overwrite)
+        if csv is not None:
+            _write_csv(_rows_of(figures, by, by), csv)
+        shown = _page_of(figures, by, archive, _range_text(start, end), where)
+        if html is not None:
+            with _replacing(html) as file:
+                file.write(render(shown))
+    finally:
+        figures.unpersist()
+    return _summary_of(shown, time.monotonic() - began_s, {"parquet": parquet, "csv": csv, "html": html})
+
+
+def _check_free(archive: str, parquet: str | None, files: Mapping[str, Path | None], *, overwrite: bool) -> None:
+    if parquet is not None and f"{parquet.rstrip('/')}/".startswith(f"{archive.rstrip('/')}/"):
+        raise ConfigurationError("parquet", shortened(parquet), "a folder outside the archive")
+    for name, path in files.items():
+        if path is not None and path.exists() and not overwrite:
+            raise ConfigurationError(name, shortened(f"{path}"), "a name that is free, or overwrite")
+        if path is not None and not path.parent.is_dir():
+            raise ConfigurationError(name, shortened(f"{path}"), "in a folder that is there")
+
+
+def _rows_of(figures: DataFrame, by: Sequence[By], level: Sequence[By]) -> DataFrame:
+    """Return the rows of one level, which tell apart what it names and nothing else."""
+    for name in by:
+        figures = figures.where(F.col(name).isNotNull() if name in level else F.col(name).isNull())
+    return figures
+
+
+def _write_parquet(rows: DataFrame, path: str, *, overwrite: bool) -> None:
+    try:
+        rows.coalesce(1).write.mode("overwrite" if overwrite else "errorifexists").parquet(path)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_ALREADY_EXISTS":
+            raise
+        raise ConfigurationError("parquet", shortened(path), "a name that is free, or overwrite") from None
+
+
+def _write_csv(rows: DataFrame, path: Path) -> None:
+    with _replacing(path) as file:
+        writer = csv_format.writer(file)
+        writer.writerow(rows.columns)
+        for row in _in_plain_types(rows).toLocalIterator():
+            writer.writerow([_iso_text(name, value) for name, value in row.asDict().items()])
+
+
+def _iso_text(name: str, value: Any) -> Any:  # noqa: ANN401 - what a cell may hold
+    return f"{from_epoch_ms(value * 1000):%Y-%m-%dT%H:%M:%SZ}" if name == "hour" else value
+
+
+def _in_plain_types(rows: DataFrame) -> DataFrame:
+    """Return hours as seconds since 1970: as timestamps they would come in this machine's time zone."""
+    return rows.withColumn("hour", F.unix_seconds("hour")) if "hour" in rows.columns else rows
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[TextIO]:
+    """Open a file that takes the place of another when it is whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _page_of(figures: DataFrame, by: Sequence[By], archive: str, within: str, where: str | None) -> ReportPage:
+    unit = [name for name in by if name in SLOTS_S]
+    found = _collected(figures, by)
+    (total,) = found[()] or [{}]
+    return ReportPage(
+        source=archive,
+        within=within,
+        where=where,
+        by=by,
+        total=total,
+        lanes=found[("lane",)] if "lane" in by else (),
+        times=found[tuple(unit)] if unit else (),
+        rows=found[tuple(by)],
+        most_rows=MOST_ROWS,
+    )
+
+
+def _collected(figures: DataFrame, by: Sequence[By]) -> dict[tuple[By, ...], list[Figures] | None]:
+    """Return the rows of each level; None of one that has more than `MOST_ROWS`."""
+    found: dict[tuple[By, ...], list[Figures] | None] = {}
+    for level in levels_of(by):
+        rows = _in_plain_types(_rows_of(figures, by, level)).limit(MOST_ROWS + 1).collect()
+        found[level] = [_read(row.asDict()) for row in rows] if len(rows) <= MOST_ROWS else None
+    return found
+
+
+def _read(row: dict[str, Any]) -> Figures:
+    return row | {"hour": from_epoch_ms(row["hour"] * 1000)} if row.get("hour") is not None else row
+
+
+def _range_text(start: datetime | None, end: datetime | None) -> str:
+    if start is None and end is None:
+        return "all of them"
+    texts = [f"{name} {at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for name, at in (("from", start), ("before", end)) if at]
+    return " ".join(texts)
+
+
+def _summary_of(shown: ReportPage, seconds: float, files: dict[str, Any]) -> Summary:
+    total = shown.total
+    outcomes = ("delivered", "repeated", "again", "dropped", "skipped", "dead")
+    counts = {name: total[name] for name in (*outcomes, "early", "unclaimed")}
+    lateness = {name: total[name] for name in ("p50_ms", "p95_ms", "p99_ms", "max_ms", "min_ms")}
+    written = {name: f"{path}" for name, path in files.items() if path is not None}
+    rows = sum(counts[name] for name in outcomes)
+    facts = {"within": shown.within, "time_zone": "UTC", "lateness": lateness, "written": written}
+    return Summary(job="report", seconds=round(seconds, 3), rows=rows, counts=counts, facts=facts)
