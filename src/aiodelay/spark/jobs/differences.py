@@ -9,6 +9,8 @@ from typing import Final, Literal, TypeAlias
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
+from aiodelay.messages import HANDLER_TARGET
+
 __all__ = ["COMPARED", "FINDINGS", "Finding", "compared_in", "judged", "tallied"]
 
 Finding: TypeAlias = Literal["missing", "orphan", "drift"]
@@ -105,6 +107,11 @@ def _comparable(frame: DataFrame, name: str) -> Column:
             return column.cast("binary")
         case "payload":
             return F.coalesce(column.cast("binary"), F.lit(b""))
+        case "encoding" if "payload" in frame.columns:
+            return F.when(F.col("payload").isNull(), F.lit("null")).otherwise(F.coalesce(column, F.lit("")))
+        case "type" if "to" in frame.columns:
+            is_told_by_to = F.concat(F.lit(f"{HANDLER_TARGET}:"), column) == F.col("to")
+            return F.when(is_told_by_to, F.lit("")).otherwise(F.coalesce(column, F.lit("")))
         case _:
             return F.coalesce(column, F.lit(""))
 

@@ -1,0 +1,185 @@
+"""`aiodelay spark repair`: what a reconcile has found is looked at again, and mended where it is still so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+
+from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError, shortened
+from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.ports import Inspectable
+from aiodelay.spark.repairing import FOUND, OUTCOMES, Repairer
+from aiodelay.spark.summary import Summary
+from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of
+from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
+
+from .differences import compared_in
+from .mapping import mapped
+from .reconcile import MARGIN
+
+__all__ = ["KINDS", "MAX_FRACTION", "run"]
+
+KINDS: Final = ("missing", "drift")
+"""What is repaired unless `kinds` says otherwise; orphans are never, but where it is asked for."""
+MAX_FRACTION: Final = 0.01
+
+_COLUMNS = ("kind", "id", "have_due_at", "have_revision", "found_at", "truth_rows")
+
+
+class _Chosen(Struct, frozen=True):
+    counts: Mapping[str, int]
+    found_ms: int
+    truth_rows: int
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts.values())
+
+
+def run(
+    spark: SparkSession,
+    differences: DataFrame,
+    truth: DataFrame,
+    *,
+    store: str,
+    namespace: str = "default",
+    mapping: Mapping[str, str] | None = None,
+    to: str | None = None,
+    timezone: str | None = None,
+    kinds: Sequence[str] = KINDS,
+    delete_orphans: int = 0,
+    max_fraction: float = MAX_FRACTION,
+    margin: Duration = MARGIN,
+    now: datetime | None = None,
+) -> Summary:
+    """Mend what a reconcile has found, where it is still so; whatever has changed since is left to the next reconcile.
+
+    What is missing is stored, unless the store remembers that it ended. What drifted gets the truth's time, or all that
+    the truth gives, under the version after its own. Orphans are cancelled. Nothing that has ended comes back; a second
+    run changes nothing more.
+
+    Args:
+        spark: A session, classic or Connect.
+        differences: What `reconcile` has written.
+        truth: As of `reconcile`; it is read again, and may have moved on.
+        store: URL, or `env:NAME` or `file:PATH` of one.
+        namespace: Whose messages.
+        mapping: As of `reconcile`.
+        to: As of `reconcile`.
+        timezone: As of `reconcile`.
+        kinds: `missing`, `drift`, or both.
+        delete_orphans: Cancel orphans, as many as this at most; 0: none.
+        max_fraction: How many differences are repaired at most, as a part of the truth's rows, 0 to 1.
+        margin: Nothing stored is changed that is due before `now` and this.
+        now: The time of the repair; the default is this machine's.
+
+    Returns:
+        `rows`: differences of the chosen kinds. `counts`: what they came to. Repaired: `stored`, `replaced`,
+        `rescheduled`, `cancelled`. Left alone: `present` and `same` (in the store by now), `ended`, `changed` (since it
+        was found), `withdrawn` and `wanted` (the truth has changed), `ahead`, `soon`.
+
+    Raises:
+        ConfigurationError: An option is not understood; or there are more differences than allowed. Nothing is changed.
+        InputError: The differences are older than the store's memory; the truth has an id twice.
+        UnsupportedByStoreError: The store cannot be repaired.
+    """
+    since_s = time.monotonic()
+    margin_ms = parse_duration(margin, field="margin", error=ConfigurationError)
+    now_ms = to_epoch_ms(datetime.now(UTC) if now is None else now, field="now")
+    wanted = mapped(truth, mapping, to=to, timezone=timezone)
+    given = compared_in(wanted)
+    wanted_kinds = _read_kinds(kinds, orphans=delete_orphans)
+    _check_columns(differences, given, wanted_kinds)
+    wanted, settings = _writable(wanted, store, namespace)
+    chosen = _chosen(differences, wanted_kinds)
+    _check_bounds(chosen, max_fraction, delete_orphans)
+    _check_age(chosen, now_ms)
+    counts: dict[str, int] = {}
+    if chosen.rows:
+        repairer = Repairer(settings, given, now_ms + margin_ms)
+        work = _work(differences.where(F.col("kind").isin(*wanted_kinds)), wanted, settings)
+        outcomes = work.mapInArrow(repairer, OUTCOMES).groupBy("outcome").agg(F.sum("n").alias("n"))
+        counts = {each["outcome"]: each["n"] for each in outcomes.collect()}
+    return Summary(
+        job="repair",
+        seconds=round(time.monotonic() - since_s, 3),
+        rows=chosen.rows,
+        counts=counts,
+        facts={"found": chosen.counts, "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS)},
+    )
+
+
+def _read_kinds(kinds: Sequence[str], *, orphans: int) -> tuple[str, ...]:
+    for kind in kinds:
+        if kind not in KINDS:
+            allowed = f"{' and '.join(KINDS)}; orphans are deleted where delete_orphans says how many"
+            raise ConfigurationError("kinds", shortened(kind), allowed)
+    return (*kinds, "orphan") if orphans else tuple(kinds)
+
+
+def _check_columns(differences: DataFrame, given: Sequence[str], kinds: Sequence[str]) -> None:
+    if lacking := [name for name in _COLUMNS if name not in differences.columns]:
+        raise ConfigurationError("differences", f"without column {lacking[0]!r}", "what `reconcile` has written")
+    for name in ("payload", "to"):
+        if "missing" in kinds and name not in given:
+            raise ConfigurationError(
+                f"column {name!r} of truth", "missing", "given, to store what is missing; or kinds=drift"
+            )
+
+
+def _writable(wanted: DataFrame, store: str, namespace: str) -> tuple[DataFrame, WriteSettings]:
+    """Return the truth with what a message needs; of a column that it does not give, nothing is used."""
+    blanks = {"payload": F.lit(b""), "to": F.lit("nowhere:nothing")}
+    wanted = wanted.withColumns({name: blank for name, blank in blanks.items() if name not in wanted.columns})
+    options = {"store": store, "namespace": namespace}
+    if "version" in wanted.columns:
+        wanted = wanted.withColumn("version", F.coalesce("version", F.lit(0)))
+        options["conflict"] = "newer"
+    settings = read_settings(options, wanted.schema)
+    opened = store_of(settings)
+    if not isinstance(opened, Inspectable) or opened.traits.lookup != "anywhere":
+        raise UnsupportedByStoreError("store", opened.name, "one that any process can look into: Redis or SQLite")
+    return wanted, settings
+
+
+def _chosen(differences: DataFrame, kinds: Sequence[str]) -> _Chosen:
+    totals = [F.count("*").alias("n"), F.unix_millis(F.min("found_at")).alias("at"), F.min("truth_rows").alias("of")]
+    rows = differences.where(F.col("kind").isin(*kinds)).groupBy("kind").agg(*totals).collect()
+    found_ms, truth_rows = (min((each[name] for each in rows), default=0) for name in ("at", "of"))
+    return _Chosen({each["kind"]: each["n"] for each in rows}, found_ms, truth_rows)
+
+
+def _check_bounds(chosen: _Chosen, max_fraction: float, delete_orphans: int) -> None:
+    if not 0 <= max_fraction <= 1:
+        raise ConfigurationError("max_fraction", shortened(max_fraction), "a part of the truth's rows, 0 to 1")
+    if chosen.rows > max_fraction * chosen.truth_rows:
+        found = f"{max_fraction:g}, with {chosen.rows:,} differences for {chosen.truth_rows:,} rows of truth"
+        raise ConfigurationError("max_fraction", found, "a larger part, once it is known why; nothing was repaired")
+    orphans = chosen.counts.get("orphan", 0)
+    if orphans > delete_orphans:
+        found = f"{delete_orphans:,}, with {orphans:,} orphans"
+        raise ConfigurationError("delete_orphans", found, "at least as many; nothing was repaired")
+
+
+def _check_age(chosen: _Chosen, now_ms: int) -> None:
+    age_ms = now_ms - chosen.found_ms
+    if chosen.rows and age_ms > TOMBSTONE_WINDOW_MS:
+        most = format_duration(TOMBSTONE_WINDOW_MS)
+        allowed = f"at most {most} old, as long as a store remembers what has ended: reconcile again"
+        raise InputError("differences", f"found {format_duration(age_ms)} ago", allowed)
+
+
+def _work(chosen: DataFrame, wanted: DataFrame, settings: WriteSettings) -> DataFrame:
+    """Return each finding beside what the truth says now; `rows_of_id` counts its rows."""
+    found = chosen.select("id", "kind", "have_revision", F.unix_millis("have_due_at").alias("have_due_ms"))
+    told = wanted.join(found.select("id"), "id", "left_semi")
+    told = told.withColumn("rows_of_id", F.count("*").over(Window.partitionBy("id")))
+    counted = F.coalesce("rows_of_id", F.lit(0)).alias("rows_of_id")
+    kept = [name for name in FOUND if name != "rows_of_id"]
+    return found.join(told, "id", "left").select(*kept, counted, *settings.columns)
