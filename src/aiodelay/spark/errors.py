@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 
 import aiodelay.errors
-from aiodelay.errors import AiodelayError, ConfigurationError, InputError, StoreUnavailableError
+from aiodelay.errors import AiodelayError
 
 __all__ = ["SparkFailedError", "clear_error"]
 
-_LINE = re.compile(r"^(?:aiodelay\.\w+(?:\.\w+)*\.)(?P<name>\w+Error): (?P<text>.*)$", re.MULTILINE)
+_OURS = re.compile(r"^[\s|]*aiodelay(?:\.\w+)*\.(?P<name>\w+): (?P<text>.*)$", re.MULTILINE)
+_RAISED = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception|Warning|Interrupt|Exit)(?:: .*)?$", re.MULTILINE)
+_STATE = re.compile(r"\s*SQLSTATE: \w{5}.*$")
+_IN_PYTHON = "Traceback (most recent call last)"
 
 
 class SparkFailedError(AiodelayError):
     """A Spark job ended with an error of Spark's own.
 
     Attributes:
-        reason: Its first line.
+        reason: The line that says what happened.
     """
 
     reason: str
@@ -32,21 +35,19 @@ class SparkFailedError(AiodelayError):
 def clear_error(error: BaseException) -> AiodelayError:
     """Return the error of ours that made a Spark job fail, wherever it was raised: here, or in a Python worker.
 
-    Of one that was raised elsewhere only the text is known; it has the class of the error for which exit codes and
-    callers look: `InputError`, `ConfigurationError`, `StoreUnavailableError`.
+    Of one that was raised elsewhere only its class and its text are known. What is none of ours is told as
+    `SparkFailedError`, by the line of the trace that says what happened.
     """
     if isinstance(error, AiodelayError):
         return error
-    found = list(_LINE.finditer(f"{error}"))
-    if not found:
-        first = next((line for line in f"{error}".splitlines() if line.strip()), type(error).__name__)
-        return SparkFailedError(first)
-    name, text = found[-1]["name"], found[-1]["text"]
-    kind = getattr(aiodelay.errors, name, SparkFailedError)
-    for known in (StoreUnavailableError, InputError, ConfigurationError):
-        if issubclass(kind, known):
-            return _with_text(known, text)
-    return SparkFailedError(text)
+    text = f"{error}"
+    for found in reversed(list(_OURS.finditer(text))):
+        kind = getattr(aiodelay.errors, found["name"], None)
+        if isinstance(kind, type) and issubclass(kind, AiodelayError):
+            return _with_text(kind, _STATE.sub("", found["text"]))
+    raised = list(_RAISED.finditer(text)) if _IN_PYTHON in text else []
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return SparkFailedError(_STATE.sub("", raised[-1][0] if raised else first.strip()))
 
 
 def _with_text(kind: type[AiodelayError], text: str) -> AiodelayError:

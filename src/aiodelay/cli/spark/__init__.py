@@ -9,6 +9,7 @@ from aiodelay.cli.commands import name_of
 __all__ = ["JOBS", "spark"]
 
 JOBS: tuple[tuple[str, str], ...] = (
+    ("backfill:backfill", "Store the rows of files or of a database as messages."),
     ("report:report", "Tell how late messages were delivered, and what failed, from archived events."),
 )
 """Place in this package, and what it does, for each job."""

@@ -99,6 +99,7 @@ def _run(job: Callable[[SparkSession], Summary], cluster: Cluster) -> Summary:
 def _settings(given: tuple[str, ...]) -> Mapping[str, str]:
     settings = {
         "spark.ui.showConsoleProgress": f"{sys.stderr.isatty()}".lower(),
+        "spark.python.sql.dataFrameDebugging.enabled": "false",  # else traces are logged before the error is told
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     }
     for text in given:

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 
 from aiodelay.errors import ConfigurationError, cut, shortened
 
-__all__ = ["MAPPED", "converted", "given", "mapped", "read_mapping", "read_zone"]
+__all__ = ["MAPPED", "conversions", "converted", "given", "mapped", "read_mapping", "read_zone"]
 
 MAPPED: Final = ("id", "due_at", "payload", "to", "type", "encoding", "key", "headers", "version")
 """What a mapping may give: the columns of a message that its sender decides."""
@@ -142,12 +142,21 @@ def converted(found: DataFrame, *, timezone: str | None = None) -> DataFrame:
     Raises:
         ConfigurationError: A column has a type that cannot be converted.
     """
+    return found.select(*(column.alias(name) for name, column in conversions(found, timezone=timezone).items()))
+
+
+def conversions(found: DataFrame, *, timezone: str | None = None) -> dict[str, Column]:
+    """Return the expression that gives each column of a message, of those that `given` returned.
+
+    Raises:
+        ConfigurationError: A column has a type that cannot be converted.
+    """
     kinds = {field.name: field.dataType for field in found.schema}
     zone = read_zone(timezone)
-    columns = [_CONVERSIONS[name](name, kinds[name], zone).alias(name) for name in MAPPED if name in kinds]
+    columns = {name: _CONVERSIONS[name](name, kinds[name], zone) for name in MAPPED if name in kinds}
     if "encoding" not in kinds and isinstance(kinds.get("payload"), _NESTED):
-        columns.append(F.lit("json").alias("encoding"))
-    return found.select(*columns)
+        columns["encoding"] = F.lit("json")
+    return columns
 
 
 def _text(name: str, kind: DataType, _: str | None) -> Column:

@@ -1,0 +1,165 @@
+"""Backfill: the rows of any frame become messages of a store; what cannot be one is told why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, TypeVar, get_args
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import ConfigurationError, InputError, shortened
+from aiodelay.inputs import check_count, check_type_name, split_target
+from aiodelay.messages import HANDLER_TARGET
+from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.scheduler import MOST_PAYLOAD
+from aiodelay.spark.summary import Summary
+from aiodelay.spark.writing import write_frame
+from aiodelay.timeunits import Duration, format_duration, parse_duration
+
+from .checking import DROPPED, Rules, accepted, judged, rejected
+from .mapping import given
+
+__all__ = ["OnConflict", "PastDue", "run"]
+
+T = TypeVar("T", bound=str)
+OnConflict: TypeAlias = Literal["insert", "newer"]
+PastDue: TypeAlias = Literal["reject", "now"]
+
+
+def run(
+    frame: DataFrame,
+    *,
+    store: str,
+    namespace: str = "default",
+    mapping: Mapping[str, str] | None = None,
+    to: str | None = None,
+    conflict: OnConflict = "insert",
+    min_lead: Duration = "0s",
+    past_due: PastDue = "reject",
+    max_payload: int = 262_144,
+    timezone: str | None = None,
+    rate: int = 20_000,
+    concurrency: int | None = None,
+    rejects: str | None = None,
+    dry_run: bool = False,
+    now_ms: int | None = None,
+) -> Summary:
+    """Store a message for each row that can be one.
+
+    May be repeated: what is known of an id, pending or ended within the tombstone window, stays as it is (`insert`),
+    or as its highest version has it (`newer`). Rows are judged once, before the first is stored.
+
+    Args:
+        frame: Any rows.
+        store: The store's URL, also as `env:NAME` or `file:PATH`.
+        namespace: Whose messages.
+        mapping: For each column of a message, a column or an SQL expression; None: columns called as ours.
+        to: The destination of rows that give none.
+        conflict: `insert`: the first version of an id stands; `newer`: the one with the highest `version`.
+        min_lead: Rows due sooner than this are rejected.
+        past_due: `reject` rows whose time is up, or store them to be delivered `now`; then `min_lead` does not count.
+        max_payload: Most bytes of a payload: no more than the schedulers' own, who refuse what is larger.
+        timezone: Where times without an offset were written down; None: they are rejected.
+        rate: Most rows a second, of all tasks together; 0 = no limit.
+        concurrency: How many tasks write at once; None: as many as the session has cores.
+        rejects: A folder for the rejected rows, as Parquet, with `reason` and `field`; it must not be there yet.
+        dry_run: Count, and store nothing.
+        now_ms: The time by which rows are judged, in epoch milliseconds; None: this machine's.
+
+    Returns:
+        Counts of the rows that were accepted, repeated and superseded, and of the messages stored, replaced and
+        known; `facts` has the reasons of rejected rows.
+
+    Raises:
+        ConfigurationError: An option, or a column's name or type, is wrong; nothing was stored.
+        StoreUnavailableError: The store did not answer for too long; to run it again is safe.
+    """
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
+    rules = Rules(
+        now_ms=clock.now_ms() if now_ms is None else now_ms,
+        min_lead_ms=parse_duration(min_lead, field="min_lead", error=ConfigurationError),
+        past_due=_one_of("past_due", past_due, get_args(PastDue)),
+        max_payload=check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
+        conflict=_one_of("conflict", conflict, get_args(OnConflict)),
+        timezone=timezone,
+    )
+    rows = judged(_given(frame, mapping, to, rules), rules).persist()
+    try:
+        found = _counted(rows)
+        if rejects is not None:
+            _write_rejects(rejected(rows), rejects)
+        written: dict[str, int] = {}
+        if not dry_run:
+            options = {"store": store, "namespace": namespace, "conflict": conflict, "maxPayload": f"{max_payload}"}
+            options |= {"rate": f"{rate}"} | ({} if concurrency is None else {"concurrency": f"{concurrency}"})
+            written = write_frame(accepted(rows, rules), options).shape()
+    finally:
+        rows.unpersist()
+    seconds = (clock.monotonic_ms() - started_ms) / 1000
+    return _summary(found, written, seconds=seconds, dry_run=dry_run)
+
+
+def _given(frame: DataFrame, mapping: Mapping[str, str] | None, to: str | None, rules: Rules) -> DataFrame:
+    found = given(frame, mapping, to=_checked_destination(to))
+    needed = ["payload", "to", *(["version"] if rules.conflict == "newer" else [])]
+    for name in needed:
+        if name not in found.columns:
+            raise ConfigurationError("map", f"without {name!r}", _MISSING[name])
+    return found
+
+
+_MISSING = {
+    "payload": "payload=COLUMN, such as payload=struct(*)",
+    "to": "to=COLUMN, or the option `to` for all rows: SINK:ADDRESS or handler:TYPE",
+    "version": "version=COLUMN, which conflict=newer compares",
+}
+
+
+def _checked_destination(to: str | None) -> str | None:
+    try:
+        if to is not None and (parts := split_target(to))[0] == HANDLER_TARGET:
+            check_type_name(parts[1], "to")
+    except InputError as error:
+        raise ConfigurationError(error.field, error.value, f"{error.allowed}, or handler:TYPE") from None
+    return to
+
+
+def _one_of(name: str, value: T, allowed: tuple[str, ...]) -> T:
+    if value not in allowed:
+        raise ConfigurationError(name, shortened(value), ", ".join(allowed))
+    return value
+
+
+def _counted(rows: DataFrame) -> Counter[tuple[str | None, str | None]]:
+    """Return how many rows there are of each field and reason; (None, None) are the good ones."""
+    return Counter(
+        {(row["field"], row["reason"]): row["count"] for row in rows.groupBy("field", "reason").count().collect()}
+    )
+
+
+def _write_rejects(rows: DataFrame, folder: str) -> None:
+    try:
+        rows.write.parquet(folder)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_ALREADY_EXISTS":
+            raise
+        raise ConfigurationError("rejects", shortened(folder), "a folder that is not there yet") from None
+
+
+def _summary(
+    found: Counter[tuple[str | None, str | None]], written: Mapping[str, int], *, seconds: float, dry_run: bool
+) -> Summary:
+    dropped = {reason: sum(n for (_, why), n in found.items() if why == reason) for reason in DROPPED}
+    reasons = {f"{field}.{why}": n for (field, why), n in sorted(found.items(), key=str) if why and why not in DROPPED}
+    return Summary(
+        job="backfill",
+        seconds=seconds,
+        rows=found.total(),
+        rejected=sum(reasons.values()),
+        counts={"accepted": found[None, None], **dropped, **written},
+        facts={"dry_run": dry_run, "reasons": reasons, "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS)},
+    )

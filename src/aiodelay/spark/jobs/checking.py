@@ -1,0 +1,192 @@
+"""Which rows may become messages: the rules of `aiodelay.inputs` as expressions that need no Python worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+
+from aiodelay.inputs import MAX_ADDRESS_BYTES, MAX_HEADER_BYTES, MAX_HEADERS, MAX_ID_BYTES, MAX_KEY_BYTES
+from aiodelay.timeunits import MAX_HORIZON_MS
+
+from .mapping import conversions, converted
+
+__all__ = ["DROPPED", "Rules", "accepted", "judged", "rejected"]
+
+DROPPED: Final = ("repeated", "superseded")
+"""Reasons that are no mistake: the same row again, and one of which there is a newer version."""
+
+_CONTROL = r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"
+_OCCURRENCE = r"~[0-9]{10,}\z"
+_SINK = r"\A[a-z][a-z0-9.+-]{0,63}:"
+_TYPE = r"\A[^\s\x00-\x1f\x7f-\x9f:{}]{1,128}\z"
+_HEADER = r"\A[A-Za-z0-9._-]{1,128}\z"
+_RESERVED_HEADER = r"\A(?i)aiodelay-"
+_ENCODINGS = ("", "json", "msgpack", "null")
+
+Check: TypeAlias = tuple[str, Column]
+"""A reason, and the condition under which a row is rejected for it; a condition that is null holds not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What is asked of rows, beside what every message keeps to.
+
+    Attributes:
+        now_ms: The time by which rows are judged, in epoch milliseconds: one for all of them.
+        min_lead_ms: Rows due sooner than this from now are rejected.
+        past_due: Whether rows whose time is up or too near are rejected, or stored to be delivered now.
+        max_payload: Most bytes of a payload.
+        conflict: `insert`: of rows with one id and different contents none is taken; `newer`: the highest version is.
+        timezone: Where times without an offset were written down.
+    """
+
+    now_ms: int
+    min_lead_ms: int = 0
+    past_due: Literal["reject", "now"] = "reject"
+    max_payload: int = 262_144
+    conflict: Literal["insert", "newer"] = "insert"
+    timezone: str | None = None
+
+
+def judged(found: DataFrame, rules: Rules) -> DataFrame:
+    """Return the rows of `mapping.given` with a `reason` why not and the `field` it is in; both null of good ones.
+
+    Raises:
+        ConfigurationError: A column has a type that cannot be converted.
+    """
+    message = conversions(found, timezone=rules.timezone)
+    verdicts = [
+        F.when(condition, F.struct(F.lit(reason).alias("reason"), F.lit(field).alias("field")))
+        for field in _CHECKS
+        if field in message
+        for reason, condition in _CHECKS[field](message[field], F.col(field), rules)
+    ]
+    checked = found.withColumn("_verdict", F.coalesce(*verdicts))
+    return _without_duplicates(checked, message, rules)
+
+
+def accepted(rows: DataFrame, rules: Rules) -> DataFrame:
+    """Return the messages of what `judged` found good, each id once."""
+    return converted(rows.where("reason IS NULL").drop("reason", "field"), timezone=rules.timezone)
+
+
+def rejected(rows: DataFrame) -> DataFrame:
+    """Return the rows that `judged` found bad, as they were given, with `reason` and `field`."""
+    return rows.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*DROPPED))
+
+
+def _without_duplicates(checked: DataFrame, message: Mapping[str, Column], rules: Rules) -> DataFrame:
+    is_good = F.col("_verdict").isNull()
+    own = F.concat(F.lit("\0"), F.monotonically_increasing_id().cast("string"))  # no id of a good row begins so
+    version = F.coalesce(message["version"], F.lit(0)) if _counts_versions(message, rules) else F.lit(0).cast("bigint")
+    contents = [F.map_entries(column) if name == "headers" else column for name, column in message.items()]
+    same_id = Window.partitionBy("_id")
+    rows = checked.withColumns(
+        {"_id": F.when(is_good, message["id"]).otherwise(own), "_version": version, "_hash": F.xxhash64(*contents)}
+    ).withColumn("_newest", F.max("_version").over(same_id))
+    newest = F.when(F.col("_version") == F.col("_newest"), F.col("_hash"))
+    rows = rows.withColumns(
+        {
+            "_differs": F.min(newest).over(same_id) != F.max(newest).over(same_id),
+            "_place": F.row_number().over(same_id.orderBy(F.col("_version").desc(), "_hash")),
+        }
+    )
+    reason = (
+        F.when(~is_good, F.col("_verdict.reason"))
+        .when(F.col("_version") < F.col("_newest"), "superseded")
+        .when(F.col("_differs"), "duplicate")
+        .when(F.col("_place") > 1, "repeated")
+    )
+    field = F.coalesce("_verdict.field", F.when(F.col("reason").isNotNull(), "id"))
+    told = rows.withColumn("reason", reason).withColumn("field", field)
+    return told.drop("_verdict", "_id", "_version", "_hash", "_newest", "_differs", "_place")
+
+
+def _counts_versions(message: Mapping[str, Column], rules: Rules) -> bool:
+    return rules.conflict == "newer" and "version" in message
+
+
+# --- one function a column: its rules, the first that applies is told --------------------------------------
+
+
+def _text(column: Column, most_bytes: int) -> Iterator[Check]:
+    yield "empty", F.octet_length(column) == 0
+    yield "too_long", F.octet_length(column) > most_bytes
+    yield "not_utf8", ~F.is_valid_utf8(column)
+    yield "control_characters", column.rlike(_CONTROL)
+
+
+def _id(column: Column, raw: Column, _: Rules) -> Iterator[Check]:
+    yield "missing", raw.isNull()
+    yield from _text(column, MAX_ID_BYTES)
+    yield "reserved", column.rlike(_OCCURRENCE)
+
+
+def _due(column: Column, raw: Column, rules: Rules) -> Iterator[Check]:
+    yield "missing", raw.isNull()
+    yield "unreadable", column.isNull()
+    if rules.past_due == "reject":
+        yield "past_due", column < _instant(rules.now_ms)
+        yield "too_soon", column < _instant(rules.now_ms + rules.min_lead_ms)
+    yield "too_far", column > _instant(rules.now_ms + MAX_HORIZON_MS)
+
+
+def _instant(ms: int) -> Column:
+    return F.timestamp_millis(F.lit(ms))
+
+
+def _payload(column: Column, raw: Column, rules: Rules) -> Iterator[Check]:
+    yield "missing", raw.isNull()
+    yield "too_large", F.octet_length(column) > rules.max_payload
+
+
+def _to(column: Column, raw: Column, _: Rules) -> Iterator[Check]:
+    yield "missing", raw.isNull()
+    address = F.regexp_replace(column, r"\A[^:]*:", "")
+    yield "no_destination", ~column.rlike(_SINK) | (column.startswith("handler:") & ~address.rlike(_TYPE))
+    yield from _text(address, MAX_ADDRESS_BYTES)
+
+
+def _type(column: Column, _: Column, __: Rules) -> Iterator[Check]:
+    yield "no_type_name", ~column.rlike(_TYPE)
+
+
+def _encoding(column: Column, _: Column, __: Rules) -> Iterator[Check]:
+    yield "unknown", ~column.isin(*_ENCODINGS)
+
+
+def _key(column: Column, _: Column, __: Rules) -> Iterator[Check]:
+    yield "too_long", F.octet_length(column) > MAX_KEY_BYTES
+
+
+def _headers(column: Column, _: Column, __: Rules) -> Iterator[Check]:
+    entries = F.map_entries(column)
+    yield "too_many", F.size(entries) > MAX_HEADERS
+    yield "bad_name", F.exists(F.map_keys(column), lambda name: ~name.rlike(_HEADER))
+    yield "reserved", F.exists(F.map_keys(column), lambda name: name.rlike(_RESERVED_HEADER))
+    yield "missing", F.exists(F.map_values(column), lambda value: value.isNull())
+    sizes = F.transform(entries, lambda each: F.octet_length(each["key"]) + F.octet_length(each["value"]))
+    yield "too_large", F.aggregate(sizes, F.lit(0), lambda total, size: total + size) > MAX_HEADER_BYTES
+
+
+def _version(column: Column, raw: Column, rules: Rules) -> Iterator[Check]:
+    if rules.conflict == "newer":
+        yield "missing", raw.isNull()
+        yield "negative", column < 0
+
+
+_CHECKS: Final[dict[str, Callable[[Column, Column, Rules], Iterator[Check]]]] = {
+    "id": _id,
+    "due_at": _due,
+    "payload": _payload,
+    "to": _to,
+    "type": _type,
+    "encoding": _encoding,
+    "key": _key,
+    "headers": _headers,
+    "version": _version,
+}

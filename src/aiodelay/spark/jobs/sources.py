@@ -1,0 +1,53 @@
+"""What a job reads: `parquet:DIR`, `csv:…`, `json:…`, `orc:…` or `jdbc:URL?dbtable=…`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import unquote
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from aiodelay.errors import ConfigurationError, masked_url
+
+__all__ = ["read_source"]
+
+FILES: Final = ("parquet", "csv", "json", "orc")
+_TABLE = re.compile(r"(?<=[?&;])dbtable=([^&;]*)[&;]?")
+_SETTINGS: Final = {"csv": {"header": "true", "enforceSchema": "false"}}
+
+
+def read_source(spark: SparkSession, text: str, options: Mapping[str, str] | None = None) -> DataFrame:
+    """Read files or a table of a database.
+
+    CSV has a line of names, and all of its columns are text: a due time with its offset is taken for what it says.
+
+    Args:
+        spark: The session.
+        text: `<format>:<folder, file or pattern>`, or `jdbc:<URL>?dbtable=<table>`.
+        options: Spark's own for this format, such as `user` and `password` of a database, or `delimiter`.
+
+    Raises:
+        ConfigurationError: It is not of this form, or not there.
+    """
+    kind, colon, place = text.partition(":")
+    if not colon or not place or kind not in (*FILES, "jdbc"):
+        allowed = f"{', '.join(f'{name}:DIR' for name in FILES)} or jdbc:URL?dbtable=TABLE"
+        raise ConfigurationError("from", repr(masked_url(text)), allowed)
+    settings = {**_SETTINGS.get(kind, {}), **(options or {})}
+    if kind == "jdbc":
+        settings |= _of_database(text)
+    reader = spark.read.format(kind).options(**settings)
+    try:
+        return reader.load() if kind == "jdbc" else reader.load(place)
+    except AnalysisException as error:
+        raise ConfigurationError("from", repr(masked_url(text)), f"what can be read ({error.getCondition()})") from None
+
+
+def _of_database(text: str) -> dict[str, str]:
+    """Return the address, and the table if it stands there."""
+    found = _TABLE.search(text)
+    url = (text[: found.start()] + text[found.end() :]).rstrip("?&;") if found else text
+    return {"url": url} | ({"dbtable": unquote(found[1])} if found else {})
