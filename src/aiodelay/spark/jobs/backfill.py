@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, TypeVar, get_args
 
+from msgspec import structs
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
@@ -16,6 +17,7 @@ from aiodelay.messages import HANDLER_TARGET
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.summary import Summary
+from aiodelay.spark.write_settings import read_settings
 from aiodelay.spark.writing import write_frame
 from aiodelay.timeunits import Duration, format_duration, parse_duration
 
@@ -87,16 +89,21 @@ def run(
         conflict=_one_of("conflict", conflict, get_args(OnConflict)),
         timezone=timezone,
     )
-    rows = judged(_given(frame, mapping, to, rules), rules).persist()
+    options = {
+        "store": store,
+        "namespace": namespace,
+        "conflict": rules.conflict,
+        "maxPayload": f"{rules.max_payload}",
+        "rate": f"{rate}",
+    } | ({} if concurrency is None else {"concurrency": f"{concurrency}"})
+    rows = judged(_given(frame, mapping, to, rules), rules)
+    read_settings(options, accepted(rows, rules).schema)  # a mistake in them is told before Spark has any work
+    rows = rows.persist()
     try:
         found = _counted(rows)
         if rejects is not None:
             _write_rejects(rejected(rows), rejects)
-        written: dict[str, int] = {}
-        if not dry_run:
-            options = {"store": store, "namespace": namespace, "conflict": conflict, "maxPayload": f"{max_payload}"}
-            options |= {"rate": f"{rate}"} | ({} if concurrency is None else {"concurrency": f"{concurrency}"})
-            written = write_frame(accepted(rows, rules), options).shape()
+        written = {} if dry_run else structs.asdict(write_frame(accepted(rows, rules), options))
     finally:
         rows.unpersist()
     seconds = (clock.monotonic_ms() - started_ms) / 1000
