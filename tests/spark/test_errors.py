@@ -20,12 +20,13 @@ def failing(*errors: Exception) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Fail in a Python worker: with an error, or with one that the next was the cause of, or with several at once."""
 
     def work(batches: Iterator[Any]) -> Iterator[Any]:
-        if len(errors) == 1:
-            raise errors[0]
-        if isinstance(errors[0], OSError):
-            raise errors[1] from errors[0]
-        raise ExceptionGroup("several", list(errors))
-        yield from batches
+        for _ in batches:
+            if len(errors) == 1:
+                raise errors[0]
+            if isinstance(errors[0], OSError):
+                raise errors[1] from errors[0]
+            raise ExceptionGroup("several", list(errors))
+        yield from ()
 
     return work
 

@@ -153,7 +153,7 @@ def conversions(found: DataFrame, *, timezone: str | None = None) -> dict[str, C
     """
     kinds = {field.name: field.dataType for field in found.schema}
     zone = read_zone(timezone)
-    columns = {name: _CONVERSIONS[name](name, kinds[name], zone) for name in MAPPED if name in kinds}
+    columns: dict[str, Column] = {name: _CONVERSIONS[name](name, kinds[name], zone) for name in MAPPED if name in kinds}
     if "encoding" not in kinds and isinstance(kinds.get("payload"), _NESTED):
         columns["encoding"] = F.lit("json")
     return columns
