@@ -12,7 +12,7 @@ bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -56,6 +56,7 @@ __all__ = [
     "BulkLoad",
     "DeadLetters",
     "Feed",
+    "Followed",
     "Guarded",
     "Holds",
     "Inspectable",
@@ -70,6 +71,7 @@ __all__ = [
     "Source",
     "Store",
     "StoreTraits",
+    "Trail",
     "Transfer",
     "Transferring",
     "Work",
@@ -342,6 +344,48 @@ class Journal(Protocol):
 
         Raises:
             UnsupportedByStoreError: This store was opened without a journal.
+        """
+        ...
+
+
+class Trail(Protocol):
+    """A journal, open for reading alone, part by part: entries of a part are numbered upwards from 0 or 1."""
+
+    async def spans(self) -> Mapping[int, range]:
+        """Return by part which numbers can be read: from the oldest that is kept to before the next to be given.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
+        ...
+
+    def entries(
+        self, part: int, span: range, trimmed: Callable[[range], object]
+    ) -> AsyncIterator[Sequence[JournalEntry]]:
+        """Yield a part's entries with these numbers, in order, some at a time; repeating gives the same.
+
+        Args:
+            part: Which.
+            span: From which number on, up to before which; not beyond what `spans` has told.
+            trimmed: Is given numbers whose entries, as far as they have any, are kept no more; may raise.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
+        ...
+
+
+@runtime_checkable
+class Followed(Protocol):
+    """A store whose journal others can follow without opening the store: nothing is written or made for it."""
+
+    def trail(self) -> AbstractAsyncContextManager[Trail]:
+        """Open the journal.
+
+        Raises:
+            UnsupportedByStoreError: The store's URL names no journal.
+            StoreMismatchError: What should hold it is not there, or not ours.
+            StoreUnavailableError: No answer.
         """
         ...
 

@@ -7,7 +7,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Self
@@ -56,6 +56,7 @@ from .reader import Reader
 from .sink import check_topic
 from .targets import Targets
 from .topic import LEAST_LAG_MS, prepare
+from .trail import KafkaTrail, open_trail
 from .transactions import AbortedError, FencedError, InDoubtError
 from .transfer import SAFETY_POLL_MS, KafkaTransfer, Transfers
 from .work import KafkaWork
@@ -724,10 +725,17 @@ class KafkaStore(Transfers):
     ) -> Sequence[JournalEntry]:
         """List what the history topic holds: what became of messages here, as long as the topic keeps it."""
         self.checked()
-        topic = self._options.history
-        if not topic:
-            raise UnsupportedByStoreError("journal", "off", "'kafka://host/schedules?history=<topic>'")
+        topic = self._history()
         return await read_history(self.cluster, topic, message_id=message_id, after=after, limit=limit)
+
+    def trail(self) -> AbstractAsyncContextManager[KafkaTrail]:
+        """Open the history topic alone; numbers are offsets."""
+        return open_trail(self.cluster, self._history())
+
+    def _history(self) -> str:
+        if not self._options.history:
+            raise UnsupportedByStoreError("journal", "off", "'kafka://host/schedules?history=<topic>'")
+        return self._options.history
 
     # --- dispatching --------------------------------------------------------------------------------------
 

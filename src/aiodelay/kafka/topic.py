@@ -28,6 +28,7 @@ __all__ = [
     "Problem",
     "Topic",
     "check",
+    "history_partitions",
     "mending",
     "prepare",
     "prepare_intake",
@@ -214,6 +215,20 @@ async def prepare(
                 f"topic {history}", f"not fit for a history: {_COMPACTED.text}", f"after: {command}"
             )
     return topics
+
+
+async def history_partitions(cluster: Cluster, name: str) -> int:
+    """Return how many partitions a history topic has.
+
+    Raises:
+        StoreUnavailableError: The cluster does not answer.
+        StoreMismatchError: It is missing.
+    """
+
+    async def look(admin: Any) -> Topic:  # noqa: ANN401 - aiokafka's
+        return await _described(admin, name, cluster, HISTORY_SETTINGS, is_created=False)
+
+    return (await _asked(cluster, look)).partitions
 
 
 async def prepare_intake(

@@ -16,7 +16,7 @@ from .client import Client
 from .faults import Fault
 from .keys import Keys
 from .options import Options
-from .reading import Lanes
+from .reading import Lanes, lanes_in
 from .scripts import Arg
 from .waiting import Waiters
 
@@ -149,9 +149,7 @@ class Base:
         """
         if not values:
             return Lanes({})
-        reply = await self.command("HGETALL", self._keys.key("lanes"))
-        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-        return Lanes({name.decode("utf-8", "backslashreplace"): int(number) for name, number in pairs})
+        return lanes_in(await self.command("HGETALL", self._keys.key("lanes")))
 
     # --- time ---------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from .base import Base
 from .commands import answer_of
 from .counting import add_load, counts_of
 from .keys import member_of, text_of
-from .reading import Lanes, lane_number, place_and_record, read_letter, read_record
+from .reading import Lanes, journal_entry, lane_number, place_and_record, read_letter, read_record
 from .scripts import Arg
 from .workers import live_workers
 
@@ -282,12 +282,20 @@ class Looking(Base):
 
     # --- journal ------------------------------------------------------------------------------------------
 
+    def check_journal(self) -> None:
+        """Refuse what needs a journal where there is none.
+
+        Raises:
+            UnsupportedByStoreError: There is none.
+        """
+        if not self.keeps_journal:
+            raise UnsupportedByStoreError("journal", "off", "'redis://host?journal=1000'")
+
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
         """List the trail of outcomes."""
-        if not self.keeps_journal:
-            raise UnsupportedByStoreError("journal", "off", "'redis://host?journal=1000'")
+        self.check_journal()
         wanted = None if message_id is None else member_of(message_id)
         found: list[JournalEntry] = []
         while len(found) < limit:
@@ -299,7 +307,7 @@ class Looking(Base):
                 after = int(number.partition(b"-")[0])
                 entry = dict(_pairs(fields))
                 if wanted in (None, entry[b"id"]):
-                    found.append(_entry(after, entry, lanes))
+                    found.append(journal_entry(after, entry, lanes))
         return found[:limit]
 
 
@@ -320,20 +328,6 @@ def _snapshot(
     else:
         state = State.OVERDUE if place_ms <= now_ms else State.SCHEDULED
     return Snapshot(record, state, place_ms)
-
-
-def _entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> JournalEntry:
-    return JournalEntry(
-        number,
-        int(entry[b"at"]),
-        entry[b"event"].decode(),
-        text_of(entry[b"id"]),
-        int(entry[b"revision"]),
-        lanes.name(int(entry[b"lane"])),
-        int(entry[b"due"]),
-        int(entry[b"attempt"]),
-        entry[b"detail"].decode("utf-8", "backslashreplace"),
-    )
 
 
 def _is_after(place: tuple[int, str], query: Query) -> bool:

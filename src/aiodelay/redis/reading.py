@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from aiodelay.codecs import decode_record
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import DeadLetter, DeadReason, Envelope, Lane, Record
+from aiodelay.model import DeadLetter, DeadReason, Envelope, JournalEntry, Lane, Record
 from aiodelay.transitions import NO_OP
 
 from .keys import text_of
@@ -14,7 +15,9 @@ from .keys import text_of
 __all__ = [
     "Lanes",
     "due_and_revision",
+    "journal_entry",
     "lane_number",
+    "lanes_in",
     "place_and_record",
     "read_letter",
     "read_record",
@@ -32,6 +35,27 @@ class Lanes:
 
     def __init__(self, numbers: Mapping[Lane, int]) -> None:
         self.name = {number: name for name, number in numbers.items()}.__getitem__
+
+
+def lanes_in(reply: Any) -> Lanes:  # noqa: ANN401 - redis-py's reply
+    """Read what HGETALL says of the key `lanes`."""
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    return Lanes({name.decode("utf-8", "backslashreplace"): int(number) for name, number in pairs})
+
+
+def journal_entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> JournalEntry:
+    """Read the fields of an entry of the stream `journal`."""
+    return JournalEntry(
+        number,
+        int(entry[b"at"]),
+        entry[b"event"].decode(),
+        text_of(entry[b"id"]),
+        int(entry[b"revision"]),
+        lanes.name(int(entry[b"lane"])),
+        int(entry[b"due"]),
+        int(entry[b"attempt"]),
+        entry[b"detail"].decode("utf-8", "backslashreplace"),
+    )
 
 
 def record_at(value: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Self
 
 import msgspec
@@ -22,6 +22,7 @@ from .faults import Fault
 from .keys import DEFAULT_NAMESPACE, keys_of
 from .options import read_url
 from .scripts import Arg
+from .trail import RedisTrail, open_trail
 from .transfer import Transfers
 from .waiting import first_dues
 from .waking import Listener, listening
@@ -117,6 +118,11 @@ class RedisStore(Transfers):
         most = int(info.get("maxmemory", 0))
         used = int(info["used_memory"]) - int(info.get("mem_not_counted_for_evict", 0))
         return used / most if most else None
+
+    def trail(self) -> AbstractAsyncContextManager[RedisTrail]:
+        """Open the journal alone."""
+        self.check_journal()
+        return open_trail(self._options, self._keys)
 
     # --- dispatching --------------------------------------------------------------------------------------
 

@@ -216,6 +216,12 @@ class Reader:
         found = [(lanes[lane], address) for lane, address in self._holds() if lane in lanes]
         return sorted(found, key=lambda hold: (hold[0], hold[1] is not None, hold[1] or ""))
 
+    def journal_span(self) -> range:
+        """Return the numbers from the oldest entry to before the next to be given."""
+        query = "SELECT min(number), max(number) FROM journal WHERE ns = ?"
+        oldest, newest = self._execute(query, (self._ns(),)).fetchone()
+        return range(1, 1) if newest is None else range(oldest, newest + 1)
+
     def journal(self, message_id: str | None, after: int, limit: int) -> list[JournalEntry]:
         """List journal entries in order."""
         columns = "number, at_ms, event, id, revision, lane, due_ms, attempt, detail"

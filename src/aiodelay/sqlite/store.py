@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import NoReturn, Self, TypeVar
 from urllib.parse import unquote
 
@@ -48,6 +48,7 @@ from .opened import Opened
 from .reading import Reader
 from .scanning import Part, scan_part, scan_parts
 from .tables import Tables
+from .trail import SqliteTrail, open_trail
 from .work import STEP_SIZE, SqliteWork
 from .writer import Job
 
@@ -251,11 +252,19 @@ class SqliteStore:
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
+        self._check_journal()
+        return await self._read(lambda reader: reader.journal(message_id, after, limit))
+
+    def trail(self) -> AbstractAsyncContextManager[SqliteTrail]:
+        """Open the journal alone."""
+        self._check_journal()
+        return open_trail(self.path, self._namespace, self.name)
+
+    def _check_journal(self) -> None:
         if not self._journal:
             raise UnsupportedByStoreError(
                 "journal", "off", "SqliteStore(journal=1000) or 'sqlite:///file.db?journal=1000'"
             )
-        return await self._read(lambda reader: reader.journal(message_id, after, limit))
 
     # --- dead letters -------------------------------------------------------------------------------------
 

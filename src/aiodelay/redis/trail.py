@@ -1,0 +1,86 @@
+"""The journal, read from any place without opening the store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import JournalEntry
+
+from .client import Client
+from .faults import Fault
+from .keys import Keys
+from .options import Options
+from .reading import journal_entry, lanes_in
+from .scripts import Arg
+
+__all__ = ["RedisTrail", "open_trail"]
+
+PART = 0
+AT_ONCE = 2_000
+
+
+class RedisTrail:
+    """`Trail` of one part, whose entries are counted: a number that is missing was trimmed.
+
+    Args:
+        client: Of the server.
+        keys: Of the namespace.
+        name: What error messages call the store.
+    """
+
+    def __init__(self, client: Client, keys: Keys, name: str) -> None:
+        self._client, self._keys, self._name = client, keys, name
+
+    async def spans(self) -> Mapping[int, range]:
+        """Ask for the oldest entry and the counter."""
+        oldest = await self._command("XRANGE", self._keys.key("journal"), "-", "+", "COUNT", 1)
+        end = int(await self._command("HGET", self._keys.key("meta"), "journal") or 0) + 1
+        return {PART: range(_number(oldest[0]) if oldest else end, end)}
+
+    async def entries(
+        self, part: int, span: range, trimmed: Callable[[range], object]
+    ) -> AsyncIterator[Sequence[JournalEntry]]:
+        """Read the stream."""
+        del part
+        following = span.start
+        journal, last = self._keys.key("journal"), f"{span.stop - 1}-0"
+        while following < span.stop:
+            found = await self._command("XRANGE", journal, f"{following}-0", last, "COUNT", AT_ONCE)
+            if not found:
+                trimmed(range(following, span.stop))
+                return
+            lanes = lanes_in(await self._command("HGETALL", self._keys.key("lanes")))
+            first = _number(found[0])
+            if first > following:
+                trimmed(range(following, first))
+            yield [journal_entry(_number(each), _fields(each), lanes) for each in found]
+            following = _number(found[-1]) + 1
+
+    async def _command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
+        try:
+            return await self._client.command(*arguments)
+        except Fault as fault:
+            raise StoreUnavailableError(self._name, fault.reason) from fault
+
+
+@asynccontextmanager
+async def open_trail(options: Options, keys: Keys) -> AsyncGenerator[RedisTrail]:
+    """Have a client; it connects when it is asked for something."""
+    client = Client(options)
+    try:
+        yield RedisTrail(client, keys, options.name)
+    finally:
+        await client.aclose()
+
+
+def _number(entry: Sequence[Any]) -> int:
+    number: bytes = entry[0]
+    return int(number.partition(b"-")[0])
+
+
+def _fields(entry: Sequence[Any]) -> Mapping[bytes, bytes]:
+    flat: Sequence[bytes] = entry[1]
+    return dict(zip(flat[::2], flat[1::2], strict=True))

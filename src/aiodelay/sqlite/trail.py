@@ -1,0 +1,100 @@
+"""The journal, read from any place without opening the store: the file is neither made nor written."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import JournalEntry
+
+from .connection import Database, failure_of
+from .reading import Reader
+
+__all__ = ["SqliteTrail", "open_trail"]
+
+T = TypeVar("T")
+PART = 0
+AT_ONCE = 5_000
+
+
+class SqliteTrail:
+    """`Trail` of one part, whose entries are counted: a number that is missing was trimmed.
+
+    Args:
+        path: The file, absolute.
+        namespace: Which entries of it.
+        name: What error messages call the store.
+        thread: Of one thread, to which the connection belongs.
+    """
+
+    def __init__(self, path: str, namespace: str, name: str, thread: ThreadPoolExecutor) -> None:
+        self._path, self._namespace, self._name, self._thread = path, namespace, name, thread
+        self._database: Database | None = None
+
+    async def open(self) -> None:
+        """Open the file.
+
+        Raises:
+            StoreUnavailableError: It is not there, or cannot be opened.
+            StoreMismatchError: It is not ours.
+        """
+        self._database = await self._called(lambda: Database(self._path, query_only=True))
+
+    async def close(self) -> None:
+        """Close it."""
+        if self._database is not None:
+            await self._called(self._database.close)
+
+    async def spans(self) -> Mapping[int, range]:
+        """Ask for the oldest and the newest number."""
+        return {PART: await self._read(lambda reader: reader.journal_span())}
+
+    async def entries(
+        self, part: int, span: range, trimmed: Callable[[range], object]
+    ) -> AsyncIterator[Sequence[JournalEntry]]:
+        """Read the table."""
+        del part
+        following = span.start
+        while following < span.stop:
+            after, limit = following - 1, min(AT_ONCE, span.stop - following)
+            found = await self._read(lambda reader, after=after, limit=limit: reader.journal(None, after, limit))
+            found = [entry for entry in found if entry.number < span.stop]
+            first = found[0].number if found else span.stop
+            if first > following:
+                trimmed(range(following, first))
+            if found:
+                yield found
+            following = found[-1].number + 1 if found else span.stop
+
+    async def _read(self, read: Callable[[Reader], T]) -> T:
+        database = self._database
+        assert database is not None
+        try:
+            return await self._called(lambda: read(Reader(database.connection, self._namespace)))
+        except sqlite3.Error as error:
+            raise StoreUnavailableError(self._name, failure_of(error, self._path).reason) from error
+
+    async def _called(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+
+@asynccontextmanager
+async def open_trail(path: str, namespace: str, name: str) -> AsyncGenerator[SqliteTrail]:
+    """Open the file for reading.
+
+    Raises:
+        StoreUnavailableError: It is not there, or cannot be opened.
+        StoreMismatchError: It is not ours.
+    """
+    with ThreadPoolExecutor(1, "aiodelay-sqlite-trail") as thread:
+        trail = SqliteTrail(path, namespace, name, thread)
+        await trail.open()
+        try:
+            yield trail
+        finally:
+            await trail.close()
