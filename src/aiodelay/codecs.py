@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ __all__ = [
     "JsonCodec",
     "MessagePackCodec",
     "codec_named",
+    "decode_columns",
     "decode_record",
     "decode_trace",
     "encode_body",
@@ -360,6 +362,61 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         body.f,
         body.g,
     )
+
+
+_OF_BODY = {
+    "payload": attrgetter("p"),
+    "key": attrgetter("k"),
+    "headers": attrgetter("h"),
+    "trace": lambda body: _read_trace(body.c) if body.c else NO_TRACE,
+    "type": attrgetter("t"),
+    "encoding": attrgetter("e"),
+    "address": attrgetter("a"),
+    "rule": attrgetter("r"),
+    "first_error": attrgetter("f"),
+    "last_error": attrgetter("g"),
+}
+
+
+def decode_columns(values: Sequence[bytes], starts: Sequence[int], wanted: Collection[str]) -> dict[str, Sequence[Any]]:
+    """Read fields of many records that `encode_record` wrote, several times as fast as record by record.
+
+    Args:
+        values: What holds the records, one each; not none.
+        starts: Where in it each record begins.
+        wanted: Fields of a record; `lane` is returned as its number.
+
+    Raises:
+        RecordFormatError: One of them cannot be read, as far as these fields go.
+    """
+    try:
+        prefixes = list(map(_PREFIX_READ.unpack_from, values, starts))
+        formats, flags, lane_revision, due_expires, expires, attempts, *_ = zip(*prefixes, strict=True)
+        if set(formats) != {FORMAT_VERSION}:
+            raise RecordFormatError("one is of another format")
+        found: dict[str, Sequence[Any]] = {
+            "lane": [each >> 48 for each in lane_revision],
+            "revision": [each & _U48 for each in lane_revision],
+            "due_ms": [each >> 16 for each in due_expires],
+            "expires_ms": [(a & _U16) << 32 | b for a, b in zip(due_expires, expires, strict=True)],
+            "attempt": attempts,
+            "late": [each >> _LATE_SHIFT & _LATE_MASK for each in flags],
+            "version": _versions(values, starts, flags) if any(flags) else [None] * len(values),
+        }
+        if _OF_BODY.keys() & wanted:
+            ends = [at + _PREFIX_SIZE + (each & _HAS_VERSION) // 4 for at, each in zip(starts, flags, strict=True)]
+            bodies = [_read_body(value[end:]) for value, end in zip(values, ends, strict=True)]
+            found |= {name: list(map(read, bodies)) for name, read in _OF_BODY.items() if name in wanted}
+    except (struct.error, msgspec.MsgspecError, ValueError) as error:
+        raise RecordFormatError(f"one is damaged ({_first_line(error)})") from None
+    return {name: found[name] for name in wanted}
+
+
+def _versions(values: Sequence[bytes], starts: Sequence[int], flags: Sequence[int]) -> list[int | None]:
+    return [
+        int.from_bytes(value[at + _PREFIX_SIZE : at + _PREFIX_SIZE + 8], "big") if each & _HAS_VERSION else None
+        for value, at, each in zip(values, starts, flags, strict=True)
+    ]
 
 
 def _problem_of_prefix(data: bytes) -> str:

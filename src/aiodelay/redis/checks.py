@@ -14,7 +14,7 @@ from .faults import Fault
 from .keys import Keys
 from .options import Options
 
-__all__ = ["SCHEMA", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
+__all__ = ["SCHEMA", "check_layout", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -118,7 +118,15 @@ async def _check_layout(client: Client, keys: Keys, name: str) -> None:
     if None in await client.command("HMGET", meta, *wanted):  # else nothing is written: the server may be full
         for field, value in wanted.items():
             await client.command("HSETNX", meta, field, value)
-    schema, shards = await client.command("HMGET", meta, "schema", "shards")
+    check_layout(keys, name, *await client.command("HMGET", meta, "schema", "shards"))
+
+
+def check_layout(keys: Keys, name: str, schema: object, shards: object) -> None:
+    """Refuse a layout of keys that is not this version's.
+
+    Raises:
+        StoreMismatchError: It is another one.
+    """
     if (schema, shards) != (b"%d" % SCHEMA, b"%d" % SHARDS):
         shown = f"schema {_shown(schema)}, {_shown(shards)} shards"
         raise StoreMismatchError(f"layout of {keys.tag}* on {name}", shown, f"schema {SCHEMA}, {SHARDS} shards")

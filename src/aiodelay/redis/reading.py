@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from aiodelay.codecs import decode_record
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import DeadLetter, DeadReason, Envelope, JournalEntry, Lane, Record
@@ -19,6 +21,7 @@ __all__ = [
     "lane_number",
     "lanes_in",
     "place_and_record",
+    "read_anyhow",
     "read_letter",
     "read_record",
     "record_at",
@@ -89,6 +92,17 @@ def read_record(member: bytes, value: bytes, lanes: Lanes) -> Record:
         RecordFormatError: It cannot be read.
     """
     return decode_record(value[record_at(value) :], message_id=text_of(member), lane=lanes.name)
+
+
+def read_anyhow(member: bytes, value: bytes, lanes: Lanes) -> tuple[Record, int, str]:
+    """Read a value of `msg`, and its place; of one that cannot be read, salvage what can be, and say what is wrong."""
+    try:
+        return read_record(member, value, lanes), place_and_record(value)[0], ""
+    except RecordFormatError as error:
+        due_ms, revision = due_and_revision(value)
+        number = lane_number(value)
+        salvaged = _salvaged(member, revision, number, value, lanes=lanes, problem=error.problem)
+        return replace(salvaged, due_ms=due_ms), place_and_record(value)[0], error.problem
 
 
 def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLetter:

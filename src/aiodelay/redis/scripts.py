@@ -28,6 +28,7 @@ NAMES = (
     "range",
     "redrive",
     "renew",
+    "scan",
     "settle",
     "tidy",
     "transfer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Self
 
@@ -14,6 +14,7 @@ from aiodelay.clock import Clock
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import Command, Lane, Outcome, Put, Refused, SourcePosition
 from aiodelay.ports import StoreTraits, Work
+from aiodelay.scanning import Columns, Scan
 from aiodelay.transitions import loads_of
 
 from .checks import info_of
@@ -21,6 +22,7 @@ from .commands import BAD_VALUE, answer_of, arguments_of, chunk_size, outcome_of
 from .faults import Fault
 from .keys import DEFAULT_NAMESPACE, keys_of
 from .options import read_url
+from .scanning import Part, Scanner
 from .scripts import Arg
 from .trail import RedisTrail, open_trail
 from .transfer import Transfers
@@ -123,6 +125,16 @@ class RedisStore(Transfers):
         """Open the journal alone."""
         self.check_journal()
         return open_trail(self._options, self._keys)
+
+    # --- whole tables -------------------------------------------------------------------------------------
+
+    def scan_parts(self, scan: Scan) -> Sequence[Part]:
+        """Split a table."""
+        return Scanner(self._options, self._keys).parts(scan)
+
+    def scan_part(self, scan: Scan, part: Part) -> Iterator[Columns]:
+        """Read a part of a table."""
+        return Scanner(self._options, self._keys).read(scan, part)
 
     # --- dispatching --------------------------------------------------------------------------------------
 

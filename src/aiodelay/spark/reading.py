@@ -28,7 +28,7 @@ from aiodelay.shapes import read_time
 from aiodelay.timeunits import to_epoch_ms
 
 from .columns import Layout
-from .options import Options, read_table
+from .options import Options, read_table, store_url
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -101,9 +101,10 @@ class Reader(DataSourceReader):
                 yield batch
 
     def _store(self) -> Scannable:
-        store = open_store(self._url, namespace=self._namespace, clock=None)
+        url = store_url(self._url)
+        store = open_store(url, namespace=self._namespace, clock=None)
         if not isinstance(store, Scannable):
-            raise UnsupportedByStoreError("reading whole tables", masked_url(self._url), "redis:, sqlite: or kafka:")
+            raise UnsupportedByStoreError("reading whole tables", masked_url(url), "redis:, sqlite: or kafka:")
         return store
 
 
@@ -121,20 +122,21 @@ class PushingReader(Reader):
 
 def _with_filter(scan: Scan, given: Filter) -> Scan | None:
     """Return what is left to be read; None if the filter does not help."""
+    narrowed: Scan | None = None
     match given:
         case EqualTo(("id",), str(value)):
-            return _with_ids(scan, [value])
+            narrowed = _with_ids(scan, [value])
         case In(("id",), values) if all(isinstance(value, str) for value in values):
-            return _with_ids(scan, cast("Iterable[str]", values))
+            narrowed = _with_ids(scan, cast("Iterable[str]", values))
         case _ if scan.table == "done":
-            return None
+            pass
         case EqualTo(("due_at",), datetime() as at):
-            return _within(scan, at, at, 1)
+            narrowed = _within(scan, at, at)
         case GreaterThan(("due_at",), datetime() as at) | GreaterThanOrEqual(("due_at",), datetime() as at):
-            return _within(scan, at, None, 0)
+            narrowed = _within(scan, at, None)
         case LessThan(("due_at",), datetime() as at) | LessThanOrEqual(("due_at",), datetime() as at):
-            return _within(scan, None, at, 1)
-    return None
+            narrowed = _within(scan, None, at)
+    return narrowed
 
 
 def _with_ids(scan: Scan, ids: Iterable[str]) -> Scan:
@@ -143,14 +145,14 @@ def _with_ids(scan: Scan, ids: Iterable[str]) -> Scan:
     return structs.replace(scan, ids=known)
 
 
-def _within(scan: Scan, first: datetime | None, last: datetime | None, grace_ms: int) -> Scan:
+def _within(scan: Scan, first: datetime | None, last: datetime | None) -> Scan:
     """Narrow a scan to due times from `first` to `last`, both included."""
     from_ms, to_ms = scan.from_ms, scan.to_ms
     if first is not None:
         at_ms = to_epoch_ms(first, field="due_at")
         from_ms = at_ms if from_ms is None else max(from_ms, at_ms)
     if last is not None:
-        at_ms = to_epoch_ms(last, field="due_at") + grace_ms
+        at_ms = to_epoch_ms(last, field="due_at") + 1
         to_ms = at_ms if to_ms is None else min(to_ms, at_ms)
     return structs.replace(scan, from_ms=from_ms, to_ms=to_ms)
 

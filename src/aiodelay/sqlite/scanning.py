@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -29,7 +29,7 @@ from .connection import Database, failure_of
 from .reading import LAST_MS, SNAPSHOT, Reader
 from .rows import Row, object_text
 
-__all__ = ["Part", "scan_part", "scan_parts"]
+__all__ = ["File", "Part", "scan_part", "scan_parts"]
 
 IDS_AT_ONCE = 1_000
 _TABLES = {"messages": "messages", "dead": "dead", "done": "tombstones"}
@@ -63,36 +63,47 @@ class Part(Struct, frozen=True):
     ids: tuple[str, ...] | None = None
 
 
-def scan_parts(path: str, name: str, namespace: str, scan: Scan) -> list[Part]:
+class File(NamedTuple):
+    """What is read: the file, what messages call it, and which namespace of it."""
+
+    path: str
+    name: str
+    namespace: str
+
+    def failed(self, error: sqlite3.Error) -> StoreUnavailableError:
+        return StoreUnavailableError(self.name, failure_of(error, self.path).reason)
+
+
+def scan_parts(file: File, scan: Scan) -> list[Part]:
     """Split a table; see `ports.Scannable`."""
     if scan.ids is not None:
         size = max(-(-len(scan.ids) // parts_for(scan, len(scan.ids))), 1)
         return [Part(ids=scan.ids[at : at + size]) for at in range(0, len(scan.ids), size)]
-    with closing(_opened(path, name)) as database:
+    with closing(_opened(file)) as database:
         try:
-            bounds = _Scanner(database.connection, namespace).bounds(scan)
+            bounds = _Scanner(database.connection, file.namespace).bounds(scan)
         except sqlite3.Error as error:
-            raise StoreUnavailableError(name, failure_of(error, path).reason) from error
+            raise file.failed(error) from error
     return [Part(after, up_to) for after, up_to in zip([None, *bounds], [*bounds, None], strict=True)]
 
 
-def scan_part(path: str, name: str, namespace: str, scan: Scan, part: Part, now: int) -> Iterator[Columns]:
+def scan_part(file: File, scan: Scan, part: Part, now: int) -> Iterator[Columns]:
     """Read a part; see `ports.Scannable`. Every batch is a transaction of its own, so that the WAL can be merged."""
-    with closing(_opened(path, name)) as database:
-        scanner = _Scanner(database.connection, namespace)
+    with closing(_opened(file)) as database:
+        scanner = _Scanner(database.connection, file.namespace)
         try:
             yield from scanner.batches(scan, part, now)
         except sqlite3.Error as error:
-            raise StoreUnavailableError(name, failure_of(error, path).reason) from error
+            raise file.failed(error) from error
 
 
-def _opened(path: str, name: str) -> Database:
-    database = Database(path, query_only=True)
+def _opened(file: File) -> Database:
+    database = Database(file.path, query_only=True)
     try:
         database.check_owner(may_be_new=False)
     except sqlite3.Error as error:
         database.close()
-        raise StoreUnavailableError(name, failure_of(error, path).reason) from error
+        raise file.failed(error) from error
     except BaseException:
         database.close()
         raise

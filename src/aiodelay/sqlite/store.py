@@ -46,7 +46,7 @@ from .commands import apply
 from .connection import Failure, failure_of
 from .opened import Opened
 from .reading import Reader
-from .scanning import Part, scan_part, scan_parts
+from .scanning import File, Part, scan_part, scan_parts
 from .tables import Tables
 from .trail import SqliteTrail, open_trail
 from .work import STEP_SIZE, SqliteWork
@@ -287,10 +287,10 @@ class SqliteStore:
     # --- whole tables -------------------------------------------------------------------------------------
 
     def scan_parts(self, scan: Scan) -> Sequence[Part]:
-        return scan_parts(self.path, self.name, self._namespace, scan)
+        return scan_parts(File(self.path, self.name, self._namespace), scan)
 
     def scan_part(self, scan: Scan, part: Part) -> Iterator[Columns]:
-        return scan_part(self.path, self.name, self._namespace, scan, part, self.now_ms())
+        return scan_part(File(self.path, self.name, self._namespace), scan, part, self.now_ms())
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
         return await self.write(lambda tables: upkeep.put_back(tables, messages), size=len(messages))

@@ -1,0 +1,115 @@
+"""One connection without a loop, for reading much: what is asked next is on its way while the last answer is read."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import NoScriptError, RedisError
+from redis.retry import Retry
+
+from aiodelay.errors import StoreUnavailableError
+
+from .faults import fault_of
+from .keys import Keys
+from .options import Options
+from .scripts import Arg, packed, script
+
+__all__ = ["Line"]
+
+
+class Line:
+    """Sends to one server, and reads its answers in their order; used by one thread.
+
+    Args:
+        options: Where and how.
+        keys: Of the namespace.
+    """
+
+    def __init__(self, options: Options, keys: Keys) -> None:
+        self._options, self._keys = options, keys
+        kwargs = {
+            **options.connection,
+            "protocol": 2,
+            "socket_timeout": options.timeout_ms / 1000,
+            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
+            "client_name": "aiodelay",
+            "driver_info": None,
+        }
+        if options.socket:
+            self._connection: Any = UnixDomainSocketConnection(**kwargs, path=options.socket)
+        else:
+            self._connection = (SSLConnection if options.secure else Connection)(**kwargs)
+
+    def __enter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            StoreUnavailableError: It cannot be reached.
+        """
+        try:
+            self._connection.connect()
+        except (RedisError, OSError) as error:
+            raise self._unavailable(error, sent=False) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.disconnect()
+
+    def ask(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
+        """Send one command and return its answer.
+
+        Raises:
+            StoreUnavailableError: No answer, or a refusal.
+        """
+        self.send(packed(arguments))
+        return self.answer()
+
+    def ask_all(self, commands: list[tuple[Arg, ...]]) -> list[Any]:
+        """Send commands at once and return their answers.
+
+        Raises:
+            StoreUnavailableError: As `ask`.
+        """
+        self.send(*(packed(each) for each in commands))
+        return [self.answer() for _ in commands]
+
+    def send(self, *commands: bytes) -> None:
+        """Send commands; `answer` returns what each comes to."""
+        try:
+            self._connection.send_packed_command(commands, check_health=False)
+        except (RedisError, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def answer(self) -> Any:  # noqa: ANN401 - any reply
+        """Return the next answer."""
+        try:
+            return self._connection.read_response()
+        except NoScriptError:
+            raise
+        except (RedisError, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def send_script(self, name: str, *arguments: Arg) -> None:
+        """Send a call of a script that the server knows, once `load` was called."""
+        self.send(packed(["EVALSHA", script(name).sha, *self._fixed(arguments)]))
+
+    def run(self, name: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
+        """Run a script; its text travels along.
+
+        Raises:
+            StoreUnavailableError: As `ask`.
+        """
+        return self.ask("EVAL", script(name).text, *self._fixed(arguments))
+
+    def _fixed(self, arguments: tuple[Arg, ...]) -> tuple[Arg, ...]:
+        return (len(self._keys.fixed), *self._keys.fixed, "", 0, "", *arguments)
+
+    def _unavailable(self, error: Exception, *, sent: bool = True) -> StoreUnavailableError:
+        fault = fault_of(error, sent=sent, timeout_ms=self._options.timeout_ms)
+        return StoreUnavailableError(self._options.name, fault.reason)

@@ -1,0 +1,333 @@
+"""Reading whole tables of a namespace without opening the store: split by place, each part by one connection.
+
+What is put or put back after the plan was made has a later sequence, and is passed over; what was in flight then is
+looked up by its id. So nothing is read twice, and what stands still is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from msgspec import Struct
+from redis.exceptions import NoScriptError
+
+from aiodelay.model import Lane
+from aiodelay.scanning import (
+    Columns,
+    Ended,
+    Scan,
+    columns_of_ended,
+    columns_of_letters,
+    columns_of_messages,
+    parts_for,
+)
+
+from .checks import check_layout
+from .columns import Known, columns_of, dues_of, ids_of, snapshot_of
+from .keys import Keys, member_of, text_of
+from .line import Line
+from .options import Options
+from .reading import Lanes, read_letter
+from .scripts import Arg
+
+__all__ = ["Part", "Scanner"]
+
+DUE_ONLY = frozenset({"id", "due_ms"})
+AT_ONCE = 4_000
+"""Most places that are looked at in one call."""
+IDS_AT_ONCE = 100
+LETTERS_AT_ONCE = 50
+ENDED_AT_ONCE = 1_000
+IDS_A_PART = 5_000
+SAMPLES = 32
+"""So many times as many places as parts are looked at to split what there is."""
+REVISION_BYTES = 6
+
+Place = tuple[int, int]
+"""Epoch ms and sequence: the order in which messages stand."""
+
+
+class Part(Struct, frozen=True):
+    """A part of a table.
+
+    Attributes:
+        first: From this place on; of dead letters, this time.
+        end: And before this; None = to the end.
+        last_sequence: Nothing that was put later.
+        members: Only these ids, as they stand; None = all that stands there.
+        window: Only what is remembered in this.
+    """
+
+    first: Place = (0, 0)
+    end: Place | None = None
+    last_sequence: int = 0
+    members: tuple[bytes, ...] | None = None
+    window: str = ""
+
+
+class Scanner:
+    """Reads the tables of one namespace.
+
+    Args:
+        options: Where the server is.
+        keys: Of the namespace.
+    """
+
+    def __init__(self, options: Options, keys: Keys) -> None:
+        self._options, self._keys = options, keys
+
+    def parts(self, scan: Scan) -> list[Part]:
+        """Split a table; see `ports.Scannable`."""
+        with Line(self._options, self._keys) as line:
+            schema, shards, sequence = line.ask("HMGET", self._keys.key("meta"), "schema", "shards", "seq")
+            if schema is shards is None:
+                return []
+            check_layout(self._keys, self._options.name, schema, shards)
+            if scan.table == "dead":
+                return self._dead_parts(line, scan)
+            if scan.table == "done":
+                return self._done_parts(line, scan)
+            if scan.ids is not None:
+                return list(_of_members(_members(scan.ids)))
+            return self._message_parts(line, scan, int(sequence or 0))
+
+    def read(self, scan: Scan, part: Part) -> Iterator[Columns]:
+        """Read a part; see `ports.Scannable`."""
+        with Line(self._options, self._keys) as line:
+            if scan.table == "dead":
+                yield from self._dead(line, scan, part)
+            elif scan.table == "done":
+                yield from self._done(line, scan, part)
+            elif part.members is not None:
+                yield from self._looked_up(line, scan, part.members)
+            else:
+                yield from self._messages(line, scan, part)
+
+    # --- messages -----------------------------------------------------------------------------------------
+
+    def _lanes(self, line: Line) -> dict[int, Lane]:
+        flat = line.ask("HGETALL", self._keys.key("lanes"))
+        names = (name.decode("utf-8", "backslashreplace") for name in flat[::2])
+        return dict(zip(map(int, flat[1::2]), names, strict=True))
+
+    def _sets(self, line: Line, lanes: dict[int, Lane], lane: Lane | None) -> tuple[list[bytes], list[bytes]]:
+        """Return the sets in which messages of a lane, or of all, wait, and those in which they wait aside."""
+        wanted = [number for number, name in lanes.items() if lane in (None, name)]
+        parked = line.ask("SMEMBERS", self._keys.key("parked"))
+        aside = [b"parked:" + name for name in parked if int(name.partition(b":")[0]) in wanted]
+        return [b"due:%d" % number for number in wanted], aside
+
+    def _message_parts(self, line: Line, scan: Scan, sequence: int) -> list[Part]:
+        lanes = self._lanes(line)
+        wanted = [number for number, name in lanes.items() if scan.lane in (None, name)]
+        leased = line.ask_all([("ZRANGE", self._keys.key(f"leased:{number}"), 0, -1) for number in wanted])
+        sets = list(chain.from_iterable(self._sets(line, lanes, scan.lane)))
+        bounds = self._bounds(line, scan, sets)
+        parts = [Part(first, end, sequence) for first, end in zip(bounds, [*bounds[1:], None], strict=True)]
+        return [*parts, *_of_members(chain.from_iterable(leased))]
+
+    def _bounds(self, line: Line, scan: Scan, sets: Sequence[bytes]) -> list[Place]:
+        """Return the places at which parts of about the same size begin.
+
+        What is due within the bounds of a scan stands at its due time, or later where it was retried.
+        """
+        first_ms, end_ms = scan.from_ms or 0, scan.to_ms
+        keys = [self._keys.tag.encode() + each for each in sets]
+        end: Arg = "+inf" if end_ms is None else f"({end_ms}"
+        ranges = line.ask_all(
+            [("ZCOUNT", key, *which) for key in keys for which in (("-inf", f"({first_ms}"), (first_ms, end))]
+        )
+        skipped, sizes = ranges[::2], ranges[1::2]
+        rows = sum(sizes)
+        parts = parts_for(scan, rows)
+        step = max(rows // (parts * SAMPLES), 1)
+        wanted = [
+            (key, rank)
+            for key, skip, size in zip(keys, skipped, sizes, strict=True)
+            for rank in range(skip + step // 2, skip + size, step)
+        ]
+        found = line.ask_all([("ZRANGE", key, rank, rank, "WITHSCORES") for key, rank in wanted])
+        places = sorted((int(ms), int.from_bytes(member[:6], "big")) for member, ms in filter(None, found))
+        bounds = [places[len(places) * i // parts] for i in range(1, parts) if places]
+        bounds = [(first_ms, 0), *dict.fromkeys(bounds)]
+        return bounds if end_ms is None else [*bounds, (end_ms, 0)]
+
+    def _known(self, line: Line, lanes: dict[int, Lane]) -> Known:
+        held: list[bytes] = line.ask("SMEMBERS", self._keys.key("holds"))
+        full = line.ask_all([("ZRANGE", self._keys.key(f"blocked:{number}"), 0, -1) for number in lanes])
+        held += [b"%d:%b" % (number, address) for number, each in zip(lanes, full, strict=True) for address in each]
+        return Known(Lanes({name: number for number, name in lanes.items()}), held)
+
+    def _messages(self, line: Line, scan: Scan, part: Part) -> Iterator[Columns]:
+        lanes = self._lanes(line)
+        known = self._known(line, lanes)
+        due, aside = self._sets(line, lanes, scan.lane)
+        seen = set[bytes]()  # what is released meanwhile goes from aside to the others as it is
+        for which in aside:
+            for page in self._pages(line, scan, part, which):
+                seen.update(page.members)
+                yield _columns(scan, page, known)
+        for which in due:
+            for page in self._pages(line, scan, part, which):
+                yield _columns(scan, page.without(seen) if seen else page, known)
+
+    def _pages(self, line: Line, scan: Scan, part: Part, which: bytes) -> Iterator[_Page]:
+        """Read a set from place to place; the next page is on its way while one is looked at."""
+        end: tuple[Arg, Arg] = ("", "") if part.end is None else part.end
+        due: tuple[Arg, Arg] = "" if scan.from_ms is None else scan.from_ms, "" if scan.to_ms is None else scan.to_ms
+        kind = "due" if DUE_ONLY.issuperset(scan.columns) else "values"
+        rest: tuple[Arg, ...] = (*end, part.last_sequence, *due, AT_ONCE, kind)
+        reply = line.run("scan", which, *part.first, *rest)
+        while reply is not None:
+            now, ms, sequence, members, values = reply
+            if ms:
+                line.send_script("scan", which, ms, sequence, *rest)
+            yield _Page(int(now), members, values)
+            reply = None
+            if ms:
+                try:
+                    reply = line.answer()
+                except NoScriptError:  # the server was emptied of scripts, or is another one now
+                    reply = line.run("scan", which, ms, sequence, *rest)
+
+    def _looked_up(self, line: Line, scan: Scan, members: Sequence[bytes]) -> Iterator[Columns]:
+        at = 0
+        while at < len(members):
+            asked = members[at : at + IDS_AT_ONCE]
+            now, held, *pairs = line.run("look", *asked)
+            lanes = self._lanes(line)
+            known = Known(Lanes({name: number for number, name in lanes.items()}), held)
+            found = [
+                snapshot_of(member, value, known, int(now), is_leased=bool(token))
+                for member, value, token in zip(asked, pairs[::2], pairs[1::2], strict=False)
+                if value
+            ]
+            taken = [each for each in found if scan.takes(each.record.envelope.lane, each.record.due_ms)]
+            yield columns_of_messages(taken, scan.columns)
+            at += len(pairs) // 2
+
+    # --- dead letters -------------------------------------------------------------------------------------
+
+    def _dead_parts(self, line: Line, scan: Scan) -> list[Part]:
+        graves = self._keys.key("graves")
+        rows = line.ask("ZCARD", graves)
+        parts = parts_for(scan, rows)
+        found = line.ask_all(
+            [("ZRANGE", graves, rows * i // parts, rows * i // parts, "WITHSCORES") for i in range(1, parts)]
+        )
+        bounds = [(0, 0), *dict.fromkeys((int(at_ms), 0) for _, at_ms in filter(None, found))]
+        return [Part(first, end) for first, end in zip(bounds, [*bounds[1:], None], strict=True)]
+
+    def _dead(self, line: Line, scan: Scan, part: Part) -> Iterator[Columns]:
+        end = "+inf" if part.end is None else f"({part.end[0]}"
+        flat = line.ask("ZRANGEBYSCORE", self._keys.key("graves"), part.first[0], end, "WITHSCORES")
+        ids = None if scan.ids is None else frozenset(_members(scan.ids))
+        keys = [
+            (key, int(at_ms))
+            for key, at_ms in zip(flat[::2], flat[1::2], strict=True)
+            if ids is None or key[:-REVISION_BYTES] in ids
+        ]
+        for at in range(0, len(keys), LETTERS_AT_ONCE):
+            chunk = keys[at : at + LETTERS_AT_ONCE]
+            values = line.ask("HMGET", self._keys.key("dead"), *(key for key, _ in chunk))
+            lanes = Lanes({name: number for number, name in self._lanes(line).items()})
+            letters = [
+                read_letter(key, value, at_ms, lanes)
+                for (key, at_ms), value in zip(chunk, values, strict=True)
+                if value is not None
+            ]
+            taken = [each for each in letters if scan.takes(each.record.envelope.lane, each.record.due_ms)]
+            yield columns_of_letters(taken, scan.columns)
+
+    # --- what has ended -----------------------------------------------------------------------------------
+
+    def _windows(self, line: Line) -> list[str]:
+        names = line.ask("ZRANGE", self._keys.key("done"), 0, -1)
+        return [self._keys.key(f"ended:{name[1:].decode()}") for name in names if name[:1] == b"v"]
+
+    def _done_parts(self, line: Line, scan: Scan) -> list[Part]:
+        if scan.ids is not None:
+            return [Part(members=tuple(_members(scan.ids)))]
+        return [Part(window=name) for name in self._windows(line)]
+
+    def _done(self, line: Line, scan: Scan, part: Part) -> Iterator[Columns]:
+        """Read what is remembered in a window, but for what another one knows a later version of."""
+        seconds, micros = line.ask("TIME")
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        windows = self._windows(line)
+        own = windows.index(part.window) if part.window in windows else -1
+        if part.members is None and own < 0:  # it is past, and was forgotten
+            return
+        for members in self._members_of(line, part):
+            rows = line.ask_all([("HMGET", window, *members) for window in windows]) if members else []
+            ended = []
+            for member, *values in zip(members, *rows, strict=True):
+                known = [
+                    (int.from_bytes(value[6:14], "big"), at, int.from_bytes(value[:6], "big"))
+                    for at, value in enumerate(values)
+                    if value is not None and int.from_bytes(value[:6], "big") > now_ms
+                ]
+                version, at, until_ms = max(known, default=(0, -2, 0))
+                if at == own or (part.members is not None and known):
+                    ended.append(Ended(text_of(member), version, until_ms))
+            yield columns_of_ended(ended, scan.columns)
+
+    def _members_of(self, line: Line, part: Part) -> Iterator[Sequence[bytes]]:
+        """Yield ids that are remembered in a window, each once; or those that are asked for."""
+        if part.members is not None:
+            for at in range(0, len(part.members), ENDED_AT_ONCE):
+                yield part.members[at : at + ENDED_AT_ONCE]
+            return
+        seen = set[int]()  # hashes: a hash that grows meanwhile may name some twice
+        cursor: Arg = 0
+        while True:
+            cursor, flat = line.ask("HSCAN", part.window, cursor, "COUNT", ENDED_AT_ONCE)
+            new = [each for each in dict.fromkeys(flat[::2]) if hash(each) not in seen]
+            seen.update(map(hash, new))
+            yield new
+            if cursor == b"0":
+                return
+
+
+class _Page(Struct):
+    """What one call found: the server's time, members, and their values or due times, the latter in one."""
+
+    now_ms: int
+    members: list[bytes]
+    values: Any
+
+    def without(self, seen: set[bytes]) -> _Page:
+        """Return it without those that were seen."""
+        new = [i for i, member in enumerate(self.members) if member not in seen]
+        values = self.values
+        if isinstance(values, bytes):
+            kept: Any = b"".join(values[8 * i : 8 * i + 8] for i in new)
+        else:
+            kept = [values[i] for i in new]
+        return _Page(self.now_ms, [self.members[i] for i in new], kept)
+
+
+def _columns(scan: Scan, page: _Page, known: Known) -> Columns:
+    members = [each[6:] for each in page.members]
+    if isinstance(page.values, bytes):
+        both: dict[str, Sequence[Any]] = {"id": ids_of(members), "due_ms": dues_of(page.values)}
+        return {name: both[name] for name in scan.columns}
+    return columns_of(members, page.values, scan.columns, known, page.now_ms)
+
+
+def _members(ids: Iterable[str]) -> Iterator[bytes]:
+    """Yield ids as they stand; under one that is no Unicode nothing can stand."""
+    for each in ids:
+        try:
+            yield member_of(each)
+        except UnicodeEncodeError:
+            continue
+
+
+def _of_members(members: Iterable[bytes]) -> Iterator[Part]:
+    """Yield parts that name these, each once."""
+    found = list(dict.fromkeys(members))
+    for at in range(0, len(found), IDS_A_PART):
+        yield Part(members=tuple(found[at : at + IDS_A_PART]))
