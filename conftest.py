@@ -44,7 +44,10 @@ def leave_own_folder(namespace: dict[str, Any]) -> None:
 pytest_collect_file = Sybil(
     parsers=[PythonBlockParser(), SkipParser()],
     patterns=["README.md", "docs/*.md", "docs/*/*.md"],
-    excludes=["docs/kafka.md", "docs/delay-box.md", "docs/migration.md"],  # tests/integration run them, on a broker
+    excludes=[
+        *("docs/kafka.md", "docs/delay-box.md", "docs/migration.md"),  # tests/integration run them, on a broker
+        "docs/spark/*.md",  # tests/spark runs them
+    ],
     setup=enter_own_folder,
     teardown=leave_own_folder,
 ).pytest()

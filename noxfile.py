@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 nox.needs_version = ">=2026.10"
-nox.options.sessions = ["lint", "types", "tests", "package"]
+nox.options.sessions = ["lint", "types", "tests", "spark", "package"]
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 # The one backend that is there wherever Python is, and the one that follows pip's own configuration.
@@ -27,15 +27,17 @@ PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 DOCS = ["docs", "README.md"]  # in one process: the blocks of a page build on each other
 # Tests of faults mostly wait. Workers take whole stretches of files, whose servers they share.
 IN_PARALLEL = ["--numprocesses=3", "--dist=worksteal"]
+NOT_ON_SPARK = ["--ignore=tests/spark", "tests"]
+ON_SPARK = ["--numprocesses=2", "--dist=loadfile", "tests/spark", "tests/unit/test_architecture.py"]
 PURE_MODULES = ["errors", "model", "recurrence", "retry", "timeunits", "transitions", "urls"]
 WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"]
-REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/sqlite/schema.sql"}
+REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/sqlite/schema.sql", "pyspark_aiodelay/__init__.py"}
 NIGHTLY_TIMEOUT_S = 3600
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Does everything work here? All tests and docs examples, with coverage; with arguments: those tests, without."""
+    """Does everything but Spark work here? All tests and examples, with coverage; with arguments: those, without."""
     install(session, "test")
     add_redis(session)
     add_chromium(session)
@@ -43,12 +45,18 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", *IN_PARALLEL, "tests")
+    session.run("coverage", "run", "-m", "pytest", *IN_PARALLEL, *NOT_ON_SPARK)
     session.run("pytest", *DOCS)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
     pure = ",".join(f"src/aiodelay/{name}.py" for name in PURE_MODULES)
     session.run("coverage", "report", f"--include={pure}", "--fail-under=100")
+
+
+@nox.session
+def spark(session: nox.Session) -> None:
+    """Does everything on Spark work here, with the newest PySpark? With arguments: those tests."""
+    test_on_spark(session, "4.3.*")
 
 
 @nox.session
@@ -112,7 +120,13 @@ def tests_other_pythons(session: nox.Session) -> None:
     install(session, "test")
     add_redis(session)
     add_chromium(session)
-    session.run("pytest", *(session.posargs or [*IN_PARALLEL, "tests"]))
+    session.run("pytest", *(session.posargs or [*IN_PARALLEL, *NOT_ON_SPARK]))
+
+
+@nox.session(tags=["nightly"])
+def spark_floor(session: nox.Session) -> None:
+    """Does it work with the oldest PySpark that we allow?"""
+    test_on_spark(session, "4.2.*")
 
 
 @nox.session(tags=["nightly"])
@@ -120,7 +134,7 @@ def lowest(session: nox.Session) -> None:
     """Are the floors in pyproject.toml true?"""
     session.install(".[cli]", *floors(extras=["cli"]), *group("test"))
     add_chromium(session)
-    session.run("pytest", *(session.posargs or [*IN_PARALLEL, "tests"]))
+    session.run("pytest", *(session.posargs or [*IN_PARALLEL, *NOT_ON_SPARK]))
 
 
 @nox.session(tags=["nightly"])
@@ -131,7 +145,7 @@ def storms(session: nox.Session) -> None:
     session.run(
         "pytest",
         *("-m", "nightly", f"--timeout={NIGHTLY_TIMEOUT_S}", "--hypothesis-profile=nightly"),
-        *(session.posargs or ["tests"]),
+        *(session.posargs or NOT_ON_SPARK),
     )
 
 
@@ -145,6 +159,14 @@ def changelog(session: nox.Session) -> None:
 def install(session: nox.Session, dependency_group: str) -> None:
     """Install the package as users get it, not editable, and a dependency group."""
     session.install(".[cli]", *group(dependency_group))
+
+
+def test_on_spark(session: nox.Session, version: str) -> None:
+    """Run the tests that need PySpark: half a gigabyte, which no other test has to wait for."""
+    session.install(".[cli]", *group("spark"), f"pyspark=={version}")
+    add_redis(session)
+    add_chromium(session)
+    session.run("pytest", *(session.posargs or ON_SPARK))
 
 
 def add_redis(session: nox.Session) -> None:

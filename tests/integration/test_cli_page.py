@@ -17,7 +17,7 @@ from tests.support.command import absolute_path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 BLOCKS: list[str] = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
-VERBS = [name_of(place) for place, group, _ in COMMANDS if group != "Run"]
+VERBS = [name_of(place) for place, group, _ in COMMANDS if group not in ("Run", "Bulk")]
 
 
 def plain(text: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -62,12 +63,19 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "boxes": ({"delay_box"}, {"values", "decisions", "arguments", "kafka", "face"}),
     "package": ({""}, {"values", "decisions", "telemetry", "arguments", "runtime", "face"}),
     "service": ({"service"}, {"values", "decisions", "log", "arguments", "face", "boxes", "package"}),
+    "spark": (
+        {"spark"},
+        {
+            *("values", "decisions", "memory", "sqlite", "redis", "sinks", "log", "arguments", "kafka", "telemetry"),
+            *("runtime", "face", "blocking", "package"),
+        },
+    ),
     "testing": ({"testing"}, {"values", "decisions", "memory", "arguments", "runtime", "face", "package"}),
     "cli": (
         {"cli", "__main__"},
         {
             *("values", "decisions", "log", "sqlite", "redis", "arguments", "kafka", "face", "boxes"),
-            *("package", "service", "testing"),
+            *("package", "service", "spark", "testing"),
         },
     ),
 }
@@ -323,6 +331,25 @@ def test_import_needs_nothing_optional() -> None:
     assert third_party <= {"aiodelay"} | required() | {"idna", "sniffio", "typing_extensions"}
 
 
+SPARK_PROBE = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pyspark":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+import pyspark_aiodelay
+assert not hasattr(pyspark_aiodelay, "DefaultSource")
+"""
+
+
+def test_the_module_that_spark_looks_for_can_be_imported_without_spark() -> None:
+    program = f"import sys; sys.path.insert(0, {str(SOURCE.parent)!r})\n{SPARK_PROBE}"
+    subprocess.run([sys.executable, "-I", "-c", program], check=True, timeout=60)
+
+
 # --- what is public ---------------------------------------------------------------------------------------
 
 
@@ -330,7 +357,8 @@ def modules() -> list[ModuleType]:
     """The public modules that can be imported here."""
     names = [info.name for info in pkgutil.walk_packages([str(SOURCE)], "aiodelay.")]
     public = [name for name in names if not any(part.startswith("_") for part in name.split("."))]
-    return [importlib.import_module(name) for name in public if not name.startswith("aiodelay.cli")]
+    apart = ("aiodelay.cli",) if find_spec("pyspark") else ("aiodelay.cli", "aiodelay.spark.")
+    return [importlib.import_module(name) for name in public if not name.startswith(apart)]
 
 
 def source_of(module: ModuleType) -> Source:

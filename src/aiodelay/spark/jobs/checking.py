@@ -27,7 +27,7 @@ _HEADER = r"\A[A-Za-z0-9._-]{1,128}\z"
 _RESERVED_HEADER = r"\A(?i)aiodelay-"
 _ENCODINGS = ("", "json", "msgpack", "null")
 
-Check: TypeAlias = tuple[str, Column]
+_Check: TypeAlias = tuple[str, Column]
 """A reason, and the condition under which a row is rejected for it; a condition that is null holds not."""
 
 
@@ -113,20 +113,20 @@ def _counts_versions(message: Mapping[str, Column], rules: Rules) -> bool:
 # --- one function a column: its rules, the first that applies is told --------------------------------------
 
 
-def _text(column: Column, most_bytes: int) -> Iterator[Check]:
+def _text(column: Column, most_bytes: int) -> Iterator[_Check]:
     yield "empty", F.octet_length(column) == 0
     yield "too_long", F.octet_length(column) > most_bytes
     yield "not_utf8", ~F.is_valid_utf8(column)
     yield "control_characters", column.rlike(_CONTROL)
 
 
-def _id(column: Column, raw: Column, _: Rules) -> Iterator[Check]:
+def _id(column: Column, raw: Column, _: Rules) -> Iterator[_Check]:
     yield "missing", raw.isNull()
     yield from _text(column, MAX_ID_BYTES)
     yield "reserved", column.rlike(_OCCURRENCE)
 
 
-def _due(column: Column, raw: Column, rules: Rules) -> Iterator[Check]:
+def _due(column: Column, raw: Column, rules: Rules) -> Iterator[_Check]:
     yield "missing", raw.isNull()
     yield "unreadable", column.isNull()
     if rules.past_due == "reject":
@@ -139,31 +139,31 @@ def _instant(ms: int) -> Column:
     return F.timestamp_millis(F.lit(ms))
 
 
-def _payload(column: Column, raw: Column, rules: Rules) -> Iterator[Check]:
+def _payload(column: Column, raw: Column, rules: Rules) -> Iterator[_Check]:
     yield "missing", raw.isNull()
     yield "too_large", F.octet_length(column) > rules.max_payload
 
 
-def _to(column: Column, raw: Column, _: Rules) -> Iterator[Check]:
+def _to(column: Column, raw: Column, _: Rules) -> Iterator[_Check]:
     yield "missing", raw.isNull()
     address = F.regexp_replace(column, r"\A[^:]*:", "")
     yield "no_destination", ~column.rlike(_SINK) | (column.startswith("handler:") & ~address.rlike(_TYPE))
     yield from _text(address, MAX_ADDRESS_BYTES)
 
 
-def _type(column: Column, _: Column, __: Rules) -> Iterator[Check]:
+def _type(column: Column, _: Column, __: Rules) -> Iterator[_Check]:
     yield "no_type_name", ~column.rlike(_TYPE)
 
 
-def _encoding(column: Column, _: Column, __: Rules) -> Iterator[Check]:
+def _encoding(column: Column, _: Column, __: Rules) -> Iterator[_Check]:
     yield "unknown", ~column.isin(*_ENCODINGS)
 
 
-def _key(column: Column, _: Column, __: Rules) -> Iterator[Check]:
+def _key(column: Column, _: Column, __: Rules) -> Iterator[_Check]:
     yield "too_long", F.octet_length(column) > MAX_KEY_BYTES
 
 
-def _headers(column: Column, _: Column, __: Rules) -> Iterator[Check]:
+def _headers(column: Column, _: Column, __: Rules) -> Iterator[_Check]:
     entries = F.map_entries(column)
     yield "too_many", F.size(entries) > MAX_HEADERS
     yield "bad_name", F.exists(F.map_keys(column), lambda name: ~name.rlike(_HEADER))
@@ -173,13 +173,13 @@ def _headers(column: Column, _: Column, __: Rules) -> Iterator[Check]:
     yield "too_large", F.aggregate(sizes, F.lit(0), lambda total, size: total + size) > MAX_HEADER_BYTES
 
 
-def _version(column: Column, raw: Column, rules: Rules) -> Iterator[Check]:
+def _version(column: Column, raw: Column, rules: Rules) -> Iterator[_Check]:
     if rules.conflict == "newer":
         yield "missing", raw.isNull()
         yield "negative", column < 0
 
 
-_CHECKS: Final[dict[str, Callable[[Column, Column, Rules], Iterator[Check]]]] = {
+_CHECKS: Final[dict[str, Callable[[Column, Column, Rules], Iterator[_Check]]]] = {
     "id": _id,
     "due_at": _due,
     "payload": _payload,
