@@ -1,0 +1,155 @@
+"""`aiodelay spark` as users run it: processes of their own, JSON on stdout, one line of what went wrong on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from aiodelay.cli.app import app
+from aiodelay.cli.spark import JOBS
+from aiodelay.cli.commands import name_of
+from tests.support.command import absolute_path
+
+ROOT = Path(__file__).parents[2]
+QUIET = ("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2", "--master", "local[2]")
+COUNTS = dict.fromkeys(("accepted", "repeated", "superseded", "stored", "replaced", "known"), 0)
+MAP = "id=order_id,due_at=remind_at,payload=struct(*)"
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("orders") / "orders"
+    subprocess.run([sys.executable, ROOT / "examples" / "spark" / "orders.py", folder, "--rows", "300"], check=True)
+    return folder
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in ("SPARK_REMOTE", "SPARK_HOME")}
+    paths = {"PYTHONPATH": absolute_path(clean.get("PYTHONPATH", ""))}
+    return subprocess.run(
+        arguments, cwd=cwd, env=clean | paths | environment, capture_output=True, text=True, check=False, timeout=170
+    )
+
+
+def aiodelay(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "-m", "aiodelay", "spark", *arguments, cwd=cwd, **environment)
+
+
+def summary_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    (line,) = done.stdout.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def told_by(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the one line of ours; Java and Spark greet before it, and there is no trace."""
+    assert "Traceback" not in done.stderr
+    assert "\tat " not in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("aiodelay: "))
+    assert done.stderr.endswith(f"{line}\n")
+    return line
+
+
+def test_a_backfill_and_its_repetition(orders: Path, tmp_path: Path) -> None:
+    (tmp_path / "url").write_text(f"sqlite:///{tmp_path / 'delay.db'}\n")
+    line = ("backfill", "--from", f"parquet:{orders}", "--to", "redis-list:orders", "--map", MAP, *QUIET)
+    first = aiodelay(*line, "--store", f"file:{tmp_path / 'url'}", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    found = summary_of(first)
+    assert (found["job"], found["rows"], found["rejected"]) == ("backfill", 300, 0)
+    assert found["counts"] == COUNTS | {"accepted": 300, "stored": 300}
+    assert found["facts"] == {"dry_run": False, "reasons": {}, "tombstone_window": "1d"}
+
+    (script,) = run(sys.executable, "-m", "pyspark_aiodelay", cwd=tmp_path).stdout.split()
+    submit = [f"{Path(pyspark.__file__).parent / 'bin' / 'spark-submit'}", "--master", "local[2]"]
+    submit += ["--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR", script]
+    python = {"PYSPARK_PYTHON": sys.executable, "AIODELAY_STORE": "env:WHERE"}
+    again = run(*submit, *line[:7], cwd=tmp_path, WHERE=f"sqlite:///{tmp_path / 'delay.db'}", **python)
+    assert again.returncode == 0, again.stderr
+    assert summary_of(again)["counts"]["known"] == 300
+
+
+def test_rejected_rows_fail_the_job_above_a_threshold_and_are_written_down(orders: Path, tmp_path: Path) -> None:
+    mapping = "id=if(order_id < 'order-0000003', null, order_id),due_at=remind_at,payload=struct(*)"
+    line = (
+        "backfill",
+        "--from",
+        f"parquet:{orders}",
+        "--to",
+        "redis-list:orders",
+        "--map",
+        mapping,
+        *QUIET,
+        "--dry-run",
+    )
+    line += ("--store", f"sqlite:///{tmp_path / 'delay.db'}", "--rejects", f"{tmp_path / 'rejects'}")
+    done = aiodelay(*line, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert summary_of(done)["facts"]["reasons"] == {"id.missing": 3}
+    assert not (tmp_path / "delay.db").exists()
+    assert list((tmp_path / "rejects").glob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["--map", "id=order"], 2, "map is without 'due_at'; allowed: due_at=COLUMN; columns: order_id, "),
+        (
+            ["--map", MAP, "--store", "kafka://127.0.0.1:1/orders"],
+            2,
+            "store is kafka; allowed: one that takes messages in bulk",
+        ),
+        (["--map", MAP, "--store", "redis://:secret@127.0.0.1:1"], 5, "is unavailable: "),
+        (["--map", MAP, "--store", "env:NO_SUCH_VARIABLE"], 2, "store is 'env:NO_SUCH_VARIABLE'; allowed: "),
+        (["--map", MAP, "--conf", "ui=false"], 2, "--conf is 'ui'; allowed: spark.NAME=VALUE"),
+        (["--map", MAP, "--master", "mars"], 1, "Spark: "),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_a_code(
+    orders: Path, tmp_path: Path, arguments: list[str], code: int, line: str
+) -> None:
+    first = ["backfill", "--from", f"parquet:{orders}", "--to", "redis-list:orders", *QUIET]
+    if "--store" not in arguments:
+        first += ["--store", "sqlite:///delay.db"]
+    done = aiodelay(*first, *arguments, cwd=tmp_path)
+    assert line in told_by(done)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "secret" not in done.stderr
+
+
+def test_without_pyspark_it_is_told_what_to_install(tmp_path: Path) -> None:
+    code = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "py4j"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+sys.argv = ["aiodelay", "spark", "backfill", *sys.argv[1:]]
+from aiodelay.cli import main
+main()
+"""
+    helped = run(sys.executable, "-c", code, "--help", cwd=tmp_path)
+    assert helped.returncode == 0
+    assert "--rejects" in helped.stdout
+    done = run(sys.executable, "-c", code, "--from", "parquet:x", "--store", "sqlite:///x", cwd=tmp_path)
+    assert done.returncode == 2
+    assert told_by(done).endswith("allowed: pip install 'aiodelay[spark-local]'")
+
+
+@pytest.mark.parametrize("place", [place for place, _ in JOBS])
+def test_every_option_of_a_job_stands_on_its_page(place: str) -> None:
+    name = name_of(place)
+    page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "spark").glob("*.md"))
+    arguments = app["spark"][name].assemble_argument_collection()
+    options = {option for argument in arguments for option in argument.names if option.startswith("--")}
+    assert {option for option in options if not re.search(rf"{option}\b", page)} == set()
+    assert f"aiodelay spark {name}" in page
