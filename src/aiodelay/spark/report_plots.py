@@ -133,7 +133,7 @@ def _epoch_s(slot: date) -> int:
 
 
 def _runs(points: Sequence[tuple[date, float, int | None]], slot_s: int) -> list[list[tuple[date, float, int]]]:
-    """Return the points that stand side by side, without a slot between them that has no value."""
+    """Return the points that stand side by side, without a slot between them that has no value; twice one that is alone."""
     runs: list[list[tuple[date, float, int]]] = []
     for slot, x, ms in points:
         if ms is None:
@@ -141,7 +141,7 @@ def _runs(points: Sequence[tuple[date, float, int | None]], slot_s: int) -> list
         if not runs or _epoch_s(slot) - _epoch_s(runs[-1][-1][0]) > slot_s:
             runs.append([])
         runs[-1].append((slot, x, ms))
-    return [run for run in runs if len(run) > 1]
+    return [run if len(run) > 1 else run * 2 for run in runs]
 
 
 def _steps(most: int) -> list[int]:

@@ -57,7 +57,7 @@ def report(
         The columns of `by`; `delivered`; `p50_ms`, `p95_ms`, `p99_ms`, `max_ms` and `min_ms` of lateness, null where
         nothing was delivered; `early` = delivered before due by the clocks that wrote the events; `unclaimed` =
         delivered without a claim in the journal; `repeated` = successes after the first; `again` = retries; `dropped`;
-        `skipped`; `dead`, and `dead_<reason>`. In the order of `by`.
+        `skipped`; `dead`, and `dead_<reason>`. In no order.
 
     Raises:
         InputError: A column is missing or of another type, or `where` cannot be read.
@@ -187,12 +187,11 @@ def levels_of(by: Sequence[By]) -> list[tuple[By, ...]]:
 
 
 def _figures(histogram: DataFrame, levels: Sequence[tuple[By, ...]], by: Sequence[By]) -> DataFrame:
-    rows = _bylevels_of(histogram, levels, by)
+    rows = _by_levels(histogram, levels, by)
     group = Window.partitionBy("level", *by)
     is_late = F.col("what") == "delivered"
     upto = F.sum(F.when(is_late, F.col("n"))).over(group.orderBy("ms").rangeBetween(Window.unboundedPreceding, 0))
     ranked = rows.select("*", upto.alias("upto"), F.sum(F.when(is_late, F.col("n"))).over(group).alias("all"))
-    n_of = {name: _sum(F.col("what") == name) for name in ("again", "dropped", "skipped")}
     reasons = (*DEAD_REASONS, "other")
     return (
         ranked.groupBy("level", *by)
@@ -203,17 +202,15 @@ def _figures(histogram: DataFrame, levels: Sequence[tuple[By, ...]], by: Sequenc
             F.min("least_ms").alias("min_ms"),
             _sum(is_late & (F.col("ms") < 0)).alias("early"),
             _sum(is_late & ~F.col("is_claimed")).alias("unclaimed"),
-            _sum(F.col("what") == "repeated").alias("repeated"),
-            *(column.alias(name) for name, column in n_of.items()),
+            *(_sum(F.col("what") == name).alias(name) for name in ("repeated", "again", "dropped", "skipped")),
             _sum(F.col("what").startswith("dead_")).alias("dead"),
             *(_sum(F.col("what") == f"dead_{reason}").alias(f"dead_{reason}") for reason in reasons),
         )
-        .orderBy("level", *by)
         .drop("level")
     )
 
 
-def _bylevels_of(histogram: DataFrame, levels: Sequence[tuple[By, ...]], by: Sequence[By]) -> DataFrame:
+def _by_levels(histogram: DataFrame, levels: Sequence[tuple[By, ...]], by: Sequence[By]) -> DataFrame:
     """Return the histogram once for each level, its rows summed over what the level does not tell apart."""
     kinds = ("what", "is_claimed", "ms")
     sets = [[*level, *kinds] for level in levels]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 from aiodelay.errors import ConfigurationError, InputError, shortened
@@ -96,9 +96,9 @@ def run(
     figures = report(read_events(spark, archive), by=by, start=start, end=end, where=where, totals=True).persist()
     try:
         if parquet is not None:
-            _write_parquet(_rows_of(figures, by, by), parquet, overwrite=overwrite)
+            _write_parquet(_rows_of(figures, by), by, parquet, overwrite=overwrite)
         if csv is not None:
-            _write_csv(_rows_of(figures, by, by), csv)
+            _write_csv(_rows_of(figures, by).orderBy(*by), csv)
         shown = _page_of(figures, by, archive, _range_text(start, end), where)
         if html is not None:
             with _replacing(html) as file:
@@ -118,16 +118,18 @@ def _check_free(archive: str, parquet: str | None, files: Mapping[str, Path | No
             raise ConfigurationError(name, shortened(f"{path}"), "in a folder that is there")
 
 
-def _rows_of(figures: DataFrame, by: Sequence[By], level: Sequence[By]) -> DataFrame:
-    """Return the rows of one level, which tell apart what it names and nothing else."""
+def _rows_of(figures: DataFrame, by: Sequence[By]) -> DataFrame:
+    """Return the rows that are no totals of others."""
     for name in by:
-        figures = figures.where(F.col(name).isNotNull() if name in level else F.col(name).isNull())
+        figures = figures.where(F.col(name).isNotNull())
     return figures
 
 
-def _write_parquet(rows: DataFrame, path: str, *, overwrite: bool) -> None:
+def _write_parquet(rows: DataFrame, by: Sequence[By], path: str, *, overwrite: bool) -> None:
     try:
-        rows.coalesce(1).write.mode("overwrite" if overwrite else "errorifexists").parquet(path)
+        rows.coalesce(1).sortWithinPartitions(*by).write.mode("overwrite" if overwrite else "errorifexists").parquet(
+            path
+        )
     except AnalysisException as error:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise
@@ -164,29 +166,34 @@ def _replacing(path: Path) -> Iterator[TextIO]:
 
 
 def _page_of(figures: DataFrame, by: Sequence[By], archive: str, within: str, where: str | None) -> ReportPage:
-    unit = [name for name in by if name in SLOTS_S]
+    unit = tuple(name for name in by if name in SLOTS_S)
     found = _collected(figures, by)
-    (total,) = found[()] or [{}]
+    nothing = {name: None if name.endswith("_ms") else 0 for name in figures.columns}
     return ReportPage(
         source=archive,
         within=within,
         where=where,
         by=by,
-        total=total,
+        total=next(iter(found[()] or ()), nothing),
         lanes=found[("lane",)] if "lane" in by else (),
-        times=found[tuple(unit)] if unit else (),
+        times=found[unit] if unit else (),
         rows=found[tuple(by)],
         most_rows=MOST_ROWS,
     )
 
 
 def _collected(figures: DataFrame, by: Sequence[By]) -> dict[tuple[By, ...], list[Figures] | None]:
-    """Return the rows of each level; None of one that has more than `MOST_ROWS`."""
-    found: dict[tuple[By, ...], list[Figures] | None] = {}
-    for level in levels_of(by):
-        rows = _in_plain_types(_rows_of(figures, by, level)).limit(MOST_ROWS + 1).collect()
-        found[level] = [_read(row.asDict()) for row in rows] if len(rows) <= MOST_ROWS else None
-    return found
+    """Return the rows by what they tell apart, in order; None of those that are more than `MOST_ROWS`."""
+    level = Window.partitionBy(F.array(*(F.col(name).isNotNull() for name in by))).orderBy(*by)
+    nth = F.row_number().over(level)
+    some = figures.withColumn("nth", nth).where(F.col("nth") <= MOST_ROWS + 1).drop("nth")
+    found: dict[tuple[By, ...], list[Figures]] = {each: [] for each in levels_of(by)}
+    for row in _in_plain_types(some).collect():
+        figures_of_row = _read(row.asDict())
+        found[tuple(name for name in by if figures_of_row[name] is not None)].append(figures_of_row)
+    for each, rows in found.items():
+        rows.sort(key=lambda row, each=each: [row[name] for name in each])
+    return {each: rows if len(rows) <= MOST_ROWS else None for each, rows in found.items()}
 
 
 def _read(row: dict[str, Any]) -> Figures:
