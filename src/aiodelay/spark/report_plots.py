@@ -133,7 +133,7 @@ def _epoch_s(slot: date) -> int:
 
 
 def _runs(points: Sequence[tuple[date, float, int | None]], slot_s: int) -> list[list[tuple[date, float, int]]]:
-    """Return the points that stand side by side, without a slot between them that has no value; twice one that is alone."""
+    """Return the points that stand side by side, without a slot that has no value between them; a lone one twice."""
     runs: list[list[tuple[date, float, int]]] = []
     for slot, x, ms in points:
         if ms is None:
