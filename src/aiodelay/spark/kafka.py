@@ -1,0 +1,43 @@
+"""Records of Kafka as Spark's own connector reads them, for clusters that have it: a history topic's events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["kafka_to_events"]
+
+_ENTRY: Final = (
+    "at_ms BIGINT, event STRING, id STRING, revision BIGINT, lane STRING, due_ms BIGINT, attempt INT, detail STRING"
+)
+_WHOLE: Final = " AND ".join(
+    f"entry.{name} IS NOT NULL" for name in ("at_ms", "event", "id", "revision", "lane", "due_ms", "attempt")
+)
+
+
+def kafka_to_events(raw: DataFrame) -> DataFrame:
+    """Return what records of a history topic tell, in the columns of `schemas.EVENTS`, without what is none of ours.
+
+    The same rows as `format("aiodelay").option("table", "events")` gives. The format: docs/formats.md, "Kafka".
+
+    Args:
+        raw: Batch or stream, with Kafka's columns `partition`, `offset` and `value`.
+    """
+    entry = F.from_json(F.col("value").cast("string"), _ENTRY)
+    told = raw.select("partition", "offset", entry.alias("entry")).where(_WHOLE)
+    return told.select(
+        "partition",
+        F.col("offset").alias("number"),
+        F.timestamp_millis("entry.at_ms").alias("at"),
+        "entry.event",
+        "entry.id",
+        "entry.revision",
+        "entry.lane",
+        F.timestamp_millis("entry.due_ms").alias("due_at"),
+        "entry.attempt",
+        F.nullif("entry.detail", F.lit("")).alias("detail"),
+    )

@@ -1,0 +1,58 @@
+"""Frames as Spark's own Kafka connector gives them: the same events as a history topic's readers of ours see."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import Row, SparkSession
+
+from aiodelay.kafka.records import decode_history, encode_history
+from aiodelay.model import JournalEntry
+from aiodelay.spark.kafka import kafka_to_events
+
+KAFKA = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+ENTRIES = [
+    JournalEntry(
+        0, 1_795_000_000_001, "delivered", "bestellung-ä-日本", 1_794_999_999_999, "kafka", 1_795_000_000_000, 0
+    ),
+    JournalEntry(0, 1_795_000_000_017, "dead", 'a "quoted" id\\', 17, "Order", 1_600_000_000_003, 3, 'E: "no"\nway'),
+    JournalEntry(0, 4_102_444_800_000, "again", "far", (1 << 48) - 1, "kafka", 4_102_444_799_999, 1, "later"),
+]
+
+
+def test_a_history_topic_reads_the_same_by_the_connector(spark: SparkSession) -> None:
+    written = [encode_history(entry) for entry in ENTRIES]
+    read = [decode_history(wire.value, offset) for offset, wire in enumerate(written, start=40)]
+    others = [None, b"", b"{", b"7", b'{"event": "delivered"}', b"\xff\xfe"]
+    values = [*(wire.value for wire in written), *others]
+    rows = [
+        (None, bytearray(value) if value is not None else None, "history", 2, offset, EPOCH, 0, [])
+        for offset, value in enumerate(values, start=40)
+    ]
+    found = kafka_to_events(spark.createDataFrame(rows, KAFKA)).orderBy("number").collect()
+    assert found == [
+        Row(
+            partition=2,
+            number=entry.number,
+            at=_naive(entry.at_ms),
+            event=entry.event,
+            id=entry.id,
+            revision=entry.revision,
+            lane=entry.lane,
+            due_at=_naive(entry.due_ms),
+            attempt=entry.attempt,
+            detail=entry.detail or None,
+        )
+        for entry in read
+        if entry is not None
+    ]
+    assert len(found) == len(ENTRIES)
+
+
+def _naive(ms: int) -> datetime:
+    """As PySpark's rows hold times: local, which `TZ` says, without a zone."""
+    return (EPOCH + timedelta(milliseconds=ms)).astimezone().replace(tzinfo=None)
