@@ -191,9 +191,11 @@ def _collected(figures: DataFrame, by: Sequence[By]) -> dict[tuple[By, ...], lis
     for row in _in_plain_types(some).collect():
         figures_of_row = _read(row.asDict())
         found[tuple(name for name in by if figures_of_row[name] is not None)].append(figures_of_row)
-    for each, rows in found.items():
-        rows.sort(key=lambda row, each=each: [row[name] for name in each])
-    return {each: rows if len(rows) <= MOST_ROWS else None for each, rows in found.items()}
+    return {each: _in_order(rows, each) if len(rows) <= MOST_ROWS else None for each, rows in found.items()}
+
+
+def _in_order(rows: list[Figures], names: Sequence[By]) -> list[Figures]:
+    return sorted(rows, key=lambda row: [row[name] for name in names])
 
 
 def _read(row: dict[str, Any]) -> Figures:

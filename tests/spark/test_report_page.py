@@ -1,0 +1,131 @@
+"""The page of a report, in a real browser: it loads nothing, is light and dark, and can be read without seeing it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, async_playwright
+
+from aiodelay.spark.report_page import ReportPage, render
+from aiodelay.spark.report_plots import ms_text
+from tests.support.chromium import chromium
+
+FIRST = datetime(2026, 3, 28, 22, tzinfo=UTC)
+NOTHING: Mapping[str, Any] = dict.fromkeys(
+    ("delivered", "early", "unclaimed", "repeated", "again", "dropped", "skipped", "dead", "dead_late"), 0
+) | dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "max_ms", "min_ms"))
+
+
+def figures(late_ms: int, **given: object) -> dict[str, Any]:
+    lateness = dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "max_ms", "min_ms"), late_ms)
+    return {**NOTHING, **lateness, "delivered": 10, **given}
+
+
+def hours() -> list[dict[str, Any]]:
+    """Six hours with deliveries, one without any, none at all, and one more."""
+    times = [figures(10 * n + 5, hour=FIRST + timedelta(hours=n), again=n) for n in range(6)]
+    silent = NOTHING | {"hour": FIRST + timedelta(hours=6), "dead": 1, "dead_late": 1}
+    return [*times, dict(silent), figures(70_000, hour=FIRST + timedelta(hours=8))]
+
+
+def report_page(**given: Any) -> ReportPage:  # noqa: ANN401 - fields
+    fields: dict[str, Any] = {
+        "source": "s3a://shop/archive",
+        "within": "all of them",
+        "where": None,
+        "by": ("lane", "hour"),
+        "total": figures(45, delivered=70, early=2, min_ms=-30, unclaimed=4, repeated=1, dead=1, dead_late=1, again=15),
+        "lanes": [figures(45, lane="<b>kafka</b>"), dict(NOTHING) | {"lane": "broken", "dead": 1}],
+        "times": hours(),
+        "rows": [row | {"lane": "kafka"} for row in hours()],
+        "most_rows": 2000,
+    }
+    return ReportPage(**fields | given)
+
+
+@pytest_asyncio.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        await browser.close()
+
+
+@pytest.mark.asyncio
+async def test_a_browser_shows_it_and_asks_for_nothing_else(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(render(report_page()), "utf-8")
+    said: list[str] = []
+    asked: list[str] = []
+    backs = []
+    for scheme in ("light", "dark"):
+        page = await browser.new_page(color_scheme=scheme, viewport={"width": 360, "height": 740})
+        page.on("console", lambda message: said.append(message.text))
+        page.on("request", lambda request: asked.append(request.url))
+        await page.goto(file.as_uri())
+        for title in ("Lateness", "Deliveries", "Failures and retries"):
+            plot = page.get_by_role("img", name=title, exact=True)
+            assert await plot.locator("desc").text_content()
+            assert await plot.locator(".mark").count() > 0
+        await page.locator("summary").first.click()
+        assert await page.get_by_role("cell", name="1.17 min").first.is_visible()
+        assert await page.get_by_role("rowheader", name="<b>kafka</b>").is_visible()
+        assert await page.evaluate("document.documentElement.scrollWidth") == 360
+        backs.append(await page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        await page.close()
+    assert (said, set(asked)) == ([], {file.as_uri()})
+    assert len(set(backs)) == 2
+
+
+def test_time_without_a_delivery_is_a_gap_and_a_lone_hour_is_seen() -> None:
+    page = render(report_page())
+    lines = re.findall(r"<polyline class='p50_ms' points='([^']*)'", page)
+    assert [len(line.split()) for line in lines] == [6, 2]
+    assert len(set(lines[1].split())) == 1
+    assert page.count("<circle class='p50_ms") == 7
+
+
+def test_what_is_odd_is_said() -> None:
+    page = render(report_page(rows=None))
+    assert "Early: 2, by up to 30 ms." in page
+    assert "No claim: 4." in page
+    assert "Repeated: 1 successes" in page
+    assert "By lane and hour: more than 2,000 rows, which are not shown" in page
+    calm = render(report_page(total=figures(3)))
+    assert "class='notice'" not in calm
+
+
+def test_days_and_nothing_at_all_have_a_page_too() -> None:
+    days = [figures(7, day=date(2026, 3, 28)), figures(9, day=date(2026, 3, 31))]
+    page = render(report_page(by=("day",), lanes=(), times=days, rows=days))
+    assert "<th scope='row' class='text'>2026-03-31</th>" in page
+    assert "By lane" not in page
+    empty = render(report_page(total=dict(NOTHING), lanes=[], times=[], rows=[]))
+    assert "Nothing happened" in empty
+    assert "<svg" not in empty
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (None, "-"),
+        (0, "0 ms"),
+        (-30, "-30 ms"),
+        (999, "999 ms"),
+        (1_000, "1 s"),
+        (12_345, "12.3 s"),
+        (90_000, "1.5 min"),
+        (86_400_000, "1 d"),
+        (864_000_000_000, "10,000 d"),
+    ],
+)
+def test_a_length_of_time_has_three_digits(ms: int | None, text: str) -> None:
+    assert ms_text(ms) == text
