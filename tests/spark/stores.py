@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aiodelay.clock import Clock
 from aiodelay.identifiers import new_op
 from aiodelay.model import After, Envelope, Put
 from aiodelay.registry import open_store
@@ -11,9 +12,9 @@ __all__ = ["note"]
 LANE, ADDRESS = "work", "a"
 
 
-async def note(url: str, first: int, n: int, *, namespace: str = "default") -> None:
+async def note(url: str, first: int, n: int, *, namespace: str = "default", clock: Clock | None = None) -> None:
     """Store messages due in an hour, `m<first>` and so on: an entry `stored` of the journal for each, in this order."""
-    async with open_store(url, namespace=namespace, clock=None) as store:
+    async with open_store(url, namespace=namespace, clock=clock) as store:
         for at in range(first, first + n, 500):
             chunk = range(at, min(at + 500, first + n))
             puts = [Put(new_op(), Envelope(f"m{i}", LANE, ADDRESS), After(3_600_000)) for i in chunk]

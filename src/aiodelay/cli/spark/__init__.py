@@ -9,8 +9,12 @@ from aiodelay.cli.commands import name_of
 __all__ = ["JOBS", "spark"]
 
 JOBS: tuple[tuple[str, str], ...] = (
+    ("archive:archive", "Write what became of messages to Parquet, by day, each event once."),
     ("backfill:backfill", "Store the rows of files or of a database as messages."),
+    ("compact:compact", "Merge the small files of an archive's days."),
+    ("replay:replay", "Store a part of what was kept of messages again."),
     ("report:report", "Tell how late messages were delivered, and what failed, from archived events."),
+    ("snapshot:snapshot", "Write what a store holds to Parquet."),
 )
 """Place in this package, and what it does, for each job."""
 

@@ -24,7 +24,7 @@ from aiodelay.timeunits import Duration, format_duration, parse_duration
 from .checking import DROPPED, Rules, accepted, judged, rejected
 from .mapping import given
 
-__all__ = ["OnConflict", "PastDue", "run"]
+__all__ = ["OnConflict", "PastDue", "checked_destination", "run"]
 
 T = TypeVar("T", bound=str)
 OnConflict: TypeAlias = Literal["insert", "newer"]
@@ -111,7 +111,7 @@ def run(
 
 
 def _given(frame: DataFrame, mapping: Mapping[str, str] | None, to: str | None, rules: Rules) -> DataFrame:
-    found = given(frame, mapping, to=_checked_destination(to))
+    found = given(frame, mapping, to=checked_destination(to))
     needed = ["payload", "to", *(["version"] if rules.conflict == "newer" else [])]
     for name in needed:
         if name not in found.columns:
@@ -126,7 +126,12 @@ _MISSING = {
 }
 
 
-def _checked_destination(to: str | None) -> str | None:
+def checked_destination(to: str | None) -> str | None:
+    """Return the destination that is given for all rows, if there is one.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
     try:
         if to is not None and (parts := split_target(to))[0] == HANDLER_TARGET:
             check_type_name(parts[1], "to")

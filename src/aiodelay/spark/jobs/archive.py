@@ -1,0 +1,152 @@
+"""Archive: a store's events into Parquet by day, every event once, whatever is killed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everywhere
+from pyspark.sql.streaming import StreamingQuery
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.spark.archived import CHECKPOINT, LOG, local_path
+from aiodelay.spark.events import MOST_ROWS
+from aiodelay.spark.session import register
+from aiodelay.spark.summary import Summary
+from aiodelay.timeunits import Duration, parse_duration
+
+__all__ = ["by_day", "run"]
+
+_LOOK_S: Final = 5
+_OBSERVED: Final = "aiodelay"
+_EVERY_BATCH: Final = "spark.sql.streaming.fileSink.log.compactInterval"
+"""How many batches the sink's log of files is written for at once; 1: each time the whole of it, in one file."""
+
+
+def by_day(events: DataFrame) -> DataFrame:
+    """Return events with their `day`, a date in UTC whatever the session's time zone."""
+    return events.withColumn("day", F.expr("date_from_unix_date(cast(floor(unix_millis(at) / 86400000) as int))"))
+
+
+def run(
+    spark: SparkSession,
+    *,
+    store: str,
+    to: str,
+    namespace: str = "default",
+    checkpoint: str | None = None,
+    every: Duration | None = None,
+    max_rows_per_batch: int = MOST_ROWS,
+    fail_on_data_loss: bool = True,
+) -> Summary:
+    """Write the events that are not in the archive yet.
+
+    Exactly once for whoever reads the folder with Spark, at any time: its log `_spark_metadata` names the files that
+    count. To be killed and run again is safe at any point; two runs at once are not: the second ends with an error.
+
+    Args:
+        spark: The session.
+        store: URL of a store with a journal or a history, also as `env:NAME` or `file:PATH`.
+        to: The archive's folder, where the executors can write.
+        namespace: Whose events.
+        checkpoint: Folder of how far was read; None: within the archive.
+        every: Go on, and look so often for more, until interrupted; None: end with what is there now.
+        max_rows_per_batch: How many events are committed at a time.
+        fail_on_data_loss: End with an error where events were trimmed unread; otherwise go on without them.
+
+    Returns:
+        How many events this run wrote in how many batches; `facts` has their days.
+
+    Raises:
+        ConfigurationError: An option is wrong, or the checkpoint is not that of this archive.
+        UnsupportedByStoreError: The store keeps no journal.
+        StreamingQueryException: It failed; `clear_error` finds why.
+    """
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
+    checkpoint = checkpoint or f"{to.rstrip('/')}/{CHECKPOINT}"
+    _check_places(to, checkpoint)
+    trigger = _trigger(every)
+    register(spark)
+    options = {
+        "table": "events",
+        "store": store,
+        "namespace": namespace,
+        "maxRowsPerBatch": f"{max_rows_per_batch}",
+        "failOnDataLoss": f"{fail_on_data_loss}".lower(),
+    }
+    events = by_day(spark.readStream.format("aiodelay").options(**options).load())
+    rows = events.observe(_OBSERVED, F.count(F.lit(1)).alias("rows"), F.collect_set("day").alias("days"))
+    writer = rows.writeStream.format("parquet").partitionBy("day").option("checkpointLocation", checkpoint)
+    written = _Written()
+    with _set(spark, _EVERY_BATCH, "1"):
+        query = writer.trigger(**trigger).start(to)
+    try:
+        while not query.awaitTermination(_LOOK_S):
+            written.note(query)
+    except KeyboardInterrupt:
+        if every is None:
+            raise
+    finally:
+        query.stop()
+    written.note(query)
+    facts = {"to": to, "checkpoint": checkpoint, "days": sorted(written.days)}
+    seconds = (clock.monotonic_ms() - started_ms) / 1000
+    return Summary(job="archive", seconds=seconds, rows=written.rows, counts={"batches": written.batches}, facts=facts)
+
+
+class _Written:
+    """What a query's batches came to; Spark tells of the last hundred, so that it has to be asked now and then."""
+
+    def __init__(self) -> None:
+        self.rows, self.batches = 0, 0
+        self.days: set[str] = set()
+        self._last = -1
+
+    def note(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            observed = progress["observedMetrics"].get(_OBSERVED)
+            if observed is None or progress["batchId"] <= self._last or not observed["rows"]:
+                continue
+            self._last = progress["batchId"]
+            self.rows += observed["rows"]
+            self.batches += 1
+            self.days |= {f"{day}" for day in observed["days"]}
+
+
+def _trigger(every: Duration | None) -> Mapping[str, Any]:
+    if every is None:
+        return {"availableNow": True}
+    ms = parse_duration(every, field="every", error=ConfigurationError, least_ms=1000)
+    return {"processingTime": f"{ms} milliseconds"}
+
+
+def _check_places(to: str, checkpoint: str) -> None:
+    """Refuse a checkpoint that is not the archive's: its batches' numbers would be taken for ones already written."""
+    if not to.strip():
+        raise ConfigurationError("to", "blank", "the archive's folder")
+    archive, place = local_path(to), local_path(checkpoint)
+    if archive is None or place is None or any((place / "offsets").glob("*")):
+        return
+    if (archive / LOG).is_dir():
+        allowed = f"the one that {archive} was begun with, or another folder for the archive"
+        raise ConfigurationError("checkpoint", shortened(checkpoint), allowed)
+    if any(not each.name.startswith("_") for each in archive.glob("*")):
+        raise ConfigurationError("to", f"{shortened(to)}, where other files are", "a new folder, or an archive's")
+
+
+@contextmanager
+def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Have a setting of the session for as long as a block: other streams of it keep theirs."""
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)

@@ -1,0 +1,159 @@
+"""Compaction: a day's many small files of an archive become few, and whoever reads meanwhile sees each event once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from msgspec import structs
+from pyspark.sql import SparkSession
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import AiodelayError, ConfigurationError, shortened
+from aiodelay.spark.archived import Archived, File, Listed
+from aiodelay.spark.summary import Summary
+from aiodelay.timeunits import Duration, from_epoch_ms, parse_duration
+
+__all__ = ["ArchiveDamagedError", "run"]
+
+TARGET_BYTES: Final = 128 << 20
+_STAGING: Final = "_compacting"
+
+
+class ArchiveDamagedError(AiodelayError):
+    """What was merged has not as many events as the files that it was merged from.
+
+    Attributes:
+        day: Whose.
+        wanted: How many there were.
+        found: How many there are.
+    """
+
+    def __init__(self, day: str, wanted: int, found: int) -> None:
+        super().__init__(day, wanted, found)
+        self.day, self.wanted, self.found = day, wanted, found
+
+    def __str__(self) -> str:
+        return f"day {self.day} has {self.wanted} events, and {self.found} after merging; nothing was changed"
+
+
+def run(spark: SparkSession, *, archive: str, before: str | None = None, keep: Duration = "1d") -> Summary:
+    """Merge the files of each day that has ended.
+
+    The new files count, and the old ones do so no more, in one step: a reader sees these or those. Old files stay for
+    a while, for readers that have begun with them, and are removed by a later run. May be killed and run again; what an
+    archive job commits at the same moment wins, and the days are merged by the next run.
+
+    Args:
+        spark: The session.
+        archive: The folder that `archive` writes, on this machine or mounted here.
+        before: Merge days before this one, `YYYY-MM-DD`; None: before today, UTC.
+        keep: How long files stay that count no more.
+
+    Returns:
+        How many events were in the merged days, and how many files there were before and after; `facts` has the days.
+
+    Raises:
+        ConfigurationError: It is no archive of ours, or elsewhere; or an option is wrong.
+        ArchiveDamagedError: A day could not be merged; nothing of it was changed.
+    """
+    clock = SystemClock()
+    started_ms, now_ms = clock.monotonic_ms(), clock.now_ms()
+    keep_ms = parse_duration(keep, field="keep", error=ConfigurationError)
+    place = Archived(archive)
+    end = _day(before) if before else from_epoch_ms(now_ms).date().isoformat()
+    listed = place.listed()
+    days = {day: files for day, files in _by_day(listed).items() if day < end and _is_worth_it(files)}
+    with _staging(place) as staging:
+        merged = {day: _merged(spark, place, staging, day, files) for day, files in sorted(days.items())}
+    rest = [file for file in listed.files if file.day not in merged]
+    files = [*rest, *(file for _, new in merged.values() for file in new)]
+    is_done = not merged or place.relist(structs.replace(listed, files=files))
+    removed = _remove(place, now_ms - keep_ms)
+    counts = {
+        "files_before": sum(map(len, days.values())),
+        "files_after": sum(len(new) for _, new in merged.values()),
+        "files_removed": removed,
+    }
+    facts = {"archive": archive, "days": sorted(merged) if is_done else [], "overtaken": not is_done}
+    rows = sum(n for n, _ in merged.values())
+    seconds = (clock.monotonic_ms() - started_ms) / 1000
+    return Summary(job="compact", seconds=seconds, rows=rows, counts=counts, facts=facts)
+
+
+def _day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ConfigurationError("before", shortened(text), "a day, YYYY-MM-DD") from None
+
+
+def _by_day(listed: Listed) -> dict[str, list[File]]:
+    days: dict[str, list[File]] = {}
+    for file in listed.files:
+        days.setdefault(file.day, []).append(file)
+    days.pop("", None)
+    return days
+
+
+def _is_worth_it(files: Sequence[File]) -> bool:
+    return len(files) > _wanted(files)
+
+
+def _wanted(files: Sequence[File]) -> int:
+    return max(1, round(sum(file.size for file in files) / TARGET_BYTES))
+
+
+@contextmanager
+def _staging(place: Archived) -> Iterator[Path]:
+    """Have a folder that readers pass over, for as long as a block."""
+    folder = place.folder / _STAGING
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _merged(
+    spark: SparkSession, place: Archived, staging: Path, day: str, files: Sequence[File]
+) -> tuple[int, list[File]]:
+    """Write a day's events into few files beside the old ones, which nobody reads yet; return how many and which."""
+    folder = staging / day
+    old = spark.read.parquet(*(file.path for file in files))
+    old.coalesce(_wanted(files)).sortWithinPartitions("partition", "number").write.parquet(folder.as_uri())
+    wanted, found = old.count(), spark.read.schema(old.schema).parquet(folder.as_uri()).count()
+    if wanted != found:
+        raise ArchiveDamagedError(day, wanted, found)
+    name = uuid4().hex
+    new = []
+    for n, written in enumerate(sorted(folder.glob("*.parquet"))):
+        target = place.folder / f"day={day}" / f"merged-{name}-{n}.parquet"
+        written.replace(target)
+        new.append(_file(files[0], target))
+    return found, new
+
+
+def _file(like: File, target: Path) -> File:
+    found = target.stat()
+    path = f"{like.path.rpartition('/')[0]}/{target.name}"
+    return structs.replace(like, path=path, size=found.st_size, modificationTime=int(found.st_mtime * 1000))
+
+
+def _remove(place: Archived, before_ms: int) -> int:
+    """Remove files that count no more, of days in which nothing was written or merged since; return how many."""
+    listed = place.listed()
+    newest = {day: max(file.modificationTime for file in files) for day, files in _by_day(listed).items()}
+    removed = 0
+    for day, places in place.unlisted(listed).items():
+        for each in places:
+            if max(newest.get(day, 0), int(each.stat().st_mtime * 1000)) <= before_ms:
+                each.unlink(missing_ok=True)
+                each.with_name(f".{each.name}.crc").unlink(missing_ok=True)
+                removed += 1
+    return removed

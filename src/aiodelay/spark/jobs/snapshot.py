@@ -1,0 +1,52 @@
+"""Snapshot: what a store holds, as Parquet, so that there is something to replay when it has been delivered."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias, get_args
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.spark.session import register
+from aiodelay.spark.summary import Summary
+from aiodelay.timeunits import from_epoch_ms
+
+__all__ = ["Kept", "run"]
+
+Kept: TypeAlias = Literal["messages", "dead"]
+_FOLDER: Final = "taken"
+
+
+def run(spark: SparkSession, *, store: str, to: str, namespace: str = "default", table: Kept = "messages") -> Summary:
+    """Write a store's messages, or its dead letters, into a new folder `taken=<time>` within a folder of snapshots.
+
+    Args:
+        spark: The session.
+        store: The store's URL, also as `env:NAME` or `file:PATH`.
+        to: The folder of snapshots, where the executors can write; to be read as a whole, or one of it.
+        namespace: Whose messages.
+        table: `messages`, which are pending or in flight, or `dead`.
+
+    Raises:
+        ConfigurationError: An option is wrong, or there is a snapshot of this second.
+        StoreUnavailableError: The store does not answer.
+    """
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
+    if table not in get_args(Kept):
+        raise ConfigurationError("table", shortened(table), ", ".join(get_args(Kept)))
+    folder = f"{to.rstrip('/')}/{_FOLDER}={from_epoch_ms(clock.now_ms()):%Y-%m-%dT%H-%M-%SZ}"
+    register(spark)
+    options = {"table": table, "store": store, "namespace": namespace}
+    found = spark.read.format("aiodelay").options(**options).load()
+    try:
+        found.write.parquet(folder)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_ALREADY_EXISTS":
+            raise
+        raise ConfigurationError("to", shortened(folder), "a folder without a snapshot of this second") from None
+    rows = spark.read.schema(found.schema).parquet(folder).count()
+    seconds = (clock.monotonic_ms() - started_ms) / 1000
+    return Summary(job="snapshot", seconds=seconds, rows=rows, counts={table: rows}, facts={"folder": folder})

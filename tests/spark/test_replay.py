@@ -1,0 +1,119 @@
+"""Replay: what was delivered comes again, once per name, from a snapshot and the archive; nothing else is touched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from aiodelay import Scheduler
+from aiodelay.errors import ConfigurationError
+from aiodelay.model import Delivery, Snapshot
+from aiodelay.spark.jobs import archive, replay, snapshot
+from aiodelay.testing import RecordingSink
+
+IDS = [f"m{i}" for i in range(6)]
+
+
+async def schedule(url: str) -> None:
+    """Schedule six messages that are due and four that are not, of which two are for another address."""
+    async with Scheduler(url, sinks=[RecordingSink("paper")], dispatch=False) as scheduler:
+        for each in IDS:
+            await scheduler.schedule(each.encode(), to="paper:in", id=each, delay="0s", key=b"k", headers={"h": b"1"})
+        for each, to in [("late", "paper:in"), ("o1", "paper:out"), ("o2", "paper:out"), ("late2", "paper:in")]:
+            await scheduler.schedule(b"", to=to, id=each, delay="1h")
+
+
+async def deliver(url: str, n: int) -> list[Delivery]:
+    """Deliver what is due, and return it once so many have arrived."""
+    sink = RecordingSink("paper")
+    async with Scheduler(url, sinks=[sink]) as scheduler, asyncio.timeout(30):
+        while Counter(each.event for each in await scheduler.journal(limit=1000))["delivered"] < n:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return sink.deliveries
+
+
+async def pending(url: str) -> dict[str, Snapshot]:
+    async with Scheduler(url, sinks=[RecordingSink("paper")], dispatch=False) as scheduler:
+        return {each.record.id: each async for each in scheduler.pending()}
+
+
+def test_what_was_delivered_in_a_window_comes_again_once_for_each_name(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'delay.db'}?journal=10000"
+    kept, events = f"{tmp_path / 'kept'}", f"{tmp_path / 'events'}"
+    asyncio.run(schedule(url))
+    taken = snapshot.run(spark, store=url, to=kept)
+    assert taken.rows == 10
+    first = asyncio.run(deliver(url, 6))
+    archive.run(spark, store=url, to=events)
+    frame, happened = spark.read.parquet(kept), spark.read.parquet(events)
+    options = {"events": happened, "events_where": "event = 'delivered' and lane = 'paper' and id <> 'm5'"}
+    counted = replay.run(frame, store=url, name="again", dry_run=True, **options)
+    assert (counted.job, counted.rows, counted.counts["accepted"], counted.counts["without_message"]) == (
+        "replay",
+        5,
+        5,
+        0,
+    )
+    assert set(asyncio.run(pending(url))) == {"late", "late2", "o1", "o2"}
+    done = replay.run(frame, store=url, name="again", **options)
+    assert (done.counts["stored"], done.facts["name"]) == (5, "again")
+    second = asyncio.run(deliver(url, 11))
+    assert {each.envelope.id for each in second} == {f"{each}-replay-again" for each in IDS[:5]}
+    was = {each.envelope.id: each.envelope for each in first}
+    for each in second:
+        new, old = each.envelope, was[each.envelope.id.removesuffix("-replay-again")]
+        assert (new.payload, new.key, new.headers) == (old.payload, old.key, old.headers)
+    again = replay.run(frame, store=url, name="again", **options)
+    assert (again.counts["stored"], again.counts["known"]) == (0, 5)
+    assert set(asyncio.run(pending(url))) == {"late", "late2", "o1", "o2"}
+
+
+def test_a_condition_a_shift_and_another_destination_apply_and_ids_may_stay(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'delay.db'}?journal=10000"
+    kept = f"{tmp_path / 'kept'}"
+    asyncio.run(schedule(url))
+    snapshot.run(spark, store=url, to=f"{kept}/1")
+    snapshot.run(spark, store=url, to=f"{kept}/2")
+    frame = spark.read.parquet(f"{kept}/1").unionByName(spark.read.parquet(f"{kept}/2"))
+    before = asyncio.run(pending(url))
+    where = "`to` = 'paper:out'"
+    shifted = replay.run(frame, store=url, name="x", where=where, shift="+1d", to="paper:else")
+    assert (shifted.rows, shifted.counts["stored"]) == (2, 2)  # each is in both snapshots
+    after = asyncio.run(pending(url))
+    for each in ("o1", "o2"):
+        record = after[f"{each}-replay-x"].record
+        assert record.due_ms - before[each].record.due_ms == 86_400_000
+        assert record.envelope.address == "else"
+    same = replay.run(frame, store=url, same_ids=True, where=where, shift="-10m")
+    assert same.counts["replaced"] == 2
+    moved = asyncio.run(pending(url))
+    assert {before[each].record.due_ms - moved[each].record.due_ms for each in ("o1", "o2")} == {600_000}
+    assert replay.run(frame, store=url, same_ids=True, where=where, shift="-10m").counts["known"] == 2
+    gone = replay.run(frame, store=url, name="y", events=spark.sql("select 'nobody' as id"), dry_run=True)
+    assert (gone.rows, gone.counts["without_message"]) == (0, 1)
+
+
+def test_bad_options_are_named_before_anything_is_stored(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'delay.db'}"
+    frame = spark.sql("select 'm' as id, timestamp'2026-01-01Z' as due_at, 'p' as payload, 'paper:in' as `to`")
+    for options, told in [
+        ({}, r"name is missing; allowed: a name of this replay"),
+        ({"name": "a", "same_ids": True}, r"name is given with same_ids"),
+        ({"name": "a b"}, r"name is 'a b'; allowed: letters"),
+        ({"name": "a", "shift": "soon"}, r"shift is 'soon'"),
+        ({"name": "a", "where": "nothing = 1"}, r"where is 'nothing = 1'; allowed: an SQL condition on id, due_at"),
+        ({"name": "a", "where": "id ="}, r"where is 'id ='; allowed: an SQL condition"),
+        ({"name": "a", "events_where": "id = 'm'"}, r"events_where is given without events"),
+        ({"name": "a", "events": frame, "events_where": "at"}, r"events_where is 'at'; allowed"),
+        ({"name": "a", "to": "nowhere"}, r"to is 'nowhere'"),
+    ]:
+        with pytest.raises(ConfigurationError, match=told):
+            replay.run(frame, store=url, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="table is 'done'; allowed: messages, dead"):
+        snapshot.run(spark, store=url, to=f"{tmp_path}", table="done")  # type: ignore[arg-type]
