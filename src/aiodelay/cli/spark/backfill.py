@@ -32,6 +32,7 @@ def backfill(
     timezone: str | None = None,
     rate: Annotated[int, Parameter(validator=Number(gte=0))] = 20_000,
     concurrency: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    timeout: str = "60s",
     rejects: str | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     place: StorePlace,
@@ -54,6 +55,7 @@ def backfill(
         timezone: Where times without an offset were written down; without it they are rejected.
         rate: Most rows a second, of all tasks together; 0 = no limit.
         concurrency: How many tasks write at once.
+        timeout: How long a task asks again while the store does not answer.
         rejects: A new folder for the rejected rows, as Parquet, with the reason of each.
         dry_run: Count, and store nothing.
     """
@@ -77,6 +79,7 @@ def backfill(
             timezone=timezone,
             rate=rate,
             concurrency=concurrency,
+            timeout=timeout,
             rejects=rejects,
             dry_run=dry_run,
         )

@@ -45,6 +45,7 @@ def run(
     timezone: str | None = None,
     rate: int = 20_000,
     concurrency: int | None = None,
+    timeout: str = "60s",
     rejects: str | None = None,
     dry_run: bool = False,
     now_ms: int | None = None,
@@ -67,6 +68,7 @@ def run(
         timezone: Where times without an offset were written down; None: they are rejected.
         rate: Most rows a second, of all tasks together; 0 = no limit.
         concurrency: How many tasks write at once; None: as many as the session has cores.
+        timeout: How long a task asks again while the store does not answer.
         rejects: A folder for the rejected rows, as Parquet, with `reason` and `field`; it must not be there yet.
         dry_run: Count, and store nothing.
         now_ms: The time by which rows are judged, in epoch milliseconds; None: this machine's.
@@ -95,6 +97,7 @@ def run(
         "conflict": rules.conflict,
         "maxPayload": f"{rules.max_payload}",
         "rate": f"{rate}",
+        "timeout": timeout,
     } | ({} if concurrency is None else {"concurrency": f"{concurrency}"})
     rows = judged(_given(frame, mapping, to, rules), rules)
     read_settings(options, accepted(rows, rules).schema)  # a mistake in them is told before Spark has any work
