@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,11 +11,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from aiodelay.model import Late, LateAction, Query, Record
-from aiodelay.ports import Inspectable
+from aiodelay.errors import ConfigurationError
+from aiodelay.model import LateAction
 from aiodelay.recurrence import Every, encode_rule
-from aiodelay.registry import open_store
+from aiodelay.spark.errors import clear_error
+from aiodelay.spark.schemas import DEAD, MESSAGES
+from aiodelay.spark.write_settings import read_settings
 from aiodelay.spark.writing import Counts, write_frame
+from tests.spark.messages import frame_of, given, stored
 from tests.support.servers import RedisServer
 
 DUE = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -28,23 +30,8 @@ def url(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Pat
     return redis_server.url if request.param == "redis" else f"sqlite:///{tmp_path / 'delay.db'}"
 
 
-def stored(url: str, namespace: str) -> dict[str, Record]:
-    async def read() -> dict[str, Record]:
-        async with open_store(url, namespace=namespace, clock=None) as store:
-            assert isinstance(store, Inspectable)
-            found: dict[str, Record] = {}
-            after = None
-            while page := await store.search(Query(after=after, limit=1000)):
-                found |= {each.record.id: each.record for each in page}
-                after = (page[-1].next_attempt_ms, page[-1].record.id)
-            return found
-
-    return asyncio.run(read())
-
-
 def write(frame: DataFrame, url: str, namespace: str, **options: str) -> None:
-    given = {"store": url, "namespace": namespace, "rate": "0"} | options
-    frame.write.format("aiodelay").mode("append").options(**given).save()
+    frame.write.format("aiodelay").mode("append").options(**given(url, namespace, **options)).save()
 
 
 def test_a_row_becomes_the_message_that_it_describes(spark: SparkSession, url: str, namespace: str) -> None:
@@ -87,34 +74,41 @@ def test_a_row_becomes_the_message_that_it_describes(spark: SparkSession, url: s
 def test_what_is_written_again_is_known_and_only_a_newer_version_replaces(
     spark: SparkSession, url: str, namespace: str
 ) -> None:
-    frame = spark.range(1_200).select(
-        F.concat(F.lit("m"), "id").alias("id"),
-        F.lit(DUE).alias("due_at"),
-        F.col("id").cast("string").alias("payload"),
-        (F.col("id") % 2).alias("version"),
-    )
-    given = {"store": url, "namespace": namespace, "to": "redis-list:orders", "rate": "0"}
-    assert write_frame(frame, given) == Counts(stored=1_200)
-    assert write_frame(frame, given | {"concurrency": "2"}) == Counts(known=1_200)
+    frame = frame_of(spark, 1_200).withColumn("version", F.col("id").cast("int") % 2)
+    options = given(url, namespace)
+    assert write_frame(frame, options) == Counts(stored=1_200)
+    assert write_frame(frame, options | {"concurrency": "2"}) == Counts(known=1_200)
     found = stored(url, namespace)
     assert len(found) == 1_200
-    assert found["m7"].envelope.payload == b"7"
+    assert found["7"].envelope.payload == b"7"
     assert {each.envelope.version for each in found.values()} == {0}, "the column counts with conflict=newer"
-    newer = given | {"conflict": "newer"}
-    assert write_frame(frame, newer) == Counts(replaced=600, known=600)
-    assert Late.deliver().action is found["m7"].late
+    assert write_frame(frame, options | {"conflict": "newer"}) == Counts(replaced=600, known=600)
 
 
 def test_an_empty_frame_is_written(spark: SparkSession, redis_server: RedisServer, namespace: str) -> None:
     frame = spark.createDataFrame([], "id string, due_at timestamp, payload string")
-    write(frame, redis_server.url, namespace, to="redis-list:orders")
-    assert write_frame(frame, {"store": redis_server.url, "to": "redis-list:orders"}) == Counts()
+    write(frame, redis_server.url, namespace)
+    assert write_frame(frame, given(redis_server.url, namespace)) == Counts()
     assert stored(redis_server.url, namespace) == {}
 
 
 def test_a_cap_holds_over_all_tasks(spark: SparkSession, redis_server: RedisServer, namespace: str) -> None:
-    frame = spark.range(600).selectExpr("string(id) id", "timestamp'2030-01-01' due_at", "'x' payload")
-    given = {"store": redis_server.url, "namespace": namespace, "to": "redis-list:orders", "rate": "300"}
     began = datetime.now(UTC)
-    assert write_frame(frame, given) == Counts(stored=600)
+    counts = write_frame(frame_of(spark, 600), given(redis_server.url, namespace, rate="300"))
+    assert counts == Counts(stored=600)
     assert datetime.now(UTC) - began >= timedelta(seconds=2)
+
+
+def test_what_our_reader_gives_can_be_written(spark: SparkSession) -> None:
+    for table, conflict in ((MESSAGES, "newer"), (DEAD, "insert")):
+        schema = spark.createDataFrame([], table).schema
+        assert read_settings(given("redis://host", "default", conflict=conflict), schema).conflict == conflict
+
+
+def test_a_mistake_is_told_before_a_task_starts(spark: SparkSession) -> None:
+    frame = frame_of(spark, 1).withColumn("topic", F.lit("x"))
+    with pytest.raises(Exception, match=r"ConfigurationError: column is 'topic'; allowed: id, due_at") as found:
+        write(frame, "redis://127.0.0.1:1", "default")
+    assert isinstance(clear_error(found.value), ConfigurationError)
+    with pytest.raises(Exception, match=r"allowed: mode\('append'\)"):
+        frame_of(spark, 1).write.format("aiodelay").mode("overwrite").options(**given("redis://h", "n")).save()

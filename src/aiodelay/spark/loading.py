@@ -12,6 +12,7 @@ from msgspec import Struct
 from aiodelay.errors import InputError, StoreError, StoreFullError, StoreUnavailableError
 from aiodelay.model import Outcome, Put, Refused, Stored, Unknown
 from aiodelay.ports import BulkLoad, Store
+from aiodelay.timeunits import format_duration
 
 from .composing import parts_of, puts_of
 from .pacing import Pacer
@@ -118,7 +119,8 @@ class _Loader:
 
     def _error(self, why: Refused | Unknown, rows: int) -> StoreError:
         kind = StoreFullError if isinstance(why, Refused) and why.reason == "full" else StoreUnavailableError
-        return kind(self._store.name, f"{why.detail}; {rows} rows were sent for {_seconds(self._settings)} in vain")
+        patience = format_duration(self._settings.patience_ms)
+        return kind(self._store.name, f"{why.detail}; {rows} rows were sent for {patience} in vain")
 
 
 def _is_settled(outcome: Outcome) -> bool:
@@ -151,7 +153,3 @@ async def _opened(settings: WriteSettings) -> AsyncIterator[Store]:
             except StoreUnavailableError as error:
                 await patience.pause(error)
         yield store
-
-
-def _seconds(settings: WriteSettings) -> str:
-    return f"{settings.patience_ms / 1000:g} s"

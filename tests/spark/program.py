@@ -1,0 +1,101 @@
+"""What runs in a process of its own: drivers that are killed, and sessions that stand beside no other.
+
+`python -m tests.spark.program COMMAND …`; each prints what came of it, or is killed before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from aiodelay.spark.session import local_session, register
+from aiodelay.spark.writing import write_frame
+from tests.spark.messages import frame_of, given
+
+ROWS = 2_000
+
+
+def session(master: str, conf: Mapping[str, str] | None = None) -> SparkSession:
+    settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.sql.shuffle.partitions": "2"}
+    if master.startswith("connect:"):
+        spark = SparkSession.builder.remote(master.removeprefix("connect:")).getOrCreate()
+        register(spark)
+        return spark
+    return local_session(master, settings | dict(conf or {}))
+
+
+def write_slowly(url: str, namespace: str) -> None:
+    """Write at a rate at which it takes minutes."""
+    frame = frame_of(session("local[2]"), ROWS, due="2020-01-01")
+    options = given(url, namespace, rate="20", concurrency="2")
+    frame.write.format("aiodelay").mode("append").options(**options).save()
+
+
+def stream_slowly(url: str, namespace: str, folder: str) -> None:
+    """Write a stream at a rate at which it takes minutes."""
+    follow(session("local[2]"), url, namespace, folder, rate="60", concurrency="2")
+
+
+def follow(spark: SparkSession, url: str, namespace: str, folder: str, **options: str) -> None:
+    """Write what the files of a folder hold, each in a batch of its own, from where it was left."""
+    files = spark.readStream.schema("id string, due_at timestamp, payload string").option("maxFilesPerTrigger", 1)
+    query = (
+        files.parquet(f"{folder}/rows")
+        .writeStream.format("aiodelay")
+        .options(**given(url, namespace, **options))
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def round_trip(master: str, url: str, namespace: str) -> None:
+    """Write, write again, and read: prints the counts of both, and what was read."""
+    spark = session(master)
+    frame, options = frame_of(spark, ROWS), given(url, namespace)
+    frame.write.format("aiodelay").mode("append").options(**options).save()
+    print(write_frame(frame, options))
+    reader = spark.read.format("aiodelay").option("store", url).option("namespace", namespace)
+    print(reader.load().where("due_at = timestamp'2030-01-01' AND string(payload) = id").count())
+    print("pandas" if "pandas" in sys.modules else "no pandas")
+    spark.stop()
+
+
+def speculate(master: str, url: str, namespace: str) -> None:
+    """Write with a task that stops half way, until Spark runs it a second time beside the first."""
+    spark = session(
+        master,
+        {
+            "spark.speculation": "true",
+            "spark.speculation.interval": "100ms",
+            "spark.speculation.quantile": "0.5",
+            "spark.speculation.multiplier": "1.1",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+        },
+    )
+
+    def stuck(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        for batch in batches:
+            yield batch.slice(0, 600)
+            if task.partitionId() == 1 and task.attemptNumber() == 0:
+                os.read(os.pipe()[0], 1)  # nobody writes: it waits until it is killed
+            yield batch.slice(600)
+
+    large = frame_of(spark, ROWS).withColumn("payload", F.expr("repeat(payload, 500)"))
+    frame = large.mapInArrow(stuck, "id string, due_at timestamp, payload string")
+    frame.write.format("aiodelay").mode("append").options(**given(url, namespace)).save()
+    print(write_frame(frame_of(spark, ROWS), given(url, namespace)))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

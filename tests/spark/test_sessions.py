@@ -1,0 +1,44 @@
+"""Writing and reading in sessions that stand beside no other in a process: Connect, executors elsewhere, no pandas."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.spark.messages import stored
+from tests.spark.program import ROWS
+from tests.support.processes import ROOT
+from tests.support.servers import RedisServer
+
+KNOWN = f"Counts(stored=0, replaced=0, known={ROWS})"
+
+
+def ran(*arguments: str, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Run a program; return the lines that it printed."""
+    program = [sys.executable, "-m", "tests.spark.program", *arguments]
+    variables = {**os.environ, **(environment or {})}
+    ended = subprocess.run(program, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-5_000:]
+    return ended.stdout.splitlines()
+
+
+def test_a_connect_session_writes_and_reads(redis_server: RedisServer, namespace: str) -> None:
+    assert ran("round_trip", "connect:local[2]", redis_server.url, namespace)[:2] == [KNOWN, f"{ROWS}"]
+
+
+def test_executors_in_processes_of_their_own_write_and_a_task_that_runs_twice_stores_once(
+    redis_server: RedisServer, namespace: str
+) -> None:
+    assert ran("speculate", "local-cluster[2,1,1024]", redis_server.url, namespace)[-1] == KNOWN
+    assert len(stored(redis_server.url, namespace)) == ROWS
+
+
+def test_neither_writing_nor_reading_needs_pandas(redis_server: RedisServer, namespace: str, tmp_path: Path) -> None:
+    (tmp_path / "pandas").mkdir()
+    (tmp_path / "pandas" / "__init__.py").write_text("raise ImportError('this environment has no pandas')\n")
+    path = os.pathsep.join([f"{tmp_path}", os.environ.get("PYTHONPATH", "")])
+    lines = ran("round_trip", "local[2]", redis_server.url, namespace, environment={"PYTHONPATH": path})
+    assert lines == [KNOWN, f"{ROWS}", "no pandas"]
