@@ -19,6 +19,7 @@ from aiodelay.spark.schemas import DEAD, MESSAGES
 from aiodelay.spark.write_settings import read_settings
 from aiodelay.spark.writing import Counts, write_frame
 from tests.spark.messages import frame_of, given, stored
+from tests.support.processes import ROOT
 from tests.support.servers import RedisServer
 
 DUE = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -112,3 +113,11 @@ def test_a_mistake_is_told_before_a_task_starts(spark: SparkSession) -> None:
     assert isinstance(clear_error(found.value), ConfigurationError)
     with pytest.raises(Exception, match=r"allowed: mode\('append'\)"):
         frame_of(spark, 1).write.format("aiodelay").mode("overwrite").options(**given("redis://h", "n")).save()
+
+
+def test_the_example_of_the_page_writes_what_it_says(spark: SparkSession, redis_server: RedisServer) -> None:
+    page = (ROOT / "docs" / "spark" / "data-source.md").read_text(encoding="utf-8")
+    example = page.partition("## Writing")[2].partition("```python\n")[2].partition("```")[0]
+    exec(example.replace("redis://localhost", redis_server.url), {"spark": spark})
+    found = stored(redis_server.url, "shop")["order-1"]
+    assert (found.envelope.address, found.due_ms) == ("reminders", DUE_MS)
