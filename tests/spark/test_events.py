@@ -201,7 +201,7 @@ def test_bad_options_are_named_before_anything_runs(tmp_path: Path) -> None:
         ({"store": ""}, "option 'store' is missing"),
     ]:
         with pytest.raises(ConfigurationError, match=told):
-            reader_of(**({"store": url} | options))
+            stream_reader_of({"table": "events", "store": url} | options, ALL_COLUMNS)
     with pytest.raises(ConfigurationError, match="column is 'payload'; allowed: partition, number"):
         reader_of(url, StructType().add("id", StringType()).add("payload", BinaryType()))
     with pytest.raises(ConfigurationError, match="type of column 'at' is string; allowed: timestamp"):

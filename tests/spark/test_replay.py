@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,9 @@ def test_what_was_delivered_in_a_window_comes_again_once_for_each_name(spark: Sp
     first = asyncio.run(deliver(url, 6))
     archive.run(spark, store=url, to=events)
     frame, happened = spark.read.parquet(kept), spark.read.parquet(events)
-    options = {"events": happened, "events_where": "event = 'delivered' and lane = 'paper' and id <> 'm5'"}
-    counted = replay.run(frame, store=url, name="again", dry_run=True, **options)
+    where = "event = 'delivered' and lane = 'paper' and id <> 'm5'"
+    run = partial(replay.run, frame, store=url, name="again", events=happened, events_where=where)
+    counted = run(dry_run=True)
     assert (counted.job, counted.rows, counted.counts["accepted"], counted.counts["without_message"]) == (
         "replay",
         5,
@@ -59,7 +61,7 @@ def test_what_was_delivered_in_a_window_comes_again_once_for_each_name(spark: Sp
         0,
     )
     assert set(asyncio.run(pending(url))) == {"late", "late2", "o1", "o2"}
-    done = replay.run(frame, store=url, name="again", **options)
+    done = run()
     assert (done.counts["stored"], done.facts["name"]) == (5, "again")
     second = asyncio.run(deliver(url, 11))
     assert {each.envelope.id for each in second} == {f"{each}-replay-again" for each in IDS[:5]}
@@ -67,7 +69,7 @@ def test_what_was_delivered_in_a_window_comes_again_once_for_each_name(spark: Sp
     for each in second:
         new, old = each.envelope, was[each.envelope.id.removesuffix("-replay-again")]
         assert (new.payload, new.key, new.headers) == (old.payload, old.key, old.headers)
-    again = replay.run(frame, store=url, name="again", **options)
+    again = run()
     assert (again.counts["stored"], again.counts["known"]) == (0, 5)
     assert set(asyncio.run(pending(url))) == {"late", "late2", "o1", "o2"}
 
@@ -82,7 +84,7 @@ def test_a_condition_a_shift_and_another_destination_apply_and_ids_may_stay(
     snapshot.run(spark, store=url, to=f"{kept}/2")
     frame = spark.read.parquet(f"{kept}/1").unionByName(spark.read.parquet(f"{kept}/2"))
     before = asyncio.run(pending(url))
-    where = "`to` = 'paper:out'"
+    where = "to = 'paper:out'"
     shifted = replay.run(frame, store=url, name="x", where=where, shift="+1d", to="paper:else")
     assert (shifted.rows, shifted.counts["stored"]) == (2, 2)  # each is in both snapshots
     after = asyncio.run(pending(url))

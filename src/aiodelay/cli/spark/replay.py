@@ -44,7 +44,7 @@ def replay(
         name: What this replay is called: ids become ID-replay-NAME.
         same_ids: Keep ids instead; what is pending under one of them is replaced.
         map_: Where a message's columns come from, as for backfill; without it, columns named as a message's.
-        where: A condition in SQL on what is read, such as "`to` = 'kafka:orders'".
+        where: A condition in SQL on what is read, such as "to = 'kafka:orders'".
         archive: Only messages to which an event of this archive happened.
         events_where: A condition in SQL on those events, such as "event = 'delivered' and day = '2026-11-21'".
         shift: now: all are due at once, as fast as the rate lets them; or so much later than they were: +1d, -2h.
