@@ -63,7 +63,7 @@ from aiodelay.model import (
     Stored,
     Tidied,
 )
-from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_id, occurrence_of
+from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_id, occurrence_of, record_of
 
 from . import records
 from .checkpoint import Checkpoint
@@ -679,6 +679,34 @@ class Index(Commands, Claims, Looking):
                 )
         return found
 
+    # --- looking at all of it -----------------------------------------------------------------------------
+
+    def pending_messages(self) -> Iterator[Snapshot]:
+        """Yield what an owner that has read so far would deliver, near and whole; in no order.
+
+        What cannot be read is salvaged, as it becomes a dead letter; what had ended and has come back is left out.
+        """
+        now = self.now_ms()
+        for entry in self._entries.values():
+            standing = self._standings.get(records.key_of(entry.record.id))
+            if standing is None or not self.mark.covers(standing.seen.offset, entry.place_ms):
+                yield self._snapshot(entry, now)
+        for read, problem in self._bad.values():
+            record = self._unreadable(read, f"cannot be read: {problem}")
+            yield self._snapshot(Entry(record, record.due_ms, 0), now)
+        for key, asked in self._asked.items():
+            message_id = records.id_of(key)
+            if not asked.is_over and message_id not in self._entries:
+                yield self._snapshot(_as_asked(asked.put), now)
+
+    def letters(self) -> Iterator[DeadLetter]:
+        """Yield dead letters, in no order."""
+        return iter(self._dead)
+
+    def remembered_versions(self) -> dict[str, tuple[int, int]]:
+        """Return the versions of what has ended, each with until when it is to be remembered, epoch ms."""
+        return {each: (version, until_ms) for each, version, until_ms in self._tombstones.items(self.now_ms())}
+
     # --- what has come back -------------------------------------------------------------------------------
 
     def next_mark(self) -> Mark | None:
@@ -1210,6 +1238,14 @@ class Index(Commands, Claims, Looking):
 
     def _letter(self, record: Record, reason: DeadReason) -> DeadLetter:
         return DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())
+
+
+def _as_asked(put: Put | PutBack) -> Entry:
+    """Return the entry that a put unless one stands would make."""
+    if isinstance(put, PutBack):
+        return Entry(put.record, put.due_ms, 0)
+    due_ms = put.due.ms
+    return Entry(record_of(put, due_ms, 0), due_ms, 0)
 
 
 def _is_lost(envelope: Envelope) -> bool:

@@ -36,6 +36,7 @@ from aiodelay.model import (
     WorkStatus,
 )
 from aiodelay.ports import StoreTraits, Work
+from aiodelay.scanning import Columns, Scan
 from aiodelay.timeunits import parse_duration
 from aiodelay.transitions import due_of, record_of
 from aiodelay.urls import UrlOptions
@@ -53,6 +54,7 @@ from .pace import Pace
 from .partition import Partition, Place, moved_keys
 from .positions import PassedError, Positions
 from .reader import Reader
+from .scanning import Part, Scanner
 from .sink import check_topic
 from .targets import Targets
 from .topic import LEAST_LAG_MS, prepare
@@ -717,6 +719,19 @@ class KafkaStore(Transfers):
             raise StoreUnavailableError(self.name, reason_of(error)) from error
         found += [Instance(name, None, now, _parts(places)) for name, places in others.items()]
         return sorted(found, key=lambda each: each.name)
+
+    # --- whole tables -------------------------------------------------------------------------------------
+
+    def scan_parts(self, scan: Scan) -> Sequence[Part]:
+        """Return a part for each partition, up to where it ends now."""
+        return self._scanner().parts()
+
+    def scan_part(self, scan: Scan, part: Part) -> Iterator[Columns]:
+        """Read a partition."""
+        return self._scanner().read(scan, part)
+
+    def _scanner(self) -> Scanner:
+        return Scanner(self.cluster, self.schedules, self._clock)
 
     # --- the journal --------------------------------------------------------------------------------------
 

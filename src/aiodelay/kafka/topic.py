@@ -33,6 +33,7 @@ __all__ = [
     "prepare",
     "prepare_intake",
     "problems",
+    "schedules_partitions",
 ]
 
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
@@ -229,6 +230,20 @@ async def history_partitions(cluster: Cluster, name: str) -> int:
         return await _described(admin, name, cluster, HISTORY_SETTINGS, is_created=False)
 
     return (await _asked(cluster, look)).partitions
+
+
+async def schedules_partitions(cluster: Cluster, names: Sequence[str]) -> dict[str, int]:
+    """Return how many partitions topics of schedules have.
+
+    Raises:
+        StoreUnavailableError: The cluster does not answer.
+        StoreMismatchError: One is missing.
+    """
+
+    async def look(admin: Any) -> list[Topic]:  # noqa: ANN401 - aiokafka's
+        return [await _described(admin, name, cluster, SETTINGS, is_created=False) for name in names]
+
+    return {topic.name: topic.partitions for topic in await _asked(cluster, look)}
 
 
 async def prepare_intake(

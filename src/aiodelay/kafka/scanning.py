@@ -1,0 +1,155 @@
+"""Reading schedules topics as they stand, without owning a partition: what counts is decided as an owner decides it.
+
+No group is joined and nothing is written. A part is a partition up to where it ended when the parts were made; what of
+it is live, or has ended, is held in memory while it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from msgspec import Struct
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import DeadLetter, Snapshot
+from aiodelay.scanning import (
+    Columns,
+    Ended,
+    Scan,
+    batched,
+    columns_of_ended,
+    columns_of_letters,
+    columns_of_messages,
+)
+
+from . import records
+from .client import consumer_of, reason_of, stop
+from .index import Index, Read
+from .options import Cluster
+from .topic import schedules_partitions
+
+__all__ = ["Part", "Scanner"]
+
+WAIT_MS = 500
+MOST_RECORDS = 2_000
+
+
+class Part(Struct, frozen=True):
+    """A partition up to an offset, and how many its topic has."""
+
+    topic: str
+    number: int
+    partitions: int
+    end: int
+
+
+class Scanner:
+    """Reads schedules topics.
+
+    Args:
+        cluster: Where they are.
+        topics: Their names.
+        clock: By which it is told what is overdue.
+    """
+
+    def __init__(self, cluster: Cluster, topics: Sequence[str], clock: Clock) -> None:
+        self._cluster, self._topics, self._clock = cluster, topics, clock
+
+    def parts(self) -> list[Part]:
+        """Take note of where each partition ends; see `ports.Scannable`."""
+        return asyncio.run(self._parts())
+
+    async def _parts(self) -> list[Part]:
+        counts = await schedules_partitions(self._cluster, self._topics)
+        places = [TopicPartition(topic, number) for topic, n in counts.items() for number in range(n)]
+        with self._failing():
+            async with _started(self._cluster) as consumer:
+                ends = await consumer.end_offsets(places)
+        return [Part(place.topic, place.partition, counts[place.topic], ends[place]) for place in places]
+
+    def read(self, scan: Scan, part: Part) -> Iterator[Columns]:
+        """Read a partition, then yield what stands there; see `ports.Scannable`."""
+        index, ends = asyncio.run(self._read(scan, part))
+        ids = None if scan.ids is None else frozenset(scan.ids)
+        if scan.table == "done":
+            for ended in batched((each, 1) for each in _ended(index, ends) if ids is None or each.id in ids):
+                yield columns_of_ended(ended, scan.columns)
+        elif scan.table == "dead":
+            for letters in batched(_sized(scan, index.letters())):
+                yield columns_of_letters(letters, scan.columns)
+        else:
+            for snapshots in batched(_sized(scan, index.pending_messages())):
+                yield columns_of_messages(snapshots, scan.columns)
+
+    async def _read(self, scan: Scan, part: Part) -> tuple[Index, set[bytes]]:
+        """Return the partition's index, and, if they are wanted, the keys that had a tombstone."""
+        index = Index(clock=self._clock, name=f"{part.topic}/{part.number}", claims=count(1))
+        index.place, index.schedules = (part.number, part.partitions), self._topics
+        place, ends = TopicPartition(part.topic, part.number), set[bytes]()
+        with self._failing():
+            async with _started(self._cluster) as consumer:
+                consumer.assign([place])
+                at = (await consumer.beginning_offsets([place]))[place]
+                consumer.seek(place, at)
+                while at < part.end:
+                    async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                        found, at = await _some(consumer, place, at)
+                    for each in found:
+                        if each.offset < part.end:
+                            index.read(Read(each.offset, each.timestamp, each.key, each.value, each.headers))
+                            if scan.table == "done" and each.value is None and each.key is not None:
+                                ends.add(each.key)
+        return index, ends
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (KafkaError, TimeoutError, OSError) as error:
+            raise StoreUnavailableError(self._cluster.name, reason_of(error)) from error
+
+
+@asynccontextmanager
+async def _started(cluster: Cluster) -> AsyncGenerator[AIOKafkaConsumer]:
+    consumer = consumer_of(cluster)
+    try:
+        await consumer.start()
+        yield consumer
+    finally:
+        await stop(consumer)
+
+
+async def _some(consumer: AIOKafkaConsumer, place: TopicPartition, at: int) -> tuple[Sequence[Any], int]:
+    """Return the next records, and where to go on: beyond `at`."""
+    while True:
+        found = await consumer.getmany(place, timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+        position: int = await consumer.position(place)
+        if position > at:
+            return found.get(place, ()), position
+
+
+def _sized(scan: Scan, found: Iterable[Snapshot | DeadLetter]) -> Iterator[tuple[Any, int]]:
+    """Yield what a scan takes, with its bytes."""
+    ids = None if scan.ids is None else frozenset(scan.ids)
+    for each in found:
+        record = each.record
+        if (ids is None or record.id in ids) and scan.takes(record.envelope.lane, record.due_ms):
+            yield each, record.envelope.size
+
+
+def _ended(index: Index, ends: Iterable[bytes]) -> Iterator[Ended]:
+    """Yield what has a tombstone and does not stand; a version is known where the tombstone tells it."""
+    versions = index.remembered_versions()
+    pending = {each.record.id for each in index.pending_messages()}
+    for key in filter(records.is_plain, ends):
+        message_id = records.id_of(key)
+        if message_id not in pending:
+            version, until_ms = versions.get(message_id, (None, None))
+            yield Ended(message_id, version, until_ms)
