@@ -19,6 +19,8 @@ from .scripts import Arg, packed, script
 
 __all__ = ["Line"]
 
+READ_BYTES = 262_144
+
 
 class Line:
     """Sends to one server, and reads its answers in their order; used by one thread.
@@ -30,19 +32,20 @@ class Line:
 
     def __init__(self, options: Options, keys: Keys) -> None:
         self._options, self._keys = options, keys
-        kwargs = {
+        kwargs: dict[str, Any] = {
             **options.connection,
             "protocol": 2,
             "socket_timeout": options.timeout_ms / 1000,
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,
+            "socket_read_size": READ_BYTES,
             "client_name": "aiodelay",
             "driver_info": None,
         }
+        kind: Any = SSLConnection if options.secure else Connection
         if options.socket:
-            self._connection: Any = UnixDomainSocketConnection(**kwargs, path=options.socket)
-        else:
-            self._connection = (SSLConnection if options.secure else Connection)(**kwargs)
+            kind, kwargs["path"] = UnixDomainSocketConnection, options.socket
+        self._connection: Any = kind(**kwargs)
 
     def __enter__(self) -> Self:
         """Connect.
