@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, StringContains
 from pyspark.sql.types import (
     BinaryType,
@@ -24,15 +22,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
-from aiodelay.model import Again, After, At, Cancel, Claim, Conflict, Dead, Demand, Done, Envelope, Late, Put
+from aiodelay.model import Again, At, Cancel, Claim, Conflict, Dead, Demand, Done, Envelope, Late, Put
 from aiodelay.ports import Holds, Store
-from aiodelay.recurrence import Cron, Every, encode_rule
+from aiodelay.recurrence import Cron, encode_rule
 from aiodelay.registry import open_store
 from aiodelay.shapes import read_rule
 from aiodelay.spark.columns import _types_of
-from aiodelay.spark.errors import clear_error
 from aiodelay.spark.reading import PushingReader, Reader, reader_of
 from tests.support.servers import redis_products, serving
 
@@ -196,7 +192,9 @@ def test_what_moves_while_it_is_read_is_read_once_at_most_and_what_stands_still_
             for i, part in enumerate(parts):
                 found += [row["id"] for batch in given.read(part) for row in batch.to_pylist()]
                 claimed = await work.claim({"work": Demand(20)}, request=new_op().hex(), lease_ms=15_000)
-                ends = [_settlement(each, n) for n, each in enumerate([*claimed.claims, *first.claims[5 * i : 5 * i + 5]])]
+                ends = [
+                    _settlement(each, n) for n, each in enumerate([*claimed.claims, *first.claims[5 * i : 5 * i + 5]])
+                ]
                 await work.settle(ends)
                 await opened.apply([put(Envelope(f"new{i}", "work", "a"), 1_000_000 + i)])
             return found

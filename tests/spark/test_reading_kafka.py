@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from aiodelay import Message
 from aiodelay.errors import StoreMismatchError
+from aiodelay.identifiers import new_op
 from aiodelay.kafka import records
 from aiodelay.kafka.topic import SETTINGS
 from aiodelay.model import Again, Cancel, Dead, Demand, Done, Envelope
-from aiodelay.identifiers import new_op
 from tests.spark.test_reading import DUE, DUE_MS, EVERYTHING, parts_of, put, reader, rows, within
 from tests.support.kafka import create_topic, new_name
 
@@ -43,7 +42,11 @@ def test_partitions_are_read_as_their_owner_sees_them(kafka: str) -> None:
             while work.status().phase != "ready":
                 await work.wait(until_ms=None)
             puts = [put(Envelope(f"m{i}", "work", "a", payload=b"%d" % i)) for i in range(40)]
-            puts += [put(EVERYTHING), put(Envelope("done", "work", "a"), 1_000), put(Envelope("dead", "work", "a"), 1_000)]
+            puts += [
+                put(EVERYTHING),
+                put(Envelope("done", "work", "a"), 1_000),
+                put(Envelope("dead", "work", "a"), 1_000),
+            ]
             puts += [put(Envelope("again", "work", "a"), 1_000)]
             for outcome in await store.apply(puts):
                 assert outcome.answer == "stored"
@@ -73,7 +76,11 @@ def test_partitions_are_read_as_their_owner_sees_them(kafka: str) -> None:
     assert (found["again"]["attempt"], found["again"]["first_error"]) == (1, "boom")
     assert (found["again"]["next_attempt_at"], found["again"]["state"]) == (DUE, "scheduled")
     every = found[EVERYTHING.id]
-    assert (every["payload"], every["key"], every["headers"]) == (EVERYTHING.payload, b"\x00k", [*EVERYTHING.headers.items()])
+    assert (every["payload"], every["key"], every["headers"]) == (
+        EVERYTHING.payload,
+        b"\x00k",
+        [*EVERYTHING.headers.items()],
+    )
     (letter,) = rows(url, table="dead")
     assert (letter["id"], letter["reason"], letter["last_error"]) == ("dead", "rejected", "no")
     assert {row["id"] for row in rows(url, table="done")} >= {"done", "m2"}
