@@ -95,6 +95,8 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """How fast is it, beside its bare limits? Without arguments: all of it, into docs/performance.md and .json."""
     install(session, "bench")
+    if not session.posargs or any(each.startswith("BD") for each in session.posargs):
+        session.install(*group("spark"), "pyspark==4.3.*")
     add_redis(session)
     reports = ["--markdown", "docs/performance.md", "--json", "docs/performance.json"]
     session.run("python", "-m", "benchmarks", *(session.posargs or reports))

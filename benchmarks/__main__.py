@@ -16,6 +16,11 @@ from . import (
     ba4_viewers,
     ba5_help,
     ba6_tracing,
+    bd1_spark_backfill,
+    bd2_spark_read,
+    bd3_spark_report,
+    bd4_spark_reconcile,
+    bd5_spark_lateness,
     bf1_memory_dispatch,
     bf2_sqlite_schedule,
     bf3_sqlite_drain,
@@ -56,6 +61,11 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     ba4_viewers.BENCHMARK,
     ba5_help.BENCHMARK,
     ba6_tracing.BENCHMARK,
+    bd1_spark_backfill.BENCHMARK,
+    bd2_spark_read.BENCHMARK,
+    bd3_spark_report.BENCHMARK,
+    bd4_spark_reconcile.BENCHMARK,
+    bd5_spark_lateness.BENCHMARK,
     bf1_memory_dispatch.BENCHMARK,
     bf2_sqlite_schedule.BENCHMARK,
     bf3_sqlite_drain.BENCHMARK,
@@ -106,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.uvloop,
             stack.enter_context(running_server(options.redis)) if any(each.needs_redis for each in chosen) else "",
             stack.enter_context(running_broker(options.kafka)) if any(each.needs_kafka for each in chosen) else "",
+            any(each.needs_spark for each in chosen),
         )
         around = surroundings(plan)
         print(", ".join(f"{name} {value}" for name, value in around.items()), flush=True)

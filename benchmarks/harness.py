@@ -60,6 +60,7 @@ class Plan:
         uvloop: Run both sides on uvloop.
         redis: URL of a Redis or Valkey server whose database is empty, for those that need one.
         kafka: `host:port` of a broker, for those that need one.
+        spark: Whether some of those that run need Spark.
     """
 
     directory: Path
@@ -69,6 +70,7 @@ class Plan:
     uvloop: bool = False
     redis: str = ""
     kafka: str = ""
+    spark: bool = False
 
     def size(self, full: int) -> int:
         """Return how many instead of `full`."""
@@ -148,6 +150,7 @@ class Benchmark:
     run: Callable[[Plan], list[Row]]
     needs_redis: bool = False
     needs_kafka: bool = False
+    needs_spark: bool = False
 
 
 def in_turn(plan: Plan, sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:

@@ -31,6 +31,7 @@ def surroundings(plan: Plan) -> dict[str, str]:
         "msgspec": msgspec.__version__,
         **_redis(plan.redis),
         **_kafka(plan.kafka),
+        **_spark(plan),
         "event loop": f"uvloop {metadata.version('uvloop')}" if plan.uvloop else "asyncio",
         "machine": f"{_cpu()}, {os.cpu_count()} cores",
         "system": f"{platform.system()} {platform.release()}",
@@ -54,6 +55,10 @@ def _kafka(bootstrap: str) -> dict[str, str]:
     if not bootstrap:
         return {}
     return {"Kafka": kafka.choice(), "aiokafka": metadata.version("aiokafka")}
+
+
+def _spark(plan: Plan) -> dict[str, str]:
+    return {"PySpark": metadata.version("pyspark"), "pyarrow": metadata.version("pyarrow")} if plan.spark else {}
 
 
 def _cpu() -> str:

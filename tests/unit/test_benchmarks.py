@@ -215,7 +215,11 @@ def redis_url() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=[each for each in BENCHMARKS if not each.needs_kafka], ids=lambda benchmark: benchmark.id)
+ELSEWHERE = [each for each in BENCHMARKS if each.needs_kafka or each.needs_spark]
+"""Those that tests/integration and tests/spark run."""
+
+
+@pytest.fixture(params=[each for each in BENCHMARKS if each not in ELSEWHERE], ids=lambda benchmark: benchmark.id)
 def benchmark_at_one_percent(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> tuple[Benchmark, Plan]:
     return request.param, Plan(tmp_path, runs=1, scale=0.01, redis=redis_url)
 

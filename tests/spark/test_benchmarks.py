@@ -1,0 +1,35 @@
+"""Each benchmark that needs Spark works, and finds its results right; never how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.harness import Benchmark, Plan
+from benchmarks.redis_server import running_server
+from benchmarks.report import surroundings
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_server(None) as url:
+        yield url
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("benchmark", [each for each in BENCHMARKS if each.needs_spark], ids=lambda each: each.id)
+def test_each_benchmark_works_and_finds_its_results_right(benchmark: Benchmark, redis_url: str, tmp_path: Path) -> None:
+    plan = Plan(tmp_path, runs=1, scale=0.002, redis=redis_url)
+    rows = benchmark.run(plan)
+    assert {each.id for each in rows} == {benchmark.id}
+    assert any(each.goal is not None for each in rows)
+    assert all(len(each.values) == plan.runs for each in rows)
+    assert SparkSession.getActiveSession() is not None, "the session of others stays"
+
+
+def test_the_report_names_spark(tmp_path: Path) -> None:
+    assert {"PySpark", "pyarrow"} <= set(surroundings(Plan(tmp_path, spark=True)))
