@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from aiodelay.errors import ConfigurationError, shortened
-
-from .common import Cluster, StorePlace, run_job
+from .common import Cluster, StorePlace, read_setting, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +57,7 @@ def backfill(
         rejects: A new folder for the rejected rows, as Parquet, with the reason of each.
         dry_run: Count, and store nothing.
     """
-    options = dict(_setting("--option", text) for text in option)
+    options = dict(read_setting("--option", text) for text in option)
 
     def job(spark: SparkSession) -> Summary:
         from aiodelay.spark.jobs.backfill import run  # noqa: PLC0415 - `--help` needs no Spark
@@ -85,10 +83,3 @@ def backfill(
         )
 
     return run_job(job, cluster)
-
-
-def _setting(flag: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ConfigurationError(flag, shortened(name), "NAME=VALUE")
-    return name, value

@@ -16,11 +16,11 @@ from aiodelay.cli.output import print_json
 from aiodelay.errors import ConfigurationError, MissingExtraError, shortened
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from aiodelay.spark.summary import Summary
 
-__all__ = ["Cluster", "StorePlace", "run_job"]
+__all__ = ["Cluster", "StorePlace", "Truth", "read_setting", "run_job"]
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _CLIENTS = ("google", "grpc", "numpy", "pandas", "py4j", "pyarrow", "pyspark", "zstandard")
@@ -57,6 +57,50 @@ class Cluster:
     master: str | None = None
     conf: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     max_rejected: Annotated[float, Parameter(validator=Number(gte=0, lte=1))] = 0.0
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Truth:
+    """What should be pending in a store.
+
+    Attributes:
+        truth: parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE.
+        map: Where a message's columns come from, as of `backfill`; columns that it does not give are not compared.
+        option: Spark's own for what is read, as NAME=VALUE, such as user=me; may be repeated.
+        to: The destination of rows that give none: SINK:ADDRESS, or handler:TYPE.
+        timezone: Where times without an offset were written down.
+    """
+
+    truth: str
+    map: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    option: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    to: str | None = None
+    timezone: str | None = None
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Return its rows."""
+        from aiodelay.spark.jobs.sources import read_source  # noqa: PLC0415 - `--help` needs no Spark
+
+        return read_source(spark, self.truth, dict(read_setting("--option", text) for text in self.option))
+
+    def mapping(self) -> Mapping[str, str] | None:
+        """Return which columns are a message's."""
+        from aiodelay.spark.jobs.mapping import read_mapping  # noqa: PLC0415 - as above
+
+        return read_mapping(",".join(self.map)) if self.map else None
+
+
+def read_setting(flag: str, text: str) -> tuple[str, str]:
+    """Read NAME=VALUE.
+
+    Raises:
+        ConfigurationError: It is not of that form.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigurationError(flag, shortened(name), "NAME=VALUE")
+    return name, value
 
 
 def run_job(job: Callable[[SparkSession], Summary], cluster: Cluster) -> int:

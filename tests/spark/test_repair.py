@@ -1,0 +1,166 @@
+"""Repair on a real store: what was found is mended once, what has changed since is left alone, nothing comes back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError
+from aiodelay.model import At, Cancel, Conflict, Envelope, Fire, Put, Record, Reschedule, Snapshot, State
+from aiodelay.spark.jobs import reconcile, repair
+from aiodelay.spark.repairing import Found, repair_of
+from aiodelay.spark.summary import Summary
+from aiodelay.transitions import NO_OP
+from tests.support.planted import LANE, MAPPING, TO, apply, deliver, get, orders, plant
+from tests.support.servers import RedisServer
+
+DAY_MS = 86_400_000
+NOON_MS = 2_000_000_000_000
+HORIZON_MS = NOON_MS + 300_000
+DUE_MS = NOON_MS + DAY_MS
+
+
+@pytest.fixture(params=["redis", "sqlite"])
+def url(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path) -> str:
+    return redis_server.url if request.param == "redis" else f"sqlite:///{tmp_path / 'delay.db'}"
+
+
+def test_what_was_found_is_mended_once_and_nothing_that_ended_comes_back(
+    spark: SparkSession, url: str, namespace: str, tmp_path: Path
+) -> None:
+    truth, found = orders(spark, 1000), f"{tmp_path / 'found'}"
+    plant(truth, url, namespace)
+    assert _reconciled(truth, url, namespace, f"parquet:{found}").rejected == 35
+
+    ops = iter(number.to_bytes(8, "big") for number in range(1, 9))
+    # One that drifted is delivered, another cancelled; one that was missing is stored and delivered; an orphan moves.
+    apply(url, namespace, Fire(next(ops), "order-2"), Cancel(next(ops), "order-103"))
+    apply(url, namespace, _live_put(next(ops), "order-1"), Fire(next(ops), "order-1"))
+    apply(url, namespace, Reschedule(next(ops), "order-1000004", At(2**41)))
+    deliver(url, namespace, 2)
+
+    def repaired(**options: float) -> Summary:
+        differences = spark.read.parquet(found)
+        return repair.run(spark, differences, truth, store=url, namespace=namespace, mapping=MAPPING, to=TO, **options)  # type: ignore[arg-type]
+
+    for options, problem in (
+        ({}, "max_fraction is 0.01, with 30 differences for 1,000 rows"),
+        ({"max_fraction": 0.03, "delete_orphans": 5}, "max_fraction is 0.03, with 35"),
+        ({"max_fraction": 0.1, "delete_orphans": 4}, "delete_orphans is 4, with 5 orphans"),
+    ):
+        with pytest.raises(ConfigurationError, match=problem):
+            repaired(**options)
+    assert get(url, namespace, "order-101") is None, "nothing is done above a bound"
+
+    summary = repaired(max_fraction=0.1, delete_orphans=5)
+    assert summary.rows == 35
+    assert summary.counts == {"stored": 9, "rescheduled": 9, "replaced": 9, "cancelled": 4, "ended": 3, "changed": 1}
+    assert [get(url, namespace, ended) for ended in ("order-1", "order-2", "order-103", "order-1000000")] == [None] * 4
+    mended = get(url, namespace, "order-3")
+    assert mended is not None
+    assert (mended.record.envelope.payload, mended.record.envelope.version) == (("é" * 20).encode(), 1)
+    assert get(url, namespace, "order-1000004") is not None
+
+    again = repaired(max_fraction=0.1, delete_orphans=5)
+    assert again.counts == {"present": 9, "same": 18, "ended": 7, "changed": 1}
+    last = _reconciled(truth, url, namespace)
+    assert (last.counts["orphan"], last.counts["drift"], last.counts["missing"]) == (1, 0, 0)
+    assert last.counts["ended"] == 3
+
+
+def test_what_cannot_be_repaired_is_refused_before_anything_is_done(spark: SparkSession, tmp_path: Path) -> None:
+    url, truth = f"sqlite:///{tmp_path / 'delay.db'}", orders(spark, 200)
+    apply(url, "default")
+    found = f"{tmp_path / 'found'}"
+    _reconciled(truth.limit(1), url, "default", f"parquet:{found}")
+    differences = spark.read.parquet(found)
+    bare = {name: MAPPING[name] for name in ("id", "due_at")}
+    tomorrow = datetime.now(UTC) + timedelta(hours=24, seconds=1)
+    for kind, options, problem in (
+        (ConfigurationError, {"kinds": ["orphan"]}, "kinds is 'orphan'"),
+        (ConfigurationError, {"mapping": bare}, "column 'payload' of truth is missing"),
+        (ConfigurationError, {"differences": truth}, "differences is without column 'kind'"),
+        (ConfigurationError, {"max_fraction": 1.5}, "max_fraction is 1.5"),
+        (UnsupportedByStoreError, {"store": "kafka://127.0.0.1:1/schedules"}, "kafka"),
+        (InputError, {"now": tomorrow, "max_fraction": 1.0}, "differences is found 1d.* ago"),
+    ):
+        given = {"differences": differences, "truth": truth, "store": url, "mapping": MAPPING, "to": TO} | options
+        with pytest.raises(kind, match=problem):
+            repair.run(spark, **given)  # type: ignore[arg-type]
+    assert get(url, "default", "order-0") is None
+
+
+# --- what is decided --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "stands", "want", "decided"),
+    [
+        ("missing", None, {}, "put"),
+        ("missing", None, None, "withdrawn"),
+        ("missing", {}, {}, "present"),
+        ("orphan", {}, None, "cancel"),
+        ("orphan", {}, {}, "wanted"),
+        ("orphan", {"revision": 8}, None, "changed"),
+        ("orphan", {"due_ms": DUE_MS - 1}, None, "changed"),
+        ("orphan", None, None, "ended"),
+        ("drift", {}, {"due_ms": DUE_MS + 1}, "reschedule"),
+        ("drift", {}, {"payload": b"other"}, "put 4"),
+        ("drift", {"version": None}, {"payload": b"other"}, "put 0"),
+        ("drift", {}, {"payload": b"other", "version": 9}, "put 9"),
+        ("drift", {}, {"due_ms": DUE_MS + 1, "version": 9}, "put 9"),
+        ("drift", {}, {"payload": b"other", "version": 2}, "ahead"),
+        ("drift", {}, {}, "same"),
+        ("drift", {"revision": 8}, {"payload": b"other"}, "changed"),
+        ("drift", {}, {"due_ms": HORIZON_MS}, "soon"),
+        ("drift", {}, None, "withdrawn"),
+        ("drift", None, {}, "ended"),
+    ],
+)
+def test_each_finding_is_decided_by_what_stands_now(
+    kind: str, stands: dict[str, Any] | None, want: dict[str, Any] | None, decided: str
+) -> None:
+    now = (
+        None if stands is None else Snapshot(_record(**{"version": 3, "key": b"k", **stands}), State.SCHEDULED, DUE_MS)
+    )
+    put = None if want is None else _put(_record(**want))
+    found = Found("a", kind, 7, DUE_MS)
+    is_versioned = want is not None and "version" in want
+    answer = repair_of(found, now, put, given=("to", "payload"), is_versioned=is_versioned, horizon_ms=HORIZON_MS)
+    match answer:
+        case Put():
+            assert answer.conflict == Conflict.newer(answer.envelope.version or 0)
+            assert answer.envelope.key == (b"k" if now else None), "what the truth does not give stays"
+            assert decided == ("put" if kind == "missing" else f"put {answer.envelope.version}")
+        case str():
+            assert answer == decided
+        case _:
+            assert decided == type(answer).__name__.lower()
+
+
+def _record(
+    *,
+    revision: int = 7,
+    due_ms: int = DUE_MS,
+    payload: bytes = b"p",
+    version: int | None = None,
+    key: bytes | None = None,
+) -> Record:
+    return Record(Envelope("a", LANE, "orders", payload=payload, version=version, key=key), revision, due_ms, NO_OP)
+
+
+def _put(record: Record) -> Put:
+    return Put(NO_OP, record.envelope, At(record.due_ms), Conflict.newer(record.envelope.version or 0))
+
+
+def _live_put(op: bytes, message_id: str) -> Put:
+    envelope = Envelope(message_id, LANE, "orders", payload=b"live", version=0)
+    return Put(op, envelope, At(DUE_MS), Conflict.newer(0))
+
+
+def _reconciled(truth: DataFrame, url: str, namespace: str, out: str | None = None) -> Summary:
+    return reconcile.run(truth.sparkSession, truth, store=url, namespace=namespace, mapping=MAPPING, to=TO, out=out)

@@ -1,0 +1,81 @@
+"""A truth of orders, and a store that differs from it where a test knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from aiodelay.model import Command, Demand, Done, Outcome, SettleOutcome, Snapshot
+from aiodelay.ports import Inspectable
+from aiodelay.registry import open_store
+from aiodelay.spark.jobs.mapping import mapped
+from aiodelay.spark.writing import write_frame
+
+__all__ = ["DUE", "LANE", "MAPPING", "TO", "apply", "deliver", "get", "orders", "plant"]
+
+DUE = datetime(2031, 1, 1, tzinfo=UTC)
+LANE = "redis-list"
+TO = f"{LANE}:orders"
+MAPPING = {"id": "concat('order-', number)", "due_at": "remind_at", "payload": "body"}
+ORPHANS = 5
+
+
+def orders(spark: SparkSession, n: int) -> DataFrame:
+    """Return orders 0 to n-1, due a second after one another."""
+    at = F.timestamp_seconds(F.lit(DUE.timestamp()) + F.col("id"))
+    return spark.range(n).select(
+        F.col("id").alias("number"), at.alias("remind_at"), F.repeat(F.lit("é"), 20).alias("body")
+    )
+
+
+def plant(truth: DataFrame, url: str, namespace: str) -> None:
+    """Store it but for orders …1, with other times of …2 and other bodies of …3, and five that it does not have."""
+    part = F.col("number") % 100
+    orphans = truth.limit(ORPHANS).withColumn("number", F.col("number") + 1_000_000)
+    stored = truth.where(part != 1).unionByName(orphans)
+    later = F.col("remind_at") + F.expr("interval 1 hour")
+    stored = stored.withColumn("remind_at", F.when(part == 2, later).otherwise(F.col("remind_at")))
+    stored = stored.withColumn("body", _other(part == 3))
+    write_frame(mapped(stored, MAPPING, to=TO), {"store": url, "namespace": namespace, "rate": "0"})
+
+
+def _other(where: Column) -> Column:
+    return F.when(where, F.lit("other")).otherwise(F.col("body"))
+
+
+def apply(url: str, namespace: str, *commands: Command) -> Sequence[Outcome]:
+    """Carry commands out, as a live program would."""
+
+    async def run() -> Sequence[Outcome]:
+        async with open_store(url, namespace=namespace, clock=None) as store:
+            return await store.apply(commands)
+
+    return asyncio.run(run())
+
+
+def get(url: str, namespace: str, message_id: str) -> Snapshot | None:
+    """Return a message as it stands."""
+
+    async def run() -> Snapshot | None:
+        async with open_store(url, namespace=namespace, clock=None) as store:
+            assert isinstance(store, Inspectable)
+            return await store.get(message_id)
+
+    return asyncio.run(run())
+
+
+def deliver(url: str, namespace: str, n: int) -> None:
+    """Claim and settle as many messages, which are due."""
+
+    async def run() -> None:
+        async with open_store(url, namespace=namespace, clock=None) as store, store.work("test", [LANE]) as work:
+            claimed = await work.claim({LANE: Demand(n)}, request="test", lease_ms=10_000)
+            assert len(claimed.claims) == n
+            done = [Done(each.record.id, each.record.revision, each.token) for each in claimed.claims]
+            assert set(await work.settle(done)) == {SettleOutcome.SETTLED}
+
+    asyncio.run(run())
