@@ -14,7 +14,7 @@ from aiodelay.errors import ConfigurationError
 from aiodelay.spark.archived import Archived
 from aiodelay.spark.jobs import archive, compact
 from aiodelay.testing import VirtualClock
-from tests.spark.stores import note
+from tests.support.journals import note
 
 DAYS = [datetime(2026, 3, day, 23, 59, 59, tzinfo=UTC) for day in (1, 2, 3)]
 

@@ -21,7 +21,7 @@ from aiodelay import Scheduler
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.spark.events import EventReader, EventsLostError, stream_reader_of
 from aiodelay.spark.schemas import EVENTS
-from tests.spark.stores import note
+from tests.support.journals import note
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import redis_products, serving
 

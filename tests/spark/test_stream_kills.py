@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.jobs import archive
-from tests.spark.stores import note
+from tests.support.journals import note
 
 JOB = """
 import sys
