@@ -70,6 +70,8 @@ def test_what_was_planted_is_found_and_written(spark: SparkSession, url: str, na
     assert (late["have_version"], late["truth_rows"]) == (0, 2000)
     assert late["have_revision"] > 0
     assert len(found) == 65
+    with pytest.raises(ConfigurationError, match=r"out is '.*'; allowed: a new folder, or overwrite"):
+        reconcile.run(spark, truth, store=url, namespace=namespace, mapping=MAPPING, out=f"parquet:{tmp_path / 'd'}")
 
 
 def test_what_comes_due_soon_is_nobodys_difference(spark: SparkSession, url: str, namespace: str) -> None:

@@ -82,7 +82,8 @@ class Truth:
         """Return its rows."""
         from aiodelay.spark.jobs.sources import read_source  # noqa: PLC0415 - `--help` needs no Spark
 
-        return read_source(spark, self.truth, dict(read_setting("--option", text) for text in self.option))
+        options = dict(read_setting("--option", text) for text in self.option)
+        return read_source(spark, self.truth, options, field="truth")
 
     def mapping(self) -> Mapping[str, str] | None:
         """Return which columns are a message's."""

@@ -47,10 +47,11 @@ def repair(
 
     def job(spark: SparkSession) -> Summary:
         from aiodelay.spark.jobs.repair import run  # noqa: PLC0415 - `--help` needs no Spark
+        from aiodelay.spark.jobs.sources import read_source  # noqa: PLC0415
 
         return run(
             spark,
-            spark.read.parquet(differences),
+            read_source(spark, f"parquet:{differences}", field="differences"),
             truth.frame(spark),
             store=place.store,
             namespace=place.namespace,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, cast
 
 from msgspec import Struct
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 from pyspark.sql.types import StructType
@@ -80,7 +81,7 @@ def run(
         `rows`: of the truth. `rejected`: differences. `counts`: messages by kind.
 
     Raises:
-        ConfigurationError: An option is not understood, or the truth has not the columns.
+        ConfigurationError: An option is not understood, the truth has not the columns, or there is something at `out`.
         InputError: An id or a due time of the truth is null, or an id stands in it twice.
     """
     since_s = time.monotonic()
@@ -102,8 +103,7 @@ def run(
     differences = {kind: counts[kind].ids for kind in FINDINGS if kind in counts}
     rows = sum(each.in_truth for each in counts.values())
     if place is not None:
-        written = _written(found, now_ms=now_ms, rows=rows).write.mode("overwrite" if overwrite else "error")
-        written.format(place[0]).save(place[1])
+        _write(_differences(found, now_ms=now_ms, rows=rows), place, overwrite=overwrite)
     return Summary(
         job="reconcile",
         seconds=round(time.monotonic() - since_s, 3),
@@ -146,6 +146,16 @@ def _check_fit(counts: Mapping[str, _Count]) -> None:
             raise InputError(field, f"{problem}: {found.in_truth:,} rows{example}", allowed)
 
 
+def _write(differences: DataFrame, place: tuple[str, str], *, overwrite: bool) -> None:
+    form, path = place
+    try:
+        differences.write.mode("overwrite" if overwrite else "error").format(form).save(path)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_ALREADY_EXISTS":
+            raise
+        raise ConfigurationError("out", shortened(path), "a new folder, or overwrite") from None
+
+
 def _read_place(text: str) -> tuple[str, str]:
     form, colon, path = text.partition(":")
     if form not in FORMATS or not colon or not path:
@@ -153,7 +163,7 @@ def _read_place(text: str) -> tuple[str, str]:
     return form, path
 
 
-def _written(found: DataFrame, *, now_ms: int, rows: int) -> DataFrame:
+def _differences(found: DataFrame, *, now_ms: int, rows: int) -> DataFrame:
     """Return one row a difference; each tells when it was found, and of how many rows of a truth."""
     return found.where(F.col("kind").isin(*FINDINGS)).select(
         "kind",

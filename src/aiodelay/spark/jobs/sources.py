@@ -19,7 +19,9 @@ _TABLE = re.compile(r"(?<=[?&;])dbtable=([^&;]*)[&;]?")
 _SETTINGS: Final = {"csv": {"header": "true", "enforceSchema": "false"}}
 
 
-def read_source(spark: SparkSession, text: str, options: Mapping[str, str] | None = None) -> DataFrame:
+def read_source(
+    spark: SparkSession, text: str, options: Mapping[str, str] | None = None, *, field: str = "from"
+) -> DataFrame:
     """Read files or a table of a database.
 
     CSV has a line of names, and all of its columns are text: a due time with its offset is taken for what it says.
@@ -28,6 +30,7 @@ def read_source(spark: SparkSession, text: str, options: Mapping[str, str] | Non
         spark: The session.
         text: `<format>:<folder, file or pattern>`, or `jdbc:<URL>?dbtable=<table>`.
         options: Spark's own for this format, such as `user` and `password` of a database, or `delimiter`.
+        field: What errors call it.
 
     Raises:
         ConfigurationError: It is not of this form, or not there.
@@ -35,7 +38,7 @@ def read_source(spark: SparkSession, text: str, options: Mapping[str, str] | Non
     kind, colon, place = text.partition(":")
     if not colon or not place or kind not in (*FILES, "jdbc"):
         allowed = f"{', '.join(f'{name}:DIR' for name in FILES)} or jdbc:URL?dbtable=TABLE"
-        raise ConfigurationError("from", repr(masked_url(text)), allowed)
+        raise ConfigurationError(field, repr(masked_url(text)), allowed)
     settings = {**_SETTINGS.get(kind, {}), **(options or {})}
     if kind == "jdbc":
         settings |= _of_database(text)
@@ -43,7 +46,7 @@ def read_source(spark: SparkSession, text: str, options: Mapping[str, str] | Non
     try:
         return reader.load() if kind == "jdbc" else reader.load(place)
     except AnalysisException as error:
-        raise ConfigurationError("from", repr(masked_url(text)), f"what can be read ({error.getCondition()})") from None
+        raise ConfigurationError(field, repr(masked_url(text)), f"what can be read ({error.getCondition()})") from None
 
 
 def _of_database(text: str) -> dict[str, str]:
