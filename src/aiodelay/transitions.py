@@ -171,7 +171,7 @@ def loads_of(puts: Sequence[Put]) -> list[Put]:
         if put.conflict.mode != "newer" or version is None or put.envelope.version != version:
             given = f"{put.conflict.mode}, version {put.envelope.version}"
             raise InputError(f"conflict of {shortened(put.id)}", given, "Conflict.newer(version), and that version")
-    return [replace(put, op=NO_OP) for put in puts]
+    return [put if put.op is NO_OP else replace(put, op=NO_OP) for put in puts]
 
 
 def put_verdict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from aiodelay.ports import Inspectable
+from aiodelay.registry import open_store
 from aiodelay.spark.writing import write_frame
 from tests.spark.messages import end_some, frame_of, given, stored
 from tests.spark.program import ROWS, follow
@@ -31,8 +34,17 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for_rows(process: subprocess.Popen[bytes], url: str, namespace: str) -> None:
-    while not stored(url, namespace):
-        assert process.poll() is None, "it ended before it wrote anything"
+    async def wait() -> None:
+        async with open_store(url, namespace=namespace, clock=None) as store, store.work("tests", ()) as work:
+            assert isinstance(store, Inspectable)
+            while True:
+                work.clear()
+                if await store.counts():
+                    return
+                assert process.poll() is None, "it ended before it wrote anything"
+                await work.wait(until_ms=None)
+
+    asyncio.run(wait())
 
 
 def test_a_killed_write_is_completed_by_another(spark: SparkSession, redis_server: RedisServer, namespace: str) -> None:

@@ -51,14 +51,17 @@ TYPES: dict[str, DataType] = {
     "timestamp_ntz": TimestampNTZType(),
     "map<string,int>": MapType(StringType(), IntegerType()),
 }
+OPTIONS = {"store": "redis://:secret@host", "to": "redis-list:orders"}
 FRAME = "id string, due_at timestamp, payload binary"
 
 
-def settings(columns: str = FRAME, *, overwrite: bool = False, **given: str) -> WriteSettings:
-    options = {"store": "redis://:secret@host", "to": "redis-list:orders"} | given
+def settings(columns: str = FRAME, **given: str) -> WriteSettings:
+    return read_settings(OPTIONS | given, schema_of(columns))
+
+
+def schema_of(columns: str) -> StructType:
     fields = [column.rpartition(" ") for column in columns.split(", ")]
-    schema = StructType([StructField(name, TYPES[kind]) for name, _, kind in fields])
-    return read_settings(options, schema, overwrite=overwrite)
+    return StructType([StructField(name, TYPES[kind]) for name, _, kind in fields])
 
 
 def test_options_have_defaults_and_their_names_know_no_case() -> None:
@@ -121,7 +124,7 @@ def test_a_column_that_cannot_be_used_is_named(columns: str, told: str) -> None:
 
 def test_overwrite_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"save mode is overwrite; allowed: mode\('append'\)"):
-        settings(overwrite=True)
+        read_settings(OPTIONS, schema_of(FRAME), overwrite=True)
 
 
 def test_local_times_need_a_zone() -> None:

@@ -40,7 +40,7 @@ MOST_MS = (1 << 47) - 1
 _COMMAND_BYTES = 100
 CHANGE_COST = 6
 """What a command that changes a record costs the server, in puts of new ids, so that no script takes it long."""
-_MODES = {"replace": "r", "keep": "k", "error": "e", "newer": "n"}
+_MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n"}
 
 Answer: TypeAlias = Literal["stored", "replaced", "kept", "in_flight", "cancelled", "rescheduled", "fired"]
 _STORED: dict[bytes, Answer] = {
@@ -79,7 +79,7 @@ def arguments_of(command: Command) -> list[Arg]:
 
 def _put_arguments(put: Put) -> list[Arg]:
     envelope, late, conflict = put.envelope, put.late, put.conflict
-    what = (_MODES[conflict.mode] + ("-" if envelope.rule is None else "*")).encode()
+    what = _MODES[conflict.mode] + (b"-" if envelope.rule is None else b"*")
     if conflict.mode == "newer" and conflict.version is not None:
         what += conflict.version.to_bytes(8, "big")
     return [

@@ -103,7 +103,7 @@ class RedisStore(Transfers):
             left = left[len(answers) :]
             if source is not None:  # one step
                 break
-        dues = first_dues(commands, outcomes)
+        dues = first_dues(commands, outcomes) if self.waiters else {}  # nobody waits where all is written in bulk
         if dues is None:
             self.waiters.wake()
         else:

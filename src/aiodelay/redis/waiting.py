@@ -57,6 +57,9 @@ class Waiters:
     def __init__(self) -> None:
         self._lanes: dict[Waiter, Lane] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
     def add(self, waiter: Waiter, lane: Lane = ANY) -> None:
         """Wake it too; `lane` is the one that it moves, if it does not claim."""
         self._lanes[waiter] = lane
