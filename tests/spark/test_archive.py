@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from aiodelay.spark.jobs import archive, compact
 from aiodelay.testing import VirtualClock
 from tests.support.journals import note
 
+PAGE = Path(__file__).parents[2] / "docs" / "spark" / "archive.md"
 DAYS = [datetime(2026, 3, day, 23, 59, 59, tzinfo=UTC) for day in (1, 2, 3)]
 
 
@@ -54,6 +56,8 @@ def test_every_event_is_written_once_to_its_day_and_a_second_run_adds_nothing(
     rows = spark.read.parquet(folder).select("number", "day").collect()
     assert Counter(row.day for row in rows) == {date(2026, 3, day): 40 for day in (1, 2, 3)}
     assert sorted(row.number for row in rows) == [*range(1, 121)]
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(block.replace('"events").where', f"{folder!r}).where"), {"spark": spark})
     again = archive.run(spark, store=url, to=folder)
     assert (again.rows, again.counts["batches"], again.facts["days"]) == (0, 0, [])
     assert numbers(spark, folder) == [*range(1, 121)]
