@@ -249,7 +249,7 @@ def test_a_wrong_mapping_is_named(spark: SparkSession, text: str, told: str) -> 
         ({"timezone": "Mars/Olympus"}, "timezone is 'Mars/Olympus'; allowed: a time zone, such as Europe/Berlin"),
         ({"max_payload": 0}, "max_payload is 0; allowed: an integer from 1 to "),
         ({"rate": -1}, "option 'rate' is '-1'; allowed: an integer from 0 to "),
-        ({"store": "redis:/h:secret@x"}, "store"),
+        ({"store": "redis:/h:secret@x"}, "url is redis:/h:***@x; allowed: redis://"),
     ],
 )
 def test_a_wrong_option_is_named_before_spark_works(spark: SparkSession, options: dict[str, Any], told: str) -> None:

@@ -105,7 +105,7 @@ def test_rejected_rows_fail_the_job_above_a_threshold_and_are_written_down(order
         (
             ["--map", MAP, "--store", "kafka://127.0.0.1:1/orders"],
             2,
-            "store is kafka; allowed: one that takes messages in bulk",
+            "allowed: one that takes messages in bulk",
         ),
         (["--map", MAP, "--store", "redis://:secret@127.0.0.1:1", "--timeout", "1s"], 5, "is unavailable: "),
         (["--map", MAP, "--store", "env:NO_SUCH_VARIABLE"], 2, "store is 'env:NO_SUCH_VARIABLE'; allowed: "),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Final
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
@@ -82,7 +82,7 @@ def read_zone(timezone: str | None) -> str | None:
     """
     try:
         return None if timezone is None else ZoneInfo(timezone).key
-    except (ValueError, OSError):
+    except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ConfigurationError("timezone", shortened(timezone), "a time zone, such as Europe/Berlin") from None
 
 
