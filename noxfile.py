@@ -28,7 +28,7 @@ DOCS = ["docs", "README.md"]  # in one process: the blocks of a page build on ea
 # Tests of faults mostly wait. Workers take whole stretches of files, whose servers they share.
 IN_PARALLEL = ["--numprocesses=3", "--dist=worksteal"]
 NOT_ON_SPARK = ["--ignore=tests/spark", "tests"]
-ON_SPARK = ["--numprocesses=2", "--dist=loadfile", "tests/spark", "tests/unit/test_architecture.py"]
+ON_SPARK = ["--numprocesses=2", "--dist=loadfile", "--timeout=600", "tests/spark", "tests/unit/test_architecture.py"]
 PURE_MODULES = ["errors", "model", "recurrence", "retry", "timeunits", "transitions", "urls"]
 WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"]
 REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/sqlite/schema.sql", "pyspark_aiodelay/__init__.py"}
