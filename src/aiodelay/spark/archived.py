@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -123,7 +123,7 @@ class Archived:
 
 def local_path(folder: str) -> Path | None:
     """Return a folder's path on this machine, absolute; None if its URL says that it is elsewhere."""
-    parts: Any = urlsplit(folder)
+    parts = urlsplit(folder)
     if parts.scheme not in ("", "file") or parts.netloc:
         return None
     return Path(os.path.abspath(unquote(parts.path) if parts.scheme else folder))

@@ -82,6 +82,9 @@ class _Settings(Struct, frozen=True, kw_only=True):
     pieces: int
     must_have_all: bool
 
+    def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
+        return f"_Settings({masked_url(self.store)!r})"
+
 
 class _Piece(InputPartition):
     """Some of a part's numbers, for one task."""

@@ -76,6 +76,7 @@ def run(
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
     _check_name(name, same_ids=same_ids)
+    shift_ms = _shift_ms(shift)
     if events is None and events_where is not None:
         raise ConfigurationError("events_where", "given without events", "events, or no condition on them")
     messages = mapped(_filtered(frame, where, "where"), mapping)
@@ -86,7 +87,7 @@ def run(
         counts["without_message"] = wanted.join(messages, "id", "left_anti").count()
         messages = messages.join(wanted, "id", "left_semi")
     summary = backfill.run(
-        replayed(messages, name=name, now_ms=clock.now_ms(), shift_ms=_shift_ms(shift)),
+        replayed(messages, name=name, now_ms=clock.now_ms(), shift_ms=shift_ms),
         store=store,
         namespace=namespace,
         conflict="newer" if same_ids else "insert",
