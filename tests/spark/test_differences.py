@@ -55,7 +55,7 @@ def test_every_id_is_judged_once_by_what_both_sides_say_of_it(spark: SparkSessio
             _have("ahead", version=2, payload=b"b"),
             _have("series", rule="10m", payload=b"b"),
         ],
-        [("missing-newer", 5), ("ended", 5), ("ended-of-no-version", None), ("in-neither", 3)],
+        [("missing-newer", 5), ("ended", 5), ("ended", 3), ("ended-of-no-version", None), ("in-neither", 3)],
     )
     assert {id_: (row["kind"], row["differs"]) for id_, row in rows.items()} == {
         **dict.fromkeys(["same", "same-but-for-nothing", "same-in-another-order", "rounded"], ("same", "")),

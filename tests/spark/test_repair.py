@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError
 from aiodelay.model import At, Cancel, Conflict, Envelope, Fire, Put, Record, Reschedule, Snapshot, State
 from aiodelay.spark.jobs import reconcile, repair
+from aiodelay.spark.jobs.mapping import mapped
 from aiodelay.spark.repairing import Found, repair_of
 from aiodelay.spark.summary import Summary
+from aiodelay.spark.writing import write_frame
 from aiodelay.transitions import NO_OP
 from tests.support.planted import LANE, MAPPING, TO, apply, deliver, get, orders, plant
 from tests.support.servers import RedisServer
@@ -92,6 +95,16 @@ def test_what_cannot_be_repaired_is_refused_before_anything_is_done(spark: Spark
         with pytest.raises(kind, match=problem):
             repair.run(spark, **given)  # type: ignore[arg-type]
     assert get(url, "default", "order-0") is None
+
+
+def test_the_pages_program_repairs(spark: SparkSession, tmp_path: Path) -> None:
+    store, truth = f"sqlite:///{tmp_path / 'delay.db'}", orders(spark, 100)
+    write_frame(mapped(truth.where("number <> 7"), MAPPING, to=TO), {"store": store})
+    page = Path(__file__).parents[2] / "docs" / "spark" / "reconcile.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    given = {"spark": spark, "orders": truth, "store": store, "mapping": MAPPING, "folder": f"{tmp_path / 'found'}"}
+    exec(program, given)
+    assert get(store, "default", "order-7") is not None
 
 
 # --- what is decided --------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
     compared = compared_in(truth)
     # The window's order by id is also that of both joins: each side is shuffled and sorted once.
     wanted = _side(truth, "want", compared).withColumn("rows_of_id", F.count("*").over(Window.partitionBy("id")))
-    over = ended.select("id", F.coalesce("version", F.lit(_ANY_VERSION)).alias("ended_version"))
+    over = ended.groupBy("id").agg(F.max(F.coalesce("version", F.lit(_ANY_VERSION))).alias("ended_version"))
     had = _side(stored, "have", compared, have_revision=F.col("revision"), recurs=F.col("rule").isNotNull())
     return (
         wanted.join(over, "id", "left")
