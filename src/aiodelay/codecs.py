@@ -394,15 +394,19 @@ def decode_columns(values: Sequence[bytes], starts: Sequence[int], wanted: Colle
         formats, flags, lane_revision, due_expires, expires, attempts, *_ = zip(*prefixes, strict=True)
         if set(formats) != {FORMAT_VERSION}:
             raise RecordFormatError("one is of another format")
-        found: dict[str, Sequence[Any]] = {
-            "lane": [each >> 48 for each in lane_revision],
-            "revision": [each & _U48 for each in lane_revision],
-            "due_ms": [each >> 16 for each in due_expires],
-            "expires_ms": [(a & _U16) << 32 | b for a, b in zip(due_expires, expires, strict=True)],
-            "attempt": attempts,
-            "late": [each >> _LATE_SHIFT & _LATE_MASK for each in flags],
-            "version": _versions(values, starts, flags) if any(flags) else [None] * len(values),
-        }
+        found: dict[str, Sequence[Any]] = {"attempt": attempts}
+        if "lane" in wanted:
+            found["lane"] = [each >> 48 for each in lane_revision]
+        if "revision" in wanted:
+            found["revision"] = [each & _U48 for each in lane_revision]
+        if "due_ms" in wanted:
+            found["due_ms"] = [each >> 16 for each in due_expires]
+        if "expires_ms" in wanted:
+            found["expires_ms"] = [(a & _U16) << 32 | b for a, b in zip(due_expires, expires, strict=True)]
+        if "late" in wanted:
+            found["late"] = [each >> _LATE_SHIFT & _LATE_MASK for each in flags]
+        if "version" in wanted:
+            found["version"] = _versions(values, starts, flags) if any(flags) else [None] * len(values)
         if _OF_BODY.keys() & wanted:
             ends = [at + _PREFIX_SIZE + (each & _HAS_VERSION) // 4 for at, each in zip(starts, flags, strict=True)]
             bodies = [_read_body(value[end:]) for value, end in zip(values, ends, strict=True)]

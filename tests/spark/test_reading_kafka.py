@@ -13,7 +13,8 @@ from aiodelay.errors import StoreMismatchError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import records
 from aiodelay.kafka.topic import SETTINGS
-from aiodelay.model import Again, Cancel, Dead, Demand, Done, Envelope
+from aiodelay.model import Again, Cancel, Dead, Demand, Done, Envelope, Stored
+from aiodelay.ports import Store
 from tests.spark.test_reading import DUE, DUE_MS, EVERYTHING, parts_of, put, reader, rows, within
 from tests.support.kafka import create_topic, new_name
 
@@ -37,7 +38,7 @@ def test_partitions_are_read_as_their_owner_sees_them(kafka: str) -> None:
     topic = asyncio.run(_topic(kafka))
     url = f"kafka://{kafka}/{topic}"
 
-    async def fill(store: Any) -> None:
+    async def fill(store: Store) -> None:
         async with store.work("w", ["work", "kafka"]) as work:
             while work.status().phase != "ready":
                 await work.wait(until_ms=None)
@@ -49,7 +50,7 @@ def test_partitions_are_read_as_their_owner_sees_them(kafka: str) -> None:
             ]
             puts += [put(Envelope("again", "work", "a"), 1_000)]
             for outcome in await store.apply(puts):
-                assert outcome.answer == "stored"
+                assert isinstance(outcome, Stored)
             await store.apply([put(Envelope("m1", "work", "b", payload=b"new")), Cancel(new_op(), "m2")])
             claimed: dict[str, Any] = {}
             while len(claimed) < 3:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from array import array
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -15,12 +16,13 @@ from aiodelay.scanning import Columns, columns_of_messages
 from .keys import text_of
 from .reading import Lanes, lane_number, read_anyhow
 
-__all__ = ["Known", "columns_of", "dues_of", "ids_of", "snapshot_of"]
+__all__ = ["Known", "columns_of", "ids_of", "snapshot_of"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 PLACED, HEAD, PLACED_HEAD = 0x80, 6, 12
 TEXT = b"\x02"
+DUE_ONLY = frozenset({"id", "due_ms"})
 _SCHEDULED, _OVERDUE = State.SCHEDULED.value, State.OVERDUE.value
 
 
@@ -55,13 +57,6 @@ def ids_of(members: Sequence[bytes]) -> list[str]:
         return list(map(text_of, members))
 
 
-def dues_of(packed: bytes) -> Sequence[int]:
-    """Return due times of 8 bytes each."""
-    dues = array("q", packed)
-    dues.byteswap()
-    return dues
-
-
 def columns_of(
     members: Sequence[bytes], values: Sequence[bytes], wanted: Collection[str], known: Known, now_ms: int
 ) -> Columns:
@@ -86,6 +81,8 @@ def _decoded(
     members: Sequence[bytes], values: Sequence[bytes], wanted: Collection[str], known: Known, now_ms: int
 ) -> Columns:
     starts = [HEAD if value[0] < PLACED else PLACED_HEAD for value in values]
+    if DUE_ONLY.issuperset(wanted):
+        return {name: ids_of(members) if name == "id" else _dues(values, starts) for name in wanted}
     fields = {*wanted} - {"id", "place_ms", "state"} | {"due_ms"}
     if "state" in wanted and known.any_held:
         fields |= {"lane", "address"}
@@ -101,6 +98,15 @@ def _decoded(
     if "id" in wanted:
         found["id"] = ids_of(members)
     return {name: found[name] for name in wanted}
+
+
+def _dues(values: Sequence[bytes], starts: Sequence[int]) -> Sequence[int]:
+    """Return due times; 0 of what is cut short."""
+    packed = [value[at + 10 : at + 16] for value, at in zip(values, starts, strict=True)]
+    dues = array("q", b"".join([b"\0\0" + each if len(each) == 6 else bytes(8) for each in packed]))
+    if sys.byteorder == "little":
+        dues.byteswap()
+    return dues
 
 
 def _states(found: dict[str, Sequence[Any]], known: Known, now_ms: int) -> Sequence[str]:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from aiodelay.errors import StoreUnavailableError
@@ -93,14 +93,8 @@ class Line:
         """Return the next answer."""
         try:
             return self._connection.read_response()
-        except NoScriptError:
-            raise
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
-
-    def send_script(self, name: str, *arguments: Arg) -> None:
-        """Send a call of a script that the server knows, once `load` was called."""
-        self.send(packed(["EVALSHA", script(name).sha, *self._fixed(arguments)]))
 
     def run(self, name: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
         """Run a script; its text travels along.
@@ -108,10 +102,8 @@ class Line:
         Raises:
             StoreUnavailableError: As `ask`.
         """
-        return self.ask("EVAL", script(name).text, *self._fixed(arguments))
-
-    def _fixed(self, arguments: tuple[Arg, ...]) -> tuple[Arg, ...]:
-        return (len(self._keys.fixed), *self._keys.fixed, "", 0, "", *arguments)
+        fixed = self._keys.fixed
+        return self.ask("EVAL", script(name).text, len(fixed), *fixed, "", 0, "", *arguments)
 
     def _unavailable(self, error: Exception, *, sent: bool = True) -> StoreUnavailableError:
         fault = fault_of(error, sent=sent, timeout_ms=self._options.timeout_ms)

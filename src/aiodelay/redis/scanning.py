@@ -7,11 +7,9 @@ looked up by its id. So nothing is read twice, and what stands still is read onc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import Any
+from itertools import chain, compress
 
 from msgspec import Struct
-from redis.exceptions import NoScriptError
 
 from aiodelay.model import Lane
 from aiodelay.scanning import (
@@ -25,18 +23,19 @@ from aiodelay.scanning import (
 )
 
 from .checks import check_layout
-from .columns import Known, columns_of, dues_of, ids_of, snapshot_of
+from .columns import Known, columns_of, snapshot_of
 from .keys import Keys, member_of, text_of
 from .line import Line
 from .options import Options
 from .reading import Lanes, read_letter
-from .scripts import Arg
+from .scripts import Arg, packed
 
 __all__ = ["Part", "Scanner"]
 
-DUE_ONLY = frozenset({"id", "due_ms"})
-AT_ONCE = 4_000
-"""Most places that are looked at in one call."""
+NAMES_AT_ONCE = 5_000
+VALUES_AT_ONCE, VALUE_BYTES = 1_000, 2 << 20
+"""Most values that are fetched in one call, and about how many bytes, by the largest one so far."""
+FIRST_AT_ONCE = 50
 IDS_AT_ONCE = 100
 LETTERS_AT_ONCE = 50
 ENDED_AT_ONCE = 1_000
@@ -44,6 +43,7 @@ IDS_A_PART = 5_000
 SAMPLES = 32
 """So many times as many places as parts are looked at to split what there is."""
 REVISION_BYTES = 6
+MOST_MS = 1 << 48
 
 Place = tuple[int, int]
 """Epoch ms and sequence: the order in which messages stand."""
@@ -77,6 +77,7 @@ class Scanner:
 
     def __init__(self, options: Options, keys: Keys) -> None:
         self._options, self._keys = options, keys
+        self._at_once, self._largest = FIRST_AT_ONCE, 1
 
     def parts(self, scan: Scan) -> list[Part]:
         """Split a table; see `ports.Scannable`."""
@@ -131,15 +132,12 @@ class Scanner:
     def _bounds(self, line: Line, scan: Scan, sets: Sequence[bytes]) -> list[Place]:
         """Return the places at which parts of about the same size begin.
 
-        What is due within the bounds of a scan stands at its due time, or later where it was retried.
+        What is due at some time stands at that place, or at a later one where it was retried.
         """
-        first_ms, end_ms = scan.from_ms or 0, scan.to_ms
+        first_ms = scan.from_ms or 0
         keys = [self._keys.tag.encode() + each for each in sets]
-        end: Arg = "+inf" if end_ms is None else f"({end_ms}"
-        ranges = line.ask_all(
-            [("ZCOUNT", key, *which) for key in keys for which in (("-inf", f"({first_ms}"), (first_ms, end))]
-        )
-        skipped, sizes = ranges[::2], ranges[1::2]
+        skipped: list[int] = line.ask_all([("ZCOUNT", key, "-inf", f"({first_ms}") for key in keys])
+        sizes: list[int] = line.ask_all([("ZCOUNT", key, first_ms, "+inf") for key in keys])
         rows = sum(sizes)
         parts = parts_for(scan, rows)
         step = max(rows // (parts * SAMPLES), 1)
@@ -151,8 +149,7 @@ class Scanner:
         found = line.ask_all([("ZRANGE", key, rank, rank, "WITHSCORES") for key, rank in wanted])
         places = sorted((int(ms), int.from_bytes(member[:6], "big")) for member, ms in filter(None, found))
         bounds = [places[len(places) * i // parts] for i in range(1, parts) if places]
-        bounds = [(first_ms, 0), *dict.fromkeys(bounds)]
-        return bounds if end_ms is None else [*bounds, (end_ms, 0)]
+        return [(first_ms, 0), *dict.fromkeys(bounds)]
 
     def _known(self, line: Line, lanes: dict[int, Lane]) -> Known:
         held: list[bytes] = line.ask("SMEMBERS", self._keys.key("holds"))
@@ -162,35 +159,60 @@ class Scanner:
 
     def _messages(self, line: Line, scan: Scan, part: Part) -> Iterator[Columns]:
         lanes = self._lanes(line)
-        known = self._known(line, lanes)
+        known, now_ms = self._known(line, lanes), _now_ms(line)
         due, aside = self._sets(line, lanes, scan.lane)
-        seen = set[bytes]()  # what is released meanwhile goes from aside to the others as it is
-        for which in aside:
-            for page in self._pages(line, scan, part, which):
-                seen.update(page.members)
-                yield _columns(scan, page, known)
-        for which in due:
-            for page in self._pages(line, scan, part, which):
-                yield _columns(scan, page.without(seen) if seen else page, known)
+        aside_names = set[bytes]()  # what is released meanwhile goes from aside to the others as it is
+        for which in [*aside, *due]:
+            for names in self._names(line, part, which):
+                new = [each for each in names if each not in aside_names] if aside_names else names
+                if which in aside:
+                    aside_names.update(names)
+                for members, values in self._values(line, new):
+                    yield _taken(columns_of(members, values, _needed(scan), known, now_ms), scan)
 
-    def _pages(self, line: Line, scan: Scan, part: Part, which: bytes) -> Iterator[_Page]:
-        """Read a set from place to place; the next page is on its way while one is looked at."""
-        end: tuple[Arg, Arg] = ("", "") if part.end is None else part.end
-        due: tuple[Arg, Arg] = "" if scan.from_ms is None else scan.from_ms, "" if scan.to_ms is None else scan.to_ms
-        kind = "due" if DUE_ONLY.issuperset(scan.columns) else "values"
-        rest: tuple[Arg, ...] = (*end, part.last_sequence, *due, AT_ONCE, kind)
-        reply = line.run("scan", which, *part.first, *rest)
-        while reply is not None:
-            now, ms, sequence, members, values = reply
-            if ms:
-                line.send_script("scan", which, ms, sequence, *rest)
-            yield _Page(int(now), members, values)
-            reply = None
-            if ms:
-                try:
-                    reply = line.answer()
-                except NoScriptError:  # the server was emptied of scripts, or is another one now
-                    reply = line.run("scan", which, ms, sequence, *rest)
+    def _names(self, line: Line, part: Part, which: bytes) -> Iterator[list[bytes]]:
+        """Yield what stands in a set within a part, page by page, each from where the one before ended."""
+        key = self._keys.tag.encode() + which
+        (ms, sequence), end = part.first, part.end
+        end_ms: Arg = "+inf" if end is None else end[0]
+        while True:
+            flat = line.ask("ZRANGEBYSCORE", key, ms, end_ms, "WITHSCORES", "LIMIT", 0, NAMES_AT_ONCE)
+            if len(flat) == 2 * NAMES_AT_ONCE and int(flat[-1]) == ms:  # more than that stand at one place
+                flat = line.run("scan", which, ms, sequence, NAMES_AT_ONCE)
+            places = [
+                (int(at_ms), int.from_bytes(member[:6], "big"))
+                for member, at_ms in zip(flat[::2], flat[1::2], strict=True)
+            ]
+            first = (ms, sequence)
+            yield [
+                member
+                for member, place in zip(flat[::2], places, strict=True)
+                if first <= place and (end is None or place < end) and place[1] <= part.last_sequence
+            ]
+            if len(places) < NAMES_AT_ONCE or (end is not None and places[-1] >= end):
+                return
+            ms, sequence = places[-1][0], places[-1][1] + 1
+
+    def _values(self, line: Line, names: Sequence[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield ids and their values; the next are on their way while some are looked at."""
+        members = [each[6:] for each in names]
+        asked = members[: self._at_once]
+        if asked:
+            line.send(packed(["HMGET", self._keys.key("msg"), *asked]))
+        at = len(asked)
+        while asked:
+            found = line.answer()
+            asked, of = members[at : at + self._at_once], asked
+            if asked:
+                line.send(packed(["HMGET", self._keys.key("msg"), *asked]))
+            at += len(asked)
+            if None in found:  # some have ended
+                kept = [(member, value) for member, value in zip(of, found, strict=True) if value]
+                of, found = [member for member, _ in kept], [value for _, value in kept]
+            if found:
+                self._largest = max(self._largest, *map(len, found))
+                self._at_once = max(min(4 * self._at_once, VALUES_AT_ONCE, VALUE_BYTES // self._largest), 1)
+                yield of, found
 
     def _looked_up(self, line: Line, scan: Scan, members: Sequence[bytes]) -> Iterator[Columns]:
         at = 0
@@ -254,8 +276,7 @@ class Scanner:
 
     def _done(self, line: Line, scan: Scan, part: Part) -> Iterator[Columns]:
         """Read what is remembered in a window, but for what another one knows a later version of."""
-        seconds, micros = line.ask("TIME")
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        now_ms = _now_ms(line)
         windows = self._windows(line)
         own = windows.index(part.window) if part.window in windows else -1
         if part.members is None and own < 0:  # it is past, and was forgotten
@@ -291,30 +312,26 @@ class Scanner:
                 return
 
 
-class _Page(Struct):
-    """What one call found: the server's time, members, and their values or due times, the latter in one."""
-
-    now_ms: int
-    members: list[bytes]
-    values: Any
-
-    def without(self, seen: set[bytes]) -> _Page:
-        """Return it without those that were seen."""
-        new = [i for i, member in enumerate(self.members) if member not in seen]
-        values = self.values
-        if isinstance(values, bytes):
-            kept: Any = b"".join(values[8 * i : 8 * i + 8] for i in new)
-        else:
-            kept = [values[i] for i in new]
-        return _Page(self.now_ms, [self.members[i] for i in new], kept)
+def _now_ms(line: Line) -> int:
+    seconds, micros = line.ask("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
-def _columns(scan: Scan, page: _Page, known: Known) -> Columns:
-    members = [each[6:] for each in page.members]
-    if isinstance(page.values, bytes):
-        both: dict[str, Sequence[Any]] = {"id": ids_of(members), "due_ms": dues_of(page.values)}
-        return {name: both[name] for name in scan.columns}
-    return columns_of(members, page.values, scan.columns, known, page.now_ms)
+def _needed(scan: Scan) -> Sequence[str]:
+    """Return the columns that are to be decoded: those that are wanted, and those by which rows are chosen."""
+    due = ("due_ms",) if (scan.from_ms, scan.to_ms) != (None, None) else ()
+    return tuple(dict.fromkeys((*scan.columns, *due)))
+
+
+def _taken(columns: Columns, scan: Scan) -> Columns:
+    """Return the rows that are due within the bounds of a scan, and the columns that are wanted."""
+    if (scan.from_ms, scan.to_ms) == (None, None):
+        return columns
+    from_ms, to_ms = scan.from_ms or 0, MOST_MS if scan.to_ms is None else scan.to_ms
+    chosen = [from_ms <= due_ms < to_ms for due_ms in columns["due_ms"]]
+    if all(chosen):
+        return {name: columns[name] for name in scan.columns}
+    return {name: list(compress(columns[name], chosen)) for name in scan.columns}
 
 
 def _members(ids: Iterable[str]) -> Iterator[bytes]:

@@ -157,6 +157,9 @@ def _arrow(values: Sequence[Any], type_: Any) -> Any:  # noqa: ANN401 - pyarrow 
 
 
 def _map_array(values: Sequence[Mapping[str, Any]], type_: Any) -> Any:  # noqa: ANN401 - as above
+    if not any(values):
+        empty = pa.array([], type_.key_type), pa.array([], type_.item_type)
+        return pa.MapArray.from_arrays(pa.array([0] * (len(values) + 1), pa.int32()), *empty)
     offsets = pa.array([0, *accumulate(map(len, values))], pa.int32())
     keys = pa.array(list(chain.from_iterable(values)), type_.key_type)
     items = pa.array(list(chain.from_iterable(each.values() for each in values)), type_.item_type)
