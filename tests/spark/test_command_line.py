@@ -92,8 +92,8 @@ def test_rejected_rows_fail_the_job_above_a_threshold_and_are_written_down(order
         *QUIET,
         "--dry-run",
     )
-    line += ("--store", f"sqlite:///{tmp_path / 'delay.db'}", "--rejects", f"{tmp_path / 'rejects'}")
-    done = aiodelay(*line, cwd=tmp_path)
+    places = ("--store", f"sqlite:///{tmp_path / 'delay.db'}", "--rejects", f"{tmp_path / 'rejects'}")
+    done = aiodelay(*line, *places, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert summary_of(done)["facts"]["reasons"] == {"id.missing": 3}
     assert not (tmp_path / "delay.db").exists()
