@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from aiodelay.spark.report_plots import ms_text
 from tests.support.chromium import chromium
 
 FIRST = datetime(2026, 3, 28, 22, tzinfo=UTC)
-NOTHING: Mapping[str, Any] = dict.fromkeys(
+NOTHING: dict[str, Any] = dict.fromkeys(
     ("delivered", "early", "unclaimed", "repeated", "again", "dropped", "skipped", "dead", "dead_late"), 0
 ) | dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "max_ms", "min_ms"))
 
@@ -31,7 +31,7 @@ def hours() -> list[dict[str, Any]]:
     """Six hours with deliveries, one without any, none at all, and one more."""
     times = [figures(10 * n + 5, hour=FIRST + timedelta(hours=n), again=n) for n in range(6)]
     silent = NOTHING | {"hour": FIRST + timedelta(hours=6), "dead": 1, "dead_late": 1}
-    return [*times, dict(silent), figures(70_000, hour=FIRST + timedelta(hours=8))]
+    return [*times, silent, figures(70_000, hour=FIRST + timedelta(hours=8))]
 
 
 def report_page(**given: Any) -> ReportPage:  # noqa: ANN401 - fields
@@ -41,7 +41,7 @@ def report_page(**given: Any) -> ReportPage:  # noqa: ANN401 - fields
         "where": None,
         "by": ("lane", "hour"),
         "total": figures(45, delivered=70, early=2, min_ms=-30, unclaimed=4, repeated=1, dead=1, dead_late=1, again=15),
-        "lanes": [figures(45, lane="<b>kafka</b>"), dict(NOTHING) | {"lane": "broken", "dead": 1}],
+        "lanes": [figures(45, lane="<b>kafka</b>"), NOTHING | {"lane": "broken", "dead": 1}],
         "times": hours(),
         "rows": [row | {"lane": "kafka"} for row in hours()],
         "most_rows": 2000,
@@ -108,7 +108,7 @@ def test_days_and_nothing_at_all_have_a_page_too() -> None:
     page = render(report_page(by=("day",), lanes=(), times=days, rows=days))
     assert "<th scope='row' class='text'>2026-03-31</th>" in page
     assert "By lane" not in page
-    empty = render(report_page(total=dict(NOTHING), lanes=[], times=[], rows=[]))
+    empty = render(report_page(total=NOTHING, lanes=[], times=[], rows=[]))
     assert "Nothing happened" in empty
     assert "<svg" not in empty
 
