@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -25,10 +26,8 @@ from aiodelay.spark.jobs import archive, backfill, reconcile, report
 from aiodelay.spark.session import local_session
 from aiodelay.spark.summary import Summary
 
-sys.path.insert(0, str(Path(__file__).parent))
-from orders import write_orders
-
-LEAD, SPAN = timedelta(seconds=20), timedelta(seconds=10)
+ORDERS = Path(__file__).with_name("orders.py")
+LEAD, SPAN_S = timedelta(seconds=25), 10
 MAPPING = {"id": "order_id", "due_at": "remind_at", "payload": "struct(*)"}
 PATIENCE_S = 120.0
 
@@ -44,21 +43,23 @@ class Pipeline:
         self.spark, self.kafka, self.folder, self.rows = spark, kafka, folder, rows
         run = uuid4().hex[:8]  # so that it may be run again on the same servers
         self.namespace, self.topic = f"pipeline-{run}", f"reminders-{run}"
+        self.first = datetime.now(UTC) + LEAD
         self.store = f"{redis}{'&' if '?' in redis else '?'}journal=1000000"  # the same for all that open it
 
     def run(self) -> None:
         """Take all steps."""
         self.orders()
         self.backfill()
-        self.reconcile("before", same=self.rows)
+        self.reconcile("before", "same")
         asyncio.run(self.dispatch())
         self.archive()
         self.report()
-        self.reconcile("after", ended=self.rows)
+        self.reconcile("after", "ended")
 
     def orders(self) -> None:
-        self.first = datetime.now(UTC) + LEAD
-        write_orders(self.folder / "orders", self.rows, self.first, SPAN)
+        span = ["--first", self.first.isoformat(), "--span-s", f"{SPAN_S}"]
+        command = [sys.executable, f"{ORDERS}", f"{self.folder / 'orders'}", "--rows", f"{self.rows}", *span]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         self.tell("orders", rows=self.rows, first=f"{self.first:%H:%M:%S}")
 
     def truth(self) -> DataFrame:
@@ -66,12 +67,18 @@ class Pipeline:
 
     def backfill(self) -> None:
         """Store a message for each order; as often as you like, an order is stored once."""
-        given = {"store": self.store, "namespace": self.namespace, "mapping": MAPPING, "to": f"kafka:{self.topic}"}
-        for what, n in (("stored", self.rows), ("known", self.rows)):
-            summary = backfill.run(self.truth(), **given, past_due="now")
-            self.expect(summary, rows=self.rows, **{what: n})
+        for what in ("stored", "known"):
+            summary = backfill.run(
+                self.truth(),
+                store=self.store,
+                namespace=self.namespace,
+                mapping=MAPPING,
+                to=f"kafka:{self.topic}",
+                past_due="now",
+            )
+            self.expect(summary, {"rows": self.rows, what: self.rows})
 
-    def reconcile(self, when: str, **expected: int) -> None:
+    def reconcile(self, when: str, kind: str) -> None:
         """Compare the store with the orders, all of which count: as of some minutes before the first is due."""
         summary = reconcile.run(
             self.spark,
@@ -83,7 +90,7 @@ class Pipeline:
             margin="0s",
             now=self.first - timedelta(minutes=30),
         )
-        self.expect(summary, rows=self.rows, rejected=0, when=when, **expected)
+        self.expect(summary, {"rows": self.rows, "rejected": 0, kind: self.rows}, when)
 
     async def dispatch(self) -> None:
         """Deliver each order when its time has come, and read what arrives in the topic."""
@@ -122,14 +129,11 @@ class Pipeline:
 
     def archive(self) -> None:
         """Write the journal to Parquet; a second run has nothing more to write."""
-        for n in (self.events_expected(), 0):
+        for n in (3 * self.rows, 0):  # stored, claimed, delivered
             summary = archive.run(
                 self.spark, store=self.store, namespace=self.namespace, to=f"{self.folder / 'archive'}"
             )
-            self.expect(summary, rows=n)
-
-    def events_expected(self) -> int:
-        return 3 * self.rows  # stored, claimed, delivered
+            self.expect(summary, {"rows": n})
 
     def report(self) -> None:
         """Say how late the orders were, as Parquet, CSV and a page."""
@@ -140,9 +144,9 @@ class Pipeline:
             csv=self.folder / "report.csv",
             html=self.folder / "report.html",
         )
-        self.expect(summary, delivered=self.rows, early=0, unclaimed=0, dead=0)
+        self.expect(summary, {"delivered": self.rows, "early": 0, "unclaimed": 0, "dead": 0})
 
-    def expect(self, summary: Summary, when: str = "", **expected: int) -> None:
+    def expect(self, summary: Summary, expected: Mapping[str, int], when: str = "") -> None:
         """Print what a job came to, and compare it with what it should have."""
         told = summary.shape()
         found = {name: told[name] if name in ("rows", "rejected") else summary.counts.get(name) for name in expected}
@@ -151,7 +155,7 @@ class Pipeline:
             raise WrongError(f"{summary.job} {when}: {found}, where {expected} was expected; all of it: {told}")
 
     def tell(self, step: str, **facts: object) -> None:
-        print(f"{step:16} " + "  ".join(f"{name} {fact}" for name, fact in facts.items()), flush=True)
+        print(f"{step:18}" + "  ".join(f"{name} {fact}" for name, fact in facts.items()), flush=True)
 
 
 def main() -> int:
@@ -162,17 +166,16 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=500)
     given = parser.parse_args()
     given.dir.mkdir(parents=True)
-    conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.ui.showConsoleProgress": "false"}
+    conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
     spark = local_session("local[2]", conf)
     try:
-        spark.sparkContext.setLogLevel("ERROR")
         Pipeline(spark, given.redis, given.kafka, given.dir, given.rows).run()
     except WrongError as error:
         print(f"wrong: {error}", file=sys.stderr)
         return 1
     finally:
         spark.stop()
-    print(f"done             the report: {given.dir / 'report.html'}")
+    print(f"{'done':18}the report: {given.dir / 'report.html'}")
     return 0
 
 
