@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from aiodelay.spark.summary import Summary
 from aiodelay.testing.servers import redis_servers, serving
+from examples.spark.pipeline import Pipeline, WrongError
 
 PIPELINE = Path(__file__).parents[2] / "examples" / "spark" / "pipeline.py"
 ROWS = 120
@@ -49,3 +55,44 @@ def test_orders_become_reminders_in_kafka_each_once_and_none_early(redis: str, k
     assert {line["lane"] for line in lines} == {"kafka"}
     assert sum(int(line["delivered"]) for line in lines) == ROWS
     assert "Delivery report" in (folder / "report.html").read_text("utf-8")
+
+
+@dataclass
+class Arrived:
+    """A record in the topic: which order, and how many ms after it was due."""
+
+    order: str
+    late_ms: int
+
+    @property
+    def value(self) -> bytes:
+        return json.dumps({"order_id": self.order, "remind_at": datetime.fromtimestamp(1000, UTC).isoformat()}).encode()
+
+    @property
+    def timestamp(self) -> int:
+        return 1_000_000 + self.late_ms
+
+
+@pytest.mark.parametrize(
+    ("records", "in_topic", "told"),
+    [
+        ([Arrived("a", 0), Arrived("b", -1)], 2, "2 records of 2 orders, 1 early"),
+        ([Arrived("a", 0), Arrived("a", 9)], 2, "2 records of 1 orders, 0 early"),
+        ([Arrived("a", 0), Arrived("b", 9)], 3, "3 records of 2 orders, 0 early"),
+    ],
+)
+def test_an_early_a_missing_and_a_second_reminder_end_the_example(
+    spark: SparkSession, tmp_path: Path, records: Sequence[Arrived], in_topic: int, told: str
+) -> None:
+    pipeline = Pipeline(spark, "redis://localhost", "localhost:9092", tmp_path, rows=2)
+    pipeline.check([Arrived("a", 0), Arrived("b", 9)], 2)
+    with pytest.raises(WrongError, match=told):
+        pipeline.check(records, in_topic)
+
+
+def test_a_job_that_comes_to_something_else_ends_the_example(spark: SparkSession, tmp_path: Path) -> None:
+    pipeline = Pipeline(spark, "redis://localhost", "localhost:9092", tmp_path, rows=2)
+    summary = Summary(job="reconcile", seconds=0.1, rows=2, rejected=1, counts={"same": 1, "missing": 1})
+    pipeline.expect(summary, {"rows": 2, "same": 1})
+    with pytest.raises(WrongError, match=r"^reconcile before: .*'rejected': 1.*where .*'rejected': 0"):
+        pipeline.expect(summary, {"rows": 2, "rejected": 0}, "before")
