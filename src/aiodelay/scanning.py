@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 ScannedTable: TypeAlias = Literal["messages", "dead", "done"]
+"""What can be read of a store."""
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 """A batch of rows by column; the columns that were wanted, all of one length."""
 

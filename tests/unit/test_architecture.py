@@ -88,6 +88,10 @@ CLOCKS = {
     "cli.demo": "prints the time of day to a person",
     "cli.report": "prints the time of day to a person",
     "cli.traffic": "prints the time of day to a person",
+    "spark.jobs.reconcile": "how long it takes, and the time that is given as an argument, unless it is",
+    "spark.jobs.repair": "the same",
+    "spark.jobs.report": "how long it takes",
+    "spark.pacing": "a pace has no loop; tests give another clock",
 }
 LOOP_TIMES = {
     "_runtime.housekeeping": "how long the loop was blocked",
@@ -400,7 +404,11 @@ def test_all_names_what_is_defined(module: ModuleType) -> None:
     assert hasattr(module, "__path__") or named & imported_here - RE_EXPORTED.get(module.__name__, set()) == set()
 
 
-RE_EXPORTED = {"aiodelay.testing.clock": {"VirtualLoop", "WaitingForeverError"}}
+RE_EXPORTED = {
+    "aiodelay.spark.jobs.report": {"By", "report"},
+    "aiodelay.spark.writing": {"Counts"},
+    "aiodelay.testing.clock": {"VirtualLoop", "WaitingForeverError"},
+}
 
 
 def test_all_of_the_package_is_sorted_and_complete() -> None:

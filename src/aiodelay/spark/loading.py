@@ -64,10 +64,10 @@ async def _load(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> C
         loader = _Loader(store, settings)
         failure: Exception | None = None
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as tasks:
                 # the next batch is waited for in a thread: answers are read meanwhile
                 while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-                    await loader.load(batch, group)
+                    await loader.load(batch, tasks)
         except ExceptionGroup as found:
             failure = found.exceptions[0]
         if failure is not None:
@@ -84,12 +84,12 @@ class _Loader:
         piece = int(settings.task_rate / PIECES_A_SECOND) or settings.batch_rows
         self._most_rows = max(min(piece, settings.batch_rows), 1)
 
-    async def load(self, batch: pa.RecordBatch, group: asyncio.TaskGroup) -> None:
+    async def load(self, batch: pa.RecordBatch, tasks: asyncio.TaskGroup) -> None:
         for part in parts_of(batch, self._most_rows):
             puts = puts_of(part, self._settings, self._store.now_ms())
             await self._pacer.take(len(puts))
             await self._room.acquire()
-            group.create_task(self._send(puts), name="aiodelay spark load")
+            tasks.create_task(self._send(puts), name="aiodelay spark load")
             await asyncio.sleep(0)  # it is on its way while the next part is composed
 
     async def _send(self, puts: Sequence[Put]) -> None:

@@ -33,7 +33,7 @@ from .options import Options, read_table, store_url
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["Reader", "reader_of"]
+__all__ = ["PushingReader", "Reader", "reader_of"]
 
 
 def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
