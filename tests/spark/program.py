@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from aiodelay.spark.session import local_session, register
+from aiodelay.spark.session import local_session
 from aiodelay.spark.writing import write_frame
 from tests.spark.messages import frame_of, given
 
@@ -24,11 +24,7 @@ ROWS = 2_000
 
 def session(master: str, conf: Mapping[str, str] | None = None) -> SparkSession:
     settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.sql.shuffle.partitions": "2"}
-    if master.startswith("connect:"):
-        spark = SparkSession.builder.remote(master.removeprefix("connect:")).getOrCreate()
-        register(spark)
-        return spark
-    return local_session(master, settings | dict(conf or {}))
+    return local_session(master or None, settings | dict(conf or {}))
 
 
 def write_slowly(url: str, namespace: str) -> None:
@@ -44,8 +40,8 @@ def stream_slowly(url: str, namespace: str, folder: str) -> None:
 
 
 def follow(spark: SparkSession, url: str, namespace: str, folder: str, **options: str) -> None:
-    """Write what the files of a folder hold, each in a batch of its own, from where it was left."""
-    files = spark.readStream.schema("id string, due_at timestamp, payload string").option("maxFilesPerTrigger", 1)
+    """Write what the files of a folder hold, two in a batch, from where it was left."""
+    files = spark.readStream.schema("id string, due_at timestamp, payload string").option("maxFilesPerTrigger", 2)
     query = (
         files.parquet(f"{folder}/rows")
         .writeStream.format("aiodelay")

@@ -26,7 +26,8 @@ def ran(*arguments: str, environment: Mapping[str, str] | None = None) -> list[s
 
 
 def test_a_connect_session_writes_and_reads(redis_server: RedisServer, namespace: str) -> None:
-    assert ran("round_trip", "connect:local[2]", redis_server.url, namespace)[:2] == [KNOWN, f"{ROWS}"]
+    lines = ran("round_trip", "", redis_server.url, namespace, environment={"SPARK_REMOTE": "local[2]"})
+    assert lines[:2] == [KNOWN, f"{ROWS}"]
 
 
 def test_executors_in_processes_of_their_own_write_and_a_task_that_runs_twice_stores_once(
