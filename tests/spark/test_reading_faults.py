@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,15 @@ def test_reading_writes_nothing_to_a_server_and_fails_clearly_where_it_may_not_r
             rows(poor, "id")
         assert "NOPERM" in f"{raised.value}"
         assert "secret" not in f"{raised.value}"
+        commands = re.findall(r"`\+([a-z]+)`", Path("docs/spark/data-source.md").read_text(encoding="utf-8"))
+        allowed = [f"+{command}" for command in commands]
+        client.execute_command(
+            "ACL", "SETUSER", "reader", "on", ">secret", "~{default:00}:*", "+select", "+client", *allowed
+        )
+        reads = url.replace("redis://", "redis://reader:secret@", 1)
+        assert len(rows(reads)) == 10
+        assert len(rows(reads, ids="m1,m2")) == 2
+        assert rows(reads, table="dead") == rows(reads, table="done") == []
         client.hset("{default:00}:meta", "schema", "2")
         with pytest.raises(StoreMismatchError):
             rows(url, "id")
