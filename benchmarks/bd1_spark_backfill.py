@@ -133,20 +133,22 @@ def _read(connection: Any) -> None:  # noqa: ANN401 - redis-py's
 
 
 def _chunks(files: list[Path]) -> Iterator[list[tuple[str, int, bytes, str]]]:
-    import pyarrow.parquet as pq  # noqa: PLC0415 - where Spark is
+    import pyarrow as pa  # noqa: PLC0415 - where Spark is
+    import pyarrow.parquet as pq  # noqa: PLC0415 - as above
 
     for file in files:
         for batch in pq.ParquetFile(file).iter_batches(AT_ONCE, columns=["id", "due_at", "payload", "to"]):
             ids, dues, payloads, destinations = batch.columns
-            columns = (ids.to_pylist(), dues.cast("int64").to_pylist(), payloads.to_pylist(), destinations.to_pylist())
+            times = dues.cast(pa.timestamp("ms")).cast(pa.int64())
+            columns = (ids.to_pylist(), times.to_pylist(), payloads.to_pylist(), destinations.to_pylist())
             yield list(zip(*columns, strict=True))
 
 
 def _arguments(row: tuple[str, int, bytes, str]) -> tuple[Any, ...]:
-    message_id, due_us, payload, to = row
+    message_id, due_ms, payload, to = row
     lane, _, address = to.partition(":")
     body = msgspec.msgpack.encode({"p": payload, "a": address})
-    return b"n-" + VERSION, b"\x02" + message_id.encode(), NO_OP, lane, -(-due_us // 1000), "", VERSION, body
+    return b"n-" + VERSION, b"\x02" + message_id.encode(), NO_OP, lane, due_ms, "", VERSION, body
 
 
 BENCHMARK = Benchmark("BD1", "backfill from Spark into Redis", run, needs_redis=True, needs_spark=True)

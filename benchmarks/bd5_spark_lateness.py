@@ -37,7 +37,8 @@ def run(plan: Plan) -> list[Row]:
         serving(redis_programs()[0]) as other,
         ProcessPoolExecutor(1, mp_context=context) as processes,
     ):
-        frame = messages(spark, plan.size(round(RATE * (SPAN_S + DELAYS_S[1]))))
+        rows = plan.size(round(RATE * (SPAN_S + DELAYS_S[1])))
+        frame = messages(spark, rows, to="kafka:orders")  # which the dispatcher does not serve, and does not wait for
         for number in range(plan.runs):
             sides = [(plan.redis, beside), (other, alone)]
             for url, figures in sides if number % 2 else reversed(sides):

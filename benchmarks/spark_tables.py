@@ -47,7 +47,7 @@ def session(plan: Plan) -> Iterator[SparkSession]:
             spark.stop()
 
 
-def messages(spark: SparkSession, n: int) -> DataFrame:
+def messages(spark: SparkSession, n: int, *, to: str = TO) -> DataFrame:
     """Return messages 0 to n-1: ids of text, an hour of due times, payloads of 200 bytes."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name; as above
 
@@ -56,7 +56,7 @@ def messages(spark: SparkSession, n: int) -> DataFrame:
         F.concat(F.lit("order-"), number).alias("id"),
         F.timestamp_millis(DUE_MS + number % 3_600_000).alias("due_at"),
         F.rpad(number.cast("string"), PAYLOAD_BYTES, "x").cast("binary").alias("payload"),
-        F.lit(TO).alias("to"),
+        F.lit(to).alias("to"),
     )
 
 
