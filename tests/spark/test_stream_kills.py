@@ -57,12 +57,12 @@ def _archiving(url: str, folder: Path, *options: str) -> Iterator[subprocess.Pop
             start_new_session=True,
             cwd=folder.parent,
         )
-    try:
-        yield job
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
+    with job:
+        try:
+            yield job
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
 
 
 def _wait(job: subprocess.Popen[str], is_so: Callable[[], bool]) -> None:
