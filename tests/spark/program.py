@@ -54,15 +54,17 @@ def follow(spark: SparkSession, url: str, namespace: str, folder: str, **options
 
 
 def round_trip(master: str, url: str, namespace: str) -> None:
-    """Write, write again, and read: prints the counts of both, and what was read."""
+    """Write and read by the data source alone: prints how many were read."""
     spark = session(master)
-    frame, options = frame_of(spark, ROWS), given(url, namespace)
-    frame.write.format("aiodelay").mode("append").options(**options).save()
-    print(write_frame(frame, options))
+    frame_of(spark, ROWS).write.format("aiodelay").mode("append").options(**given(url, namespace)).save()
     reader = spark.read.format("aiodelay").option("store", url).option("namespace", namespace)
     print(reader.load().where("due_at = timestamp'2030-01-01' AND string(payload) = id").count())
-    print("pandas" if "pandas" in sys.modules else "no pandas")
-    spark.stop()
+
+
+def count_again(master: str, url: str, namespace: str) -> None:
+    """Do the same, and write once more as jobs do: prints what came of that too."""
+    round_trip(master, url, namespace)
+    print(write_frame(frame_of(session(master), ROWS), given(url, namespace)))
 
 
 def speculate(master: str, url: str, namespace: str) -> None:
