@@ -127,9 +127,7 @@ def _rows_of(figures: DataFrame, by: Sequence[By]) -> DataFrame:
 
 def _write_parquet(rows: DataFrame, by: Sequence[By], path: str, *, overwrite: bool) -> None:
     try:
-        rows.coalesce(1).sortWithinPartitions(*by).write.mode("overwrite" if overwrite else "errorifexists").parquet(
-            path
-        )
+        rows.coalesce(1).sortWithinPartitions(*by).write.mode("overwrite" if overwrite else "error").parquet(path)
     except AnalysisException as error:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise
