@@ -88,7 +88,7 @@ def _read_part(url: str, share: int, bodies: bool, number: int) -> int:  # noqa:
     keys = Keys("default")
     count = 0
     with redis.Redis.from_url(url, socket_timeout=None, protocol=2) as client:
-        (lane,) = client.hkeys(keys.key("lanes"))
+        (lane,) = client.hvals(keys.key("lanes"))
         places = keys.key(f"due:{int(lane)}")
         for at in range(number * share, (number + 1) * share, AT_ONCE):
             last = min(at + AT_ONCE, (number + 1) * share) - 1
