@@ -106,15 +106,15 @@ def _check_columns(events: DataFrame) -> None:
 
 
 def _where(events: DataFrame, condition: str) -> DataFrame:
+    allowed = "a condition on the events' columns"
     try:
-        chosen = events.where(condition)
-        chosen.schema  # noqa: B018 - only now does a Connect session look at the condition
+        (kind,) = events.select(F.expr(condition)).schema.fields  # a Connect session knows a filter's without a look
     except PySparkException as error:
         reason = f"{error}".strip().partition("\n")[0]
-        raise InputError(
-            "where", f"{shortened(condition)} ({cut(reason, 200)})", "a condition on the events' columns"
-        ) from None
-    return chosen
+        raise InputError("where", f"{shortened(condition)} ({cut(reason, 200)})", allowed) from None
+    if kind.dataType.simpleString() != "boolean":
+        raise InputError("where", f"{shortened(condition)}, of type {kind.dataType.simpleString()}", allowed)
+    return events.where(condition)
 
 
 def _in_days(events: DataFrame, condition: Callable[[Column], Column]) -> DataFrame:
