@@ -5,15 +5,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from aiodelay.spark.session import local_session
 from aiodelay.spark.writing import write_frame
@@ -65,34 +60,6 @@ def count_again(master: str, url: str, namespace: str) -> None:
     """Do the same, and write once more as jobs do: prints what came of that too."""
     round_trip(master, url, namespace)
     print(write_frame(frame_of(session(master), ROWS), given(url, namespace)))
-
-
-def speculate(master: str, url: str, namespace: str) -> None:
-    """Write with a task that stops half way, until Spark runs it a second time beside the first."""
-    spark = session(
-        master,
-        {
-            "spark.speculation": "true",
-            "spark.speculation.interval": "100ms",
-            "spark.speculation.quantile": "0.5",
-            "spark.speculation.multiplier": "1.1",
-            "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
-        },
-    )
-
-    def stuck(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = TaskContext.get()
-        assert task is not None
-        yield from islice(batches, 8)
-        if task.partitionId() == 1 and task.attemptNumber() == 0:
-            os.read(os.pipe()[0], 1)  # nobody writes: it waits until it is killed
-        yield from batches
-
-    large = frame_of(spark, ROWS).withColumn("payload", F.expr("repeat(payload, 500)"))
-    frame = large.mapInArrow(stuck, "id string, due_at timestamp, payload string")
-    frame.write.format("aiodelay").mode("append").options(**given(url, namespace)).save()
-    print(write_frame(frame_of(spark, ROWS), given(url, namespace)))
-    spark.stop()
 
 
 if __name__ == "__main__":
