@@ -1,4 +1,4 @@
-"""Writing and reading in sessions that stand beside no other in a process: Connect."""
+"""Writing and reading in sessions that stand beside no other in a process: Connect, executors elsewhere, no pandas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from tests.spark.program import ROWS
 from tests.support.processes import ROOT
@@ -26,3 +27,16 @@ def ran(*arguments: str, environment: Mapping[str, str] | None = None) -> list[s
 def test_a_connect_session_writes_and_reads(redis_server: RedisServer, namespace: str) -> None:
     lines = ran("count_again", "", redis_server.url, namespace, environment={"SPARK_REMOTE": "local[2]"})
     assert lines == [f"{ROWS}", KNOWN]
+
+
+def test_executors_in_processes_of_their_own_write_and_read(redis_server: RedisServer, namespace: str) -> None:
+    lines = ran("count_again", "local-cluster[2,1,1024]", redis_server.url, namespace)
+    assert lines == [f"{ROWS}", KNOWN]
+
+
+def test_the_data_source_needs_no_pandas(redis_server: RedisServer, namespace: str, tmp_path: Path) -> None:
+    (tmp_path / "pandas").mkdir()
+    (tmp_path / "pandas" / "__init__.py").write_text("raise ImportError('this environment has no pandas')\n")
+    path = os.pathsep.join([f"{tmp_path}", os.environ.get("PYTHONPATH", "")])
+    lines = ran("round_trip", "local[2]", redis_server.url, namespace, environment={"PYTHONPATH": path})
+    assert lines == [f"{ROWS}"]

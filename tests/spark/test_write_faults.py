@@ -162,3 +162,14 @@ def test_a_writer_that_was_frozen_brings_back_nothing_when_it_wakes(redis_server
     assert writer.returncode == 0
     assert msgspec.json.decode(told, type=Counts).known >= 1_000
     assert stored(redis_server.url, namespace).keys() == {f"{n}" for n in range(2_000)} - ended
+
+
+def test_a_part_that_two_tasks_write_at_once_is_stored_once(
+    spark: SparkSession, redis_server: RedisServer, namespace: str
+) -> None:
+    rows = frame_of(spark, 1_000)
+    both = rows.withColumn("copy", F.lit(0)).union(rows.withColumn("copy", F.lit(1)))
+    halves = both.repartitionByRange(2, "copy").drop("copy")
+    counts = write_frame(halves, given(redis_server.url, namespace, rate="0"))
+    assert counts == Counts(stored=1_000, known=1_000)
+    assert len(stored(redis_server.url, namespace)) == 1_000
