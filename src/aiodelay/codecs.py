@@ -364,7 +364,7 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
     )
 
 
-_OF_BODY = {
+_OF_BODY: Mapping[str, Callable[[_Body], Any]] = {
     "payload": attrgetter("p"),
     "key": attrgetter("k"),
     "headers": attrgetter("h"),

@@ -29,7 +29,7 @@ def test_a_history_topic_reads_the_same_by_the_connector(spark: SparkSession) ->
     read = [decode_history(wire.value, offset) for offset, wire in enumerate(written, start=40)]
     others = [None, b"", b"{", b"7", b'{"event": "delivered"}', b"\xff\xfe"]
     values = [*(wire.value for wire in written), *others]
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (None, bytearray(value) if value is not None else None, "history", 2, offset, EPOCH, 0, [])
         for offset, value in enumerate(values, start=40)
     ]

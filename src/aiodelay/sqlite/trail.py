@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 from aiodelay.errors import StoreUnavailableError
@@ -62,7 +63,7 @@ class SqliteTrail:
         following = span.start
         while following < span.stop:
             after, limit = following - 1, min(AT_ONCE, span.stop - following)
-            found = await self._read(lambda reader, after=after, limit=limit: reader.journal(None, after, limit))
+            found = await self._read(partial(Reader.journal, message_id=None, after=after, limit=limit))
             found = [entry for entry in found if entry.number < span.stop]
             first = found[0].number if found else span.stop
             if first > following:
