@@ -51,7 +51,7 @@ def test_what_was_delivered_in_a_window_comes_again_once_for_each_name(spark: Sp
     first = asyncio.run(deliver(url, 6))
     archive.run(spark, store=url, to=events)
     frame, happened = spark.read.parquet(kept), spark.read.parquet(events)
-    where = "event = 'delivered' and lane = 'paper' and at >= '2026-01-01T10:00Z' and id <> 'm5'"
+    where = "event = 'delivered' and lane = 'paper' and at >= '2026-01-01T10:00:00Z' and id <> 'm5'"
     run = partial(replay.run, frame, store=url, name="again", events=happened, events_where=where)
     counted = run(dry_run=True)
     assert (counted.job, counted.rows, counted.counts["accepted"], counted.counts["without_message"]) == (
