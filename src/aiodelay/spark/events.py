@@ -60,6 +60,12 @@ class EventsLostError(AiodelayError):
         reason: How that came, if it is known.
     """
 
+    store: str
+    part: int
+    first: int
+    last: int
+    reason: str
+
     def __init__(self, store: str, part: int, first: int, last: int, reason: str) -> None:
         super().__init__(store, part, first, last, reason)
         self.store, self.part, self.first, self.last, self.reason = store, part, first, last, reason

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "stream_writer_of", "write_frame", "writer_of"]
 
-log = logging.getLogger("aiodelay.spark")
+log: logging.Logger = logging.getLogger("aiodelay.spark")
 
 _COUNTS = "stored BIGINT, replaced BIGINT, known BIGINT"
 

@@ -34,6 +34,10 @@ class ArchiveDamagedError(AiodelayError):
         found: How many there are.
     """
 
+    day: str
+    wanted: int
+    found: int
+
     def __init__(self, day: str, wanted: int, found: int) -> None:
         super().__init__(day, wanted, found)
         self.day, self.wanted, self.found = day, wanted, found
