@@ -7,17 +7,14 @@ it is live, or has ended, is held in memory while it is read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka import TopicPartition
 from msgspec import Struct
 
 from aiodelay.clock import Clock
-from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import DeadLetter, Snapshot
 from aiodelay.scanning import (
     Columns,
@@ -30,15 +27,12 @@ from aiodelay.scanning import (
 )
 
 from . import records
-from .client import consumer_of, reason_of, stop
 from .index import Index, Read
+from .observing import answering, next_records, observer
 from .options import Cluster
 from .topic import schedules_partitions
 
 __all__ = ["Part", "Scanner"]
-
-WAIT_MS = 500
-MOST_RECORDS = 2_000
 
 
 class Part(Struct, frozen=True):
@@ -69,8 +63,8 @@ class Scanner:
     async def _parts(self) -> list[Part]:
         counts = await schedules_partitions(self._cluster, self._topics)
         places = [TopicPartition(topic, number) for topic, n in counts.items() for number in range(n)]
-        with self._failing():
-            async with _started(self._cluster) as consumer:
+        async with observer(self._cluster) as consumer:
+            with answering(self._cluster):
                 ends = await consumer.end_offsets(places)
         return [Part(place.topic, place.partition, counts[place.topic], ends[place]) for place in places]
 
@@ -93,46 +87,19 @@ class Scanner:
         index = Index(clock=self._clock, name=f"{part.topic}/{part.number}", claims=count(1))
         index.place, index.schedules = (part.number, part.partitions), self._topics
         place, ends = TopicPartition(part.topic, part.number), set[bytes]()
-        with self._failing():
-            async with _started(self._cluster) as consumer:
-                consumer.assign([place])
+        async with observer(self._cluster) as consumer:
+            consumer.assign([place])
+            with answering(self._cluster):
                 at = (await consumer.beginning_offsets([place]))[place]
-                consumer.seek(place, at)
-                while at < part.end:
-                    async with asyncio.timeout(self._cluster.timeout_ms / 1000):
-                        found, at = await _some(consumer, place, at)
-                    for each in found:
-                        if each.offset < part.end:
-                            index.read(Read(each.offset, each.timestamp, each.key, each.value, each.headers))
-                            if scan.table == "done" and each.value is None and each.key is not None:
-                                ends.add(each.key)
+            consumer.seek(place, at)
+            while at < part.end:
+                found, at = await next_records(consumer, place, at, self._cluster)
+                for each in found:
+                    if each.offset < part.end:
+                        index.read(Read(each.offset, each.timestamp, each.key, each.value, each.headers))
+                        if scan.table == "done" and each.value is None and each.key is not None:
+                            ends.add(each.key)
         return index, ends
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except (KafkaError, TimeoutError, OSError) as error:
-            raise StoreUnavailableError(self._cluster.name, reason_of(error)) from error
-
-
-@asynccontextmanager
-async def _started(cluster: Cluster) -> AsyncGenerator[AIOKafkaConsumer]:
-    consumer = consumer_of(cluster)
-    try:
-        await consumer.start()
-        yield consumer
-    finally:
-        await stop(consumer)
-
-
-async def _some(consumer: AIOKafkaConsumer, place: TopicPartition, at: int) -> tuple[Sequence[Any], int]:
-    """Return the next records, and where to go on: beyond `at`."""
-    while True:
-        found = await consumer.getmany(place, timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
-        position: int = await consumer.position(place)
-        if position > at:
-            return found.get(place, ()), position
 
 
 def _sized(scan: Scan, found: Iterable[Snapshot | DeadLetter]) -> Iterator[tuple[Any, int]]:

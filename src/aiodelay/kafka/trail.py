@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
 
-from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import JournalEntry
 
 from . import records
-from .client import consumer_of, reason_of, stop
-from .index import Read
+from .observing import answering, next_records, observer
 from .options import Cluster
 from .topic import history_partitions
 
 __all__ = ["KafkaTrail", "open_trail"]
-
-WAIT_MS = 200
-MOST_RECORDS = 5_000
 
 
 class KafkaTrail:
@@ -39,7 +33,7 @@ class KafkaTrail:
     async def spans(self) -> Mapping[int, range]:
         """Ask for the partitions and their offsets, up to the first open transaction."""
         n = await history_partitions(self._cluster, self._topic)
-        with self._failing():
+        with answering(self._cluster):
             return await self._spans(range(n))
 
     async def entries(
@@ -47,7 +41,7 @@ class KafkaTrail:
     ) -> AsyncIterator[Sequence[JournalEntry]]:
         """Read the partition."""
         place = TopicPartition(self._topic, part)
-        with self._failing():
+        with answering(self._cluster):
             kept = (await self._spans([part]))[part]
         first, stop_at = max(span.start, kept.start), min(span.stop, kept.stop)
         if first > span.start:
@@ -60,19 +54,9 @@ class KafkaTrail:
         self._consumer.seek(place, first)
         at = first
         while at < stop_at:
-            with self._failing():
-                async with asyncio.timeout(self._cluster.timeout_ms / 1000):
-                    found, at = await self._some(place, at)
+            found, at = await next_records(self._consumer, place, at, self._cluster)
             entries = [records.decode_history(each.value, each.offset) for each in found if each.offset < stop_at]
             yield [entry for entry in entries if entry is not None]
-
-    async def _some(self, place: TopicPartition, at: int) -> tuple[Sequence[Read], int]:
-        """Return the next records, and where to go on: beyond `at`, or nothing was read in time."""
-        while True:
-            read = await self._consumer.getmany(place, timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
-            position: int = await self._consumer.position(place)
-            if position > at:
-                return [Read(r.offset, r.timestamp, r.key, r.value, r.headers) for r in read.get(place, ())], position
 
     async def _spans(self, parts: Sequence[int]) -> dict[int, range]:
         places = [TopicPartition(self._topic, part) for part in parts]
@@ -80,13 +64,6 @@ class KafkaTrail:
             begins = await self._consumer.beginning_offsets(places)
             ends = await self._consumer.end_offsets(places)
         return {place.partition: range(begins[place], max(begins[place], ends[place])) for place in places}
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except (KafkaError, TimeoutError, OSError) as error:
-            raise StoreUnavailableError(self._cluster.name, reason_of(error)) from error
 
 
 @asynccontextmanager
@@ -96,13 +73,5 @@ async def open_trail(cluster: Cluster, topic: str) -> AsyncGenerator[KafkaTrail]
     Raises:
         StoreUnavailableError: The cluster does not answer.
     """
-    consumer = consumer_of(cluster)
-    try:
-        try:
-            async with asyncio.timeout(cluster.timeout_ms / 1000):
-                await consumer.start()
-        except (KafkaError, TimeoutError, OSError) as error:
-            raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+    async with observer(cluster) as consumer:
         yield KafkaTrail(cluster, topic, consumer)
-    finally:
-        await stop(consumer)

@@ -27,7 +27,7 @@ from .columns import Known, columns_of, snapshot_of
 from .keys import Keys, member_of, text_of
 from .line import Line
 from .options import Options
-from .reading import Lanes, read_letter
+from .reading import Lanes, lanes_in, read_letter
 from .scripts import Arg, packed
 
 __all__ = ["Part", "Scanner"]
@@ -219,8 +219,7 @@ class Scanner:
         while at < len(members):
             asked = members[at : at + IDS_AT_ONCE]
             now, held, *pairs = line.run("look", *asked)
-            lanes = self._lanes(line)
-            known = Known(Lanes({name: number for number, name in lanes.items()}), held)
+            known = Known(lanes_in(line.ask("HGETALL", self._keys.key("lanes"))), held)
             found = [
                 snapshot_of(member, value, known, int(now), is_leased=bool(token))
                 for member, value, token in zip(asked, pairs[::2], pairs[1::2], strict=False)
@@ -254,7 +253,7 @@ class Scanner:
         for at in range(0, len(keys), LETTERS_AT_ONCE):
             chunk = keys[at : at + LETTERS_AT_ONCE]
             values = line.ask("HMGET", self._keys.key("dead"), *(key for key, _ in chunk))
-            lanes = Lanes({name: number for number, name in self._lanes(line).items()})
+            lanes = lanes_in(line.ask("HGETALL", self._keys.key("lanes")))
             letters = [
                 read_letter(key, value, at_ms, lanes)
                 for (key, at_ms), value in zip(chunk, values, strict=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from .common import Cluster, StorePlace, read_setting, run_job
+from .common import Cluster, StorePlace, mapping_of, read_setting, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,12 +61,11 @@ def backfill(
 
     def job(spark: SparkSession) -> Summary:
         from aiodelay.spark.jobs.backfill import run  # noqa: PLC0415 - `--help` needs no Spark
-        from aiodelay.spark.jobs.mapping import read_mapping  # noqa: PLC0415
         from aiodelay.spark.jobs.sources import read_source  # noqa: PLC0415
 
         return run(
             read_source(spark, from_, options),
-            mapping=read_mapping(",".join(map_)) if map_ else None,
+            mapping=mapping_of(map_),
             store=place.store,
             namespace=place.namespace,
             to=to,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aiodelay.spark.summary import Summary
 
-__all__ = ["Cluster", "StorePlace", "Truth", "read_setting", "run_job"]
+__all__ = ["Cluster", "StorePlace", "Truth", "mapping_of", "read_setting", "run_job"]
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _CLIENTS = ("google", "grpc", "numpy", "pandas", "py4j", "pyarrow", "pyspark", "zstandard")
@@ -87,9 +87,14 @@ class Truth:
 
     def mapping(self) -> Mapping[str, str] | None:
         """Return which columns are a message's."""
-        from aiodelay.spark.jobs.mapping import read_mapping  # noqa: PLC0415 - as above
+        return mapping_of(self.map)
 
-        return read_mapping(",".join(self.map)) if self.map else None
+
+def mapping_of(given: tuple[str, ...]) -> Mapping[str, str] | None:
+    """Return where a message's columns come from, as `--map` says, however often; None if it says nothing."""
+    from aiodelay.spark.jobs.mapping import read_mapping  # noqa: PLC0415 - as above
+
+    return read_mapping(",".join(given)) if given else None
 
 
 def read_setting(flag: str, text: str) -> tuple[str, str]:

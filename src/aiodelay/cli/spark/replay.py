@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from .common import Cluster, StorePlace, run_job
+from .common import Cluster, StorePlace, mapping_of, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,8 +56,7 @@ def replay(
     """
 
     def job(spark: SparkSession) -> Summary:
-        from aiodelay.spark.jobs.mapping import read_mapping  # noqa: PLC0415 - `--help` needs no PySpark
-        from aiodelay.spark.jobs.replay import run  # noqa: PLC0415
+        from aiodelay.spark.jobs.replay import run  # noqa: PLC0415 - `--help` needs no PySpark
         from aiodelay.spark.jobs.report import read_events  # noqa: PLC0415
         from aiodelay.spark.jobs.sources import read_source  # noqa: PLC0415
 
@@ -67,7 +66,7 @@ def replay(
             namespace=place.namespace,
             name=name,
             same_ids=same_ids,
-            mapping=read_mapping(",".join(map_)) if map_ else None,
+            mapping=mapping_of(map_),
             where=where,
             events=None if archive is None else read_events(spark, archive),
             events_where=events_where,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from msgspec import structs
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from aiodelay.clock import SystemClock
@@ -22,6 +21,7 @@ from aiodelay.spark.writing import write_frame
 from aiodelay.timeunits import Duration, format_duration, parse_duration
 
 from .checking import DROPPED, Rules, accepted, judged, rejected
+from .given import writing_anew
 from .mapping import given
 
 __all__ = ["OnConflict", "PastDue", "checked_destination", "run"]
@@ -157,12 +157,8 @@ def _counted(rows: DataFrame) -> Counter[tuple[str | None, str | None]]:
 
 
 def _write_rejects(rows: DataFrame, folder: str) -> None:
-    try:
+    with writing_anew("rejects", folder, "a folder that is not there yet"):
         rows.write.parquet(folder)
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_ALREADY_EXISTS":
-            raise
-        raise ConfigurationError("rejects", shortened(folder), "a folder that is not there yet") from None
 
 
 def _summary(

@@ -7,13 +7,14 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain, combinations
 from typing import Final, Literal, TypeAlias, get_args
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.errors import ConfigurationError, InputError, cut, shortened
+from aiodelay.errors import ConfigurationError, InputError, shortened
 from aiodelay.model import DeadReason
 from aiodelay.timeunits import to_epoch_ms
+
+from .given import problem_of_condition
 
 __all__ = ["By", "levels_of", "report"]
 
@@ -107,13 +108,8 @@ def _check_columns(events: DataFrame) -> None:
 
 def _where(events: DataFrame, condition: str) -> DataFrame:
     allowed = "a condition on the events' columns"
-    try:
-        (kind,) = events.select(F.expr(condition)).schema.fields  # a Connect session knows a filter's without a look
-    except PySparkException as error:
-        reason = f"{error}".strip().partition("\n")[0]
-        raise InputError("where", f"{shortened(condition)} ({cut(reason, 200)})", allowed) from None
-    if kind.dataType.simpleString() != "boolean":
-        raise InputError("where", f"{shortened(condition)}, of type {kind.dataType.simpleString()}", allowed)
+    if problem := problem_of_condition(events, condition):
+        raise InputError("where", f"{shortened(condition)}{problem}", allowed)
     return events.where(condition)
 
 

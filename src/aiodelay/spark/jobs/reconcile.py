@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Final, cast
 
 from msgspec import Struct
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 from pyspark.sql.types import StructType
@@ -20,6 +19,7 @@ from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
 
 from .differences import FINDINGS, compared_in, judged, tallied
+from .given import writing_anew
 from .mapping import mapped
 
 __all__ = ["FORMATS", "MARGIN", "run"]
@@ -148,12 +148,8 @@ def _check_fit(counts: Mapping[str, _Count]) -> None:
 
 def _write(differences: DataFrame, place: tuple[str, str], *, overwrite: bool) -> None:
     form, path = place
-    try:
+    with writing_anew("out", path, "a new folder, or overwrite"):
         differences.write.mode("overwrite" if overwrite else "error").format(form).save(path)
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_ALREADY_EXISTS":
-            raise
-        raise ConfigurationError("out", shortened(path), "a new folder, or overwrite") from None
 
 
 def _read_place(text: str) -> tuple[str, str]:

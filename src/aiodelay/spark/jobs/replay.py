@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from msgspec import structs
-from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
@@ -17,6 +16,7 @@ from aiodelay.timeunits import Duration, parse_duration
 
 from . import backfill
 from .backfill import checked_destination
+from .given import problem_of_condition
 from .mapping import mapped
 
 __all__ = ["NOW", "happened_to", "replayed", "run"]
@@ -150,10 +150,7 @@ def _shift_ms(shift: Duration) -> int | None:
 def _filtered(frame: DataFrame, where: str | None, field: str) -> DataFrame:
     if where is None:
         return frame
-    try:
-        found = frame.where(where)
-        found.schema  # noqa: B018 - only now does a Connect session look at the condition
-    except (AnalysisException, ParseException) as error:
-        allowed = f"an SQL condition on {cut(', '.join(frame.columns), 200)} ({error.getCondition()})"
-        raise ConfigurationError(field, shortened(where), allowed) from None
-    return found
+    if problem := problem_of_condition(frame, where):
+        allowed = f"an SQL condition on {cut(', '.join(frame.columns), 200)}{problem}"
+        raise ConfigurationError(field, shortened(where), allowed)
+    return frame.where(where)

@@ -22,6 +22,7 @@ from aiodelay.spark.schemas import EVENTS
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import from_epoch_ms
 
+from .given import writing_anew
 from .outcomes import By, levels_of, report
 
 __all__ = ["MOST_ROWS", "By", "read_events", "report", "run"]
@@ -126,12 +127,8 @@ def _rows_of(figures: DataFrame, by: Sequence[By]) -> DataFrame:
 
 
 def _write_parquet(rows: DataFrame, by: Sequence[By], path: str, *, overwrite: bool) -> None:
-    try:
+    with writing_anew("parquet", path, "a name that is free, or overwrite"):
         rows.coalesce(1).sortWithinPartitions(*by).write.mode("overwrite" if overwrite else "error").parquet(path)
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_ALREADY_EXISTS":
-            raise
-        raise ConfigurationError("parquet", shortened(path), "a name that is free, or overwrite") from None
 
 
 def _write_csv(rows: DataFrame, path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias, get_args
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from aiodelay.clock import SystemClock
@@ -12,6 +11,8 @@ from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.spark.session import register
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import from_epoch_ms
+
+from .given import writing_anew
 
 __all__ = ["Kept", "run"]
 
@@ -41,12 +42,8 @@ def run(spark: SparkSession, *, store: str, to: str, namespace: str = "default",
     register(spark)
     options = {"table": table, "store": store, "namespace": namespace}
     found = spark.read.format("aiodelay").options(**options).load()
-    try:
+    with writing_anew("to", folder, "a folder without a snapshot of this second"):
         found.write.parquet(folder)
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_ALREADY_EXISTS":
-            raise
-        raise ConfigurationError("to", shortened(folder), "a folder without a snapshot of this second") from None
     rows = spark.read.schema(found.schema).parquet(folder).count()
     seconds = (clock.monotonic_ms() - started_ms) / 1000
     return Summary(job="snapshot", seconds=seconds, rows=rows, counts={table: rows}, facts={"folder": folder})

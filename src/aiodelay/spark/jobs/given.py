@@ -1,0 +1,43 @@
+"""What several jobs check of what they are given: an SQL condition, and a folder that is to be new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+
+from aiodelay.errors import ConfigurationError, cut, shortened
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["problem_of_condition", "writing_anew"]
+
+
+def problem_of_condition(frame: DataFrame, condition: str) -> str | None:
+    """Say why a frame's rows cannot be chosen by an SQL condition, to stand behind it in an error; None if they can."""
+    try:
+        (kind,) = frame.select(F.expr(condition)).schema.fields  # a Connect session knows a filter's without a look
+    except PySparkException as error:
+        reason = f"{error}".strip().partition("\n")[0]
+        return f" ({cut(reason, 200)})"
+    found = kind.dataType.simpleString()
+    return None if found == "boolean" else f", of type {found}"
+
+
+@contextmanager
+def writing_anew(field: str, path: str, allowed: str) -> Iterator[None]:
+    """Have a folder that is there already told as what it is.
+
+    Raises:
+        ConfigurationError: It is there.
+    """
+    try:
+        yield
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_ALREADY_EXISTS":
+            raise
+        raise ConfigurationError(field, shortened(path), allowed) from None
