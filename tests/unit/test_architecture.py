@@ -88,9 +88,6 @@ CLOCKS = {
     "cli.demo": "prints the time of day to a person",
     "cli.report": "prints the time of day to a person",
     "cli.traffic": "prints the time of day to a person",
-    "spark.jobs.reconcile": "how long it takes, and the time that is given as an argument, unless it is",
-    "spark.jobs.repair": "the same",
-    "spark.jobs.report": "how long it takes",
     "spark.pacing": "a pace has no loop; tests give another clock",
 }
 LOOP_TIMES = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, cast
 
 from msgspec import Struct
@@ -12,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 from pyspark.sql.types import StructType
 
+from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, shortened
 from aiodelay.spark.options import read_table
 from aiodelay.spark.schemas import SCHEMAS
@@ -84,9 +84,10 @@ def run(
         ConfigurationError: An option is not understood, the truth has not the columns, or there is something at `out`.
         InputError: An id or a due time of the truth is null, or an id stands in it twice.
     """
-    since_s = time.monotonic()
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
     margin_ms = parse_duration(margin, field="margin", error=ConfigurationError)
-    now_ms = to_epoch_ms(datetime.now(UTC) if now is None else now, field="now")
+    now_ms = clock.now_ms() if now is None else to_epoch_ms(now, field="now")
     place = None if out is None else _read_place(out)
     wanted = mapped(truth, mapping, to=to, timezone=timezone)
     compared = compared_in(wanted)
@@ -96,7 +97,7 @@ def run(
     found = tallied(judged(wanted, stored, ended, horizon_ms=now_ms + margin_ms))
     # A checkpoint, not a cache: what was found is never worked out again, from a truth and a store that have moved on.
     found = found.localCheckpoint(eager=True)
-    took_ms = int((time.monotonic() - since_s) * 1000)
+    took_ms = clock.monotonic_ms() - started_ms
     found = _without_soon(found, now_ms + took_ms)
     counts = _counted(found)
     _check_fit(counts)
@@ -106,7 +107,7 @@ def run(
         _write(_differences(found, now_ms=now_ms, rows=rows), place, overwrite=overwrite)
     return Summary(
         job="reconcile",
-        seconds=round(time.monotonic() - since_s, 3),
+        seconds=(clock.monotonic_ms() - started_ms) / 1000,
         rows=rows,
         rejected=sum(differences.values()),
         counts={kind: counts[kind].ids if kind in counts else 0 for kind in _KINDS},

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
+from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError, shortened
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.ports import Inspectable
@@ -89,9 +89,10 @@ def run(
         InputError: The differences are older than the store's memory; the truth has an id twice.
         UnsupportedByStoreError: The store cannot be repaired.
     """
-    since_s = time.monotonic()
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
     margin_ms = parse_duration(margin, field="margin", error=ConfigurationError)
-    now_ms = to_epoch_ms(datetime.now(UTC) if now is None else now, field="now")
+    now_ms = clock.now_ms() if now is None else to_epoch_ms(now, field="now")
     wanted = mapped(truth, mapping, to=to, timezone=timezone)
     given = compared_in(wanted)
     wanted_kinds = _read_kinds(kinds, orphans=delete_orphans)
@@ -108,7 +109,7 @@ def run(
         counts = {each["outcome"]: each["n"] for each in outcomes.collect()}
     return Summary(
         job="repair",
-        seconds=round(time.monotonic() - since_s, 3),
+        seconds=(clock.monotonic_ms() - started_ms) / 1000,
         rows=chosen.rows,
         counts=counts,
         facts={"found": chosen.counts, "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS)},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv as csv_format
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
+from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, shortened
 from aiodelay.spark.report_page import ReportPage, render
 from aiodelay.spark.report_plots import SLOTS_S, Figures
@@ -92,7 +92,8 @@ def run(
         InputError: The archive is not there or holds something else, or `where` cannot be read.
         ConfigurationError: An option is wrong, or there is something where the report is to be written.
     """
-    began_s = time.monotonic()
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
     _check_free(archive, parquet, {"csv": csv, "html": html}, overwrite=overwrite)
     figures = report(read_events(spark, archive), by=by, start=start, end=end, where=where, totals=True).persist()
     try:
@@ -106,7 +107,8 @@ def run(
                 file.write(render(shown))
     finally:
         figures.unpersist()
-    return _summary_of(shown, time.monotonic() - began_s, {"parquet": parquet, "csv": csv, "html": html})
+    seconds = (clock.monotonic_ms() - started_ms) / 1000
+    return _summary_of(shown, seconds, {"parquet": parquet, "csv": csv, "html": html})
 
 
 def _check_free(archive: str, parquet: str | None, files: Mapping[str, Path | None], *, overwrite: bool) -> None:
@@ -212,4 +214,4 @@ def _summary_of(shown: ReportPage, seconds: float, files: dict[str, Any]) -> Sum
     written = {name: f"{path}" for name, path in files.items() if path is not None}
     rows = sum(counts[name] for name in outcomes)
     facts = {"within": shown.within, "time_zone": "UTC", "lateness": lateness, "written": written}
-    return Summary(job="report", seconds=round(seconds, 3), rows=rows, counts=counts, facts=facts)
+    return Summary(job="report", seconds=seconds, rows=rows, counts=counts, facts=facts)
