@@ -25,19 +25,16 @@ from aiodelay.redis import RedisFanout, RedisLog
 from aiodelay.service import ApiLimits, admin
 from aiodelay.service.api import models
 from tests.support.api import ALL, client_of, problem_of, serving_api, serving_app
-from tests.support.servers import redis_products, serving
+from tests.support.stores import SHARED_STORES, empty_store
 
 pytestmark = pytest.mark.asyncio
 
 NDJSON = {"content-type": "application/x-ndjson"}
 
 
-@pytest.fixture(scope="module", params=["sqlite", *redis_products()], ids=str)
+@pytest.fixture(scope="module", params=SHARED_STORES, ids=str)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('api')}/api.db"
-        return
-    with serving(request.param) as url:
+    with empty_store(request.param, tmp_path_factory.mktemp("api")) as url:
         yield url
 
 

@@ -13,17 +13,14 @@ from aiodelay.model import JournalEntry
 from aiodelay.ports import Followed, Trail
 from aiodelay.registry import open_store
 from tests.support.journals import note
-from tests.support.servers import redis_products, serving
+from tests.support.stores import SHARED_STORES, empty_store
 
 
-@pytest.fixture(params=["sqlite", *redis_products()], ids=str)
+@pytest.fixture(params=SHARED_STORES, ids=str)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store that keeps 200 entries."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'delay.db'}?journal=200"
-    else:
-        with serving(request.param) as server:
-            yield f"{server}?journal=200"
+    with empty_store(request.param, tmp_path, "?journal=200") as url:
+        yield url
 
 
 def followed(url: str, namespace: str = "default") -> Followed:

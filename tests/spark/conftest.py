@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -49,3 +50,9 @@ def redis_server() -> Iterator[RedisServer]:
     server = start(redis_products()[0].program)
     yield server
     server.stop()
+
+
+@pytest.fixture(params=["redis", "sqlite"])
+def url(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path) -> str:
+    """The URL of a store that jobs can write; on Redis, the server is that of the other tests too."""
+    return redis_server.url if request.param == "redis" else f"sqlite:///{tmp_path / 'delay.db'}"

@@ -23,7 +23,7 @@ from aiodelay.spark.events import EventReader, EventsLostError, stream_reader_of
 from aiodelay.spark.schemas import EVENTS
 from tests.support.journals import note
 from tests.support.kafka import create_topic, new_name
-from tests.support.servers import redis_products, serving
+from tests.support.stores import SHARED_STORES, empty_store
 
 ALL = ReadAllAvailable()
 EARLIEST = {"starting": "earliest"}
@@ -31,14 +31,11 @@ TYPES = {"STRING": StringType(), "INT": IntegerType(), "BIGINT": LongType(), "TI
 ALL_COLUMNS = StructType([StructField(name, TYPES[kind]) for name, kind in re.findall(r"([a-z_]+) ([A-Z]+)", EVENTS)])
 
 
-@pytest.fixture(params=["sqlite", *redis_products()], ids=str)
+@pytest.fixture(params=SHARED_STORES, ids=str)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store that keeps 1,000 entries."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'delay.db'}?journal=1000"
-    else:
-        with serving(request.param) as server:
-            yield f"{server}?journal=1000"
+    with empty_store(request.param, tmp_path, "?journal=1000") as url:
+        yield url
 
 
 def reader_of(store: str, columns: StructType | None = None, **options: str) -> EventReader:

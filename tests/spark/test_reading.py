@@ -32,7 +32,7 @@ from aiodelay.registry import open_store
 from aiodelay.shapes import read_rule
 from aiodelay.spark.columns import _types_of
 from aiodelay.spark.reading import PushingReader, Reader, reader_of
-from tests.support.servers import redis_products, serving
+from tests.support.stores import SHARED_STORES, empty_store
 
 T = TypeVar("T")
 TYPES = {
@@ -49,14 +49,11 @@ DUE = datetime(2031, 1, 1, tzinfo=UTC)
 assert DUE.timestamp() * 1000 == DUE_MS
 
 
-@pytest.fixture(params=["sqlite", *redis_products()], ids=str)
+@pytest.fixture(params=SHARED_STORES, ids=str)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'delay.db'}"
-    else:
-        with serving(request.param) as server:
-            yield f"{server}"
+    with empty_store(request.param, tmp_path) as url:
+        yield url
 
 
 def schema_of(table: str, *columns: str) -> StructType:

@@ -20,12 +20,6 @@ from aiodelay.errors import ConfigurationError, InputError
 from aiodelay.spark.jobs import reconcile
 from aiodelay.spark.writing import write_frame
 from tests.support.planted import DUE, LANE, MAPPING, TO, apply, orders, plant
-from tests.support.servers import RedisServer
-
-
-@pytest.fixture(params=["redis", "sqlite"])
-def url(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path) -> str:
-    return redis_server.url if request.param == "redis" else f"sqlite:///{tmp_path / 'delay.db'}"
 
 
 def test_what_was_planted_is_found_and_written(spark: SparkSession, url: str, namespace: str, tmp_path: Path) -> None:

@@ -19,17 +19,11 @@ from aiodelay.spark.summary import Summary
 from aiodelay.spark.writing import write_frame
 from aiodelay.transitions import NO_OP
 from tests.support.planted import LANE, MAPPING, TO, apply, deliver, get, orders, plant
-from tests.support.servers import RedisServer
 
 DAY_MS = 86_400_000
 NOON_MS = 2_000_000_000_000
 HORIZON_MS = NOON_MS + 300_000
 DUE_MS = NOON_MS + DAY_MS
-
-
-@pytest.fixture(params=["redis", "sqlite"])
-def url(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path) -> str:
-    return redis_server.url if request.param == "redis" else f"sqlite:///{tmp_path / 'delay.db'}"
 
 
 def test_what_was_found_is_mended_once_and_nothing_that_ended_comes_back(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +23,6 @@ from tests.support.servers import RedisServer
 
 DUE = datetime(2030, 1, 1, 12, tzinfo=UTC)
 DUE_MS = int(DUE.timestamp() * 1000)
-
-
-@pytest.fixture(params=["redis", "sqlite"])
-def url(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path) -> str:
-    return redis_server.url if request.param == "redis" else f"sqlite:///{tmp_path / 'delay.db'}"
 
 
 def write(frame: DataFrame, url: str, namespace: str, **options: str) -> None:
