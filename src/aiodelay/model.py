@@ -364,10 +364,15 @@ class Put(Struct, frozen=True, gc=False):
 
 
 class Cancel(Struct, frozen=True, gc=False):
-    """End a message and, if it recurs, its series."""
+    """End a message and, if it recurs, its series.
+
+    Attributes:
+        only: The revision and the due time that it must still have; another one is left alone: `outdated`.
+    """
 
     op: bytes
     id: str
+    only: tuple[int, int] | None = None
 
 
 class Reschedule(Struct, frozen=True, gc=False):

@@ -16,6 +16,7 @@ from .model import (
     After,
     Again,
     At,
+    Cancel,
     Conflict,
     Dead,
     Envelope,
@@ -37,6 +38,7 @@ __all__ = [
     "after_renewal",
     "as_occurrence",
     "base_id",
+    "cancel_refused",
     "delivery_id",
     "due_of",
     "ends_by_itself",
@@ -203,6 +205,15 @@ def put_verdict(
     if conflict.mode == "keep" and (rule is None or current.rule is None or current.rule == rule):
         return "in_flight" if in_flight else "kept"
     return "replaced"
+
+
+def cancel_refused(cancel: Cancel, current: Record | None) -> Refused | None:
+    """Return why a message may not be cancelled: it is not there, or not the one that is meant; None if it may."""
+    if current is None:
+        return Refused("not_found")
+    if cancel.only in (None, (current.revision, current.due_ms)):
+        return None
+    return Refused("outdated", f"revision {current.revision}, due at {current.due_ms}, stands")
 
 
 def moved(record: Record, due_ms: int) -> Record:

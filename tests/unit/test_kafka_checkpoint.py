@@ -167,7 +167,7 @@ def state_of(index: Index, world: World) -> dict[str, Any]:
         "hidden": index._hidden.keys(),
         "bad": {key: (read.offset, problem) for key, (read, problem) in index._bad.items()},
         "repeated": index._repeated.keys(),
-        "asked": {key: (asked.offset, asked.put) for key, asked in index._asked.items()},
+        "asked": {key: (asked.offset, asked.what) for key, asked in index._asked.items()},
         "dead": {letter.key: letter for letter in index._dead},
         "holds": asyncio.run(_holds(index)),
         "mark": (index.mark, index._ended_at),

@@ -122,7 +122,7 @@ class Change(Struct, eq=False, gc=False):
         memory: What is to be remembered although its record is gone.
         targets: Records for other topics, in the same transaction.
         purged: A dead letter that ends with it.
-        asked: The key of a put unless a message stands, which ends with it.
+        asked: The key of what was left to the owner, which ends with it.
         entry: What it is about, held back meanwhile; None: nothing in the tables.
         is_users: It ends as if a user had cancelled it, and counts whatever was written meanwhile.
         offset: Of its last record, once it is written.
@@ -193,17 +193,17 @@ class Change(Struct, eq=False, gc=False):
 
 
 class _Asked(Struct, gc=False):
-    """A put that counts unless a message stands.
+    """What a user has left to the owner: a put that counts unless a message stands, a cancel of what stands so.
 
     Attributes:
         offset: Where it was read.
-        put: What it asks for.
+        what: It asks for.
         is_over: A user has put or cancelled the message since, and wins.
         change: What was decided of it.
     """
 
     offset: int
-    put: Put | PutBack
+    what: Put | PutBack | Cancel
     is_over: bool = False
     change: Change | None = None
 
@@ -344,22 +344,22 @@ class Index(Commands, Claims, Looking):
             self._kept_at[key] = read.offset
 
     def _read_asked(self, read: Read, key: bytes, glance: Glance) -> None:
-        """Take in a put that counts unless a message stands, or its end; an owner's puts back what had left."""
+        """Take in what is left to the owner, or its end; an owner's puts back what had left."""
         read_to = glance.read_to
         if read.value is None:
             if key in self._asked and (read_to is None or self._asked[key].offset < read_to):
                 del self._asked[key]
             return
         try:
-            put: Put | PutBack
-            if read_to is None:
-                put = records.kept_put(key, read.value, read.headers, written_ms=read.timestamp)
-            else:
-                put = records.asked_back(key, read.value, read.headers, place_ms=glance.place_ms)
+            what: Put | PutBack | Cancel | None
+            if read_to is not None:
+                what = records.asked_back(key, read.value, read.headers, place_ms=glance.place_ms)
+            elif (what := records.asked_cancel(key, read.headers)) is None:
+                what = records.kept_put(key, read.value, read.headers, written_ms=read.timestamp)
         except RecordFormatError as error:
             log.warning("%s, offset %d: a put unless one stands %s; skipped", self.name, read.offset, error.problem)
         else:
-            self._asked[key] = _Asked(read.offset, put)
+            self._asked[key] = _Asked(read.offset, what)
 
     def _read_own_end(self, key: bytes, offset: int) -> bool:
         """Take in what this index has decided itself, a message's end, if it counts: all that it says is known."""
@@ -696,8 +696,8 @@ class Index(Commands, Claims, Looking):
             yield self._snapshot(Entry(record, record.due_ms, 0), now)
         for key, asked in self._asked.items():
             message_id = records.id_of(key)
-            if not asked.is_over and message_id not in self._entries:
-                yield self._snapshot(_as_asked(asked.put), now)
+            if not isinstance(asked.what, Cancel) and not asked.is_over and message_id not in self._entries:
+                yield self._snapshot(_as_asked(asked.what), now)
 
     def letters(self) -> Iterator[DeadLetter]:
         """Yield dead letters, in no order."""
@@ -962,8 +962,8 @@ class Index(Commands, Claims, Looking):
                 case Put():
                     outcome = self._put(command, entry, now)
                 case Cancel():
-                    outcome = self._cancel(entry, now)
-                    if entry is not None:
+                    outcome = self._cancel(command, entry, now)
+                    if entry is not None and isinstance(outcome, Stored):
                         change.is_users = entry.token != 0
                         self._cancel_in_flight(entry.record)
                 case Reschedule():
@@ -1064,14 +1064,17 @@ class Index(Commands, Claims, Looking):
                 self._under_way[asked.change] = None
                 self.changes.appendleft(asked.change)  # else another owner may find it, and not who followed
             elif asked.change is None and key not in self._held_back and self.far.find(key) is None:
-                asked.change = self._put_unless_one_stands(key, asked.put)
+                asked.change = self._decided(key, asked.what)
 
-    def _put_unless_one_stands(self, key: bytes, put: Put | PutBack) -> Change:
-        _, change = self.command(put) if isinstance(put, Put) else self.put_back_one(put)
+    def _decided(self, key: bytes, what: Put | PutBack | Cancel) -> Change:
+        """Carry out what was left to the owner; the tombstone of the question is the answer."""
+        outcome, change = self.put_back_one(what) if isinstance(what, PutBack) else self.command(what)
         if change is None:
             change = Change(b"", self.read_to, None)
             self._begin(change)
         change.asked = key
+        if isinstance(what, Cancel):
+            change.outcome = outcome.answer if isinstance(outcome, Stored) else _reason(outcome)
         return change
 
     def _give_up(self, change: Change, record: Record, reason: DeadReason) -> None:
@@ -1238,6 +1241,10 @@ class Index(Commands, Claims, Looking):
 
     def _letter(self, record: Record, reason: DeadReason) -> DeadLetter:
         return DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())
+
+
+def _reason(outcome: Outcome) -> str:
+    return outcome.reason if isinstance(outcome, Refused) else "unknown"
 
 
 def _as_asked(put: Put | PutBack) -> Entry:

@@ -25,6 +25,7 @@ from aiodelay.model import (
     NO_HEADERS,
     NO_TRACE,
     At,
+    Cancel,
     Conflict,
     DeadKey,
     DeadLetter,
@@ -45,6 +46,7 @@ from .mark import Mark
 
 __all__ = [
     "BARRIER",
+    "CANCEL",
     "FORMAT",
     "INTAKE",
     "KEEP",
@@ -57,7 +59,10 @@ __all__ = [
     "Memory",
     "Message",
     "Wire",
+    "answer_of",
     "asked_back",
+    "asked_cancel",
+    "asked_op",
     "check_names",
     "dead_key",
     "dead_key_of",
@@ -66,6 +71,7 @@ __all__ = [
     "decode_history",
     "delivered",
     "encode",
+    "encode_ask_to_cancel",
     "encode_back",
     "encode_cancel",
     "encode_dead",
@@ -109,6 +115,7 @@ MAX_KEY = 255
 EPOCH, TARGET_TOPIC, TARGET_KEY = "scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"
 TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC = "scheduler-timestamp", "scheduler-key", "scheduler-topic"
 FORMAT_HEADER, READ_TO, PLACE, NULL = "aiodelay-format", "aiodelay-from", "aiodelay-place-ms", "aiodelay-null"
+CANCEL = "aiodelay-cancel"
 MEMORY = "aiodelay-memory"
 DEAD_REASON, DEAD_AT = "aiodelay-dead-reason", "aiodelay-dead-at-ms"
 OUTCOME, DELIVERY_ID, ATTEMPT = "aiodelay-outcome", "aiodelay-delivery-id", "aiodelay-attempt"
@@ -117,6 +124,7 @@ _OURS = frozenset(
     {EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC, FORMAT_HEADER, *HEADER.values()}
 )
 _FORMAT = b"%d" % FORMAT
+_MOST_DIGITS = 36
 _LANE, _DUE_MS, _RULE = HEADER["lane"], HEADER["due_ms"], HEADER["rule"]
 _PREFIX = "aiodelay-"
 _NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)  # ValueError: a text in it that is not UTF-8
@@ -296,6 +304,52 @@ def kept_put(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> 
     record = decode(key, value, headers, written_ms=written_ms)
     late = Late(record.late, record.expires_ms - record.due_ms) if record.late else Late()
     return Put(record.op, record.envelope, At(record.due_ms), Conflict.keep(), late)
+
+
+def encode_ask_to_cancel(cancel: Cancel) -> Wire:
+    """Return the record by which a user asks for a cancel of one revision at one due time: the owner decides.
+
+    Its answer is the tombstone of this record's key, whose outcome is that of the command (`answer_of`).
+    """
+    assert cancel.only is not None
+    headers = [(CANCEL, b"%d/%d" % cancel.only), (HEADER["op"], cancel.op.hex().encode())]
+    return Wire(KEEP + key_of(cancel.id), b"", headers)
+
+
+def asked_cancel(key: bytes, headers: Headers) -> Cancel | None:
+    """Return the cancel that a record asks for; `key` is the message's. None: it asks for something else.
+
+    Raises:
+        RecordFormatError: It does not say of which revision.
+    """
+    found = dict(headers)
+    if CANCEL not in found:
+        return None
+    revision, slash, due_ms = (found[CANCEL] or b"").partition(b"/")
+    if not (slash and revision.isdigit() and due_ms.isdigit() and len(revision + due_ms) <= _MOST_DIGITS):
+        raise RecordFormatError(f"its {CANCEL} is not a revision and a due time")
+    return Cancel(op_of(headers), id_of(key), (int(revision), int(due_ms)))
+
+
+def asked_op(key: bytes | None, value: bytes | None, headers: Headers) -> tuple[bytes, bytes] | None:
+    """Return of which message's key a record of `encode_ask_to_cancel` is, and its op; None: it is another one."""
+    if key is None or value is None or not key.startswith(KEEP) or CANCEL not in dict(headers):
+        return None
+    return key.removeprefix(KEEP), op_of(headers)
+
+
+def answer_of(key: bytes | None, value: bytes | None, headers: Headers) -> tuple[bytes, str, int] | None:
+    """Return of which message's key a record answers a question, the outcome, and how far its owner had read.
+
+    None: it answers none.
+    """
+    if key is None or value is not None or not key.startswith(KEEP):
+        return None
+    found = dict(headers)
+    outcome, read_to = found.get(OUTCOME) or b"", found.get(READ_TO) or b""
+    if not read_to.isdigit() or len(read_to) > _MOST_DIGITS:
+        return None
+    return key.removeprefix(KEEP), outcome.decode("utf-8", "replace"), int(read_to)
 
 
 def encode_back(message: PutBack, now_ms: int) -> Wire:
@@ -575,6 +629,8 @@ def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
         read_to = _number(found, READ_TO) if READ_TO in found else None
         if value is None:
             return Glance(Kind.END, 0, read_to)
+        if special is _WHOLE and CANCEL in found:
+            return _WHOLE
         lane = _text(found, "lane") or SINK if _LANE in found else SINK
         own_lane = "" if _RULE in found or special is _WHOLE else lane
         return _new(Glance, (_PUT, _place_ms(found), read_to, "", own_lane))

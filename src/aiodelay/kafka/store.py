@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from itertools import count
-from typing import Self
+from typing import Self, cast
 
 from aiokafka import TopicPartition
 from msgspec import Struct
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ClosedError, ConfigurationError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.identifiers import new_op
 from aiodelay.memory.tables import SERVED_WINDOW_MS
 from aiodelay.model import (
     Cancel,
@@ -42,6 +43,7 @@ from aiodelay.transitions import due_of, record_of
 from aiodelay.urls import UrlOptions
 
 from . import records
+from .asking import ask_to_cancel
 from .client import CLOSE_S, UNAVAILABLE, Outgoing, Written, log_failure, reason_of
 from .disk import Disk
 from .fetcher import Fetcher
@@ -493,6 +495,8 @@ class KafkaStore(Transfers):
             )
             return await asyncio.shield(storing)  # K3
         if not self._decides:
+            if commands and all(isinstance(each, Cancel) and each.only is not None for each in commands):
+                return await self._ask(cast("Sequence[Cancel]", commands))
             try:
                 return await self._record(commands)
             except UnsupportedByStoreError as error:
@@ -592,6 +596,24 @@ class KafkaStore(Transfers):
         except UNAVAILABLE as error:
             return [Refused("unavailable", reason_of(error)) for _ in commands]
         return [_told(each, answer) for each, answer in zip(written, answers, strict=True)]
+
+    async def _ask(self, cancels: Sequence[Cancel]) -> Sequence[Outcome]:
+        """Leave cancels to the owners; a message that is not in its own partition is looked for in all of them."""
+        asked = [replace(each, op=new_op()) for each in cancels]
+        everywhere = [TopicPartition(topic, number) for topic, n in self._counts.items() for number in range(n)]
+        try:
+            if refusal := await self._moved_keys():
+                return [Refused("unavailable", refusal) for _ in cancels]
+            outcomes = await ask_to_cancel(self.cluster, self._writer, {each: self._places(each.id) for each in asked})
+            strays = [i for i, each in enumerate(outcomes) if each == Refused("not_found")]
+            again = {replace(asked[i], op=new_op()): everywhere for i in strays}
+            for i, found in zip(strays, await ask_to_cancel(self.cluster, self._writer, again), strict=True):
+                outcomes[i] = found
+        except UNAVAILABLE as error:
+            return [Unknown(reason_of(error)) for _ in cancels]
+        except StoreUnavailableError as error:
+            return [Unknown(error.reason) for _ in cancels]
+        return outcomes
 
     def _recordable(self, commands: Sequence[Command]) -> tuple[list[Outgoing], list[Stored]]:
         """Return what commands come to as any user may write them, and their answers once that is written.

@@ -57,7 +57,7 @@ class Commands(Tables):
             case Put():
                 outcome = self._put(command, entry, now)
             case Cancel():
-                outcome = self._cancel(entry, now)
+                outcome = self._cancel(command, entry, now)
             case Reschedule():
                 outcome = self._reschedule(command, entry, now)
             case Fire():
@@ -89,9 +89,10 @@ class Commands(Tables):
         self._note(verdict, record, now)
         return Stored(verdict, revision, record.due_ms)
 
-    def _cancel(self, entry: Entry | None, now: int) -> Outcome:
-        if entry is None:
-            return Refused("not_found")
+    def _cancel(self, command: Cancel, entry: Entry | None, now: int) -> Outcome:
+        refused = t.cancel_refused(command, None if entry is None else entry.record)
+        if refused is not None or entry is None:
+            return refused or Refused("not_found")
         retry_in_flight = self._end_retries(entry.record, now)
         if entry.token:
             entry.record = replace(entry.record, no_retry=True)

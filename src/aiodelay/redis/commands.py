@@ -74,6 +74,9 @@ def arguments_of(command: Command) -> list[Arg]:
         return _put_arguments(command)
     if type(command) is Reschedule:
         return ["m", member_of(command.id), command.op, "", _due(command.due), "", "", ""]
+    if type(command) is Cancel and command.only is not None:
+        revision, due_ms = command.only
+        return ["c", member_of(command.id), command.op, "", due_ms, "", "", revision]
     return ["c" if type(command) is Cancel else "f", member_of(command.id), command.op, "", "", "", "", ""]
 
 
@@ -110,6 +113,8 @@ def answer_of(answer: bytes, command: Command | None) -> Outcome:
     found = _STORED.get(letter)
     if found is not None:
         return Stored(found, int.from_bytes(answer[1:7], "big"), int.from_bytes(answer[7:13], "big"))
+    if letter == b"O" and isinstance(command, Cancel):
+        return Refused("outdated", f"revision {int.from_bytes(answer[1:7], 'big')} stands")
     if letter == b"O":
         version = command.conflict.version if isinstance(command, Put) else None
         return Refused("outdated", f"version {version} is not newer than {int.from_bytes(answer[1:9], 'big')}")

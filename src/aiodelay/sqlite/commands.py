@@ -104,7 +104,7 @@ def _apply(tables: Tables, command: Command, n: int | None = None) -> Outcome:
         case Put():
             outcome = _put(tables, command, entry, n)
         case Cancel():
-            outcome = _cancel(tables, _live(entry))
+            outcome = _cancel(tables, command, _live(entry))
         case Reschedule():
             outcome = _reschedule(tables, command, _live(entry))
         case Fire():
@@ -237,9 +237,10 @@ def _put(tables: Tables, put: Put, entry: Entry | None, n: int | None) -> Outcom
 # --- the other commands -----------------------------------------------------------------------------------
 
 
-def _cancel(tables: Tables, entry: Entry | None) -> Outcome:
-    if entry is None:
-        return Refused("not_found")
+def _cancel(tables: Tables, command: Cancel, entry: Entry | None) -> Outcome:
+    refused = t.cancel_refused(command, None if entry is None else entry.record)
+    if refused is not None or entry is None:
+        return refused or Refused("not_found")
     record = entry.record
     retry_in_flight = tables.end_retries(record)
     if entry.token:

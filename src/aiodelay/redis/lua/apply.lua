@@ -4,16 +4,17 @@
 -- If another position is stored: all answer 'P'.
 -- From ARGV[7] on, 8 arguments a command: what, id, op (8 bytes), lane, due, late, version, body.
 --   what    put: 'r' replace, 'k' keep, 'e' error, 'n' newer; then '*' if it recurs, '-' if not; for 'n', the version to
---           compare, u64. Others: 'c' cancel, 'm' reschedule, 'f' fire; their lane, late, version and body are ''.
+--           compare, u64. Others: 'c' cancel, 'm' reschedule, 'f' fire; what is not named below is ''.
 --   op      all zero: not remembered; then only a version guards it against being repeated
 --   id      byte 1 + 16 bytes of a UUIDv7, or byte 2 + text, or byte 3 + a series' id + its occurrence's due time, u48
---   due     epoch ms, or '+' and ms from now; '' for cancel and fire
+--   due     epoch ms, or '+' and ms from now; '' for fire; for cancel '', or that of the message that alone is meant
 --   late    '' deliver, '1:<ms>' drop, '2:<ms>' dead letter: so many ms past its due time
 --   version u64, or ''
---   body    the MessagePack map of docs/formats.md
+--   body    the MessagePack map of docs/formats.md; for cancel, as due: '', or the revision
 -- Returns now, then the answers; fewer than there are commands if those took long, and no source is given: the others were
 -- not carried out, and are to be sent again. Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'k' kept,
--- 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D' duplicate, 'O' + u64 outdated by that version,
+-- 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D' duplicate, 'O' outdated by a version u64, or for
+-- cancel by a revision u48,
 -- 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' no lane is left.
 local FIRST, STRIDE = 7, 8
 local BLOCK = 32 -- so many records are read at once; those of a whole batch might be far too much
@@ -132,8 +133,10 @@ local function put(a, e)
   return pack('>c1I6I6', letter, revision, due)
 end
 
-local function cancel(e)
+local function cancel(a, e)
   if not e then return 'N' end
+  local due, revision = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 7])
+  if revision and (e.revision ~= revision or e.due ~= due) then return 'O' .. u48(e.revision) end
   local in_flight = end_retries(e)
   if token_of(e) then
     in_flight = true
@@ -175,7 +178,7 @@ local function carry_out(a, what_of_op)
   if e and is_remembered and e.op == op then return first_answer(e) end
   if e then flush() end
   if what == 'c' then
-    answer = cancel(e)
+    answer = cancel(a, e)
   elseif what == 'm' or what == 'f' then
     answer = change(a, e, what)
   else

@@ -411,6 +411,27 @@ class CommandRules(Bench):
         stage.move(HOUR_MS)
         assert await stage.claim() == []
 
+    @pytest.mark.parametrize("change", ["nothing", "replaced", "rescheduled", "gone"])
+    @staged
+    async def test_a_cancel_that_says_what_it_means_ends_nothing_else(self, stage: Stage, change: str) -> None:
+        stage.needs_verdict()
+        meant = await stage.stored(stage.put("m", After(1000)))
+        stage.move(1)
+        if change == "replaced":
+            await stage.stored(stage.put("m", After(999)))
+        elif change == "rescheduled":
+            await stage.do(Reschedule(stage.op(), "m", After(2000)))
+        elif change == "gone":
+            await stage.do(Cancel(stage.op(), "m"))
+        outcome = await stage.do(Cancel(stage.op(), "m", (meant.revision, meant.due_ms)))
+        stands = await stage.get()
+        if change == "nothing":
+            assert (stands, outcome) == (None, Stored("cancelled", meant.revision, meant.due_ms))
+        else:
+            assert isinstance(outcome, Refused)
+            assert outcome.reason == ("not_found" if change == "gone" else "outdated")
+            assert (stands is None) == (change == "gone")
+
     @staged
     async def test_s5_cancelled_in_flight_can_be_scheduled_anew(self, stage: Stage) -> None:
         stage.needs_verdict()

@@ -1,0 +1,117 @@
+"""Cancels that a process without verdicts leaves to the owners of partitions: asked in writing, answers read back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from msgspec import Struct
+
+from aiodelay.model import Cancel, Outcome, Refused, Stored, Unknown
+
+from . import records
+from .client import UNAVAILABLE, Outgoing, reason_of
+from .observing import MOST_RECORDS, WAIT_MS, answering, observer
+from .options import Cluster
+from .writer import Writer
+
+__all__ = ["ask_to_cancel"]
+
+ANSWER_S = 30.0
+
+
+class _Question(Struct, gc=False):
+    """One cancel at one partition; `offset`: where it stands, once it was read."""
+
+    cancel: Cancel
+    place: TopicPartition
+    offset: int | None = None
+    answer: str = ""
+
+
+async def ask_to_cancel(
+    cluster: Cluster, writer: Writer, cancels: Mapping[Cancel, Collection[TopicPartition]]
+) -> list[Outcome]:
+    """Have messages cancelled by the owners of their partitions; return their verdicts, in order.
+
+    `Unknown` where an owner is silent for too long, or of an earlier version: it may still be done.
+
+    Args:
+        cluster: Where the partitions are.
+        writer: Open.
+        cancels: Each with `only` and an op of its own, and the partitions in which its message may stand.
+
+    Raises:
+        StoreUnavailableError: The cluster does not answer; some may be carried out.
+    """
+    if not cancels:
+        return []
+    questions = [_Question(cancel, place) for cancel, places in cancels.items() for place in places]
+    outgoing = [
+        Outgoing(each.place.topic, *records.encode_ask_to_cancel(each.cancel), each.place.partition)
+        for each in questions
+    ]
+    async with observer(cluster) as consumer:
+        places = sorted({each.place for each in questions})
+        with answering(cluster):
+            ends = await consumer.end_offsets(places)
+        consumer.assign(places)
+        for place in places:
+            consumer.seek(place, ends[place])
+        try:
+            written = await writer.write(outgoing)
+        except UNAVAILABLE as error:
+            return [Unknown(reason_of(error)) for _ in cancels]
+        asked = [each for each, sent in zip(questions, written, strict=True) if sent.error is None or sent.in_doubt]
+        with answering(cluster):
+            await _until_answered(consumer, asked)
+    found: dict[bytes, list[str]] = {cancel.op: [] for cancel in cancels}
+    for each in questions:
+        found[each.cancel.op].append(each.answer)
+    return [_verdict(cancel, found[cancel.op], cluster) for cancel in cancels]
+
+
+async def _until_answered(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) -> None:
+    """Read on until all is answered, or no answer has come for too long."""
+    left = {(each.place, records.key_of(each.cancel.id)): each for each in questions}
+    now_s = asyncio.get_running_loop().time
+    end_s = now_s() + ANSWER_S
+    while left and now_s() < end_s:
+        found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
+        before = len(left)
+        for place, batch in found.items():
+            for record in batch:
+                _read(left, place, record)
+        if len(left) < before:
+            end_s = now_s() + ANSWER_S
+
+
+def _read(left: dict[tuple[TopicPartition, bytes], _Question], place: TopicPartition, record: Any) -> None:  # noqa: ANN401 - aiokafka's
+    asked = records.asked_op(record.key, record.value, record.headers)
+    if asked is not None:
+        key, op = asked
+        question = left.get((place, key))
+        if question is not None and question.cancel.op == op:
+            question.offset = record.offset
+        return
+    answer = records.answer_of(record.key, record.value, record.headers)
+    if answer is not None:
+        key, outcome, read_to = answer
+        question = left.get((place, key))
+        if question is not None and question.offset is not None and question.offset < read_to:
+            question.answer = outcome
+            del left[place, key]
+
+
+def _verdict(cancel: Cancel, answers: Sequence[str], cluster: Cluster) -> Outcome:
+    """Return what the answers of several partitions come to: the message stands in one at most."""
+    assert cancel.only is not None
+    for answer in answers:
+        if answer in ("cancelled", "in_flight"):
+            return Stored(cast("Any", answer), *cancel.only)
+    if "" in answers:
+        what = f"no process that dispatches from {cluster.name}, of this version, has answered within {ANSWER_S:g} s"
+        return Unknown(what)
+    return Refused("not_found" if all(each == "not_found" for each in answers) else "outdated")
