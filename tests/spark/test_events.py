@@ -19,7 +19,8 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from aiodelay import Scheduler
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.spark.events import EventReader, EventsLostError, stream_reader_of
+from aiodelay.spark.events import EventReader, stream_reader_of
+from aiodelay.spark.following import EventsLostError
 from aiodelay.spark.schemas import EVENTS
 from tests.support.journals import note
 from tests.support.kafka import create_topic, new_name

@@ -1,10 +1,11 @@
-"""A history topic, read from any place without opening the store: numbers are offsets, by partition."""
+"""A topic, such as a history, read from any place without opening a store: numbers are offsets, by partition."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -23,7 +24,7 @@ class KafkaTrail:
 
     Args:
         cluster: Where the topic is.
-        topic: The history.
+        topic: The history, or another.
         consumer: Started, of no topic.
     """
 
@@ -40,6 +41,15 @@ class KafkaTrail:
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
         """Read the partition."""
+        async with aclosing(self.records(part, span, trimmed)) as batches:
+            async for found in batches:
+                entries = [records.decode_history(each.value, each.offset) for each in found]
+                yield [entry for entry in entries if entry is not None]
+
+    async def records(
+        self, part: int, span: range, trimmed: Callable[[range], object]
+    ) -> AsyncGenerator[Sequence[Any]]:
+        """Read the partition: aiokafka's records, whatever they hold."""
         place = TopicPartition(self._topic, part)
         with answering(self._cluster):
             kept = (await self._spans([part]))[part]
@@ -55,8 +65,7 @@ class KafkaTrail:
         at = first
         while at < stop_at:
             found, at = await next_records(self._consumer, place, at, self._cluster)
-            entries = [records.decode_history(each.value, each.offset) for each in found if each.offset < stop_at]
-            yield [entry for entry in entries if entry is not None]
+            yield [each for each in found if each.offset < stop_at]
 
     async def _spans(self, parts: Sequence[int]) -> dict[int, range]:
         places = [TopicPartition(self._topic, part) for part in parts]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -13,10 +12,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.spark.archived import CHECKPOINT, LOG, local_path
-from aiodelay.spark.events import MOST_ROWS
+from aiodelay.spark.following import MOST_ROWS
 from aiodelay.spark.session import register
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import Duration, parse_duration
+
+from .given import setting
 
 __all__ = ["by_day", "run"]
 
@@ -82,7 +83,7 @@ def run(
     rows = events.observe(_OBSERVED, F.count(F.lit(1)).alias("rows"), F.collect_set("day").alias("days"))
     writer = rows.writeStream.format("parquet").partitionBy("day").option("checkpointLocation", checkpoint)
     written = _Written()
-    with _set(spark, _EVERY_BATCH, "1"):
+    with setting(spark, _EVERY_BATCH, "1"):
         query = writer.trigger(**trigger).start(to)
     try:
         while not query.awaitTermination(_LOOK_S):
@@ -136,17 +137,3 @@ def _check_places(to: str, checkpoint: str) -> None:
         raise ConfigurationError("checkpoint", shortened(checkpoint), allowed)
     if any(not each.name.startswith("_") for each in archive.glob("*")):
         raise ConfigurationError("to", f"{shortened(to)}, where other files are", "a new folder, or an archive's")
-
-
-@contextmanager
-def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Have a setting of the session for as long as a block: other streams of it keep theirs."""
-    before = spark.conf.get(name, None)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, before)

@@ -1,4 +1,4 @@
-"""What several jobs check of what they are given: an SQL condition, and a folder that is to be new."""
+"""What several jobs do with what they are given: an SQL condition, a folder that is to be new, a session's settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spar
 from aiodelay.errors import ConfigurationError, cut, shortened
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["problem_of_condition", "writing_anew"]
+__all__ = ["problem_of_condition", "setting", "writing_anew"]
 
 
 def problem_of_condition(frame: DataFrame, condition: str) -> str | None:
@@ -41,3 +41,17 @@ def writing_anew(field: str, path: str, allowed: str) -> Iterator[None]:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise
         raise ConfigurationError(field, shortened(path), allowed) from None
+
+
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Have a setting of the session for as long as a block: other streams of it keep theirs."""
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
