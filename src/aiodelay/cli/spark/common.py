@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "StorePlace", "Truth", "mapping_of", "read_setting", "run_job"]
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+_OWN_SETTINGS = {
+    "spark.ui.showConsoleProgress": f"{sys.stderr.isatty()}".lower(),
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # else traces are logged before the error is told
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+}
+"""What cannot be set any more where Spark runs already."""
 _CLIENTS = ("google", "grpc", "numpy", "pandas", "py4j", "pyarrow", "pyspark", "zstandard")
 """What Spark needs in Python, by the name that is imported."""
 
@@ -131,11 +137,11 @@ def _run(job: Callable[[SparkSession], Summary], cluster: Cluster) -> Summary:
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
         from aiodelay.spark.errors import clear_error  # noqa: PLC0415
-        from aiodelay.spark.session import local_session  # noqa: PLC0415
+        from aiodelay.spark.session import is_elsewhere, local_session  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     try:
-        spark = local_session(cluster.master, settings)
+        spark = local_session(cluster.master, settings if is_elsewhere(cluster.master) else _OWN_SETTINGS | settings)
         try:
             return job(spark)
         finally:
@@ -146,12 +152,8 @@ def _run(job: Callable[[SparkSession], Summary], cluster: Cluster) -> Summary:
         raise clear_error(error) from error
 
 
-def _settings(given: tuple[str, ...]) -> Mapping[str, str]:
-    settings = {
-        "spark.ui.showConsoleProgress": f"{sys.stderr.isatty()}".lower(),
-        "spark.python.sql.dataFrameDebugging.enabled": "false",  # else traces are logged before the error is told
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
-    }
+def _settings(given: tuple[str, ...]) -> dict[str, str]:
+    settings = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):

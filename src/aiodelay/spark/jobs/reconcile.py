@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, shortened
+from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.spark.options import read_table
 from aiodelay.spark.schemas import SCHEMAS
 from aiodelay.spark.summary import Summary
@@ -116,6 +117,7 @@ def run(
             "margin": format_duration(max(margin_ms, took_ms)),
             "stored": sum(each.in_store for each in counts.values()),
             "differences": out,
+            "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS),
         },
     )
 

@@ -136,8 +136,8 @@ def _check_columns(differences: DataFrame, given: Sequence[str], kinds: Sequence
 
 def _writable(wanted: DataFrame, store: str, namespace: str) -> tuple[DataFrame, WriteSettings]:
     """Return the truth with what a message needs; of a column that it does not give, nothing is used."""
-    blanks = {"payload": F.lit(b""), "to": F.lit("nowhere:nothing")}
-    wanted = wanted.withColumns({name: blank for name, blank in blanks.items() if name not in wanted.columns})
+    for name, blank in {"payload": F.lit(b""), "to": F.lit("nowhere:nothing")}.items():
+        wanted = wanted if name in wanted.columns else wanted.withColumn(name, blank)
     options = {"store": store, "namespace": namespace}
     if "version" in wanted.columns:
         wanted = wanted.withColumn("version", F.coalesce("version", F.lit(0)))
