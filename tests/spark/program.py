@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.session import local_session
@@ -60,6 +64,28 @@ def count_again(master: str, url: str, namespace: str) -> None:
     """Do the same, and write once more as jobs do: prints what came of that too."""
     round_trip(master, url, namespace)
     print(write_frame(frame_of(session(master), ROWS), given(url, namespace)))
+
+
+def speculate(master: str, url: str, namespace: str, folder: str) -> None:
+    """Write while the first attempt at a part waits for Spark to run a copy beside it: prints what came of it."""
+    conf = {"interval": "100ms", "quantile": "0.5", "multiplier": "1.1", "minTaskRuntime": "100ms"}
+    speculation = {"spark.speculation": "true"} | {f"spark.speculation.{name}": text for name, text in conf.items()}
+    spark = session(master, speculation | {"spark.executor.memory": "512m"})
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        copy = Path(folder, "copy")
+        for batch in batches:
+            yield batch.slice(0, 100)
+            if task.partitionId() == 1 and task.attemptNumber():
+                copy.touch()
+            while task.partitionId() == 1 and not copy.exists():
+                time.sleep(0.01)
+            yield batch.slice(100)
+
+    frame = frame_of(spark, ROWS)
+    print(write_frame(frame.mapInArrow(slow, frame.schema), given(url, namespace)).rows)
 
 
 def serve_connect() -> None:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StructType
 
+from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError
-from aiodelay.model import At, Cancel, Conflict, Envelope, Fire, Put, Record, Reschedule, Snapshot, State
+from aiodelay.identifiers import new_op
+from aiodelay.model import At, Cancel, Conflict, Envelope, Fire, Outcome, Put, Record, Reschedule, Snapshot, State
 from aiodelay.spark.jobs import reconcile, repair
 from aiodelay.spark.jobs.mapping import mapped
-from aiodelay.spark.repairing import Found, repair_of
+from aiodelay.spark.repairing import Found, Repairer, repair_of
 from aiodelay.spark.summary import Summary
+from aiodelay.spark.write_settings import read_settings
 from aiodelay.spark.writing import write_frame
+from aiodelay.sqlite.store import SqliteStore
 from aiodelay.transitions import NO_OP
 from tests.support.planted import LANE, MAPPING, TO, apply, deliver, get, orders, plant
 
@@ -40,7 +48,7 @@ def test_what_was_found_is_mended_once_and_nothing_that_ended_comes_back(
     apply(url, namespace, Reschedule(next(ops), "order-1000004", At(2**41)))
     deliver(url, namespace, 2)
 
-    def repaired(**options: float) -> Summary:
+    def repaired(**options: object) -> Summary:
         differences = spark.read.parquet(found)
         return repair.run(spark, differences, truth, store=url, namespace=namespace, mapping=MAPPING, to=TO, **options)  # type: ignore[arg-type]
 
@@ -53,9 +61,12 @@ def test_what_was_found_is_mended_once_and_nothing_that_ended_comes_back(
             repaired(**options)
     assert get(url, namespace, "order-101") is None, "nothing is done above a bound"
 
+    part = repaired(kinds=["missing"], max_fraction=0.015, delete_orphans=5, margin="3649d")
+    assert part.rows == 15
+    assert part.counts == {"stored": 9, "ended": 1, "soon": 4, "changed": 1}
     summary = repaired(max_fraction=0.1, delete_orphans=5)
     assert summary.rows == 35
-    assert summary.counts == {"stored": 9, "rescheduled": 9, "replaced": 9, "cancelled": 4, "ended": 3, "changed": 1}
+    assert summary.counts == {"present": 9, "rescheduled": 9, "replaced": 9, "cancelled": 4, "ended": 3, "changed": 1}
     assert [get(url, namespace, ended) for ended in ("order-1", "order-2", "order-103", "order-1000000")] == [None] * 4
     mended = get(url, namespace, "order-3")
     assert mended is not None
@@ -75,6 +86,8 @@ def test_what_cannot_be_repaired_is_refused_before_anything_is_done(spark: Spark
     found = f"{tmp_path / 'found'}"
     _reconciled(truth.limit(1), url, "default", f"parquet:{found}")
     differences = spark.read.parquet(found)
+    day_before = F.expr("found_at - interval 24 hours 1 second")
+    older = differences.union(differences.withColumn("found_at", day_before)).withColumn("truth_rows", F.lit(100))
     bare = {name: MAPPING[name] for name in ("id", "due_at")}
     tomorrow = datetime.now(UTC) + timedelta(hours=24, seconds=1)
     for kind, options, problem in (
@@ -84,6 +97,7 @@ def test_what_cannot_be_repaired_is_refused_before_anything_is_done(spark: Spark
         (ConfigurationError, {"max_fraction": 1.5}, "max_fraction is 1.5"),
         (UnsupportedByStoreError, {"store": "kafka://127.0.0.1:1/schedules"}, "kafka"),
         (InputError, {"now": tomorrow, "max_fraction": 1.0}, "differences is found 1d.* ago"),
+        (InputError, {"differences": older, "max_fraction": 1.0}, "differences is found 1d.* ago"),
     ):
         given = {"differences": differences, "truth": truth, "store": url, "mapping": MAPPING, "to": TO} | options
         with pytest.raises(kind, match=problem):
@@ -96,9 +110,45 @@ def test_the_pages_program_repairs(spark: SparkSession, tmp_path: Path) -> None:
     write_frame(mapped(truth.where("number <> 7"), MAPPING, to=TO), {"store": store})
     page = Path(__file__).parents[2] / "docs" / "spark" / "reconcile.md"
     (program,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    given = {"spark": spark, "orders": truth, "store": store, "mapping": MAPPING, "folder": f"{tmp_path / 'found'}"}
+    mapping = {**MAPPING, "version": "int(5)"}
+    given = {"spark": spark, "orders": truth, "store": store, "mapping": mapping, "folder": f"{tmp_path / 'found'}"}
     exec(program, given)
-    assert get(store, "default", "order-7") is not None
+    mended = get(store, "default", "order-7")
+    assert mended is not None
+    assert mended.record.envelope.version == 5
+
+
+def test_what_ends_between_look_and_write_stays_ended_and_a_truth_with_an_id_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, due_ms = f"sqlite:///{tmp_path / 'delay.db'}", SystemClock().now_ms() + DAY_MS
+    stands = _record(due_ms=due_ms)  # without a version: the store will not remember that it ended
+    apply(url, "default", Put(new_op(), stands.envelope, At(due_ms)))
+    snapshot = get(url, "default", "a")
+    assert snapshot is not None
+    schema = StructType().add("id", "string").add("due_at", "timestamp").add("payload", "binary")
+    settings = read_settings({"store": url, "to": TO}, schema)
+    repairer = Repairer(settings, ("payload",), due_ms - 1)
+
+    def batch(rows_of_id: int) -> pa.RecordBatch:
+        due_at = pa.array([due_ms], pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
+        found = {"kind": ["drift"], "have_revision": [snapshot.record.revision], "have_due_ms": [due_ms]}
+        return pa.RecordBatch.from_pydict(
+            {**found, "rows_of_id": [rows_of_id], "id": ["a"], "due_at": due_at, "payload": [b"other"]}
+        )
+
+    with pytest.raises(InputError, match="id of truth is 'a' in 2 rows; allowed: one row for each id"):
+        list(repairer(iter([batch(2)])))
+    bulk_load = SqliteStore.bulk_load
+
+    async def late(store: SqliteStore, puts: Sequence[Put]) -> Sequence[Outcome]:
+        await store.apply([Cancel(new_op(), put.id) for put in puts])
+        return await bulk_load(store, puts)
+
+    monkeypatch.setattr(SqliteStore, "bulk_load", late)
+    (counts,) = repairer(iter([batch(1)]))
+    assert counts.to_pylist() == [{"kind": "drift", "outcome": "ended", "n": 1}]
+    assert get(url, "default", "a") is None
 
 
 # --- what is decided --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Writing and reading in sessions that stand beside no other in a process: Connect, executors elsewhere, no pandas."""
+"""Sessions that stand beside no other in a process: Connect, executors elsewhere, copies of tasks, no pandas."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
+from tests.spark.messages import stored
 from tests.spark.program import ROWS
 from tests.support.processes import ROOT
 from tests.support.servers import RedisServer
+from tests.support.spark_cluster import two_hosts
 
 KNOWN = f"Counts(stored=0, replaced=0, known={ROWS})"
 
@@ -32,6 +36,17 @@ def test_a_connect_session_writes_and_reads(redis_server: RedisServer, namespace
 def test_executors_in_processes_of_their_own_write_and_read(redis_server: RedisServer, namespace: str) -> None:
     lines = ran("count_again", "local-cluster[2,1,1024]", redis_server.url, namespace)
     assert lines == [f"{ROWS}", KNOWN]
+
+
+@pytest.mark.timeout(600)  # seven programs in Java
+def test_a_speculative_copy_beside_a_slow_task_stores_every_message_once(
+    redis_server: RedisServer, namespace: str, tmp_path: Path
+) -> None:
+    with two_hosts(tmp_path) as master:
+        lines = ran("speculate", master, redis_server.url, namespace, f"{tmp_path}")
+    assert (tmp_path / "copy").exists()
+    assert lines == [f"{ROWS}"], "of the two attempts one is counted"
+    assert stored(redis_server.url, namespace).keys() == {f"{n}" for n in range(ROWS)}
 
 
 def test_the_data_source_needs_no_pandas(redis_server: RedisServer, namespace: str, tmp_path: Path) -> None:
