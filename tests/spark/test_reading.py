@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import redis
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, StringContains
 from pyspark.sql.types import (
     BinaryType,
@@ -25,13 +26,29 @@ from pyspark.sql.types import (
 )
 
 from aiodelay.identifiers import new_op
-from aiodelay.model import Again, At, Cancel, Claim, Conflict, Dead, Demand, Done, Envelope, Late, Put, Settlement
+from aiodelay.model import (
+    Again,
+    At,
+    Cancel,
+    Claim,
+    Conflict,
+    Dead,
+    Demand,
+    Done,
+    Envelope,
+    Fire,
+    Late,
+    Put,
+    Reschedule,
+    Settlement,
+)
 from aiodelay.ports import Holds, Store
 from aiodelay.recurrence import Cron, encode_rule
 from aiodelay.registry import open_store
 from aiodelay.shapes import read_rule
 from aiodelay.spark.columns import _types_of
 from aiodelay.spark.reading import PushingReader, Reader, reader_of
+from tests.support.servers import redis_products, serving
 from tests.support.stores import SHARED_STORES, empty_store
 
 T = TypeVar("T")
@@ -251,6 +268,37 @@ def test_states_and_retries_are_told(url: str) -> None:
     assert retried["next_attempt_at"] == DUE
     early = {"dueFrom": "1970-01-01T00:00:01Z", "dueTo": "1970-01-01T00:00:03+00:00"}
     assert ids(url, **early) == ["claimed", "retried"]  # by when it was due, not by when it is tried next
+
+
+@pytest.mark.parametrize("has_parity", [True, False])
+def test_due_times_are_the_records_though_places_alone_are_read(has_parity: bool) -> None:
+    """What was put, moved, fired and retried; where sequences tell what stands elsewhere, no other record is read."""
+    with serving(redis_products()[0]) as url:
+        client: Any = redis.Redis.from_url(f"{url}")
+        if not has_parity:  # as versions left it that did not heed it
+            client.hset("{default:00}:meta", "seq", 7)
+        store_all(f"{url}", *numbered(40, lambda i: DUE_MS + i), put(Envelope("again", "work", "a"), 2_000))
+        expected = {f"m{i}": DUE_MS + i for i in range(40)} | {"again": 2_000, "m3": DUE_MS - 9}
+
+        async def change(opened: Store) -> None:
+            await opened.apply([Reschedule(new_op(), "m3", At(DUE_MS - 9)), Fire(new_op(), "m4")])
+            async with opened.work("w", ["work"]) as work:
+                claims = (await work.claim({"work": Demand(9)}, request="1", lease_ms=15_000)).claims
+                expected["m4"] = max(claim.record.due_ms for claim in claims)
+                await work.settle(
+                    [Again(each.record.id, each.record.revision, each.token, DUE_MS + 5, 1) for each in claims]
+                )
+
+        within(f"{url}", change)
+        assert client.hexists("{default:00}:meta", "parity") == has_parity
+        found = rows(f"{url}", "id", "due_at", "next_attempt_at")
+        lone = {row["id"]: round(row["due_at"].timestamp() * 1000) for row in found}
+        assert lone == expected
+        assert {row["id"] for row in found if row["next_attempt_at"] != row["due_at"]} == {"m4", "again"}
+        assert ids(f"{url}", dueTo="2000-01-01T00:00:00Z") == ["again"]
+        if has_parity:  # nobody asks for the others' records
+            client.hdel("{default:00}:msg", *(b"\x02" + name.encode() for name in expected if name[0] == "m"))
+            assert len(rows(f"{url}", "id", "due_at")) == 40
 
 
 def test_options_say_what_is_read(url: str) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sys
-from array import array
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import Any
 
 from aiodelay.codecs import decode_columns
@@ -16,13 +15,24 @@ from aiodelay.scanning import Columns, columns_of_messages
 from .keys import text_of
 from .reading import Lanes, lane_number, read_anyhow
 
-__all__ = ["Known", "columns_of", "ids_of", "snapshot_of"]
+__all__ = [
+    "PLACED_COLUMNS",
+    "SEQUENCE_BYTES",
+    "Known",
+    "columns_of",
+    "columns_of_places",
+    "elsewhere_in",
+    "snapshot_of",
+]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 PLACED, HEAD, PLACED_HEAD = 0x80, 6, 12
-TEXT = b"\x02"
-DUE_ONLY = frozenset({"id", "due_ms"})
+SEQUENCE_BYTES = 6
+TEXT = 2
+EVEN = bytes(range(0, 256, 2))
+PLACED_COLUMNS = frozenset({"id", "due_ms", "place_ms"})
+"""What is known of a message that stands at its due time without its record."""
 _SCHEDULED, _OVERDUE = State.SCHEDULED.value, State.OVERDUE.value
 
 
@@ -49,12 +59,28 @@ class Known:
         return number in self._held or b"%b:%b" % (number, address.encode()) in self._held
 
 
-def ids_of(members: Sequence[bytes]) -> list[str]:
-    """Return the ids that stand as these."""
+def ids_of(members: Sequence[bytes], at: int = 0) -> list[str]:
+    """Return the ids that stand as these, from a place on in each."""
+    if set(map(itemgetter(at), members)) == {TEXT}:
+        try:
+            return [each[at + 1 :].decode() for each in members]
+        except UnicodeDecodeError:
+            pass
+    return [text_of(each[at:]) for each in members]
+
+
+def elsewhere_in(names: Sequence[bytes]) -> list[bool]:
+    """Tell of each member of a lane whether it stands elsewhere than at its due time; nothing if none does."""
     try:
-        return [each[1:].decode() if each[:1] == TEXT else text_of(each) for each in members]
-    except UnicodeDecodeError:
-        return list(map(text_of, members))
+        last = bytes(map(itemgetter(SEQUENCE_BYTES - 1), names))
+    except IndexError:  # another program's: what has no record is none of ours
+        return [True] * len(names)
+    return [each % 2 == 1 for each in last] if last.translate(None, EVEN) else []
+
+
+def columns_of_places(names: Sequence[bytes], places_ms: Sequence[int], wanted: Collection[str]) -> Columns:
+    """Return messages that stand at their due time as columns, given members of lanes and their places."""
+    return {name: ids_of(names, SEQUENCE_BYTES) if name == "id" else places_ms for name in wanted}
 
 
 def columns_of(
@@ -80,17 +106,24 @@ def columns_of(
 def _decoded(
     members: Sequence[bytes], values: Sequence[bytes], wanted: Collection[str], known: Known, now_ms: int
 ) -> Columns:
-    starts = [HEAD if value[0] < PLACED else PLACED_HEAD for value in values]
-    if DUE_ONLY.issuperset(wanted):
-        return {name: ids_of(members) if name == "id" else _dues(values, starts) for name in wanted}
-    fields = {*wanted} - {"id", "place_ms", "state"} | {"due_ms"}
+    fields = {*wanted} - {"id", "place_ms", "state"}
+    if {"place_ms", "state"} & {*wanted}:
+        fields.add("due_ms")
     if "state" in wanted and known.any_held:
         fields |= {"lane", "address"}
-    found = decode_columns(values, starts, fields)
-    found["place_ms"] = [
-        due_ms if at == HEAD else int.from_bytes(value[HEAD:PLACED_HEAD], "big")
-        for due_ms, at, value in zip(found["due_ms"], starts, values, strict=True)
-    ]
+    places: dict[int, int] = {}
+    if max(map(itemgetter(0), values)) >= PLACED:
+        places = {
+            row: int.from_bytes(value[HEAD:PLACED_HEAD], "big")
+            for row, value in enumerate(values)
+            if value[0] >= PLACED
+        }
+        values = [value[PLACED_HEAD - HEAD :] if value[0] >= PLACED else value for value in values]
+    found = decode_columns(values, HEAD, fields)
+    if "due_ms" in fields:
+        found["place_ms"] = (
+            [places.get(row, due_ms) for row, due_ms in enumerate(found["due_ms"])] if places else found["due_ms"]
+        )
     if "state" in wanted:
         found["state"] = _states(found, known, now_ms)
     if "lane" in wanted:
@@ -98,15 +131,6 @@ def _decoded(
     if "id" in wanted:
         found["id"] = ids_of(members)
     return {name: found[name] for name in wanted}
-
-
-def _dues(values: Sequence[bytes], starts: Sequence[int]) -> Sequence[int]:
-    """Return due times; 0 of what is cut short."""
-    packed = [value[at + 10 : at + 16] for value, at in zip(values, starts, strict=True)]
-    dues = array("q", b"".join([b"\0\0" + each if len(each) == 6 else bytes(8) for each in packed]))
-    if sys.byteorder == "little":
-        dues.byteswap()
-    return dues
 
 
 def _states(found: dict[str, Sequence[Any]], known: Known, now_ms: int) -> Sequence[str]:

@@ -6,9 +6,11 @@ looked up by its id. So nothing is read twice, and what stands still is read onc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress
 
+import msgspec
 from msgspec import Struct
 
 from aiodelay.model import Lane
@@ -23,7 +25,15 @@ from aiodelay.scanning import (
 )
 
 from .checks import check_layout
-from .columns import Known, columns_of, snapshot_of
+from .columns import (
+    PLACED_COLUMNS,
+    SEQUENCE_BYTES,
+    Known,
+    columns_of,
+    columns_of_places,
+    elsewhere_in,
+    snapshot_of,
+)
 from .keys import Keys, member_of, text_of
 from .line import Line
 from .options import Options
@@ -33,7 +43,7 @@ from .scripts import Arg, packed
 __all__ = ["Part", "Scanner"]
 
 NAMES_AT_ONCE = 5_000
-VALUES_AT_ONCE, VALUE_BYTES = 1_000, 2 << 20
+VALUES_AT_ONCE, VALUE_BYTES = 2_000, 2 << 20
 """Most values that are fetched in one call, and about how many bytes, by the largest one so far."""
 FIRST_AT_ONCE = 50
 IDS_AT_ONCE = 100
@@ -56,6 +66,7 @@ class Part(Struct, frozen=True):
         first: From this place on; of dead letters, this time.
         end: And before this; None = to the end.
         last_sequence: Nothing that was put later.
+        has_parity: Whether sequences tell what stands at its due time.
         members: Only these ids, as they stand; None = all that stands there.
         window: Only what is remembered in this.
     """
@@ -63,8 +74,46 @@ class Part(Struct, frozen=True):
     first: Place = (0, 0)
     end: Place | None = None
     last_sequence: int = 0
+    has_parity: bool = False
     members: tuple[bytes, ...] | None = None
     window: str = ""
+
+
+class _Page(Struct, frozen=True):
+    """Members of a lane and their places as Redis writes them, in their order."""
+
+    names: list[bytes]
+    scores: list[bytes]
+
+    def place(self, row: int) -> Place:
+        return int(self.scores[row]), int.from_bytes(self.names[row][:SEQUENCE_BYTES], "big")
+
+    def places_ms(self) -> list[int]:
+        return msgspec.json.decode(b"[%b]" % b",".join(self.scores), type=list[int])
+
+    def within(self, first: Place, end: Place | None, last_sequence: int) -> _Page:
+        """Return what stands between two places, and was put before the others."""
+        rows = range(len(self.names))
+        start = bisect_left(rows, first, key=self.place)
+        stop = len(rows) if end is None else bisect_left(rows, end, key=self.place)
+        page = self if (start, stop) == (0, len(rows)) else _Page(self.names[start:stop], self.scores[start:stop])
+        later = (last_sequence + 1).to_bytes(SEQUENCE_BYTES, "big")
+        if max(page.names, default=b"") < later:
+            return page
+        return page.where([name < later for name in page.names])
+
+    def where(self, chosen: Sequence[bool]) -> _Page:
+        return _Page(list(compress(self.names, chosen)), list(compress(self.scores, chosen)))
+
+    def without(self, names: set[bytes]) -> _Page:
+        return self.where([each not in names for each in self.names])
+
+    def split(self) -> tuple[_Page, _Page]:
+        """Return what stands at its due time, and what may not."""
+        elsewhere = elsewhere_in(self.names)
+        if not elsewhere:
+            return self, _Page([], [])
+        return self.where([not each for each in elsewhere]), self.where(elsewhere)
 
 
 class Scanner:
@@ -82,7 +131,8 @@ class Scanner:
     def parts(self, scan: Scan) -> list[Part]:
         """Split a table; see `ports.Scannable`."""
         with Line(self._options, self._keys) as line:
-            schema, shards, sequence = line.ask("HMGET", self._keys.key("meta"), "schema", "shards", "seq")
+            meta = line.ask("HMGET", self._keys.key("meta"), "schema", "shards", "seq", "parity")
+            schema, shards, sequence, parity = meta
             if schema is shards is None:
                 return []
             check_layout(self._keys, self._options.name, schema, shards)
@@ -92,7 +142,7 @@ class Scanner:
                 return self._done_parts(line, scan)
             if scan.ids is not None:
                 return list(_of_members(_members(scan.ids)))
-            return self._message_parts(line, scan, int(sequence or 0))
+            return self._message_parts(line, scan, int(sequence or 0), has_parity=parity is not None)
 
     def read(self, scan: Scan, part: Part) -> Iterator[Columns]:
         """Read a part; see `ports.Scannable`."""
@@ -120,13 +170,14 @@ class Scanner:
         aside = [b"parked:" + name for name in parked if int(name.partition(b":")[0]) in wanted]
         return [b"due:%d" % number for number in wanted], aside
 
-    def _message_parts(self, line: Line, scan: Scan, sequence: int) -> list[Part]:
+    def _message_parts(self, line: Line, scan: Scan, sequence: int, *, has_parity: bool) -> list[Part]:
         lanes = self._lanes(line)
         wanted = [number for number, name in lanes.items() if scan.lane in (None, name)]
         leased = line.ask_all([("ZRANGE", self._keys.key(f"leased:{number}"), 0, -1) for number in wanted])
         sets = list(chain.from_iterable(self._sets(line, lanes, scan.lane)))
         bounds = self._bounds(line, scan, sets)
-        parts = [Part(first, end, sequence) for first, end in zip(bounds, [*bounds[1:], None], strict=True)]
+        ends = [*bounds[1:], None]
+        parts = [Part(first, end, sequence, has_parity) for first, end in zip(bounds, ends, strict=True)]
         return [*parts, *_of_members(chain.from_iterable(leased))]
 
     def _bounds(self, line: Line, scan: Scan, sets: Sequence[bytes]) -> list[Place]:
@@ -161,41 +212,43 @@ class Scanner:
         lanes = self._lanes(line)
         known, now_ms = self._known(line, lanes), _now_ms(line)
         due, aside = self._sets(line, lanes, scan.lane)
+        needed = _needed(scan)
+        places_suffice = part.has_parity and PLACED_COLUMNS.issuperset(needed)
         aside_names = set[bytes]()  # what is released meanwhile goes from aside to the others as it is
         for which in [*aside, *due]:
-            for names in self._names(line, part, which):
-                new = [each for each in names if each not in aside_names] if aside_names else names
+            for page in self._pages(line, part, which):
                 if which in aside:
-                    aside_names.update(names)
-                for members, values in self._values(line, new):
-                    yield _taken(columns_of(members, values, _needed(scan), known, now_ms), scan)
+                    aside_names.update(page.names)
+                elif aside_names:
+                    page = page.without(aside_names)  # noqa: PLW2901 - the same page
+                left = page
+                if places_suffice:
+                    placed, left = page.split()
+                    if placed.names:
+                        yield _taken(columns_of_places(placed.names, placed.places_ms(), needed), scan)
+                for members, values in self._values(line, left.names):
+                    yield _taken(columns_of(members, values, needed, known, now_ms), scan)
 
-    def _names(self, line: Line, part: Part, which: bytes) -> Iterator[list[bytes]]:
+    def _pages(self, line: Line, part: Part, which: bytes) -> Iterator[_Page]:
         """Yield what stands in a set within a part, page by page, each from where the one before ended."""
         key = self._keys.tag.encode() + which
-        (ms, sequence), end = part.first, part.end
-        end_ms: Arg = "+inf" if end is None else end[0]
+        first = part.first
+        end_ms: Arg = "+inf" if part.end is None else part.end[0]
         while True:
-            flat = line.ask("ZRANGEBYSCORE", key, ms, end_ms, "WITHSCORES", "LIMIT", 0, NAMES_AT_ONCE)
-            if len(flat) == 2 * NAMES_AT_ONCE and int(flat[-1]) == ms:  # more than that stand at one place
-                flat = line.run("scan", which, ms, sequence, NAMES_AT_ONCE)
-            places = [
-                (int(at_ms), int.from_bytes(member[:6], "big"))
-                for member, at_ms in zip(flat[::2], flat[1::2], strict=True)
-            ]
-            first = (ms, sequence)
-            yield [
-                member
-                for member, place in zip(flat[::2], places, strict=True)
-                if first <= place and (end is None or place < end) and place[1] <= part.last_sequence
-            ]
-            if len(places) < NAMES_AT_ONCE or (end is not None and places[-1] >= end):
+            flat = line.ask("ZRANGEBYSCORE", key, first[0], end_ms, "WITHSCORES", "LIMIT", 0, NAMES_AT_ONCE)
+            if len(flat) == 2 * NAMES_AT_ONCE and int(flat[-1]) == first[0]:  # more than that stand at one place
+                flat = line.run("scan", which, *first, NAMES_AT_ONCE)
+            page = _Page(flat[::2], flat[1::2])
+            size = len(page.names)
+            last = page.place(size - 1) if size else first
+            yield page.within(first, part.end, part.last_sequence)
+            if size < NAMES_AT_ONCE or (part.end is not None and last >= part.end):
                 return
-            ms, sequence = places[-1][0], places[-1][1] + 1
+            first = (last[0], last[1] + 1)
 
     def _values(self, line: Line, names: Sequence[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield ids and their values; the next are on their way while some are looked at."""
-        members = [each[6:] for each in names]
+        members = [each[SEQUENCE_BYTES:] for each in names]
         asked = members[: self._at_once]
         if asked:
             line.send(packed(["HMGET", self._keys.key("msg"), *asked]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -148,12 +149,18 @@ _SOURCES: Final = {
 
 def _arrow(values: Sequence[Any], type_: Any) -> Any:  # noqa: ANN401 - pyarrow has no types
     if pa.types.is_timestamp(type_):
-        return pa.array(values, pa.timestamp("ms", tz="UTC")).cast(type_)
+        return _whole_numbers(values).cast(pa.timestamp("ms", tz="UTC")).cast(type_)
     if pa.types.is_map(type_):
         return _map_array(cast("Sequence[Mapping[str, Any]]", values), type_)
     if pa.types.is_integer(type_):
         return _integers(values, type_)
     return pa.array(values, type_)
+
+
+def _whole_numbers(values: Sequence[int | None]) -> Any:  # noqa: ANN401 - as above
+    if isinstance(values, array) and values.typecode == "q":
+        return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+    return pa.array(values, pa.int64())
 
 
 def _map_array(values: Sequence[Mapping[str, Any]], type_: Any) -> Any:  # noqa: ANN401 - as above

@@ -70,7 +70,7 @@ end
 local function put_fresh(a, lane, revision, due)
   local id, flags, expires = ARGV[a + 1], flags_of(a), expiry(a, due)
   earlier(lane, due)
-  local head = pack(HEADED, next_sequence(), FORMAT, flags, lane, revision, due, expires, 0, 0, 0, ARGV[a + 2])
+  local head = pack(HEADED, next_sequence(false), FORMAT, flags, lane, revision, due, expires, 0, 0, 0, ARGV[a + 2])
   local members = places[lane] or {}
   places[lane] = members
   members[#members + 1] = due
@@ -233,9 +233,9 @@ end
 -- WAIT and WAITAOF look at what their own connection wrote last: an answer that rests on what another one wrote, such as
 -- that to a repeated command, must write as well, or it would not be waited for.
 local function write_something()
-  if sequence then return end
+  if counted.sequence then return end
   open_gate()
-  sequence = tonumber(call('HGET', META, 'seq') or 0)
+  counted.last_sequence()
 end
 
 check()

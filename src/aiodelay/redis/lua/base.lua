@@ -74,13 +74,23 @@ local function is_held(n, address) -- the lane, or one address of it
 end
 
 -- What is counted on while the script runs, and written by finish().
-local sequence, entries = nil, nil
+local counted = { sequence = nil, entries = nil, is_first = false }
 local heads, earliest = {}, {}
 
-local function next_sequence()
-  if not sequence then sequence = tonumber(call('HGET', META, 'seq') or 0) end
-  sequence = sequence + 1
-  return sequence
+function counted.last_sequence()
+  if not counted.sequence then
+    local known = tonumber(call('HGET', META, 'seq'))
+    counted.sequence, counted.is_first = known or 0, not known
+  end
+  return counted.sequence
+end
+
+-- It is odd for what does not stand at its due time: who reads the others' places knows when they are due. `parity` in
+-- META says that this holds for all that is there: versions that did not heed it have left none.
+local function next_sequence(is_elsewhere)
+  local last = counted.last_sequence()
+  counted.sequence = last + (last % 2 == (is_elsewhere and 1 or 0) and 2 or 1)
+  return counted.sequence
 end
 
 local function earlier(n, place) -- call it before the lane gets something at `place`
@@ -92,16 +102,16 @@ end
 
 local function note(event, e, detail)
   if ARGV[2] == '0' then return end
-  if not entries then entries = tonumber(call('HGET', META, 'journal') or 0) end
-  entries = entries + 1
-  call('XADD', JOURNAL, 'MAXLEN', '~', ARGV[2], text(entries) .. '-0', 'at', text(now), 'event', event, 'id', e.id,
-    'revision', text(e.revision), 'lane', text(e.lane), 'due', text(e.due), 'attempt', text(e.attempt),
+  counted.entries = (counted.entries or tonumber(call('HGET', META, 'journal') or 0)) + 1
+  call('XADD', JOURNAL, 'MAXLEN', '~', ARGV[2], text(counted.entries) .. '-0', 'at', text(now), 'event', event,
+    'id', e.id, 'revision', text(e.revision), 'lane', text(e.lane), 'due', text(e.due), 'attempt', text(e.attempt),
     'detail', detail or '')
 end
 
 local function finish()
-  if sequence then call('HSET', META, 'seq', text(sequence)) end
-  if entries then call('HSET', META, 'journal', text(entries)) end
+  if counted.sequence then call('HSET', META, 'seq', text(counted.sequence)) end
+  if counted.is_first then call('HSET', META, 'parity', 1) end
+  if counted.entries then call('HSET', META, 'journal', text(counted.entries)) end
   for n, place in pairs(earliest) do
     if not heads[n] or place < heads[n] then
       call('XADD', WAKE, 'MAXLEN', '~', WAKE_KEPT, '*', 'w', ARGV[3], 'l', text(n), 'd', text(place))

@@ -47,7 +47,7 @@ local function unblock(n, address)
 end
 
 local function insert(e, place)
-  e.sequence, e.place, e.token = next_sequence(), place, false
+  e.sequence, e.place, e.token = next_sequence(place ~= e.due), place, false
   loaded[e.id] = e
   store(e)
   if any_holds() and is_held(e.lane, address_of(e)) then
