@@ -31,6 +31,7 @@ __all__ = [
     "history_partitions",
     "mending",
     "prepare",
+    "prepare_dead",
     "prepare_intake",
     "problems",
     "schedules_partitions",
@@ -275,6 +276,21 @@ async def prepare_intake(
         return topics
 
     return await _asked(cluster, look)
+
+
+async def prepare_dead(cluster: Cluster, name: str, *, partitions: int) -> None:
+    """Create a topic for dead letters, if it is missing.
+
+    Raises:
+        StoreUnavailableError: The cluster does not answer, or the topic may not be created.
+    """
+
+    async def look(admin: Any) -> None:  # noqa: ANN401 - aiokafka's
+        if name not in {each["topic"] for each in await admin.describe_topics() if not each["error_code"]}:
+            await _create(admin, [name], partitions, DEAD_SETTINGS)
+        await _described(admin, name, cluster, DEAD_SETTINGS, is_created=True)
+
+    await _asked(cluster, look)
 
 
 async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]]) -> _Found:

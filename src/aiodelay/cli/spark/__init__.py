@@ -12,6 +12,7 @@ JOBS: tuple[tuple[str, str], ...] = (
     ("archive:archive", "Write what became of messages to Parquet, by day, each event once."),
     ("backfill:backfill", "Store the rows of files or of a database as messages."),
     ("compact:compact", "Merge the small files of an archive's days."),
+    ("engine:engine", "Deliver from Kafka to Kafka with Spark alone (experimental)."),
     ("reconcile:reconcile", "Compare a truth with what is pending in a store."),
     ("repair:repair", "Mend what a reconcile has found, where it is still so."),
     ("replay:replay", "Store a part of what was kept of messages again."),

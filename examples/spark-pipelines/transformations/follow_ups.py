@@ -1,0 +1,22 @@
+"""A message for each delivery, a day later: aiodelay as the sink of a flow."""
+
+from __future__ import annotations
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+
+dp.create_sink(
+    "follow_ups",
+    "aiodelay",
+    {"store": "env:AIODELAY_STORE", "namespace": "follow-ups", "to": "redis-list:follow-ups"},
+)
+
+
+@dp.append_flow(target="follow_ups")
+def a_day_later() -> DataFrame:
+    """Ask a day after the delivery; what is written twice counts once, by its id."""
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    return spark.readStream.table("deliveries").selectExpr(
+        "concat('follow-up-', id) AS id", "at + interval 1 day AS due_at", "cast(id AS binary) AS payload"
+    )

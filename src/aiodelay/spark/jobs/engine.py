@@ -1,0 +1,209 @@
+"""Engine: a scheduler on Spark alone, from one topic of Kafka to others (experimental)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everywhere
+from pyspark.sql.streaming.query import StreamingQuery
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.inputs import check_count
+from aiodelay.kafka.records import is_topic
+from aiodelay.kafka.topic import history_partitions, prepare_dead
+from aiodelay.spark.engine import due, placed
+from aiodelay.spark.places import read_cluster_of, read_topic
+from aiodelay.spark.slots import Slots
+from aiodelay.spark.summary import Summary
+from aiodelay.spark.topic_reading import MOST_AT_ONCE
+from aiodelay.spark.topics import TopicSource
+from aiodelay.timeunits import Duration, parse_duration
+
+from .given import setting
+
+__all__ = ["OnBatch", "run", "start"]
+
+OnBatch: TypeAlias = Callable[[Mapping[str, Any]], object]
+"""Is told of each batch that gave something out: `batch`, `delivered`, `dead`, `seconds`, `lateness_ms`."""
+
+_LOOK_S: Final = 1
+_OBSERVED: Final = "aiodelay"
+_PARTS: Final = (0.5, 0.99)
+_STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_LEAST_MS: Final = 100
+
+
+def start(
+    spark: SparkSession,
+    *,
+    source: str,
+    checkpoint: str,
+    to: str | None = None,
+    dead: str | None = None,
+    slot: Duration = "1s",
+    trigger: Duration = "500ms",
+    shards: int = 4,
+    starting: Literal["earliest", "latest"] = "earliest",
+    max_rows_per_batch: int = MOST_AT_ONCE,
+    fail_on_data_loss: bool = True,
+    timeout: str = "60s",
+) -> StreamingQuery:
+    """Begin to deliver what a topic's records schedule, each to the topic that it names, and return what does it.
+
+    Never early. At least once: the batch that was under way when it ended is given out again, under the same delivery
+    ids. A record that cannot be scheduled, or that its topic never takes, goes to the dead topic with the reason.
+
+    Args:
+        spark: The session.
+        source: `kafka://host:9092/topic`: schedules as docs/formats.md has them; also `env:NAME` or `file:PATH`.
+        checkpoint: Folder of what was read and of what waits; this query's alone, as long as its messages count.
+        to: `kafka://host:9092`, where the topics are that records name; None: where the source is.
+        dead: The topic for dead letters there, which is created if it is missing; None: the source's name and `.dead`.
+        slot: Length of a slot, the most that it adds to a message's lateness; a checkpoint keeps to one.
+        trigger: How often a batch begins.
+        shards: Over how many tasks the messages of a slot are spread; a checkpoint keeps to one number.
+        starting: Where a checkpoint begins that is new.
+        max_rows_per_batch: Most records that are read in a batch.
+        fail_on_data_loss: End with an error where records were deleted unread; otherwise go on without them.
+        timeout: How long a task tries again while Kafka takes nothing.
+
+    Raises:
+        ConfigurationError: An option is wrong.
+        StoreMismatchError: There is no such topic.
+        StoreUnavailableError: Kafka does not answer.
+    """
+    if not checkpoint.strip():
+        raise ConfigurationError("checkpoint", "blank", "a folder for what was read and what waits")
+    slots = Slots(_ms("slot", slot), check_count(shards, "shards", 1, 10_000))
+    trigger_ms = _ms("trigger", trigger)
+    topic = _prepared(source, to, dead)
+    dead = dead or f"{topic}.dead"
+    spark.dataSource.register(TopicSource)
+    reading = {
+        "url": source,
+        "purpose": f"{topic} in slots of {slots.slot_ms} ms and {slots.shards} shards",
+        "startingOffset": starting,
+        "maxRowsPerBatch": f"{max_rows_per_batch}",
+        "failOnDataLoss": f"{fail_on_data_loss}".lower(),
+    }
+    raw = spark.readStream.format("aiodelay_kafka").options(**reading).load()
+    rows = due(placed(raw, slots), topic, dead).observe(_OBSERVED, *_observed())
+    writer = rows.writeStream.format("aiodelay_kafka").options(url=to or source, dead=dead, timeout=timeout)
+    with (
+        setting(spark, "spark.sql.streaming.stateStore.providerClass", _STATE_STORE),
+        setting(spark, "spark.sql.shuffle.partitions", f"{slots.shards}"),
+    ):
+        return (
+            writer.option("checkpointLocation", checkpoint)
+            .outputMode("append")
+            .trigger(processingTime=f"{trigger_ms} milliseconds")
+            .start()
+        )
+
+
+def run(spark: SparkSession, *, on_batch: OnBatch | None = None, **options: Any) -> Summary:  # noqa: ANN401 - `start`'s
+    """Deliver until interrupted.
+
+    Args:
+        spark: The session.
+        on_batch: Is told of each batch.
+        options: Those of `start`.
+
+    Returns:
+        How many messages this run delivered and how many became dead letters, in how many batches; `facts` has the
+        largest lateness.
+
+    Raises:
+        ConfigurationError: As `start`; or the checkpoint is another source's, or of other slots.
+        StoreMismatchError: As `start`.
+        StoreUnavailableError: As `start`.
+        StreamingQueryException: It failed; `clear_error` finds why.
+    """
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
+    query = start(spark, **options)
+    told = _Told(on_batch)
+    try:
+        while not query.awaitTermination(_LOOK_S):
+            told.note(query)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        query.stop()
+    told.note(query)
+    return Summary(
+        job="engine",
+        seconds=(clock.monotonic_ms() - started_ms) / 1000,
+        rows=told.delivered + told.dead,
+        rejected=told.dead,
+        counts={"batches": told.batches, "delivered": told.delivered, "dead": told.dead},
+        facts={"lateness_ms": {"max": told.latest_ms}},
+    )
+
+
+def _ms(name: str, given: Duration) -> int:
+    return parse_duration(given, field=name, error=ConfigurationError, least_ms=_LEAST_MS)
+
+
+def _prepared(source: str, to: str | None, dead: str | None) -> str:
+    """Return the source's topic, which is there, and have one for dead letters."""
+    cluster, topic = read_topic(source, "source")
+    target = read_cluster_of(to or source, "to")
+    dead = dead or f"{topic}.dead"
+    if not is_topic(dead) or dead == topic:
+        raise ConfigurationError("dead", shortened(dead), "a topic beside the source: A-Z a-z 0-9 . _ -")
+
+    async def prepare() -> None:
+        partitions = await history_partitions(cluster, topic)
+        await prepare_dead(target, dead, partitions=partitions)
+
+    asyncio.run(prepare())
+    return topic
+
+
+def _observed() -> list[Column]:
+    late = F.col("fired_ms") - F.col("due_ms")
+    return [
+        F.count(F.lit(1)).alias("rows"),
+        F.count("due_ms").alias("delivered"),
+        F.percentile_approx(late, list(_PARTS)).alias("late"),
+        F.max(late).alias("latest"),
+    ]
+
+
+class _Told:
+    """What a query's batches came to; Spark tells of the last hundred, so that it has to be asked now and then."""
+
+    def __init__(self, on_batch: OnBatch | None) -> None:
+        self.batches, self.delivered, self.dead = 0, 0, 0
+        self.latest_ms: int | None = None
+        self._last, self._on_batch = -1, on_batch
+
+    def note(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            found = progress["observedMetrics"].get(_OBSERVED)
+            if found is None or progress["batchId"] <= self._last or not found["rows"]:
+                continue
+            self._last = progress["batchId"]
+            self.batches += 1
+            self.delivered += found["delivered"]
+            self.dead += found["rows"] - found["delivered"]
+            lateness_ms = None
+            if found["delivered"]:
+                self.latest_ms = max(self.latest_ms or 0, found["latest"])
+                p50, p99 = found["late"]
+                lateness_ms = {"p50": p50, "p99": p99, "max": found["latest"]}
+            if self._on_batch is not None:
+                self._on_batch(
+                    {
+                        "batch": self._last,
+                        "delivered": found["delivered"],
+                        "dead": found["rows"] - found["delivered"],
+                        "seconds": progress["durationMs"]["triggerExecution"] / 1000,
+                        "lateness_ms": lateness_ms,
+                    }
+                )

@@ -1,0 +1,50 @@
+"""Where a topic of Kafka is: URLs as a stream's options and the engine's have them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiodelay.errors import ConfigurationError
+from aiodelay.kafka.options import Cluster, read_cluster, read_topics
+from aiodelay.urls import UrlOptions
+
+from .options import store_url
+
+__all__ = ["FORM", "read_cluster_of", "read_topic"]
+
+FORM: Final = "kafka://host:9092/topic"
+
+
+def read_topic(url: str, field: str) -> tuple[Cluster, str]:
+    """Read where a topic is.
+
+    Args:
+        url: `kafka://host:9092/topic`, with a cluster's options; or `env:NAME`, or `file:PATH`.
+        field: What an error calls it.
+
+    Raises:
+        ConfigurationError: It is not of this form, or names several topics.
+    """
+    given = UrlOptions(store_url(url))
+    topics = read_topics(given, field, FORM)
+    if len(topics) > 1:
+        raise ConfigurationError(field, given.masked, FORM)
+    return _cluster(given), topics[0]
+
+
+def read_cluster_of(url: str, field: str) -> Cluster:
+    """Read where a cluster is; a topic in the URL does not count.
+
+    Raises:
+        ConfigurationError: It is not of the form of `read_topic`.
+    """
+    given = UrlOptions(store_url(url))
+    if given.parts.scheme != "kafka" or given.parts.fragment:
+        raise ConfigurationError(field, given.masked, "kafka://host:9092")
+    return _cluster(given)
+
+
+def _cluster(given: UrlOptions) -> Cluster:
+    cluster = read_cluster(given)
+    given.finish()
+    return cluster

@@ -1,0 +1,133 @@
+"""Rows as records of topics: all acknowledged, or an error; what a topic never takes goes to the dead topic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import pyarrow as pa
+from aiokafka.errors import (
+    InvalidTopicError,
+    PolicyViolationError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+
+from aiodelay.errors import StoreUnavailableError, cut
+from aiodelay.kafka.client import UNAVAILABLE, Outgoing, reason_of
+from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP, MOST_REASON
+from aiodelay.kafka.options import Cluster
+from aiodelay.kafka.records import DEAD_REASON
+from aiodelay.kafka.targets import refused_topics
+from aiodelay.kafka.writer import TOO_LARGE, Writer
+
+from .places import read_cluster_of
+
+__all__ = ["dead_reason", "produce", "write_batches"]
+
+log: logging.Logger = logging.getLogger("aiodelay.spark")
+
+AT_ONCE: Final = 2_000
+PAUSE_S: Final = 0.1
+_FINAL = (*TOO_LARGE, InvalidTopicError, PolicyViolationError, UnknownTopicOrPartitionError)
+_KEPT = (DEAD_REASON, DEAD_FROM, DEAD_TIMESTAMP)
+
+
+def dead_reason(reason: str) -> tuple[str, bytes]:
+    """Return the header that says why a record is in the dead topic."""
+    return DEAD_REASON, cut(reason, MOST_REASON).encode(errors="backslashreplace")
+
+
+def write_batches(url: str, batches: Iterator[pa.RecordBatch], *, dead: str, timeout_ms: int) -> None:
+    """Write the rows of batches, as `produce` does: columns `topic`, `key`, `value`, `headers`.
+
+    Raises:
+        ConfigurationError: The URL is none of a cluster.
+        StoreUnavailableError: As `produce`.
+    """
+    cluster = read_cluster_of(url, "option 'url'")
+    asyncio.run(produce(cluster, _records(batches), dead=dead, timeout_ms=timeout_ms))
+
+
+async def produce(cluster: Cluster, records: Iterator[Outgoing], *, dead: str, timeout_ms: int) -> None:
+    """Write records, each key's in their order; return once all are acknowledged, or stand in the dead topic.
+
+    Args:
+        cluster: Where to.
+        records: What.
+        dead: The topic for what its own topic never takes: there is none, or the record is too large for it.
+        timeout_ms: How long a page of them is tried again.
+
+    Raises:
+        StoreUnavailableError: The cluster did not answer for so long; some may be written, and are written again.
+    """
+    page = list(islice(records, AT_ONCE))
+    if not page:
+        return
+    async with Writer(cluster) as writer:
+        while page:
+            deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+            while page:
+                page, problem = await _written(writer, page, dead)
+                if problem is None:
+                    continue
+                if asyncio.get_running_loop().time() > deadline:
+                    raise StoreUnavailableError(cluster.name, reason_of(problem)) from problem
+                await asyncio.sleep(PAUSE_S)
+            page = list(islice(records, AT_ONCE))
+
+
+async def _written(writer: Writer, records: Sequence[Outgoing], dead: str) -> tuple[list[Outgoing], Exception | None]:
+    """Write once; return what is to be written next, and why if it is the same again."""
+    try:
+        written = await writer.write(records)
+    except UNAVAILABLE as error:
+        return list(records), error
+    left, buried, problem = list[Outgoing](), list[Outgoing](), None
+    for record, each in zip(records, written, strict=True):
+        if each.error is None:
+            continue
+        instead = _instead(record, each.error, dead)
+        if instead is None:
+            left.append(record)
+            problem = each.error
+        else:
+            buried.append(instead)
+    if buried:
+        log.warning("%d records go to %s; the first: %s", len(buried), dead, dict(buried[0].headers)[DEAD_REASON])
+    return left + buried, problem
+
+
+def _instead(record: Outgoing, error: Exception, dead: str) -> Outgoing | None:
+    """Return what is written instead of a record that its topic never takes, None if it is tried again."""
+    if isinstance(error, TopicAuthorizationFailedError):
+        is_final = record.topic in refused_topics(error, record.topic)
+    else:
+        is_final = isinstance(error, _FINAL)
+    if not is_final:
+        return None
+    if record.topic != dead:
+        is_missing = isinstance(error, UnknownTopicOrPartitionError)
+        reason = "there is no such topic" if is_missing else reason_of(error)
+        return Outgoing(dead, record.key, record.value, [*record.headers, dead_reason(f"{record.topic}: {reason}")])
+    if isinstance(error, TOO_LARGE) and (record.value is not None or record.key is not None):
+        return Outgoing(dead, None, None, [each for each in record.headers if each[0] in _KEPT])
+    return None
+
+
+def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[Outgoing]:
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        topics, keys, values = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
+        yield from map(Outgoing, topics, keys, values, _headers(batch.column("headers")))
+
+
+def _headers(column: pa.Array) -> list[list[tuple[str, bytes]]]:
+    lengths = column.value_lengths().fill_null(0).to_pylist()
+    names, values = (each.to_pylist() for each in column.flatten().flatten())
+    every = iter(zip(names, (value or b"" for value in values), strict=True))
+    return [[next(every) for _ in range(n)] for n in lengths]

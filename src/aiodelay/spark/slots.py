@@ -1,0 +1,197 @@
+"""What a scheduler that waits in slots decides: where a record waits, which of an id's counts, and what is delivered.
+
+A slot is named by its end, epoch ms, and holds what is due up to then; nothing in it is delivered before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from aiodelay.errors import RecordFormatError, shortened
+from aiodelay.kafka import records
+from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP
+from aiodelay.kafka.records import Headers, Kind
+from aiodelay.model import LateAction
+from aiodelay.transitions import delivery_id, is_late
+
+from .producing import dead_reason
+
+__all__ = ["WAS_DUE", "Entry", "Given", "Output", "Placed", "Slots", "newest", "output"]
+
+WAS_DUE: Final = "aiodelay-was-due-ms"
+"""A header of what replaces or cancels: the due time that the id had, epoch ms."""
+NO_SLOT: Final = 0
+"""The slot of what waits for nothing: it is always over."""
+_MOST_MS: Final = (1 << 48) - 1
+
+
+class Given(NamedTuple):
+    """A record of a schedules topic."""
+
+    key: bytes | None
+    value: bytes | None
+    topic: str
+    partition: int
+    offset: int
+    written_ms: int
+    headers: Headers
+
+
+class Entry(NamedTuple):
+    """What stands in a slot.
+
+    Attributes:
+        id: Whose.
+        seq: The record's offset: of an id's entries the highest counts.
+        due_ms: When it is due, or was; None: it is a dead letter.
+        wire: The record, for `output`; None: the id has left this slot, or is cancelled.
+    """
+
+    id: str
+    seq: int
+    due_ms: int | None
+    wire: bytes | None
+
+
+class Placed(NamedTuple):
+    """An entry and where it waits."""
+
+    shard: int
+    slot_ms: int
+    entry: Entry
+
+
+class Output(NamedTuple):
+    """A record to write; `due_ms` None: it goes to the dead topic."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+    due_ms: int | None
+
+
+class _Wire(msgspec.Struct, array_like=True, gc=False):
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    written_ms: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Wire).decode
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """How time, and ids, are cut.
+
+    Attributes:
+        slot_ms: Length of a slot.
+        shards: Over how many lists the entries of a slot are spread.
+    """
+
+    slot_ms: int
+    shards: int
+
+    def end_of(self, due_ms: int) -> int:
+        """Return the slot of a due time: the first end of one that is not before it."""
+        return -(-due_ms // self.slot_ms) * self.slot_ms
+
+    def place(self, given: Given) -> list[Placed]:
+        """Return the entries that a record comes to: it stands in one slot, and leaves another.
+
+        What cannot be scheduled is a dead letter, with the reason in its headers.
+        """
+        shard = crc32(given.key or b"") % self.shards
+        try:
+            entries = _entries(given)
+        except RecordFormatError as error:
+            return [Placed(shard, NO_SLOT, _dead(given, error.problem))]
+        slots = {self.end_of(entry.due_ms or 0): entry for entry in entries}  # of two in one slot, what stands
+        return [Placed(shard, slot_ms, entry) for slot_ms, entry in slots.items()]
+
+
+def _entries(given: Given) -> list[Entry]:
+    """Return what a record ends, then what it puts.
+
+    Raises:
+        RecordFormatError: Says what is wrong.
+    """
+    key, value, headers = given.key, given.value, given.headers
+    glance = records.glance(key, value, headers)
+    if glance.kind is Kind.BAD:
+        raise RecordFormatError(glance.problem)
+    if key is None or not records.is_plain(key) or glance.read_to is not None:
+        raise RecordFormatError("a Kafka store has written it for itself: its topic cannot be an engine's")
+    message_id, was_due_ms = records.id_of(key), _was_due(headers)
+    left = [] if was_due_ms is None else [Entry(message_id, given.offset, was_due_ms, None)]
+    if value is None:
+        if not left:
+            raise RecordFormatError(f"it cancels, and has no header {WAS_DUE}: the slot is not known")
+        return left
+    record = records.decode(key, value, headers, written_ms=given.written_ms)
+    if record.envelope.lane != records.SINK:
+        raise RecordFormatError(f"it is for {shortened(record.envelope.lane)}, and an engine delivers to topics")
+    if record.envelope.rule is not None:
+        raise RecordFormatError("it recurs, and an engine delivers once")
+    wire = _encode(_Wire(key, value, [*headers], given.written_ms))
+    return [*left, Entry(message_id, given.offset, record.due_ms, wire)]
+
+
+def _was_due(headers: Headers) -> int | None:
+    text = dict(headers).get(WAS_DUE, b"")
+    if text == b"":
+        return None
+    if text is None or not text.isdigit() or len(text) > 15 or int(text) > _MOST_MS:
+        got = "null" if text is None else shortened(text.decode(errors="replace"))
+        raise RecordFormatError(f"header {WAS_DUE} is {got}, not a whole number from 0 to {_MOST_MS}")
+    return int(text)
+
+
+def _dead(given: Given, problem: str) -> Entry:
+    origin = [
+        (DEAD_FROM, f"{given.topic}/{given.partition}/{given.offset}".encode()),
+        (DEAD_TIMESTAMP, b"%d" % given.written_ms),
+    ]
+    headers = [*given.headers, dead_reason(problem), *origin]
+    return Entry("", given.offset, None, _encode(_Wire(given.key, given.value, headers, given.written_ms)))
+
+
+def newest(entries: Iterable[Entry]) -> list[tuple[int | None, bytes]]:
+    """Return due time and record of what is to be written: of each id the newest, unless that ends it."""
+    dead = list[tuple[int | None, bytes]]()
+    found = dict[str, Entry]()
+    for entry in entries:
+        message_id, seq, due_ms, wire = entry
+        if due_ms is None:
+            dead.append((None, wire or b""))
+        elif message_id not in found or seq >= found[message_id][1]:
+            found[message_id] = entry
+    return [(due_ms, wire) for _, _, due_ms, wire in found.values() if wire is not None] + dead
+
+
+def output(due_ms: int | None, wire: bytes, *, now_ms: int, schedules: str, dead: str) -> Output | None:
+    """Return the record to write for one that is due, None if it came too late and is then dropped.
+
+    Args:
+        due_ms: None: it is a dead letter already.
+        wire: Of its entry.
+        now_ms: The time, epoch ms.
+        schedules: The topic that it comes from.
+        dead: The topic for dead letters.
+    """
+    given = _decode(wire)
+    headers = [(name, value or b"") for name, value in given.headers]
+    if due_ms is None:
+        return Output(dead, given.key, given.value, headers, None)
+    record = records.decode(given.key or b"", given.value or b"", given.headers, written_ms=given.written_ms)
+    if is_late(record, now_ms):
+        if record.late is LateAction.DROP:
+            return None
+        return Output(dead, given.key, given.value, [*headers, dead_reason("it has expired")], None)
+    wired = records.delivered(record.envelope, delivery_id(record), 1, now_ms=now_ms, schedules=schedules)
+    return Output(record.envelope.address, *wired, due_ms)

@@ -1,0 +1,140 @@
+"""The reading half of `format("aiodelay_kafka")`: a topic's records, from exact offsets to exact offsets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.kafka.options import Cluster
+from aiodelay.kafka.records import readable
+from aiodelay.kafka.trail import open_trail
+
+from .following import STARTING, Follower, Following, Piece, following_of
+from .options import Options
+from .places import FORM, read_topic
+
+__all__ = ["MOST_AT_ONCE", "TopicReader", "topic_reader_of"]
+
+MOST_AT_ONCE: Final = 100_000
+_PURPOSE: Final = "of"
+_TIME = pa.timestamp("us", tz="UTC")
+_HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+
+
+class _Settings(Following, frozen=True, kw_only=True):
+    """What the options say; `purpose` stands in the checkpoint, and one of another purpose is refused."""
+
+    purpose: str
+
+
+class TopicReader(Follower):
+    """Follows a topic; as `Follower`, and an offset also tells what it was read for.
+
+    Args:
+        settings: From the options.
+    """
+
+    def __init__(self, settings: _Settings) -> None:
+        super().__init__(settings)
+        self._settings = settings
+
+    def spans(self) -> Mapping[int, range]:
+        """Ask for the topic's partitions and their offsets."""
+
+        async def ask() -> Mapping[int, range]:
+            async with open_trail(*self._place()) as trail:
+                return await trail.spans()
+
+        return asyncio.run(ask())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return where a batch ends that begins at `start`.
+
+        Raises:
+            ConfigurationError: The checkpoint is of another purpose.
+            EventsLostError: What stands at `start` is gone.
+            StoreUnavailableError: No answer.
+        """
+        return super().latestOffset(self._own(start), limit) | {_PURPOSE: self._settings.purpose}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Split what stands between two offsets."""
+        return super().partitions(self._own(start), self._own(end))
+
+    def _own(self, offset: dict[str, Any]) -> dict[str, Any]:
+        if STARTING in offset:
+            return offset
+        numbers = dict(offset)
+        found = numbers.pop(_PURPOSE, None)
+        if found != self._settings.purpose:
+            raise ConfigurationError("checkpoint", f"one of {shortened(found)}", shortened(self._settings.purpose))
+        return numbers
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a piece's records; the same, however often it is read.
+
+        Raises:
+            EventsLostError: Some of them are gone.
+            StoreUnavailableError: No answer.
+        """
+        assert isinstance(partition, Piece)
+        with asyncio.Runner() as runner:
+            batches = self._batches(partition)
+            try:
+                while (found := runner.run(anext(batches, None))) is not None:
+                    if found:
+                        yield _batch(found)
+            finally:
+                runner.run(batches.aclose())
+
+    async def _batches(self, piece: Piece) -> AsyncGenerator[Sequence[Any]]:
+        async with open_trail(*self._place()) as trail:
+            async for found in trail.records(piece.part, piece.span, lambda gone: self.lost(piece.part, gone)):
+                yield found
+
+    def _place(self) -> tuple[Cluster, str]:
+        return read_topic(self._settings.store, "option 'url'")
+
+
+def _batch(found: Sequence[Any]) -> pa.RecordBatch:
+    headers = [each.headers or () for each in found]
+    every = list(chain.from_iterable(headers))
+    fields = [
+        pa.array([readable(name) for name, _ in every], pa.string()),
+        pa.array([v for _, v in every], pa.binary()),
+    ]
+    offsets = pa.array([0, *accumulate(map(len, headers))], pa.int32())
+    arrays = [
+        pa.array([each.key for each in found], pa.binary()),
+        pa.array([each.value for each in found], pa.binary()),
+        pa.array([each.topic for each in found], pa.string()),
+        pa.array([each.partition for each in found], pa.int32()),
+        pa.array([each.offset for each in found], pa.int64()),
+        pa.array([max(each.timestamp, 0) * 1000 for each in found], _TIME),
+        pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(fields, fields=list(_HEADER))),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, ["key", "value", "topic", "partition", "offset", "timestamp", "headers"])
+
+
+def topic_reader_of(given: Mapping[str, str]) -> TopicReader:
+    """Return what follows the topic that the options name.
+
+    Raises:
+        ConfigurationError: An option is missing, unknown or out of range.
+    """
+    options = Options(given)
+    settings = _Settings(
+        store=options.required("url", FORM),
+        purpose=options.text("purpose", "") or "",
+        **following_of(options, MOST_AT_ONCE),
+    )
+    options.finish()
+    read_topic(settings.store, "option 'url'")
+    return TopicReader(settings)
