@@ -249,6 +249,8 @@ def test_a_wrong_mapping_is_named(spark: SparkSession, text: str, told: str) -> 
         ({"timezone": "Mars/Olympus"}, "timezone is 'Mars/Olympus'; allowed: a time zone, such as Europe/Berlin"),
         ({"max_payload": 0}, "max_payload is 0; allowed: an integer from 1 to "),
         ({"rate": -1}, "option 'rate' is '-1'; allowed: an integer from 0 to "),
+        ({"concurrency": 0}, "option 'concurrency' is '0'; allowed: an integer from 1 to "),
+        ({"timeout": "soon"}, "option 'timeout' is 'soon'; allowed: "),
         ({"store": "redis:/h:secret@x"}, "url is redis:/h:***@x; allowed: redis://"),
     ],
 )
@@ -263,23 +265,27 @@ def test_a_wrong_option_is_named_before_spark_works(spark: SparkSession, options
 def test_a_run_stores_what_is_good_once_and_tells_of_the_rest(spark: SparkSession, tmp_path: Path) -> None:
     due_ms = SystemClock().now_ms() + DAY_MS
     changes: list[dict[str, Any]] = [{"id": f"order-{n}", "due": due_ms + n, "payload": b"%d" % n} for n in range(50)]
-    frame = rows_of(spark, *changes, {"id": "late", "due": 0}, {"id": None, "due": due_ms}, changes[0])
+    changes[-1]["payload"] = b"x" * 270_000  # more than is allowed where nothing else is said
+    soon = {"id": "soon", "due": due_ms - DAY_MS // 2}
+    frame = rows_of(spark, *changes, soon, {"id": "late", "due": 0}, {"id": None, "due": due_ms}, changes[0])
     store = f"sqlite:///{tmp_path / 'delay.db'}"
 
     def run(*, dry_run: bool = False, rejects: str | None = None) -> Summary:
-        return backfill.run(frame, store=store, namespace="shop", mapping=MAP, dry_run=dry_run, rejects=rejects)
+        options: dict[str, Any] = {"mapping": MAP, "min_lead": "18h", "max_payload": 300_000}
+        return backfill.run(frame, store=store, namespace="shop", dry_run=dry_run, rejects=rejects, **options)
 
     dry = run(dry_run=True)
     assert dry.counts == {"accepted": 50, "repeated": 1, "superseded": 0}
     assert not (tmp_path / "delay.db").exists()
     first = run(rejects=f"{tmp_path / 'rejects'}")
     assert first.counts == {"accepted": 50, "repeated": 1, "superseded": 0, "stored": 50, "replaced": 0, "known": 0}
-    assert (first.rows, first.rejected) == (53, 2)
-    assert first.facts["reasons"] == {"due_at.past_due": 1, "id.missing": 1}
+    assert (first.rows, first.rejected) == (54, 3)
+    assert first.facts["reasons"] == {"due_at.past_due": 1, "due_at.too_soon": 1, "id.missing": 1}
     rejects = spark.read.parquet(f"{tmp_path / 'rejects'}")
     assert sorted((row["reason"], row["field"]) for row in rejects.collect()) == [
         ("missing", "id"),
         ("past_due", "due_at"),
+        ("too_soon", "due_at"),
     ]
     with pytest.raises(ConfigurationError, match=r"rejects is .*allowed: a folder that is not there yet"):
         run(rejects=f"{tmp_path / 'rejects'}", dry_run=True)

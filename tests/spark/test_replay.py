@@ -6,9 +6,11 @@ import asyncio
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 from aiodelay import Scheduler
 from aiodelay.errors import ConfigurationError
@@ -19,9 +21,9 @@ from aiodelay.testing import RecordingSink
 IDS = [f"m{i}" for i in range(6)]
 
 
-async def schedule(url: str) -> None:
+async def schedule(url: str, namespace: str = "default") -> None:
     """Schedule six messages that are due and four that are not, of which two are for another address."""
-    async with Scheduler(url, sinks=[RecordingSink("paper")], dispatch=False) as scheduler:
+    async with Scheduler(url, namespace=namespace, sinks=[RecordingSink("paper")], dispatch=False) as scheduler:
         for each in IDS:
             await scheduler.schedule(each.encode(), to="paper:in", id=each, delay="0s", key=b"k", headers={"h": b"1"})
         for each, to in [("late", "paper:in"), ("o1", "paper:out"), ("o2", "paper:out"), ("late2", "paper:in")]:
@@ -31,14 +33,14 @@ async def schedule(url: str) -> None:
 async def deliver(url: str, n: int) -> list[Delivery]:
     """Deliver what is due, and return it once so many have arrived."""
     sink = RecordingSink("paper")
-    async with Scheduler(url, sinks=[sink]) as scheduler, asyncio.timeout(30):
+    async with Scheduler(url, sinks=[sink]) as scheduler, asyncio.timeout(120):
         while Counter(each.event for each in await scheduler.journal(limit=1000))["delivered"] < n:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return sink.deliveries
 
 
-async def pending(url: str) -> dict[str, Snapshot]:
-    async with Scheduler(url, sinks=[RecordingSink("paper")], dispatch=False) as scheduler:
+async def pending(url: str, namespace: str = "default") -> dict[str, Snapshot]:
+    async with Scheduler(url, namespace=namespace, sinks=[RecordingSink("paper")], dispatch=False) as scheduler:
         return {each.record.id: each async for each in scheduler.pending()}
 
 
@@ -79,26 +81,29 @@ def test_a_condition_a_shift_and_another_destination_apply_and_ids_may_stay(
 ) -> None:
     url = f"sqlite:///{tmp_path / 'delay.db'}?journal=10000"
     kept = f"{tmp_path / 'kept'}"
-    asyncio.run(schedule(url))
-    snapshot.run(spark, store=url, to=f"{kept}/1")
-    snapshot.run(spark, store=url, to=f"{kept}/2")
-    frame = spark.read.parquet(f"{kept}/1").unionByName(spark.read.parquet(f"{kept}/2"))
-    before = asyncio.run(pending(url))
+    shop: dict[str, Any] = {"store": url, "namespace": "shop"}
+    asyncio.run(schedule(url, "shop"))
+    assert snapshot.run(spark, to=f"{kept}/dead", table="dead", **shop).rows == 0
+    assert snapshot.run(spark, to=f"{kept}/1", **shop).rows == 10
+    first = spark.read.parquet(f"{kept}/1")
+    frame = first.withColumn("due_at", F.expr("due_at - interval 1 hour")).unionByName(first)
+    before = asyncio.run(pending(url, "shop"))
     where = "to = 'paper:out'"
-    shifted = replay.run(frame, store=url, name="x", where=where, shift="+1d", to="paper:else")
-    assert (shifted.rows, shifted.counts["stored"]) == (2, 2)  # each is in both snapshots
-    after = asyncio.run(pending(url))
+    shifted = replay.run(frame, name="x", where=where, shift="+1d", to="paper:else", **shop)
+    assert (shifted.rows, shifted.counts["stored"]) == (2, 2)  # each is in the frame twice: the later one counts
+    after = asyncio.run(pending(url, "shop"))
     for each in ("o1", "o2"):
         record = after[f"{each}-replay-x"].record
         assert record.due_ms - before[each].record.due_ms == 86_400_000
         assert record.envelope.address == "else"
-    same = replay.run(frame, store=url, same_ids=True, where=where, shift="-10m")
+    same = replay.run(frame, same_ids=True, where=where, shift="-10m", **shop)
     assert same.counts["replaced"] == 2
-    moved = asyncio.run(pending(url))
+    moved = asyncio.run(pending(url, "shop"))
     assert {before[each].record.due_ms - moved[each].record.due_ms for each in ("o1", "o2")} == {600_000}
-    assert replay.run(frame, store=url, same_ids=True, where=where, shift="-10m").counts["known"] == 2
-    gone = replay.run(frame, store=url, name="y", events=spark.sql("select 'nobody' as id"), dry_run=True)
-    assert (gone.rows, gone.counts["without_message"]) == (0, 1)
+    assert replay.run(frame, same_ids=True, where=where, shift="-10m", **shop).counts["known"] == 2
+    events = spark.sql("select explode(array('nobody', 'o1~1800000000')) as id")  # the second is of a series
+    some = replay.run(frame, name="y", events=events, dry_run=True, **shop)
+    assert (some.rows, some.counts["without_message"]) == (1, 1)
 
 
 def test_bad_options_are_named_before_anything_is_stored(spark: SparkSession, tmp_path: Path) -> None:
@@ -114,6 +119,9 @@ def test_bad_options_are_named_before_anything_is_stored(spark: SparkSession, tm
         ({"name": "a", "events_where": "id = 'm'"}, r"events_where is given without events"),
         ({"name": "a", "events": frame, "events_where": "at"}, r"events_where is 'at'; allowed"),
         ({"name": "a", "to": "nowhere"}, r"to is 'nowhere'"),
+        ({"name": "a", "rate": -1}, r"option 'rate' is '-1'"),
+        ({"name": "a", "concurrency": 0}, r"option 'concurrency' is '0'"),
+        ({"name": "a", "rejects": f"{tmp_path}", "dry_run": True}, r"rejects is .*; allowed: a folder that is not"),
     ]:
         with pytest.raises(ConfigurationError, match=told):
             replay.run(frame, store=url, **options)  # type: ignore[arg-type]

@@ -30,12 +30,12 @@ def test_every_event_is_archived_once_over_kills_and_an_interrupted_job_tells_wh
     log, checkpoint = folder / "_spark_metadata", folder / "_checkpoint"
     for place in (checkpoint / "offsets" / "2", log / "5.compact"):
         with _archiving(url, folder) as job:
-            _wait(job, place.exists)
+            _wait(job, place.exists, tmp_path / "log")
             os.killpg(job.pid, signal.SIGKILL)
     before = spark.read.parquet(f"{folder}").count()
     assert 0 < before < N
     with _archiving(url, folder, "--every", "1s") as job:
-        _wait(job, lambda: spark.read.parquet(f"{folder}").count() == N)
+        _wait(job, lambda: spark.read.parquet(f"{folder}").count() == N, tmp_path / "log")
         job.send_signal(signal.SIGINT)
         summary = json.loads(job.communicate(timeout=START_S)[0])
     assert (job.returncode, summary["job"]) == (0, "archive")
@@ -65,9 +65,9 @@ def _archiving(url: str, folder: Path, *options: str) -> Iterator[subprocess.Pop
                 os.killpg(job.pid, signal.SIGKILL)
 
 
-def _wait(job: subprocess.Popen[str], is_so: Callable[[], bool]) -> None:
+def _wait(job: subprocess.Popen[str], is_so: Callable[[], bool], log: Path) -> None:
     deadline = time.monotonic() + START_S
     while not is_so():
-        assert job.poll() is None
+        assert job.poll() is None, log.read_text("utf-8")[-5_000:]
         assert time.monotonic() < deadline
         time.sleep(0.001)
