@@ -9,10 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pyarrow as pa
 from msgspec import Struct
 
-from aiodelay.errors import InputError, StoreError, StoreFullError, StoreUnavailableError
+from aiodelay.clock import SystemClock
+from aiodelay.errors import ConfigurationError, InputError, StoreError, StoreFullError, StoreUnavailableError
 from aiodelay.model import Outcome, Put, Refused, Stored, Unknown
 from aiodelay.ports import BulkLoad, Store
-from aiodelay.timeunits import format_duration
+from aiodelay.timeunits import format_duration, from_epoch_ms
 
 from .composing import parts_of, puts_of
 from .pacing import Pacer
@@ -86,11 +87,18 @@ class _Loader:
 
     async def load(self, batch: pa.RecordBatch, tasks: asyncio.TaskGroup) -> None:
         for part in parts_of(batch, self._most_rows):
+            self._check_time()
             puts = puts_of(part, self._settings, self._store.now_ms())
             await self._pacer.take(len(puts))
             await self._room.acquire()
             tasks.create_task(self._send(puts), name="aiodelay spark load")
             await asyncio.sleep(0)  # it is on its way while the next part is composed
+
+    def _check_time(self) -> None:
+        until_ms = self._settings.until_ms
+        if until_ms is not None and SystemClock().now_ms() > until_ms:
+            told = f"too slow: what was read is not written by {from_epoch_ms(until_ms):%Y-%m-%dT%H:%M:%SZ}"
+            raise ConfigurationError("rate", told, "a higher one, or fewer rows; to run it again is safe")
 
     async def _send(self, puts: Sequence[Put]) -> None:
         try:

@@ -67,6 +67,7 @@ class WriteSettings(Struct, frozen=True, kw_only=True):
         timezone: Of `timestamp_ntz` columns.
         patience_ms: How long one call is repeated while the store does not answer.
         columns: The names of the frame's columns, in lower case.
+        until_ms: Nothing is sent after this time, in epoch ms; None: it may take as long as it takes.
     """
 
     store: str
@@ -80,6 +81,7 @@ class WriteSettings(Struct, frozen=True, kw_only=True):
     timezone: str | None
     patience_ms: int
     columns: tuple[str, ...]
+    until_ms: int | None = None
 
     def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
         return f"WriteSettings({self.namespace!r})"

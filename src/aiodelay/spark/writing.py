@@ -48,7 +48,7 @@ def stream_writer_of(
     return _StreamWriter(read_settings(given, schema, overwrite=overwrite))
 
 
-def write_frame(frame: DataFrame, given: Mapping[str, str]) -> Counts:
+def write_frame(frame: DataFrame, given: Mapping[str, str], *, until_ms: int | None = None) -> Counts:
     """Store a frame's rows and return what they came to; an attempt of a task that failed is not counted.
 
     The rate holds: as many tasks write as `concurrency` says, or as Spark has cores.
@@ -56,13 +56,14 @@ def write_frame(frame: DataFrame, given: Mapping[str, str]) -> Counts:
     Args:
         frame: With the columns of a message; docs/spark/data-source.md lists them.
         given: The data source's options for writing.
+        until_ms: When rows are too old to be written, in epoch ms; None: never.
 
     Raises:
-        ConfigurationError: As `writer_of`.
+        ConfigurationError: As `writer_of`; or it was not done in time.
         UnsupportedByStoreError: As `writer_of`.
         PythonException: A task failed; `clear_error` finds why.
     """
-    settings = read_settings(given, frame.schema)
+    settings = structs.replace(read_settings(given, frame.schema), until_ms=until_ms)
     if settings.rate:
         tasks = settings.concurrency or _cores(frame)
         settings = structs.replace(settings, concurrency=tasks)

@@ -11,8 +11,10 @@ __all__ = ["JOBS", "spark"]
 JOBS: tuple[tuple[str, str], ...] = (
     ("archive:archive", "Write what became of messages to Parquet, by day, each event once."),
     ("backfill:backfill", "Store the rows of files or of a database as messages."),
+    ("cold:cold", "Keep far schedules in files, or cancel them there."),
     ("compact:compact", "Merge the small files of an archive's days."),
     ("engine:engine", "Deliver from Kafka to Kafka with Spark alone (experimental)."),
+    ("promote:promote", "Move what comes due soon from a cold tier into a store."),
     ("reconcile:reconcile", "Compare a truth with what is pending in a store."),
     ("repair:repair", "Mend what a reconcile has found, where it is still so."),
     ("replay:replay", "Store a part of what was kept of messages again."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from msgspec import structs
@@ -22,9 +22,19 @@ from aiodelay.timeunits import Duration, format_duration, parse_duration
 
 from .checking import DROPPED, Rules, accepted, judged, rejected
 from .given import writing_anew
-from .mapping import given
+from .mapping import MAPPED, given
 
-__all__ = ["OnConflict", "PastDue", "checked_destination", "run"]
+__all__ = [
+    "OnConflict",
+    "PastDue",
+    "checked_destination",
+    "counted",
+    "given_whole",
+    "one_of",
+    "reasons_of",
+    "run",
+    "write_rejects",
+]
 
 T = TypeVar("T", bound=str)
 OnConflict: TypeAlias = Literal["insert", "newer"]
@@ -86,9 +96,9 @@ def run(
     rules = Rules(
         now_ms=clock.now_ms() if now_ms is None else now_ms,
         min_lead_ms=parse_duration(min_lead, field="min_lead", error=ConfigurationError),
-        past_due=_one_of("past_due", past_due, get_args(PastDue)),
+        past_due=one_of("past_due", past_due, get_args(PastDue)),
         max_payload=check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
-        conflict=_one_of("conflict", conflict, get_args(OnConflict)),
+        conflict=one_of("conflict", conflict, get_args(OnConflict)),
         timezone=timezone,
     )
     options = {
@@ -99,13 +109,13 @@ def run(
         "rate": f"{rate}",
         "timeout": timeout,
     } | ({} if concurrency is None else {"concurrency": f"{concurrency}"})
-    rows = judged(_given(frame, mapping, to, rules), rules)
+    rows = judged(given_whole(frame, mapping, to, rules), rules)
     read_settings(options, accepted(rows, rules).schema)  # a mistake in them is told before Spark has any work
     rows = rows.persist()
     try:
-        found = _counted(rows)
+        found = counted(rows)
         if rejects is not None:
-            _write_rejects(rejected(rows), rejects)
+            write_rejects(rejected(rows), rejects)
         written = {} if dry_run else structs.asdict(write_frame(accepted(rows, rules), options))
     finally:
         rows.unpersist()
@@ -113,8 +123,19 @@ def run(
     return _summary(found, written, seconds=seconds, dry_run=dry_run)
 
 
-def _given(frame: DataFrame, mapping: Mapping[str, str] | None, to: str | None, rules: Rules) -> DataFrame:
-    found = given(frame, mapping, to=checked_destination(to))
+def given_whole(
+    frame: DataFrame,
+    mapping: Mapping[str, str] | None,
+    to: str | None,
+    rules: Rules,
+    names: Collection[str] = MAPPED,
+) -> DataFrame:
+    """Return what `given` does, of a frame that has all that a message needs.
+
+    Raises:
+        ConfigurationError: It has not.
+    """
+    found = given(frame, mapping, to=checked_destination(to), names=names)
     needed = ["payload", "to", *(["version"] if rules.conflict == "newer" else [])]
     for name in needed:
         if name not in found.columns:
@@ -143,29 +164,45 @@ def checked_destination(to: str | None) -> str | None:
     return to
 
 
-def _one_of(name: str, value: T, allowed: tuple[str, ...]) -> T:
+def one_of(name: str, value: T, allowed: tuple[str, ...]) -> T:
+    """Return an option's value.
+
+    Raises:
+        ConfigurationError: It is none that is allowed.
+    """
     if value not in allowed:
         raise ConfigurationError(name, shortened(value), ", ".join(allowed))
     return value
 
 
-def _counted(rows: DataFrame) -> Counter[tuple[str | None, str | None]]:
+def counted(rows: DataFrame) -> Counter[tuple[str | None, str | None]]:
     """Return how many rows there are of each field and reason; (None, None) are the good ones."""
     return Counter(
         {(row["field"], row["reason"]): row["count"] for row in rows.groupBy("field", "reason").count().collect()}
     )
 
 
-def _write_rejects(rows: DataFrame, folder: str) -> None:
+def write_rejects(rows: DataFrame, folder: str) -> None:
+    """Write rejected rows into a new folder.
+
+    Raises:
+        ConfigurationError: There is something.
+    """
     with writing_anew("rejects", folder, "a folder that is not there yet"):
         rows.write.parquet(folder)
+
+
+def reasons_of(found: Counter[tuple[str | None, str | None]]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many rows were dropped for what is no mistake, by reason; and rejected, by `field.reason`."""
+    dropped = {reason: sum(n for (_, why), n in found.items() if why == reason) for reason in DROPPED}
+    reasons = {f"{field}.{why}": n for (field, why), n in sorted(found.items(), key=str) if why and why not in DROPPED}
+    return dropped, reasons
 
 
 def _summary(
     found: Counter[tuple[str | None, str | None]], written: Mapping[str, int], *, seconds: float, dry_run: bool
 ) -> Summary:
-    dropped = {reason: sum(n for (_, why), n in found.items() if why == reason) for reason in DROPPED}
-    reasons = {f"{field}.{why}": n for (field, why), n in sorted(found.items(), key=str) if why and why not in DROPPED}
+    dropped, reasons = reasons_of(found)
     return Summary(
         job="backfill",
         seconds=seconds,

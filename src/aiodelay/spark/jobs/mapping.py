@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 )
 
 from aiodelay.errors import ConfigurationError, cut, shortened
+from aiodelay.spark.cold import WAS_DUE_AT
 
 __all__ = ["MAPPED", "conversions", "converted", "given", "mapped", "read_mapping", "read_zone"]
 
@@ -104,12 +105,19 @@ def mapped(
     return converted(given(frame, mapping, to=to), timezone=timezone)
 
 
-def given(frame: DataFrame, mapping: Mapping[str, str] | None = None, *, to: str | None = None) -> DataFrame:
+def given(
+    frame: DataFrame,
+    mapping: Mapping[str, str] | None = None,
+    *,
+    to: str | None = None,
+    names: Collection[str] = MAPPED,
+    required: Sequence[str] = REQUIRED,
+) -> DataFrame:
     """Return a message's columns as the frame has them, not converted yet; as `mapped` otherwise."""
-    named = {name: name for name in MAPPED if name in frame.columns} if mapping is None else mapping
-    if missing := [name for name in REQUIRED if name not in named]:
+    named = {name: name for name in names if name in frame.columns} if mapping is None else mapping
+    if missing := [name for name in required if name not in named]:
         raise ConfigurationError("map", f"without {missing[0]!r}", f"{missing[0]}=COLUMN; columns: {_listed(frame)}")
-    columns = [_column(frame, name, named[name]) for name in MAPPED if name in named]
+    columns = [_column(frame, name, named[name]) for name in names if name in named]
     found = frame.select(*columns)
     if to is None:
         return found
@@ -153,7 +161,9 @@ def conversions(found: DataFrame, *, timezone: str | None = None) -> dict[str, C
     """
     kinds = {field.name: field.dataType for field in found.schema}
     zone = read_zone(timezone)
-    columns: dict[str, Column] = {name: _CONVERSIONS[name](name, kinds[name], zone) for name in MAPPED if name in kinds}
+    columns: dict[str, Column] = {
+        name: convert(name, kinds[name], zone) for name, convert in _CONVERSIONS.items() if name in kinds
+    }
     if "encoding" not in kinds and isinstance(kinds.get("payload"), _NESTED):
         columns["encoding"] = F.lit("json")
     return columns
@@ -225,4 +235,5 @@ _CONVERSIONS = {
     "key": _key,
     "headers": _headers,
     "version": _version,
+    WAS_DUE_AT: _due,
 }

@@ -1,0 +1,69 @@
+"""`aiodelay spark promote`: what comes due soon moves from a cold tier into a store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from aiodelay.shapes import read_time
+
+from .common import Cluster, StorePlace, run_job
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from aiodelay.spark.summary import Summary
+
+__all__ = ["promote"]
+
+
+def promote(
+    *,
+    tier: str,
+    window: str = "7d",
+    min_lead: str = "1d",
+    rate: Annotated[int, Parameter(validator=Number(gte=0))] = 20_000,
+    concurrency: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    timeout: str = "60s",
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    now: str | None = None,
+    place: StorePlace,
+    cluster: Cluster = Cluster(),
+) -> int:
+    """Move what is due within a window from a cold tier into a store; run it every day.
+
+    May be repeated, also after it was killed. Ends with 1 if messages had less than the minimum lead left: they are
+    stored, but a promotion was missed.
+
+    Args:
+        tier: The tier's folder, as of `cold put`.
+        window: How far ahead of their time messages are moved, at least.
+        min_lead: Messages that have less time than this when they are moved are late.
+        rate: Most messages a second, of all tasks together; 0 = no limit.
+        concurrency: How many tasks write at once.
+        timeout: How long a task asks again while the store does not answer.
+        dry_run: Count, and move nothing.
+        now: The time, ISO 8601 with an offset; without it, this machine's.
+    """
+    at = read_time(now, "--now")
+
+    def job(spark: SparkSession) -> Summary:
+        from aiodelay.spark.jobs.promote import run  # noqa: PLC0415 - `--help` needs no Spark
+
+        return run(
+            spark,
+            tier=tier,
+            store=place.store,
+            namespace=place.namespace,
+            window=window,
+            min_lead=min_lead,
+            rate=rate,
+            concurrency=concurrency,
+            timeout=timeout,
+            dry_run=dry_run,
+            now=at,
+        )
+
+    return run_job(job, cluster)

@@ -1,0 +1,159 @@
+"""Ending messages in a hot store, by version: what is there, and what a promotion may still be about to write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.model import At, Cancel, Conflict, Envelope, Outcome, Put, Refused, Stored
+from aiodelay.ports import BulkLoad, Inspectable, Store
+from aiodelay.timeunits import MAX_HORIZON_MS
+from aiodelay.transitions import NO_OP
+
+from .pacing import Pacer
+from .write_settings import WriteSettings, store_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["BARRIER", "Ending", "end_frame", "end_in"]
+
+BARRIER: Final = "aiodelay-cold-ended"
+"""The type of what stands, for the moment between two calls, in place of a message whose promotion is to be refused."""
+
+_OUTCOMES: Final = "outcome STRING, n BIGINT"
+_AT_ONCE: Final = 500
+_SLACK_MS: Final = 86_400_000
+
+
+class Ending(NamedTuple):
+    """What is to be ended.
+
+    Attributes:
+        id: Of the message.
+        most_version: The highest that is to be ended; None: whichever there is.
+        barred_version: A promotion may have read this one and not written it yet: its write is to be refused.
+    """
+
+    id: str
+    most_version: int | None
+    barred_version: int | None
+
+
+def end_frame(rows: DataFrame, settings: WriteSettings) -> Mapping[str, int]:
+    """End messages in a store; to repeat it changes nothing more.
+
+    Args:
+        rows: `id`, `most_version` and `barred_version`, as of `Ending`, and other columns.
+        settings: Of the store; the rate holds.
+
+    Returns:
+        How many were `cancelled`, or `barred` from being promoted, because they were not there yet; were `in_flight`;
+        had `ended` or are not there; have a `newer` version, which stays.
+
+    Raises:
+        PythonException: The store does not answer; `clear_error` finds out.
+    """
+    found = rows.select(*Ending._fields).repartition(settings.concurrency or 1)
+    outcomes = found.mapInArrow(_Ender(settings), _OUTCOMES).groupBy("outcome").agg(F.sum("n").alias("n"))
+    return {row["outcome"]: row["n"] for row in outcomes.collect()}
+
+
+@dataclass(frozen=True)
+class _Ender:
+    """What executors run."""
+
+    settings: WriteSettings
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts = asyncio.run(self._run(batches))
+        names, numbers = pa.array(counts.keys(), pa.string()), pa.array(counts.values(), pa.int64())
+        yield pa.RecordBatch.from_arrays([names, numbers], names=["outcome", "n"])
+
+    async def _run(self, batches: Iterator[pa.RecordBatch]) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        pacer = Pacer(self.settings.task_rate)
+        async with store_of(self.settings) as store:
+            for batch in batches:
+                rows = [Ending(**row) for row in batch.to_pylist()]
+                for at in range(0, len(rows), _AT_ONCE):
+                    part = rows[at : at + _AT_ONCE]
+                    await pacer.take(len(part))
+                    counts.update(await end_in(store, part))
+        return counts
+
+
+async def end_in(store: Store, endings: Sequence[Ending]) -> list[str]:
+    """End messages, each id once; return what each came to, in order.
+
+    One that a promotion may be about to write is stored first, under its version and for a time that never comes, and
+    then cancelled like any other: the store remembers the version as ended, and refuses the write. A newer version
+    stays, also one that is stored just now.
+
+    Raises:
+        StoreUnavailableError: No answer; repeating is safe.
+    """
+    barred = await _barred(
+        store, [(each.id, each.barred_version) for each in endings if each.barred_version is not None]
+    )
+    cancels, words = await _cancels(store, endings)
+    changed: set[str] = set()
+    for cancel, outcome in zip(cancels, await store.apply(cancels), strict=True):
+        if isinstance(outcome, Refused) and outcome.reason == "outdated":
+            changed.add(cancel.id)
+        else:
+            word = _word(store, cancel.id, outcome)
+            words[cancel.id] = "barred" if word == "cancelled" and cancel.id in barred else word
+    if changed:
+        again = [each for each in endings if each.id in changed]
+        words |= zip((each.id for each in again), await end_in(store, again), strict=True)
+    return [words[each.id] for each in endings]
+
+
+async def _barred(store: Store, versions: Sequence[tuple[str, int]]) -> set[str]:
+    """Put something of their versions in the place of messages; return the ids of which there was nothing."""
+    assert isinstance(store, BulkLoad)
+    due = At(store.now_ms() + MAX_HORIZON_MS - _SLACK_MS)
+    puts = [
+        Put(NO_OP, Envelope(message_id, BARRIER, version=version), due, Conflict.newer(version))
+        for message_id, version in versions
+    ]
+    stored = set()
+    for put, outcome in zip(puts, await store.bulk_load(puts), strict=True):
+        if isinstance(outcome, Stored):
+            stored |= {put.id} if outcome.answer == "stored" else set()
+        elif not isinstance(outcome, Refused) or outcome.reason != "outdated":
+            raise StoreUnavailableError(store.name, outcome.detail, put.id)
+    return stored
+
+
+async def _cancels(store: Store, endings: Sequence[Ending]) -> tuple[list[Cancel], dict[str, str]]:
+    """Return a cancel for each message that is to end, of exactly what stands now where its version counts."""
+    assert isinstance(store, Inspectable)
+    cancels = [Cancel(NO_OP, each.id) for each in endings if each.most_version is None]
+    words: dict[str, str] = {}
+    bounded = [(each.id, each.most_version) for each in endings if each.most_version is not None]
+    stands = await asyncio.gather(*(store.get(message_id) for message_id, _ in bounded))
+    for (message_id, most), found in zip(bounded, stands, strict=True):
+        if found is None:
+            words[message_id] = "ended"
+        elif (found.record.envelope.version or 0) > most:
+            words[message_id] = "newer"
+        else:
+            cancels.append(Cancel(NO_OP, message_id, (found.record.revision, found.record.due_ms)))
+    return cancels, words
+
+
+def _word(store: Store, message_id: str, outcome: Outcome) -> str:
+    if isinstance(outcome, Stored):
+        return outcome.answer
+    if isinstance(outcome, Refused) and outcome.reason == "not_found":
+        return "ended"
+    raise StoreUnavailableError(store.name, outcome.detail, message_id)

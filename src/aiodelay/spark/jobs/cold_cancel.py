@@ -1,0 +1,146 @@
+"""Cancel in a cold tier: a tombstone for each message, and its end in the store if it has gone there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import ConfigurationError
+from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.spark.cold import END, WAS_DUE_AT, Standing, Tier, ends
+from aiodelay.spark.summary import Summary
+from aiodelay.timeunits import format_duration, to_epoch_ms
+
+from .backfill import counted, reasons_of
+from .checking import Rules, accepted, judged
+from .hot import Hot
+from .mapping import given
+
+__all__ = ["COLUMNS", "run"]
+
+COLUMNS: Final = ("id", "version", WAS_DUE_AT)
+"""What a mapping may give."""
+
+
+def run(
+    frame: DataFrame,
+    *,
+    tier: str,
+    store: str | None = None,
+    namespace: str = "default",
+    mapping: Mapping[str, str] | None = None,
+    timezone: str | None = None,
+    rate: int = 20_000,
+    concurrency: int | None = None,
+    timeout: str = "60s",
+    now: datetime | None = None,
+) -> Summary:
+    """Cancel messages: in the tier, and with a store also there, in whatever order this and a promotion run.
+
+    May be repeated. A message that is put again under a higher version is a new one.
+
+    Args:
+        frame: A row for each message.
+        tier: The folder of `cold put`.
+        store: The store that the tier is promoted into, also as `env:NAME` or `file:PATH`. Without it, ids that are not
+            found, and those that a promotion has claimed, are rejected: they may be delivered.
+        namespace: Whose messages.
+        mapping: For `id`, `version` and `was_due_at` a column or an SQL expression; None: columns called so. Without a
+            version, any is cancelled; with it none that is newer. With a due time only that day is looked at.
+        timezone: Where times without an offset were written down; None: they are rejected.
+        rate: Most cancels a second in the store, of all tasks together; 0 = no limit.
+        concurrency: How many tasks cancel there at once; None: 8.
+        timeout: How long a task waits for the store.
+        now: The time; None: this machine's.
+
+    Returns:
+        `rows`: ids. `counts`: `ended` by a new tombstone; `newer` than the version given, and left alone; `not_found`
+        in the tier; `promoted`: a promotion has claimed their day; with a store `hot_…`: what came of them there.
+
+    Raises:
+        ConfigurationError: An option, or a column's name or type, is wrong; or nothing was ever put into the tier.
+        StoreUnavailableError: The store did not answer; to run it again is safe.
+    """
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
+    now_ms = clock.now_ms() if now is None else to_epoch_ms(now, field="now")
+    hot = None
+    if store is not None:
+        hot = Hot(store=store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
+        hot.settings()  # a mistake in them is told before Spark has any work
+    place = Tier(frame.sparkSession, tier)
+    asked = given(frame, mapping, names=COLUMNS, required=("id",))
+    rules = Rules(now_ms=now_ms, conflict="newer" if "version" in asked.columns else "insert", timezone=timezone)
+    rows = judged(asked, rules).persist()
+    try:
+        found = counted(rows)
+        counts = _cancel(place, accepted(rows, rules), hot, now_ms)
+    finally:
+        rows.unpersist()
+    dropped, reasons = reasons_of(found)
+    reasons |= {
+        f"id.{name}": n for name, n in counts.items() if hot is None and name in ("promoted", "not_found") and n
+    }
+    return Summary(
+        job="cold cancel",
+        seconds=(clock.monotonic_ms() - started_ms) / 1000,
+        rows=found.total(),
+        rejected=sum(reasons.values()),
+        counts={**dropped, **counts},
+        facts={"reasons": reasons, "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS)},
+    )
+
+
+def _cancel(place: Tier, asked: DataFrame, hot: Hot | None, now_ms: int) -> dict[str, int]:
+    """Add tombstones first, and look for claims then: a promotion that has not seen the ones is seen by its other."""
+    before = place.standing()
+    if not before.loads:
+        raise ConfigurationError("tier", "a folder in which there is nothing", "one that `cold put` has written")
+    most = F.col("version") if "version" in asked.columns else F.lit(None).cast("bigint")
+    asked = asked.withColumn("most_version", most).drop("version")
+    known = place.known(before, asked, now_ms=now_ms)
+    if known is None:
+        known = asked.sparkSession.createDataFrame([], "id STRING, due_day DATE, version BIGINT, ended BIGINT")
+    matches = known.join(asked.select("id", "most_version"), "id").persist()
+    try:
+        load = place.add(ends(matches.where(_IS_OLDER)), now_ms=now_ms)
+        standing = place.standing()
+        told = _told(asked, matches, standing).persist()
+        counts = {"ended": load.counts[END] if load else 0, **_counts(told)}
+        ended = hot.end(told) if hot is not None else {}
+        told.unpersist()
+    finally:
+        matches.unpersist()
+    return counts | {f"hot_{name}": n for name, n in sorted(ended.items())}
+
+
+_IS_OLDER: Final = "version <= coalesce(most_version, version)"
+
+
+def _told(asked: DataFrame, matches: DataFrame, standing: Standing) -> DataFrame:
+    """Return each id with the number of `days` that have it, and `older` ones of them.
+
+    `barred_version`: what a promotion may have read and not written yet.
+    """
+    is_claimed = F.expr(_IS_OLDER) & (F.col("due_day") < F.lit(standing.claimed))
+    found = matches.groupBy("id").agg(
+        F.count("*").alias("days"),
+        F.count_if(F.expr(_IS_OLDER)).alias("older"),
+        F.max(F.when(is_claimed, F.col("version"))).alias("barred_version"),
+    )
+    return asked.select("id", "most_version").join(found, "id", "left")
+
+
+def _counts(told: DataFrame) -> dict[str, int]:
+    counts = {
+        "newer": F.count_if(F.col("older") < F.col("days")),
+        "not_found": F.count_if(F.col("days").isNull()),
+        "promoted": F.count_if(F.col("barred_version").isNotNull()),
+    }
+    (row,) = told.agg(*(count.alias(name) for name, count in counts.items())).collect()
+    return dict(row.asDict())

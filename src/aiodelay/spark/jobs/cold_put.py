@@ -1,0 +1,263 @@
+"""Put into a cold tier: rows that are due far ahead are kept as files until `promote` moves them into a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import partial, reduce
+from typing import Final, get_args
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import ConfigurationError
+from aiodelay.inputs import check_count
+from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.scheduler import MOST_PAYLOAD
+from aiodelay.spark.cold import END, PUT, WAS_DUE_AT, Standing, Tier, due_day, ends
+from aiodelay.spark.summary import Summary
+from aiodelay.timeunits import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
+
+from .backfill import OnConflict, counted, given_whole, one_of, reasons_of, write_rejects
+from .checking import Rules, accepted, judged, rejected
+from .hot import Hot
+from .mapping import MAPPED
+
+__all__ = ["MIN_LEAD", "run"]
+
+MIN_LEAD: Final = "8d"
+"""The window of a promotion, and a day until the next one."""
+
+
+def run(
+    frame: DataFrame,
+    *,
+    tier: str,
+    store: str | None = None,
+    namespace: str = "default",
+    mapping: Mapping[str, str] | None = None,
+    to: str | None = None,
+    was_due: str | None = None,
+    conflict: OnConflict = "insert",
+    min_lead: Duration = MIN_LEAD,
+    max_payload: int = 262_144,
+    timezone: str | None = None,
+    rate: int = 20_000,
+    concurrency: int | None = None,
+    timeout: str = "60s",
+    rejects: str | None = None,
+    dry_run: bool = False,
+    now: datetime | None = None,
+) -> Summary:
+    """Keep a message for each row that can be one, and that is due far enough ahead.
+
+    All rows of a run count from one moment on, or none do. It may be repeated: what the tier has of an id stays as it
+    is (`insert`), or as its highest version has it (`newer`); what that version replaces is ended, on whichever day it
+    was due.
+
+    Args:
+        frame: Any rows.
+        tier: The folder, anywhere that the executors can read and write; it is made.
+        store: The store that the tier is promoted into, also as `env:NAME` or `file:PATH`. With it rows that are due
+            too soon for the tier are stored there, and what they replace is ended there too; without it they are
+            rejected.
+        namespace: Whose messages.
+        mapping: As of `backfill`.
+        to: The destination of rows that give none.
+        was_due: A column, or an SQL expression: when the message was due that this row replaces, null of new ones.
+            Then only the days that it names are looked at, and not all that are ahead.
+        conflict: `insert`: the first row of an id stands; `newer`: the one with the highest `version`.
+        min_lead: Rows due sooner than this do not belong into the tier.
+        max_payload: Most bytes of a payload: no more than the schedulers' own, who refuse what is larger.
+        timezone: Where times without an offset were written down; None: they are rejected.
+        rate: Most rows a second into the store, of all tasks together; 0 = no limit.
+        concurrency: How many tasks write to the store at once; None: as many as the session has cores.
+        timeout: How long a task asks again while the store does not answer.
+        rejects: A folder for the rejected rows, as Parquet, with `reason` and `field`; it must not be there yet.
+        dry_run: Count, and keep nothing.
+        now: The time by which rows are judged; None: this machine's.
+
+    Returns:
+        Counts of rows as of `backfill`; `put` and `ended` into the tier; `known` there; with a store `hot_…`, what came
+        of rows and of endings there. Without one, what would have to be done there is rejected: `due_at.overtaken` by
+        a promotion, `id.promoted` of what is replaced.
+
+    Raises:
+        ConfigurationError: An option, or a column's name or type, is wrong; nothing was kept.
+        StoreUnavailableError: The store did not answer for too long; to run it again is safe.
+    """
+    clock = SystemClock()
+    started_ms, read_ms = clock.monotonic_ms(), clock.now_ms()
+    now_ms = read_ms if now is None else to_epoch_ms(now, field="now")
+    hot = _hot(store, namespace, rate, concurrency, timeout)
+    place = Tier(frame.sparkSession, tier)
+    lead_ms = parse_duration(min_lead, field="min_lead", error=ConfigurationError)
+    kind = one_of("conflict", conflict, get_args(OnConflict))
+    payload = check_count(max_payload, "max_payload", 1, MOST_PAYLOAD)
+    before = place.standing()
+    first_ms = max(now_ms + lead_ms, before.claimed_ms)
+    least_ms = 0 if hot else first_ms - now_ms
+    rules = Rules(now_ms=now_ms, min_lead_ms=least_ms, max_payload=payload, conflict=kind, timezone=timezone)
+    rows = judged(_given(frame, mapping, to, was_due, rules), rules).persist()
+    try:
+        found = counted(rows)
+        if rejects is not None:
+            write_rejects(rejected(rows), rejects)
+        put = _Put(place, before, hot, now_ms=now_ms, first_ms=first_ms, read_ms=read_ms)
+        outcome = {} if dry_run else put.run(accepted(rows, rules))
+    finally:
+        rows.unpersist()
+    dropped, reasons = reasons_of(found)
+    reasons |= {name: n for name, n in outcome.items() if name in _UNDONE and n}
+    return Summary(
+        job="cold put",
+        seconds=(clock.monotonic_ms() - started_ms) / 1000,
+        rows=found.total(),
+        rejected=sum(reasons.values()),
+        counts={"accepted": found[None, None], **dropped}
+        | {name: n for name, n in outcome.items() if name not in _UNDONE},
+        facts={
+            "dry_run": dry_run,
+            "reasons": reasons,
+            "first_due": _time(first_ms),
+            "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS),
+        },
+    )
+
+
+_UNDONE: Final = ("due_at.overtaken", "id.promoted")
+
+
+def _hot(store: str | None, namespace: str, rate: int, concurrency: int | None, timeout: str) -> Hot | None:
+    if store is None:
+        return None
+    hot = Hot(store=store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
+    hot.settings()  # a mistake in them is told before Spark has any work
+    return hot
+
+
+def _given(
+    frame: DataFrame, mapping: Mapping[str, str] | None, to: str | None, was_due: str | None, rules: Rules
+) -> DataFrame:
+    if was_due is None:
+        return given_whole(frame, mapping, to, rules)
+    named = dict(mapping or {name: name for name in MAPPED if name in frame.columns})
+    return given_whole(frame, named | {WAS_DUE_AT: was_due}, to, rules, names=(*MAPPED, WAS_DUE_AT))
+
+
+class _Put:
+    """One run's rows on their way into the tier, and into the store as far as they are due too soon for it.
+
+    Args:
+        place: The tier.
+        before: What its log said when the rows were judged.
+        hot: The store, if it may be written to.
+        now_ms: The time, in epoch ms.
+        first_ms: What is due before this does not go into the tier.
+        read_ms: When the run began, by this machine's clock.
+    """
+
+    def __init__(
+        self, place: Tier, before: Standing, hot: Hot | None, *, now_ms: int, first_ms: int, read_ms: int
+    ) -> None:
+        self._place, self._before, self._hot = place, before, hot
+        self._now_ms, self._first_ms, self._read_ms = now_ms, first_ms, read_ms
+
+    def run(self, rows: DataFrame) -> dict[str, int]:
+        """Carry it out; return counts."""
+        own = _stamped(rows, self._first_ms)
+        known = self._place.known(self._before, own, now_ms=self._now_ms)
+        decided = (_as_new(own) if known is None else _decided(own, known)).persist()
+        try:
+            return self._run(decided, known)
+        finally:
+            decided.unpersist()
+
+    def _run(self, decided: DataFrame, known: DataFrame | None) -> dict[str, int]:
+        puts = decided.where("is_new AND NOT is_near").withColumn("kind", F.lit(PUT))
+        older = [] if known is None else [_older(known, decided)]
+        load = self._place.add(_all([puts, *map(ends, older)]), now_ms=self._now_ms)
+        counts = {"put": load.counts[PUT], "ended": load.counts[END]} if load else {"put": 0, "ended": 0}
+        after = self._place.standing()
+        rivals = self._place.known(after.since(self._before, load.name if load else None), decided, now_ms=self._now_ms)
+        if rivals is not None:  # another run has added the same ids meanwhile: whoever comes later sees to it
+            lost = _lost(decided, rivals)
+            decided = decided.join(lost.select("id"), "id", "left_anti")
+            older += [_older(rivals, decided), lost]
+            ended = self._place.add(_all(map(ends, [older[-2], lost])), now_ms=self._now_ms)
+            counts["ended"] += ended.counts[END] if ended else 0
+            after = self._place.standing()
+        return counts | self._in_store(decided, older, after)
+
+    def _in_store(self, decided: DataFrame, older: list[DataFrame], after: Standing) -> dict[str, int]:
+        """Do in the store what a promotion that has begun cannot be trusted to have seen."""
+        is_claimed = F.col("due_day") < F.lit(after.claimed)
+        is_soon = F.col("stands") & (F.col("is_near") | is_claimed)
+        old = [each.where(is_claimed).where("version < newer_version") for each in older]
+        endings = _endings(_all(old)) if old else None
+        (row,) = decided.agg(F.count_if(~F.col("is_new")), F.count_if(is_soon)).collect()
+        if self._hot is None:
+            promoted = endings.count() if endings is not None else 0
+            return {"known": row[0], "due_at.overtaken": row[1], "id.promoted": promoted}
+        written = self._hot.write(decided.where(is_soon), read_ms=self._read_ms) if row[1] else {}
+        ended = self._hot.end(endings) if endings is not None else {}
+        return {"known": row[0]} | {f"hot_{name}": n for name, n in (*written.items(), *sorted(ended.items()))}
+
+
+def _stamped(rows: DataFrame, first_ms: int) -> DataFrame:
+    version = F.col("version") if "version" in rows.columns else F.lit(0).cast("bigint")
+    near = F.col("due_at") < F.timestamp_millis(F.lit(first_ms))
+    return rows.withColumns({"version": version, "due_day": due_day(F.col("due_at")), "is_near": near})
+
+
+def _as_new(own: DataFrame) -> DataFrame:
+    return own.withColumns({"is_new": F.expr("true"), "stands": F.expr("true")})
+
+
+def _decided(own: DataFrame, known: DataFrame) -> DataFrame:
+    """Say of each row whether the tier has none of its id that is as new, and whether it stands if it is there already.
+
+    Of the same version on several days, which takes two runs at once, the earliest day stands.
+    """
+    best = F.max(F.struct("version", -F.unix_date("due_day"), "due_day", "ended")).alias("best")
+    rows = own.join(known.groupBy("id").agg(best), "id", "left")
+    is_new = F.col("best").isNull() | (F.col("version") > F.col("best.version"))
+    is_same = (F.col("version") == F.col("best.version")) & (F.col("due_day") == F.col("best.due_day"))
+    is_over = F.expr("coalesce(best.ended >= version, false)")
+    return rows.withColumns({"is_new": is_new, "stands": is_new | (is_same & ~is_over)}).drop("best")
+
+
+def _older(known: DataFrame, decided: DataFrame) -> DataFrame:
+    """Return what is known of our ids on other days and does not stand beside what is ours."""
+    own = decided.where("stands").select(
+        "id", F.col("version").alias("newer_version"), F.col("due_day").alias("own_day"), "is_near"
+    )
+    is_older = _comes_after(F.col("newer_version"), F.col("own_day"), F.col("version"), F.col("due_day"))
+    return known.join(own, "id").where(is_older & (F.col("is_near") | (F.col("due_day") != F.col("own_day"))))
+
+
+def _lost(decided: DataFrame, rivals: DataFrame) -> DataFrame:
+    """Return the rows of ours that do not stand beside what another run has added."""
+    best = F.max(F.struct("version", -F.unix_date("due_day"), "due_day")).alias("best")
+    rows = decided.where("is_new").select("id", "version", "due_day", F.lit(None).cast("bigint").alias("ended"))
+    rows = rows.join(rivals.groupBy("id").agg(best), "id")
+    is_lost = _comes_after(F.col("best.version"), F.col("best.due_day"), F.col("version"), F.col("due_day"))
+    return rows.where(is_lost).withColumn("newer_version", F.col("best.version"))
+
+
+def _comes_after(version: Column, day: Column, old_version: Column, old_day: Column) -> Column:
+    return (version > old_version) | ((version == old_version) & (day < old_day))
+
+
+def _endings(older: DataFrame) -> DataFrame:
+    most = older.groupBy("id").agg(F.max("version").alias("most_version"))
+    return most.withColumn("barred_version", F.col("most_version"))
+
+
+def _all(frames: Iterable[DataFrame]) -> DataFrame:
+    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+
+
+def _time(ms: int) -> str:
+    return f"{from_epoch_ms(ms):%Y-%m-%dT%H:%M:%SZ}"

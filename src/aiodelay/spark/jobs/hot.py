@@ -1,0 +1,93 @@
+"""The store that a cold tier's messages go into when their time comes near."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import structs
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
+
+from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.scheduler import MOST_PAYLOAD
+from aiodelay.spark.cold import MESSAGE
+from aiodelay.spark.ending import end_frame
+from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of
+from aiodelay.spark.writing import write_frame
+
+__all__ = ["Hot"]
+
+_WITHIN_MS: Final = TOMBSTONE_WINDOW_MS - 3_600_000
+"""How old what was read of a tier may be when it is written: an hour less than a store knows what has ended since."""
+_SCHEMA: Final = StructType(
+    [
+        StructField("id", StringType()),
+        StructField("due_at", TimestampType()),
+        StructField("payload", BinaryType()),
+        StructField("to", StringType()),
+        StructField("version", LongType()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hot:
+    """A store, and how it is written to.
+
+    Attributes:
+        store: Its URL, also as `env:NAME` or `file:PATH`.
+        namespace: Whose messages.
+        rate: Most messages a second, of all tasks together; 0 = no limit.
+        concurrency: How many tasks write at once; None: as many as the session has cores.
+        timeout: How long a task asks again while the store does not answer.
+    """
+
+    store: str
+    namespace: str
+    rate: int
+    concurrency: int | None
+    timeout: str
+
+    def settings(self) -> WriteSettings:
+        """Return them, checked.
+
+        Raises:
+            ConfigurationError: One is wrong.
+            UnsupportedByStoreError: The store takes nothing in bulk.
+        """
+        return read_settings(self._options(), _SCHEMA)
+
+    @property
+    def name(self) -> str:
+        """What the store is called: its URL, masked."""
+        return store_of(self.settings()).name
+
+    def write(self, messages: DataFrame, *, read_ms: int) -> dict[str, int]:
+        """Store messages under their versions; return how many were `stored`, `replaced` and `known`.
+
+        Args:
+            messages: With columns of a message, and others.
+            read_ms: When they were read of the tier, in epoch ms of this machine's clock.
+
+        Raises:
+            ConfigurationError: It took so long that the store may have forgotten what was ended meanwhile.
+        """
+        rows = messages.select(*(name for name in MESSAGE if name in messages.columns))
+        return structs.asdict(write_frame(rows, self._options(), until_ms=read_ms + _WITHIN_MS))
+
+    def end(self, rows: DataFrame) -> Mapping[str, int]:
+        """End messages by version; as `end_frame`."""
+        return end_frame(rows, self.settings())
+
+    def _options(self) -> dict[str, str]:
+        options = {
+            "store": self.store,
+            "namespace": self.namespace,
+            "conflict": "newer",
+            "maxPayload": f"{MOST_PAYLOAD}",
+            "rate": f"{self.rate}",
+            "timeout": self.timeout,
+        }
+        return options if self.concurrency is None else options | {"concurrency": f"{self.concurrency}"}

@@ -1,0 +1,160 @@
+"""Promote: what comes due soon moves from a cold tier into a store, in time, and once."""
+
+from __future__ import annotations
+
+import logging
+from datetime import date, datetime, timedelta
+from typing import Final, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import ConfigurationError
+from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.spark.cold import Standing, Tier, day_of, live
+from aiodelay.spark.summary import Summary
+from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
+
+from .hot import Hot
+
+__all__ = ["MIN_LEAD", "WINDOW", "run"]
+
+WINDOW: Final = "7d"
+MIN_LEAD: Final = "1d"
+
+log: logging.Logger = logging.getLogger("aiodelay.spark")
+
+_JUDGED: Final = ("kind", "id", "version", "due_at", "at", "due_day")
+
+
+def run(
+    spark: SparkSession,
+    *,
+    tier: str,
+    store: str,
+    namespace: str = "default",
+    window: Duration = WINDOW,
+    min_lead: Duration = MIN_LEAD,
+    rate: int = 20_000,
+    concurrency: int | None = None,
+    timeout: str = "60s",
+    dry_run: bool = False,
+    now: datetime | None = None,
+) -> Summary:
+    """Move everything that is due until the end of the day in which the window ends, and has not been moved yet.
+
+    The days are claimed in the tier's log before they are read, so that whoever adds to them afterwards knows that the
+    store has to hear of it, and are marked as promoted when all of them are in the store. A run that was killed is
+    repeated by the next one: the store knows by their versions which messages it has, or had within 24 hours.
+
+    What is promoted with less than the minimum lead, because a promotion was missed, is stored all the same, counted as
+    `late` and as rejected, and told in the log as an error.
+
+    Args:
+        spark: A session, classic or Connect.
+        tier: The folder of `cold put`.
+        store: The store's URL, also as `env:NAME` or `file:PATH`; all promotions of a tier go into the same.
+        namespace: Whose messages.
+        window: How far ahead of their time messages are moved, at least.
+        min_lead: Messages that have less time than this when they are moved are late.
+        rate: Most messages a second, of all tasks together; 0 = no limit.
+        concurrency: How many tasks write at once; None: as many as the session has cores.
+        timeout: How long a task asks again while the store does not answer.
+        dry_run: Count, and move nothing.
+        now: The time; None: this machine's.
+
+    Returns:
+        Counts of messages that were `stored`, `replaced` an older version, or were `known`; of all of them `late`,
+        `overdue` at this time already, and `doubtful`: a run that did not end may have stored them so long ago that the
+        store has forgotten whether they were delivered. `facts` has the days, and how many folders were read.
+
+    Raises:
+        ConfigurationError: An option is wrong, or nothing was ever put into the tier; or it took so long that the store
+            may have forgotten what was cancelled meanwhile: the days are claimed, and to run it again is safe.
+        StoreUnavailableError: The store did not answer for too long; to run it again is safe.
+    """
+    clock = SystemClock()
+    started_ms, read_ms = clock.monotonic_ms(), clock.now_ms()
+    now_ms = read_ms if now is None else to_epoch_ms(now, field="now")
+    window_ms = parse_duration(window, field="window", error=ConfigurationError)
+    lead_ms = parse_duration(min_lead, field="min_lead", error=ConfigurationError)
+    if window_ms < lead_ms:
+        raise ConfigurationError("window", f"{window}, shorter than min_lead", f"at least {min_lead}")
+    hot = Hot(store=store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
+    name, place = hot.name, Tier(spark, tier)
+    before = place.standing()
+    if not before.loads:
+        raise ConfigurationError("tier", f"{tier!r}, in which there is nothing", "a folder that `cold put` has written")
+    through = max(day_of(now_ms + window_ms) + timedelta(days=1), before.claimed)
+    is_due = through > before.promoted
+    if is_due and not dry_run:
+        place.claim(through, store=name, now_ms=now_ms)
+    after = place.standing()  # what was added before the claim is read; who adds anything later looks for the claim
+    days = _Days(before.promoted, through, before.claimed)
+    late = _late(place, after, days, now_ms=now_ms, lead_ms=lead_ms)
+    facts = place.facts(after, days.has)
+    moved = _moved(facts, hot, read_ms=read_ms, dry_run=dry_run)
+    if is_due and not dry_run:
+        place.promoted(through, store=name, now_ms=now_ms)
+    if late["late"]:
+        told = (
+            "%d messages had less than %s left when they were promoted, %d of them were due already: run it more often"
+        )
+        log.error(told, late["late"], format_duration(lead_ms), late["overdue"])
+    return Summary(
+        job="promote",
+        seconds=(clock.monotonic_ms() - started_ms) / 1000,
+        rows=sum(moved.values()),
+        rejected=late["late"],
+        counts={**moved, **late},
+        facts={
+            "dry_run": dry_run,
+            "days": sorted(f"{day}" for day in after.days(days.has)),
+            "folders_read": len(place.places(after, days.has)),
+            "promoted_before": f"{through}",
+            "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS),
+        },
+    )
+
+
+class _Days(NamedTuple):
+    """The days of a run.
+
+    Attributes:
+        first: The first one.
+        end: The one after the last.
+        tried: Days before this were claimed by a run that did not end.
+    """
+
+    first: date
+    end: date
+    tried: date
+
+    def has(self, day: date) -> bool:
+        """Whether a day is one of them."""
+        return self.first <= day < self.end
+
+
+def _late(place: Tier, standing: Standing, days: _Days, *, now_ms: int, lead_ms: int) -> dict[str, int]:
+    """Count messages that have too little time left, of the days in which there can be any."""
+    last = day_of(now_ms + lead_ms)
+    facts = place.facts(standing, lambda day: days.has(day) and day <= last)
+    if facts is None:
+        return {"late": 0, "overdue": 0, "doubtful": 0}
+    due, was_tried = F.unix_millis("due_at"), F.col("due_day") < F.lit(days.tried)
+    counts = {
+        "late": F.count_if(due < now_ms + lead_ms),
+        "overdue": F.count_if(due < now_ms),
+        "doubtful": F.count_if(was_tried & (due < now_ms - TOMBSTONE_WINDOW_MS)),
+    }
+    (row,) = live(facts.select(*_JUDGED)).agg(*(count.alias(name) for name, count in counts.items())).collect()
+    return dict(row.asDict())
+
+
+def _moved(facts: DataFrame | None, hot: Hot, *, read_ms: int, dry_run: bool) -> dict[str, int]:
+    if facts is None:
+        return {}
+    if dry_run:
+        return {"found": live(facts.select(*_JUDGED)).count()}
+    return hot.write(live(facts), read_ms=read_ms)
