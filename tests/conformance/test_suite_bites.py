@@ -19,6 +19,7 @@ from aiodelay.memory.store import _MemoryWork
 from aiodelay.memory.tables import Worker
 from aiodelay.memory.waiting import Entry, Remembered
 from aiodelay.model import (
+    Cancel,
     Claim,
     Claimed,
     Command,
@@ -83,10 +84,10 @@ class OldestWins(MemoryStore):
 
 
 class CancelsNothingInFlight(MemoryStore):
-    def _cancel(self, entry: Entry | None, now: int) -> Outcome:
+    def _cancel(self, command: Cancel, entry: Entry | None, now: int) -> Outcome:
         if entry is not None and entry.token:
             return Stored("in_flight", entry.record.revision, entry.record.due_ms)
-        return super()._cancel(entry, now)
+        return super()._cancel(command, entry, now)
 
 
 class Resurrects(MemoryStore):
