@@ -53,7 +53,7 @@ def write_batches(url: str, batches: Iterator[pa.RecordBatch], *, dead: str, tim
 
 
 async def produce(cluster: Cluster, records: Iterator[Outgoing], *, dead: str, timeout_ms: int) -> None:
-    """Write records, each key's in their order; return once all are acknowledged, or stand in the dead topic.
+    """Write records, in no order to rely on; return once all are acknowledged, or stand in the dead topic.
 
     Args:
         cluster: Where to.
@@ -97,7 +97,8 @@ async def _written(writer: Writer, records: Sequence[Outgoing], dead: str) -> tu
         else:
             buried.append(instead)
     if buried:
-        log.warning("%d records go to %s; the first: %s", len(buried), dead, dict(buried[0].headers)[DEAD_REASON])
+        reason = dict(buried[0].headers)[DEAD_REASON].decode(errors="replace")
+        log.warning("%d records go to %s; the first: %s", len(buried), dead, reason)
     return left + buried, problem
 
 

@@ -1,0 +1,81 @@
+"""The example of Declarative Pipelines, run twice by `spark-pipelines`: the second run's tables are whole as well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from aiodelay.identifiers import new_op
+from aiodelay.model import At, Envelope, Put
+from aiodelay.registry import open_store
+from tests.spark.messages import end_some, stored
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.timeout(900)  # each run starts a JVM of its own, which takes a loaded machine long
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "spark-pipelines"
+N = 40
+DAY_MS = 86_400_000
+
+
+def deliver(url: str, first: int) -> None:
+    """Have N messages delivered."""
+    due_ms = time.time_ns() // 1_000_000 - 1_000
+
+    async def put() -> None:
+        async with open_store(url, namespace="default", clock=None) as store:
+            envelopes = [Envelope(f"m{n}", "redis-list", "orders") for n in range(first, first + N)]
+            await store.apply([Put(new_op(), each, At(due_ms)) for each in envelopes])
+
+    asyncio.run(put())
+    end_some(url, "default", N)
+
+
+def command(folder: Path) -> list[str]:
+    """Return the README's line, with another folder for everything."""
+    text = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"^(spark-pipelines run .*?[^\\]\n)", text, re.DOTALL | re.MULTILINE)
+    line = found.replace("\\\n", " ").replace("/tmp/aiodelay-pipelines", f"{folder}")
+    program, *arguments = shlex.split(line.replace("examples/spark-pipelines", f"{folder / 'pipeline'}"))
+    quiet = ["--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2", "--master", "local[2]"]
+    return [f"{Path(pyspark.__file__).parent / 'bin' / program}", *arguments, *quiet]
+
+
+def test_a_second_run_takes_what_has_happened_since(
+    spark: SparkSession, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    url = f"{redis_server.url}?journal=100000"
+    shutil.copytree(EXAMPLE, tmp_path / "pipeline")
+    spec = tmp_path / "pipeline" / "spark-pipeline.yml"
+    spec.write_text(spec.read_text().replace("/tmp/aiodelay-pipelines", f"{tmp_path}"))
+    environment = {name: value for name, value in os.environ.items() if name not in ("SPARK_REMOTE", "SPARK_HOME")}
+    environment |= {"AIODELAY_STORE": url, "PYSPARK_PYTHON": sys.executable}
+    for runs in (1, 2):
+        deliver(url, (runs - 1) * N)
+        done = subprocess.run(
+            command(tmp_path), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        ids = {f"m{n}" for n in range(runs * N)}
+        tables = {
+            name: spark.read.parquet(f"{tmp_path / 'warehouse' / name}").collect()
+            for name in ("dispatch_log", "deliveries", "lateness_hourly")
+        }
+        assert {row.id for row in tables["dispatch_log"]} == ids
+        assert sorted(row.id for row in tables["deliveries"]) == sorted(ids)
+        assert sum(row.n for row in tables["lateness_hourly"]) == runs * N
+        assert all(1_000 <= row.p50_ms <= row.p99_ms <= row.max_ms for row in tables["lateness_hourly"])
+        follow_ups = stored(redis_server.url, "follow-ups")
+        assert follow_ups.keys() == {f"follow-up-{each}" for each in ids}
+    assert min(each.due_ms for each in follow_ups.values()) > time.time_ns() // 1_000_000 + DAY_MS - 3_600_000

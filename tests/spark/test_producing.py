@@ -1,0 +1,63 @@
+"""What tasks write to topics: all of it acknowledged, what a topic never takes in the dead topic, or an error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.kafka.client import Outgoing
+from aiodelay.kafka.options import read_url
+from aiodelay.kafka.records import DEAD_REASON
+from aiodelay.spark.producing import AT_ONCE, dead_reason, produce
+from tests.support.kafka import create_topic, new_name
+
+
+async def read(bootstrap: str, topic: str) -> list[Any]:
+    """Return all that stands in a topic's only partition."""
+    place, found = TopicPartition(topic, 0), list[Any]()
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
+    await consumer.start()
+    try:
+        consumer.assign([place])
+        end = (await consumer.end_offsets([place]))[place]
+        consumer.seek(place, 0)
+        while len(found) < end:
+            found += [each for batch in (await consumer.getmany(timeout_ms=500)).values() for each in batch]
+    finally:
+        await consumer.stop()
+    return found
+
+
+def test_what_a_topic_never_takes_goes_to_the_dead_topic_and_all_else_where_it_belongs(kafka: str) -> None:
+    async def run() -> None:
+        small, dead = [await create_topic(kafka, new_name(), max_message_bytes=limit) for limit in (2_000, 20_000)]
+        n = AT_ONCE + 1
+        given = [Outgoing(small, b"k", b"%d" % number, [("h", b"x")]) for number in range(n)]
+        given[7:7] = [Outgoing(small, b"large", bytes(9_000), [("h", b"x")])]
+        given[9:9] = [Outgoing("no-such-topic", b"lost", b"v", [])]
+        given += [Outgoing(dead, b"huge", bytes(30_000), [("h", b"x"), dead_reason("a reason")])]
+        await produce(read_url(kafka, "test"), iter(given), dead=dead, timeout_ms=30_000)
+        assert sorted(int(each.value) for each in await read(kafka, small)) == [*range(n)]
+        letters = {each.key: each for each in await read(kafka, dead)}
+        assert letters.keys() == {b"large", b"lost", None}
+        reasons = {key: dict(each.headers)[DEAD_REASON].decode() for key, each in letters.items()}
+        assert reasons[b"large"].startswith(f"{small}: ")
+        assert reasons[b"lost"] == "no-such-topic: there is no such topic"
+        assert letters[b"large"].headers[0] == ("h", b"x")
+        assert len(letters[b"large"].value) == 9_000
+        assert (letters[None].value, [*letters[None].headers]) == (None, [dead_reason("a reason")])
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_written_anywhere_is_an_error_in_time(kafka: str) -> None:
+    lost = [Outgoing("no-such-topic", b"lost", b"v", [])]
+    with pytest.raises(StoreUnavailableError, match=f"{kafka} is unavailable"):
+        asyncio.run(produce(read_url(kafka, "test"), iter(lost), dead="no-such-topic-either", timeout_ms=500))
+    away = read_url("kafka://127.0.0.1:1?timeout_ms=300", "test")
+    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1"):
+        asyncio.run(produce(away, iter(lost), dead="dead", timeout_ms=500))
