@@ -17,14 +17,19 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from aiodelay import Scheduler
 from aiodelay.errors import ConfigurationError, InputError
+from aiodelay.identifiers import new_op
+from aiodelay.model import At, Envelope, Put
 from aiodelay.spark.jobs import reconcile
 from aiodelay.spark.writing import write_frame
+from aiodelay.timeunits import to_epoch_ms
 from tests.support.planted import DUE, LANE, MAPPING, TO, apply, orders, plant
 
 
 def test_what_was_planted_is_found_and_written(spark: SparkSession, url: str, namespace: str, tmp_path: Path) -> None:
     truth = orders(spark, 2000)
     plant(truth, url, namespace)
+    elsewhere = Envelope("of another lane", "kafka", "orders")
+    apply(url, namespace, Put(new_op(), elsewhere, At(to_epoch_ms(DUE, field="due"))))
     evaluated = spark.sparkContext.accumulator(0)
 
     def seen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -66,6 +71,9 @@ def test_what_was_planted_is_found_and_written(spark: SparkSession, url: str, na
     assert len(found) == 65
     with pytest.raises(ConfigurationError, match=r"out is '.*'; allowed: a new folder, or overwrite"):
         reconcile.run(spark, truth, store=url, namespace=namespace, mapping=MAPPING, out=f"parquet:{tmp_path / 'd'}")
+    of_all = {"store": url, "namespace": namespace, "mapping": MAPPING, "out": f"parquet:{tmp_path / 'd'}"}
+    assert reconcile.run(spark, truth, overwrite=True, **of_all).counts["orphan"] == 6  # type: ignore[arg-type]
+    assert spark.read.parquet(f"{tmp_path / 'd'}").where("kind = 'orphan'").count() == 6
 
 
 def test_what_comes_due_soon_is_nobodys_difference(spark: SparkSession, url: str, namespace: str) -> None:
