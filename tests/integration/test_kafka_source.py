@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 import pytest
+from aiokafka.consumer.fetcher import FetchResult
 
 from aiodelay import ConfigurationError, Context, Reject, Retry, Scheduler
 from aiodelay.errors import TargetError
@@ -332,6 +333,29 @@ async def test_s2_a_topic_that_is_created_anew_is_read_from_its_beginning(kafka:
         await until(lambda: sum(int(each) >= 1000 for each in at.seen) == 20)
         await at.has_committed(20)
     assert set(at.seen.values()) == {1}
+
+
+async def test_k23_what_was_read_beside_a_batch_that_cannot_be_read_is_read_again(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, getall = await scene(kafka, 2), FetchResult.getall
+    taken: list[FetchResult] = []
+
+    def fails_at_the_second(result: FetchResult, max_records: int | None = None) -> object:
+        taken.append(result)
+        if len(taken) == 2:
+            raise MemoryError
+        return getall(result, max_records)
+
+    monkeypatch.setattr(FetchResult, "getall", fails_at_the_second)
+    for partition in range(2):
+        at.fill(5, first=10 * partition, partition=partition)
+    async with at.handled_by(nothing):
+        await until(lambda: len(taken) > 2)
+        for partition in range(2):
+            at.fill(1, first=10 * partition + 5, partition=partition)
+        await at.has_committed(6, 6)
+    assert at.seen == Counter(b"%d" % (10 * partition + i) for partition in range(2) for i in range(6))
 
 
 async def test_a_topic_that_is_not_there_yet_is_waited_for(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,18 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 @contextmanager
 def producing(bootstrap: str, **options: str) -> Iterator[Producer]:
-    """Open librdkafka's producer; at the end all is written, or the test fails."""
-    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **options})
+    """Open librdkafka's producer; at the end all is written, once and in order, or the test fails.
+
+    It is idempotent: a slow broker names the leader of a new partition before that one is at hand, and a batch that it
+    refuses would be tried again behind those after it, and one whose answer came late be written twice.
+    """
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **options})
     yield producer
     assert producer.flush(30) == 0
 
 
 def fill(bootstrap: str, topic: str, values: Sequence[bytes | None], *, partition: int = 0, **options: str) -> None:
-    """Write records without key or headers into a partition, in order."""
+    """Write records without key or headers into a partition, each once, in order."""
     with producing(bootstrap, **options) as producer:
         for value in values:
             producer.produce(topic, value, partition=partition)

@@ -286,6 +286,9 @@ class TopicFeed:
         except UNAVAILABLE as error:
             await self._disconnect()
             raise StoreUnavailableError(self._name, reason_of(error)) from error
+        except Exception:
+            self._followed = None  # what the call had taken of other partitions by then is lost, and read again (K23)
+            raise
 
     async def _disconnect(self) -> None:
         consumer, self._consumer = self._consumer, None
