@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
 from html import escape
-from importlib.resources import files
 from typing import Final
 
 from msgspec import Struct
 
-from .report_plots import SLOTS_S, Figures, bar_plot, count_text, line_plot, ms_text, slot_text
+from .pages import folded, notice, page, section, strip, table
+from .report_plots import SLOTS_S, Figures, bar_plot, count_text, line_plot, ms_text
 
 __all__ = ["ReportPage", "render"]
 
@@ -69,47 +68,32 @@ class ReportPage(Struct, frozen=True, kw_only=True):
 
 def render(shown: ReportPage) -> str:
     """Return the page's HTML."""
-    css = files(__package__).joinpath("report_page.css").read_text("utf-8")
     where = f" where <code>{escape(shown.where)}</code>" if shown.where else ""
     has_outcomes = any(shown.total[name] for name in ("delivered", "repeated", *_FAILURES))
     events = f"Events of <code>{escape(shown.source)}</code>{where}, {escape(shown.within)}"
-    parts = [
-        f"<header><h1>Delivery report</h1><p class='quiet'>{events}. All times are in UTC.</p></header>",
-        *(_outcomes(shown) if has_outcomes else [_NOTHING]),
-        f"<footer>{_ABOUT}</footer>",
-    ]
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>Delivery report</title>"
-        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<style>{css}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return page("Delivery report", events, _outcomes(shown) if has_outcomes else [_NOTHING], _ABOUT)
 
 
-def _section(head: str, *content: str) -> str:
-    return f"<section><h2>{escape(head)}</h2>{''.join(content)}</section>"
-
-
-_NOTHING = _section(
+_NOTHING = section(
     "Nothing happened", "<p>No event tells of a message that was delivered, tried again or given up.</p>"
 )
 
 
 def _outcomes(shown: ReportPage) -> list[str]:
-    parts = [_strip(shown.total), *(f"<p class='notice'>{text}</p>" for text in _notices(shown))]
+    parts = [_strip(shown.total), *map(notice, _notices(shown))]
     unit = next((name for name in shown.by if name in SLOTS_S), None)
     if unit is not None and shown.times is not None:
         parts += _over_time(shown.times, unit)
     if "lane" in shown.by and shown.lanes is not None:
-        parts.append(_section("By lane", _table("Figures of each lane", ("lane",), _ALL, shown.lanes)))
+        parts.append(section("By lane", _table("Figures of each lane", ("lane",), _ALL, shown.lanes)))
     reasons = {name.removeprefix("dead_"): n for name, n in shown.total.items() if name.startswith("dead_") and n}
     if reasons:
         dead = [{"reason": name, "dead": n} for name, n in sorted(reasons.items(), key=lambda each: -each[1])]
-        parts.append(_section("Dead by reason", _table("Why messages were given up", ("reason",), ("dead",), dead)))
+        parts.append(section("Dead by reason", _table("Why messages were given up", ("reason",), ("dead",), dead)))
     if len(shown.by) > 1 and shown.rows is not None:
         rows = f"{count_text(len(shown.rows))} rows"
         table = _table(f"Figures of each {' and '.join(shown.by)}", shown.by, _ALL, shown.rows)
-        parts.append(_section(f"By {' and '.join(shown.by)}", _folded(rows, table)))
+        parts.append(section(f"By {' and '.join(shown.by)}", folded(rows, table)))
     return parts
 
 
@@ -118,8 +102,7 @@ def _strip(total: Figures) -> str:
     figures |= {f"Lateness {_HEADS[name]}": ms_text(total[name]) for name in _PERCENTILES}
     figures |= {"Latest": ms_text(total["max_ms"])}
     figures |= {head: count_text(total[name]) for name, head in _FAILURES.items()}
-    items = "".join(f"<div><dt>{head}</dt><dd>{text}</dd></div>" for head, text in figures.items())
-    return f"<dl class='strip'>{items}</dl>"
+    return strip(figures)
 
 
 def _notices(shown: ReportPage) -> list[str]:
@@ -149,44 +132,23 @@ def _notices(shown: ReportPage) -> list[str]:
 
 def _over_time(times: Sequence[Figures], unit: str) -> list[str]:
     each = f"each {unit}"
-    lateness = line_plot("Lateness", f"p50, p95 and p99 of lateness in {each}.", times, unit, _PERCENTILES)
+    heads = {name: _HEADS[name] for name in _PERCENTILES}
+    lateness = line_plot("Lateness", f"p50, p95 and p99 of lateness in {each}.", times, unit, heads)
     delivered = bar_plot("Deliveries", f"Deliveries in {each}.", times, unit, {"delivered": "Delivered"})
     parts = [
-        _section("Lateness", lateness, _as_table(f"Lateness in {each}", unit, _LATENESS, times)),
-        _section("Deliveries", delivered, _as_table(f"Deliveries in {each}", unit, _DELIVERIES, times)),
+        section("Lateness", lateness, _as_table(f"Lateness in {each}", unit, _LATENESS, times)),
+        section("Deliveries", delivered, _as_table(f"Deliveries in {each}", unit, _DELIVERIES, times)),
     ]
     if any(row[name] for row in times for name in _FAILURES):
         failures = bar_plot("Failures and retries", f"Failures and retries in {each}.", times, unit, _FAILURES)
         table = _as_table(f"Failures and retries in {each}", unit, tuple(_FAILURES), times)
-        parts.append(_section("Failures and retries", failures, table))
+        parts.append(section("Failures and retries", failures, table))
     return parts
 
 
 def _as_table(caption: str, unit: str, figures: Sequence[str], times: Sequence[Figures]) -> str:
-    return _folded("As a table", _table(caption, (unit,), figures, times))
-
-
-def _folded(summary: str, content: str) -> str:
-    return f"<details><summary>{summary}</summary>{content}</details>"
+    return folded("As a table", _table(caption, (unit,), figures, times))
 
 
 def _table(caption: str, names: Sequence[str], figures: Sequence[str], rows: Sequence[Figures]) -> str:
-    heads = "".join(f"<th scope='col' class='text'>{_HEADS[name]}</th>" for name in names)
-    heads += "".join(f"<th scope='col'>{_HEADS[name]}</th>" for name in figures)
-    body = "".join(
-        f"<tr>{_names(names, row)}{''.join(_cell(name, row[name]) for name in figures)}</tr>" for row in rows
-    )
-    return (
-        f"<div class='scroll' tabindex='0' role='group' aria-label='{escape(caption)}'><table>"
-        f"<caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _names(names: Sequence[str], row: Figures) -> str:
-    texts = (slot_text(row[name]) if isinstance(row[name], date) else row[name] for name in names)
-    return "".join(f"<th scope='row' class='text'>{escape(text)}</th>" for text in texts)
-
-
-def _cell(name: str, value: int | None) -> str:
-    text = ms_text(value) if name.endswith("_ms") else count_text(value or 0)
-    return f"<td>{text}</td>" if value else f"<td class='zero'>{text}</td>"
+    return table(caption, {name: _HEADS[name] for name in names}, {name: _HEADS[name] for name in figures}, rows)

@@ -1,4 +1,4 @@
-"""Plots of a report over time, as inline SVG whose colours the page's style sheet gives."""
+"""Plots over time, as inline SVG whose colours the page's style sheet gives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOTS_S: Final = {"hour": 3600, "day": 86_400}
 """How long a slot of time is, in seconds."""
 
 _UNITS_MS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000}
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 230, 62, 8, 14, 28
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 230, 88, 8, 14, 28
 _FLOOR = _HEIGHT - _BOTTOM
 _MOST_DOTS, _TICKS, _LINES = 200, 6, 4
 
@@ -44,15 +44,24 @@ def slot_text(slot: date) -> str:
     return f"{slot.astimezone(UTC):%Y-%m-%d %H:%M}" if isinstance(slot, datetime) else f"{slot}"
 
 
-def line_plot(title: str, about: str, times: Sequence[Figures], unit: str, names: Sequence[str]) -> str:
-    """Return a line for each percentile on a logarithmic scale; time without a delivery is a gap.
+def line_plot(
+    title: str,
+    about: str,
+    times: Sequence[Figures],
+    unit: str,
+    names: Mapping[str, str],
+    *,
+    text_of: Callable[[int], str] = ms_text,
+) -> str:
+    """Return a line for each of some columns on a logarithmic scale; time without a value is a gap.
 
     Args:
         title: What is plotted.
         about: What each point is, for those who cannot see it.
         times: Figures of each slot, in order; not empty.
         unit: Column of the slot.
-        names: Columns in ms.
+        names: Columns with their meaning; each is a class of the style sheet.
+        text_of: Makes text of a value.
     """
     axis = _Axis.of(times, unit)
     most = max(row[name] or 1 for row in times for name in names)
@@ -62,17 +71,16 @@ def line_plot(title: str, about: str, times: Sequence[Figures], unit: str, names
         return _FLOOR - log10(max(ms, 1)) / power * (_FLOOR - _TOP)
 
     marks = []
-    for name in names:
+    for name, meaning in names.items():
         points = [(row[unit], axis.middle(row[unit]), row[name]) for row in times]
         lines = (" ".join(f"{x:.1f},{y(ms):.1f}" for _, x, ms in run) for run in _runs(points, axis.slot_s))
         marks += [f"<polyline class='{name}' points='{line}'/>" for line in lines]
         for slot, x, ms in points if len(times) <= _MOST_DOTS else ():
             if ms is not None:
-                text = f"{slot_text(slot)}: {name.removesuffix('_ms')} {ms_text(ms)}"
+                text = f"{slot_text(slot)}: {meaning} {text_of(ms)}"
                 marks.append(f"<circle class='{name} mark' cx='{x:.1f}' cy='{y(ms):.1f}' r='3'>{_title(text)}</circle>")
-    scale = [(y(10**each), ms_text(10**each)) for each in range(power + 1)]
-    legend = _legend({name: name.removesuffix("_ms") for name in names}, _line_key)
-    return _svg(title, about, axis, scale, marks) + legend
+    scale = [(y(10**each), text_of(10**each)) for each in range(power + 1)]
+    return _svg(title, about, axis, scale, marks) + _legend(names, _line_key)
 
 
 def bar_plot(title: str, about: str, times: Sequence[Figures], unit: str, names: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ JOBS: tuple[tuple[str, str], ...] = (
     ("repair:repair", "Mend what a reconcile has found, where it is still so."),
     ("replay:replay", "Store a part of what was kept of messages again."),
     ("report:report", "Tell how late messages were delivered, and what failed, from archived events."),
+    ("simulate:simulate", "Tell what lateness and backlog what is pending will bring, at some rates."),
     ("snapshot:snapshot", "Write what a store holds to Parquet."),
 )
 """Place in this package, and what it does, for each job."""

@@ -1,10 +1,12 @@
-"""What several jobs do with what they are given: an SQL condition, a folder that is to be new, a session's settings."""
+"""What several jobs do with what they are given: an SQL condition, a new folder, a file, a session's settings."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
@@ -14,7 +16,7 @@ from aiodelay.errors import ConfigurationError, cut, shortened
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["problem_of_condition", "setting", "writing_anew"]
+__all__ = ["problem_of_condition", "replacing", "setting", "writing_anew"]
 
 
 def problem_of_condition(frame: DataFrame, condition: str) -> str | None:
@@ -55,3 +57,15 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
             spark.conf.unset(name)
         else:
             spark.conf.set(name, before)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Open a file that takes the place of another when it is whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

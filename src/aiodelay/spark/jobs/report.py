@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv as csv_format
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -22,7 +20,7 @@ from aiodelay.spark.schemas import EVENTS
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import from_epoch_ms
 
-from .given import writing_anew
+from .given import replacing, writing_anew
 from .outcomes import By, levels_of, report
 
 __all__ = ["MOST_ROWS", "By", "read_events", "report", "run"]
@@ -103,7 +101,7 @@ def run(
             _write_csv(_rows_of(figures, by).orderBy(*by), csv)
         shown = _page_of(figures, by, archive, _range_text(start, end), where)
         if html is not None:
-            with _replacing(html) as file:
+            with replacing(html) as file:
                 file.write(render(shown))
     finally:
         figures.unpersist()
@@ -134,7 +132,7 @@ def _write_parquet(rows: DataFrame, by: Sequence[By], path: str, *, overwrite: b
 
 
 def _write_csv(rows: DataFrame, path: Path) -> None:
-    with _replacing(path) as file:
+    with replacing(path) as file:
         writer = csv_format.writer(file)
         writer.writerow(rows.columns)
         for row in _in_plain_types(rows).toLocalIterator():
@@ -148,18 +146,6 @@ def _iso_text(name: str, value: Any) -> Any:  # noqa: ANN401 - what a cell may h
 def _in_plain_types(rows: DataFrame) -> DataFrame:
     """Return hours as seconds since 1970: as timestamps they would come in this machine's time zone."""
     return rows.withColumn("hour", F.unix_seconds("hour")) if "hour" in rows.columns else rows
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
-    """Open a file that takes the place of another when it is whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _page_of(figures: DataFrame, by: Sequence[By], archive: str, within: str, where: str | None) -> ReportPage:

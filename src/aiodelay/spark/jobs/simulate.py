@@ -1,0 +1,278 @@
+"""`aiodelay spark simulate`: what lateness and backlog what is pending will bring, at some rates of dispatch."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import numpy as np
+from msgspec import structs
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import ConfigurationError, InputError, shortened
+from aiodelay.shapes import time_shape
+from aiodelay.spark.forecast import HOUR_MS, MESSAGE, Arrivals, Forecast, Hour, Span, forecast
+from aiodelay.spark.session import register
+from aiodelay.spark.simulate_page import SimulationPage, render
+from aiodelay.spark.summary import Summary
+from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
+
+from .given import problem_of_condition, replacing
+from .mapping import converted, given
+
+__all__ = ["MOST_RATES", "Overdue", "pending", "read_rates", "run", "slots", "span_of"]
+
+Overdue: TypeAlias = Literal["backlog", "ignore"]
+"""What becomes of messages that are due before the simulated time: they are due at its begin, or left out."""
+
+MOST_RATES: Final = 6
+MOST_DAYS: Final = 92
+MOST_SLOTS: Final = 1_000_000
+"""The slot is chosen so that there are no more of them."""
+MOST_SLOTS_ASKED: Final = 10_000_000
+"""No more can be asked for: a slot takes up to 200 bytes of the driver's memory while a rate is simulated."""
+
+_DAY_MS: Final = 86_400_000
+_WEEK_MS: Final = 7 * _DAY_MS
+_SLOTS_MS: Final = (1, 10, 100, 1000, 10_000)
+_LEAST_RATE, _MOST_RATE = 0.001, 1_000_000
+_LEAST_SCALE, _MOST_SCALE = 0.01, 100
+_DUE: Final = ("due_at",)
+_FILES: Final = ("simulate.csv", "simulate.html")
+
+
+def span_of(start: datetime | None = None, end: datetime | None = None) -> Span:
+    """Return the time to simulate: from now on and for 7 days, unless it is given.
+
+    Raises:
+        InputError: A time has no offset.
+        ConfigurationError: The end is not after the start, or more than 92 days later.
+    """
+    from_ms = SystemClock().now_ms() if start is None else to_epoch_ms(start, field="from_time")
+    to_ms = from_ms + _WEEK_MS if end is None else to_epoch_ms(end, field="to_time")
+    if not from_ms < to_ms <= from_ms + MOST_DAYS * _DAY_MS:
+        allowed = f"after {time_shape(from_ms)}, by up to {MOST_DAYS} days"
+        raise ConfigurationError("to_time", time_shape(to_ms), allowed)
+    return Span(from_ms, to_ms)
+
+
+def slots(due: DataFrame, *, span: Span, slot_ms: int) -> DataFrame:
+    """Count messages by the slot in which they are due.
+
+    Args:
+        due: `due_at`, an instant.
+        span: What is due before it is due at its begin; what is due after it is left out.
+        slot_ms: Length of a slot; divides an hour.
+
+    Returns:
+        `at_ms` = begin of the slot, counted from that of the span, null of rows without a due time; `n` messages, of
+        which `overdue` are due before the span.
+    """
+    due_ms = F.expr("(unix_micros(due_at) + 999) div 1000")  # rounded up, as schedulers do
+    at_ms = F.greatest(due_ms - F.pmod(due_ms, F.lit(slot_ms)) - span.from_ms, F.lit(0))
+    within = due.where(due_ms.isNull() | (due_ms < span.to_ms)).select(
+        F.when(due_ms.isNotNull(), at_ms).alias("at_ms"), (due_ms < span.from_ms).alias("is_overdue")
+    )
+    return within.groupBy("at_ms").agg(F.count("*").alias("n"), F.count_if("is_overdue").alias("overdue"))
+
+
+def read_rates(text: str) -> list[float]:
+    """Read `500,1000,2000`.
+
+    Raises:
+        ConfigurationError: It is no list of numbers.
+    """
+    try:
+        return [float(each) for each in text.split(",")]
+    except ValueError:
+        raise ConfigurationError("rate", shortened(text), "messages a second, such as 500,1000,2000") from None
+
+
+def pending(
+    spark: SparkSession, *, store: str, span: Span, namespace: str = "default", lane: str | None = None
+) -> DataFrame:
+    """Return when a store's messages are due; their bodies are not fetched.
+
+    Args:
+        spark: Classic or Connect.
+        store: The store's URL, also as `env:NAME` or `file:PATH`.
+        span: The time to simulate: what is due later is not read.
+        namespace: Whose messages.
+        lane: Only this sink's or event type's.
+    """
+    register(spark)
+    options = {"store": store, "namespace": namespace, "dueTo": time_shape(span.to_ms)}
+    options |= {} if lane is None else {"lane": lane}
+    return spark.read.format("aiodelay").options(**options).schema("due_at timestamp").load()
+
+
+def run(
+    frame: DataFrame,
+    *,
+    rates: Sequence[float],
+    span: Span | None = None,
+    mapping: Mapping[str, str] | None = None,
+    timezone: str | None = None,
+    where: str | None = None,
+    overdue: Overdue = "backlog",
+    scale: float = 1.0,
+    slot: Duration | None = None,
+    source: str = "a frame",
+    out: Path | None = None,
+    overwrite: bool = False,
+) -> Summary:
+    """Simulate what dispatching at each rate brings: one queue, first due first served, nothing new or tried again.
+
+    Lateness is told within a slot and the time of one message (1/rate), rounded up to a ms. What is brought here is how
+    many messages each slot has: no more for ten times as many messages.
+
+    Args:
+        frame: Messages, or whatever has due times.
+        rates: Messages a second; up to six.
+        span: The time to simulate; None: the next 7 days.
+        mapping: As of `backfill`, of which only `due_at` counts: a column, or an SQL expression; None: `due_at`.
+        timezone: Where due times without an offset were written down.
+        where: A condition in SQL on the frame.
+        overdue: What becomes of messages due before the span: `backlog` = they are due at its begin, `ignore` = left
+            out.
+        scale: As if there were so many times as many messages, 0.01 to 100.
+        slot: Messages that are due within the same slot count as due at its begin; a duration that divides an hour.
+            None: 1 ms to 10 s, so that there are up to a million slots.
+        source: Where the frame comes from, for the page.
+        out: A folder of this machine for `simulate.csv` and `simulate.html`.
+        overwrite: Replace what is there already.
+
+    Returns:
+        Its rows are the messages that were counted; `facts` has the figures of each rate in all.
+
+    Raises:
+        ConfigurationError: An option is wrong, or there is something at `out`.
+        InputError: A due time is missing.
+        StoreUnavailableError: The frame is a store's that does not answer.
+    """
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
+    span = span_of() if span is None else span
+    units, weight = _units(rates), _weight(scale)
+    slot_ms = _slot_ms(slot, span)
+    if overdue not in get_args(Overdue):
+        raise ConfigurationError("overdue", shortened(overdue), ", ".join(get_args(Overdue)))
+    if out is not None:
+        _check_free(out, overwrite=overwrite)
+    counted = slots(_due_times(frame, mapping, timezone, where), span=span, slot_ms=slot_ms)
+    arrivals, late = _collected(counted, with_overdue=overdue == "backlog")
+    forecasts = [forecast(arrivals, rate, span, weight) for rate in units]
+    facts = _facts(forecasts, span, slot_ms, scale)
+    if out is not None:
+        shown = SimulationPage(
+            source=source, span=span, slot_ms=slot_ms, overdue=late, scale=scale, forecasts=forecasts
+        )
+        facts["written"] = _write(shown, out)
+    seconds = (clock.monotonic_ms() - started_ms) / 1000
+    rows = int(arrivals.n.sum())
+    counts = {"messages": rows, "overdue": late}
+    return Summary(job="simulate", seconds=seconds, rows=rows, counts=counts, facts=facts)
+
+
+def _units(rates: Sequence[float]) -> list[int]:
+    """Return rates as millionths of a message a ms."""
+    allowed = f"1 to {MOST_RATES} different numbers from {_LEAST_RATE} to {_MOST_RATE:,}, of messages a second"
+    if not 1 <= len(rates) <= MOST_RATES or not all(_LEAST_RATE <= rate <= _MOST_RATE for rate in rates):
+        raise ConfigurationError("rate", shortened(list(rates)), allowed)
+    units = [round(rate * 1000) for rate in rates]
+    if len(set(units)) < len(units):
+        raise ConfigurationError("rate", shortened(list(rates)), allowed)
+    return sorted(units)
+
+
+def _weight(scale: float) -> int:
+    """Return the work of a message; hundreds, of which each percent is whole."""
+    if not _LEAST_SCALE <= scale <= _MOST_SCALE:
+        raise ConfigurationError("scale", shortened(scale), f"a number from {_LEAST_SCALE} to {_MOST_SCALE}")
+    return round(scale * MESSAGE / 100) * 100
+
+
+def _slot_ms(slot: Duration | None, span: Span) -> int:
+    if slot is None:
+        return next(each for each in _SLOTS_MS if (span.to_ms - span.from_ms) // each <= MOST_SLOTS)
+    slot_ms = parse_duration(slot, field="slot", error=ConfigurationError, least_ms=1)
+    if HOUR_MS % slot_ms:
+        raise ConfigurationError("slot", format_duration(slot_ms), "what divides an hour, such as 100ms, 1s or 1m")
+    if (span.to_ms - span.from_ms) // slot_ms > MOST_SLOTS_ASKED:
+        allowed = f"longer, or a shorter time: up to {MOST_SLOTS_ASKED:,} slots"
+        raise ConfigurationError("slot", format_duration(slot_ms), allowed)
+    return slot_ms
+
+
+def _check_free(out: Path, *, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise ConfigurationError("out", shortened(f"{out}"), "a name that is free, or overwrite")
+    if out.exists() and not out.is_dir():
+        raise ConfigurationError("out", shortened(f"{out}"), "a folder")
+    if not out.parent.is_dir():
+        raise ConfigurationError("out", shortened(f"{out}"), "in a folder that is there")
+
+
+def _due_times(
+    frame: DataFrame, mapping: Mapping[str, str] | None, timezone: str | None, where: str | None
+) -> DataFrame:
+    if where is not None:
+        if problem := problem_of_condition(frame, where):
+            raise ConfigurationError("where", f"{shortened(where)}{problem}", "a condition on what is read")
+        frame = frame.where(where)
+    return converted(given(frame, mapping, names=_DUE, required=_DUE), timezone=timezone)
+
+
+def _collected(counted: DataFrame, *, with_overdue: bool) -> tuple[Arrivals, int]:
+    """Return the slots in order, and how many of their messages are overdue."""
+    table = counted.select(F.coalesce("at_ms", F.lit(-1)).alias("at_ms"), "n", "overdue").toArrow()
+    at_ms, n, overdue = (table[name].to_numpy() for name in table.column_names)
+    if without := int(n[at_ms < 0].sum()):
+        value = f"null, or no instant, in {without:,} of {int(n.sum()):,} rows"
+        raise InputError("due_at", value, "a due time in each row")
+    if not with_overdue:
+        n, overdue = n - overdue, overdue * 0
+    order = np.argsort(at_ms)
+    order = order[n[order] > 0]
+    return Arrivals(at_ms[order], n[order]), int(overdue.sum())
+
+
+def _facts(forecasts: Sequence[Forecast], span: Span, slot_ms: int, scale: float) -> dict[str, Any]:
+    return {
+        "from": time_shape(span.from_ms),
+        "to": time_shape(span.to_ms),
+        "time_zone": "UTC",
+        "slot": format_duration(slot_ms),
+        "scale": scale,
+        "rates": [_fact(each) for each in forecasts],
+    }
+
+
+def _fact(forecast: Forecast) -> dict[str, Any]:
+    """Return the figures of a rate, instants as text."""
+    shape = structs.asdict(forecast)
+    del shape["hours"]
+    for name in ("worst", "drained"):
+        at_ms = shape.pop(f"{name}_ms")
+        shape[f"{name}_at"] = None if at_ms is None else time_shape(at_ms)
+    return shape | {name: round(shape[name], 4) for name in ("utilisation", "load")}
+
+
+def _write(shown: SimulationPage, out: Path) -> list[str]:
+    out.mkdir(exist_ok=True)
+    table, page = (out / name for name in _FILES)
+    with replacing(table) as file:
+        writer = csv.writer(file)
+        writer.writerow(["rate", "hour", *Hour.__struct_fields__[1:]])
+        for forecast in shown.forecasts:
+            for hour in forecast.hours:
+                _, *figures_of_hour = structs.astuple(hour)
+                writer.writerow([forecast.rate, time_shape(hour.from_ms), *figures_of_hour])
+    with replacing(page) as file:
+        file.write(render(shown))
+    return [f"{table}", f"{page}"]
