@@ -65,6 +65,7 @@ def test_every_job_runs_by_its_line_on_the_example_data(server: str, tmp_path: P
     counts = {job: {name: n for name, n in each["counts"].items() if n} for job, each in summaries.items()}
     assert counts == {
         "backfill": {"accepted": 1000, "stored": 1000},
+        "simulate": {"messages": 1000},
         "snapshot": {"messages": 1000},
         "reconcile": {"drift": 1, "same": 999},
         "repair": {"rescheduled": 1},
@@ -77,3 +78,4 @@ def test_every_job_runs_by_its_line_on_the_example_data(server: str, tmp_path: P
     for job in ("backfill", "reconcile", "repair", "replay"):
         assert summaries[job]["facts"]["tombstone_window"] == "1d"
     assert "Delivery report" in (tmp_path / "report.html").read_text("utf-8")
+    assert "Dispatch simulation" in (tmp_path / "next-week" / "simulate.html").read_text("utf-8")

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-__all__ = ["HOUR_MS", "MESSAGE", "Arrivals", "Forecast", "Hour", "Span", "forecast"]
+__all__ = ["HOUR_MS", "MESSAGE", "Arrivals", "Forecast", "Hour", "Integers", "Span", "forecast"]
 
 Integers: TypeAlias = NDArray[np.int64]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from aiodelay.cli.errors import NOT_UNDERSTOOD, CommandError
 from aiodelay.errors import ConfigurationError, masked_url, shortened
 from aiodelay.shapes import read_time
 
@@ -93,7 +94,10 @@ def simulate(
 
 
 def _check_source(from_: str | None, store: str | None, lane: str | None) -> None:
+    wrong = None
     if from_ is None and store is None:
-        raise ConfigurationError("--store", "missing", "a store, or --from")
+        wrong = ConfigurationError("--store", "missing", "a store, or --from")
     if from_ is not None and lane is not None:
-        raise ConfigurationError("--lane", shortened(lane), "with a store; of what is read with --from, --where")
+        wrong = ConfigurationError("--lane", shortened(lane), "with a store; of what is read with --from, --where")
+    if wrong is not None:
+        raise CommandError(f"{wrong}", exit_code=NOT_UNDERSTOOD)
