@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, async_playwright
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.session import register
+from tests.support.chromium import chromium
 from tests.support.servers import RedisServer, redis_products, start
 
 
@@ -57,3 +60,13 @@ def redis_server() -> Iterator[RedisServer]:
 def url(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path) -> str:
     """The URL of a store that jobs can write; on Redis, the server is that of the other tests too."""
     return redis_server.url if request.param == "redis" else f"sqlite:///{tmp_path / 'delay.db'}"
+
+
+@pytest_asyncio.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        await browser.close()

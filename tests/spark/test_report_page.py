@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser
 
 from aiodelay.spark.report_page import ReportPage, render
 from aiodelay.spark.report_plots import ms_text
-from tests.support.chromium import chromium
 
 FIRST = datetime(2026, 3, 28, 22, tzinfo=UTC)
 NOTHING: dict[str, Any] = dict.fromkeys(
@@ -47,16 +44,6 @@ def report_page(**given: Any) -> ReportPage:  # noqa: ANN401 - fields
         "most_rows": 2000,
     }
     return ReportPage(**fields | given)
-
-
-@pytest_asyncio.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield browser
-        await browser.close()
 
 
 @pytest.mark.asyncio
