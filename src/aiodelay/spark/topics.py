@@ -67,7 +67,8 @@ class TopicSource(DataSource):
         dead = options.required("dead", "a topic for what cannot be written")
         timeout = options.text("timeout", "60s") or "60s"
         timeout_ms = parse_duration(timeout, field="option 'timeout'", error=ConfigurationError)
-        options.text("checkpointLocation")  # Spark's own
+        options.text("checkpointLocation")  # this and the next: Spark's own
+        options.text("queryName")
         options.finish()
         found = {field.name: field.dataType.simpleString() for field in schema.fields}
         for name, kind in _WRITTEN.items():

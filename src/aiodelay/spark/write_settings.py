@@ -102,7 +102,8 @@ def read_settings(given: Mapping[str, str], schema: StructType, *, overwrite: bo
     """
     options = Options(given)
     options.choice("table", ("messages",), "messages")
-    options.text("checkpointLocation")  # Spark's own, of a stream
+    options.text("checkpointLocation")  # this and the next: Spark's own, of a stream
+    options.text("queryName")
     settings = WriteSettings(
         store=options.required("store", "redis://localhost or env:NAME"),
         namespace=check_namespace(options.text("namespace", "default")),
