@@ -167,6 +167,7 @@ def test_what_ends_between_look_and_write_stays_ended_and_a_truth_with_an_id_twi
         ("orphan", None, None, "ended"),
         ("drift", {}, {"due_ms": DUE_MS + 1}, "reschedule"),
         ("drift", {}, {"payload": b"other"}, "put 4"),
+        ("drift", {}, {"address": "elsewhere"}, "put 4"),
         ("drift", {"version": None}, {"payload": b"other"}, "put 0"),
         ("drift", {}, {"payload": b"other", "version": 9}, "put 9"),
         ("drift", {}, {"due_ms": DUE_MS + 1, "version": 9}, "put 9"),
@@ -203,11 +204,12 @@ def _record(
     *,
     revision: int = 7,
     due_ms: int = DUE_MS,
+    address: str = "orders",
     payload: bytes = b"p",
     version: int | None = None,
     key: bytes | None = None,
 ) -> Record:
-    return Record(Envelope("a", LANE, "orders", payload=payload, version=version, key=key), revision, due_ms, NO_OP)
+    return Record(Envelope("a", LANE, address, payload=payload, version=version, key=key), revision, due_ms, NO_OP)
 
 
 def _put(record: Record) -> Put:
