@@ -48,8 +48,7 @@ def command(folder: Path) -> list[str]:
     (found,) = re.findall(r"^(spark-pipelines run .*?[^\\]\n)", text, re.DOTALL | re.MULTILINE)
     line = found.replace("\\\n", " ").replace("/tmp/aiodelay-pipelines", f"{folder}")
     program, *arguments = shlex.split(line.replace("examples/spark-pipelines", f"{folder / 'pipeline'}"))
-    quiet = ["--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2", "--master", "local[2]"]
-    return [f"{Path(pyspark.__file__).parent / 'bin' / program}", *arguments, *quiet]
+    return [f"{Path(pyspark.__file__).parent / 'bin' / program}", *arguments]
 
 
 def test_a_second_run_takes_what_has_happened_since(

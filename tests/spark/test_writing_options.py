@@ -68,8 +68,9 @@ def test_options_have_defaults_and_their_names_know_no_case() -> None:
     found = settings()
     assert (found.namespace, found.conflict, found.rate, found.batch_rows) == ("default", "insert", 20_000, 500)
     assert (found.max_payload, found.patience_ms, found.timezone) == (262_144, 60_000, None)
-    found = settings(RATE="80", Concurrency="4", BATCHROWS="7", timeout="2s", checkpointlocation="/tmp/c", queryname="q")
+    found = settings(RATE="80", Concurrency="4", BATCHROWS="7", timeout="2s", checkpointlocation="/tmp/c")
     assert (found.task_rate, found.batch_rows, found.patience_ms) == (20, 7, 2_000)
+    assert settings(checkpointLocation="/tmp/c", queryName="Spark's own") == settings()
     assert "secret" not in repr(found)
 
 

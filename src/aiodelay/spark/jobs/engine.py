@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal, TypeAlias
 
 from pyspark.sql import Column, SparkSession
@@ -161,7 +162,8 @@ def _prepared(source: str, to: str | None, dead: str | None) -> str:
         partitions = await history_partitions(cluster, topic)
         await prepare_dead(target, dead, partitions=partitions)
 
-    asyncio.run(prepare())
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own has a loop that runs already
+        thread.submit(asyncio.run, prepare()).result()
     return topic
 
 
