@@ -436,7 +436,9 @@ def numbers_at(values: Sequence[bytes], at: int, size: int) -> array[int]:
     return numbers
 
 
-def _versions(values: Sequence[bytes], at: int, flags: bytes) -> list[int | None]:
+def _versions(values: Sequence[bytes], at: int, flags: bytes) -> Sequence[int | None]:
+    if not flags.translate(None, _HAS_NO_VERSION):
+        return [None] * len(values)
     return [
         int.from_bytes(value[at : at + 8], "big") if each & _HAS_VERSION else None
         for value, each in zip(values, flags, strict=True)

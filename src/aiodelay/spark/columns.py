@@ -176,7 +176,7 @@ def _map_array(values: Sequence[Mapping[str, Any]], type_: Any) -> Any:  # noqa:
 def _integers(values: Sequence[int | None], type_: Any) -> Any:  # noqa: ANN401 - as above
     """Return numbers; one that other programs wrote and that no column can hold as the largest that it can."""
     try:
-        return pa.array(values, type_)
+        return _whole_numbers(values) if pa.types.is_int64(type_) else pa.array(values, type_)
     except (OverflowError, pa.ArrowInvalid):
         most = (1 << type_.bit_width - 1) - 1
         return pa.array([None if each is None else min(each, most) for each in values], type_)
