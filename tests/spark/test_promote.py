@@ -1,0 +1,159 @@
+"""Promotion: each message is in the store once and in time, whatever is killed, cancelled or replaced around it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from aiodelay import Context, Scheduler
+from aiodelay.errors import ConfigurationError
+from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.spark.cold import Tier
+from aiodelay.spark.errors import clear_error
+from aiodelay.spark.jobs import cold_put, promote
+from aiodelay.spark.jobs.hot import Hot
+from tests.spark.messages import stored
+from tests.spark.tiers import NOW, cancel, days, moved, put, rows
+
+
+@dataclass
+class Remind:
+    order: int
+
+
+def test_a_schedule_of_two_years_ahead_is_put_promoted_and_delivered(spark: SparkSession, tmp_path: Path) -> None:
+    tier, store = f"{tmp_path / 'tier'}", f"sqlite:///{tmp_path / 'delay.db'}"
+    due = datetime.now(UTC) - timedelta(seconds=1)
+    orders = spark.createDataFrame([("order-7", due, 7)], "id STRING, due_at TIMESTAMP, `order` INT")
+    mapping = {"id": "id", "due_at": "due_at", "payload": "struct(`order`)"}
+    then = due - timedelta(days=730)
+    assert cold_put.run(orders, tier=tier, mapping=mapping, to="handler:Remind", now=then).counts["put"] == 1
+    early = moved(spark, tier, store, due - timedelta(days=20))
+    assert (early.rows, early.facts["folders_read"]) == (0, 0)
+    near = moved(spark, tier, store, due - timedelta(days=3))
+    assert (near.counts["stored"], near.rejected, near.facts["days"]) == (1, 0, [f"{due.date()}"])
+
+    async def deliver() -> tuple[Remind, str, datetime]:
+        scheduler = Scheduler(store)
+        delivered: asyncio.Future[tuple[Remind, str, datetime]] = asyncio.get_running_loop().create_future()
+
+        @scheduler.handler
+        async def remind(event: Remind, context: Context) -> None:
+            delivered.set_result((event, context.id, context.due))
+
+        async with scheduler:
+            return await delivered
+
+    event, message_id, when = asyncio.run(deliver())
+    assert (event, message_id) == (Remind(7), "order-7")
+    assert timedelta() <= when - due < timedelta(milliseconds=1), "never early"
+
+
+def test_a_missed_promotion_is_told_and_made_up_for_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, store = f"{tmp_path / 'tier'}", f"sqlite:///{tmp_path / 'delay.db'}"
+    put(rows(spark, ("a", 9, 1), ("b", 15, 1), ("c", 15.6, 1), ("d", 16.6, 1), ("e", 40, 1)), tier)
+    cancel(spark, tier, ("b", None))
+    with pytest.raises(ConfigurationError, match="window is 7d, shorter than min_lead; allowed: at least 8d"):
+        moved(spark, tier, store, NOW, min_lead="8d")
+    late = NOW + days(15.5)
+    dry = moved(spark, tier, store, late, dry_run=True)
+    assert ({**dry.counts}, dry.rejected) == ({"found": 3, "late": 2, "overdue": 1, "doubtful": 0}, 2)
+    assert not (tmp_path / "delay.db").exists()
+    monkeypatch.setattr(Tier, "promoted", raise_)
+    with pytest.raises(InterruptedError):
+        moved(spark, tier, f"sqlite:///{tmp_path / 'lost.db'}", late)
+    monkeypatch.undo()
+    caplog.clear()
+    with caplog.at_level(logging.ERROR, "aiodelay.spark"):
+        summary = moved(spark, tier, store, late + days(1))
+    assert {name: n for name, n in summary.counts.items() if n} == {"stored": 3, "late": 3, "overdue": 2, "doubtful": 1}
+    assert (summary.rows, summary.rejected, summary.is_within(0)) == (3, 3, False)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "3 messages had less than 1d left when they were promoted, 2 of them were due"
+    )
+    assert {*stored(store, "default")} == {"a", "c", "d"}, "they are delivered at once"
+    other = f"sqlite:///{tmp_path / 'forgetful.db'}"
+    assert moved(spark, tier, other, late + days(1)).rows == 0, "what was promoted is not read again"
+    assert moved(spark, tier, other, late + days(20)).counts["stored"] == 1
+
+
+def raise_(*_: object, **__: object) -> None:
+    raise InterruptedError
+
+
+def test_what_is_cancelled_and_replaced_before_during_and_after_a_promotion_is_not_delivered(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, store = f"{tmp_path / 'tier'}", f"sqlite:///{tmp_path / 'delay.db'}"
+    names = ("before", "same-day", "away", "during", "during-away", "during-near", "after", "after-away", "stays")
+    put(rows(spark, *((name, 9, 1) for name in names)), tier)
+    now = NOW + days(3)
+    cancel(spark, tier, ("before", None))
+    put(rows(spark, ("same-day", 9.1, 2), ("away", 30, 2)), tier)
+    write = Hot.write
+
+    def write_later(self: Hot, messages: DataFrame, *, read_ms: int) -> dict[str, int]:
+        monkeypatch.setattr(Hot, "write", write)  # the promotion has read, and not written yet
+        assert cancel(spark, tier, ("during", None), now=now).facts["reasons"] == {"id.promoted": 1}
+        told = cancel(spark, tier, ("during", None), now=now, store=store)
+        assert (told.rejected, told.counts["hot_barred"]) == (0, 1)
+        replacing = rows(spark, ("during-away", 40, 2), ("during-near", 9.2, 2))
+        assert put(replacing, tier, now=now, store=store).counts["hot_barred"] == 1
+        return write(self, messages, read_ms=read_ms)
+
+    monkeypatch.setattr(Hot, "write", write_later)
+    summary = moved(spark, tier, store, now)
+    assert {name: n for name, n in summary.counts.items() if n} == {"stored": 4, "known": 3}
+    assert cancel(spark, tier, ("after", None), now=now, store=store).counts["hot_cancelled"] == 1
+    assert put(rows(spark, ("after-away", 50, 2)), tier, now=now, store=store).counts["hot_cancelled"] == 1
+    moved(spark, tier, store, now)
+    assert versions(store) == {"same-day": 2, "during-near": 2, "stays": 1}
+    assert moved(spark, tier, store, NOW + days(45)).counts["late"] == 2
+    assert moved(spark, tier, store, NOW + days(45)).rows == 0
+    arrived = {"away": 2, "during-away": 2, "after-away": 2}
+    assert versions(store) == {"same-day": 2, "during-near": 2, "stays": 1, **arrived}
+
+
+def versions(store: str) -> Mapping[str, int | None]:
+    return {name: record.envelope.version for name, record in stored(store, "default").items()}
+
+
+def test_what_was_read_too_long_ago_is_not_written(spark: SparkSession, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'delay.db'}"
+    hot = Hot(store=store, namespace="default", rate=0, concurrency=1, timeout="60s")
+    frame = rows(spark, ("a", 9, 1)).selectExpr("*", "'redis-list:orders' to")
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    with pytest.raises(Exception, match="too slow") as caught:
+        hot.write(frame, read_ms=now_ms - TOMBSTONE_WINDOW_MS)
+    assert f"{clear_error(caught.value)}".startswith("rate is too slow: what was read is not written by 20")
+    assert not stored(store, "default")
+    assert hot.write(frame, read_ms=now_ms - TOMBSTONE_WINDOW_MS // 2)["stored"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "tier is '{tier}', in which there is nothing; allowed: a folder that `cold put` has written"),
+        ({"window": "1 week"}, "window is '1 week'"),
+        ({"store": "redis:/h:secret@x"}, "url is redis:/h:***@x; allowed: redis://"),
+        ({"store": "env:NO_SUCH_STORE"}, "store is 'env:NO_SUCH_STORE'"),
+    ],
+)
+def test_a_wrong_option_is_named_and_no_day_is_claimed(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], told: str
+) -> None:
+    tier = f"{tmp_path / 'tier'}"
+    with pytest.raises(ConfigurationError) as caught:
+        promote.run(spark, tier=tier, **({"store": "sqlite:///x.db"} | options))  # type: ignore[arg-type]
+    assert f"{caught.value}".startswith(told.format(tier=tier))
+    assert Tier(spark, tier).standing().claimed_ms == 0
