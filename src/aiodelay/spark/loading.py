@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import pyarrow as pa
 from msgspec import Struct
@@ -19,7 +20,7 @@ from .composing import parts_of, puts_of
 from .pacing import Pacer
 from .write_settings import WriteSettings, store_of
 
-__all__ = ["Counts", "load"]
+__all__ = ["Counts", "Patience", "load", "opened"]
 
 CALLS_AT_ONCE = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
@@ -61,7 +62,7 @@ def load(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> Counts:
 
 
 async def _load(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> Counts:
-    async with _opened(settings) as store:
+    async with opened(partial(store_of, settings), settings.patience_ms) as store:
         loader = _Loader(store, settings)
         failure: Exception | None = None
         try:
@@ -102,7 +103,7 @@ class _Loader:
 
     async def _send(self, puts: Sequence[Put]) -> None:
         try:
-            patience = _Patience(self._settings.patience_ms)
+            patience = Patience(self._settings.patience_ms)
             left, why = await self._tried(puts)
             while why is not None:
                 await patience.pause(self._error(why, len(left)))
@@ -135,7 +136,7 @@ def _is_settled(outcome: Outcome) -> bool:
     return isinstance(outcome, Stored) or (isinstance(outcome, Refused) and outcome.reason == "outdated")
 
 
-class _Patience:
+class Patience:
     """Pauses between tries, each longer, until there have been enough of them."""
 
     def __init__(self, most_ms: int) -> None:
@@ -151,12 +152,17 @@ class _Patience:
 
 
 @asynccontextmanager
-async def _opened(settings: WriteSettings) -> AsyncIterator[Store]:
-    patience = _Patience(settings.patience_ms)
+async def opened(make: Callable[[], Store], patience_ms: int) -> AsyncIterator[Store]:
+    """Open a store; while it does not answer, again.
+
+    Raises:
+        StoreUnavailableError: It has not answered for so long.
+    """
+    patience = Patience(patience_ms)
     async with AsyncExitStack() as stack:
         while True:
             try:
-                store = await stack.enter_async_context(store_of(settings))
+                store = await stack.enter_async_context(make())
                 break
             except StoreUnavailableError as error:
                 await patience.pause(error)

@@ -16,10 +16,10 @@ from .loading import Counts, load
 from .write_settings import WriteSettings, read_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Counts", "stream_writer_of", "write_frame", "writer_of"]
+__all__ = ["Counts", "cores_of", "stream_writer_of", "write_frame", "writer_of"]
 
 log: logging.Logger = logging.getLogger("aiodelay.spark")
 
@@ -65,7 +65,7 @@ def write_frame(frame: DataFrame, given: Mapping[str, str], *, until_ms: int | N
     """
     settings = structs.replace(read_settings(given, frame.schema), until_ms=until_ms)
     if settings.rate:
-        tasks = settings.concurrency or _cores(frame)
+        tasks = settings.concurrency or cores_of(frame.sparkSession)
         settings = structs.replace(settings, concurrency=tasks)
         frame = frame.repartition(tasks)
     elif settings.concurrency:
@@ -79,9 +79,9 @@ def write_frame(frame: DataFrame, given: Mapping[str, str], *, until_ms: int | N
     return sum((Counts(*each) for each in tasks_counts), Counts())
 
 
-def _cores(frame: DataFrame) -> int:
+def cores_of(spark: SparkSession) -> int:
     """Return how many tasks run at once: Spark cuts a range into as many parts, with Connect as well."""
-    return frame.sparkSession.range(100_000).select(spark_partition_id()).distinct().count()
+    return spark.range(100_000).select(spark_partition_id()).distinct().count()
 
 
 @dataclass

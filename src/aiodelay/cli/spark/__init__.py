@@ -14,6 +14,7 @@ JOBS: tuple[tuple[str, str], ...] = (
     ("cold:cold", "Keep far schedules in files, or cancel them there."),
     ("compact:compact", "Merge the small files of an archive's days."),
     ("engine:engine", "Deliver from Kafka to Kafka with Spark alone (experimental)."),
+    ("migrate:migrate", "Move what is due from a time on to another store, while both are in use."),
     ("promote:promote", "Move what comes due soon from a cold tier into a store."),
     ("reconcile:reconcile", "Compare a truth with what is pending in a store."),
     ("repair:repair", "Mend what a reconcile has found, where it is still so."),

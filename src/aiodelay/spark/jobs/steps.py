@@ -1,0 +1,105 @@
+"""What a migration keeps of itself: a table for each step, a part for each pass; a run goes on where one has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final, Literal, TypeAlias, cast
+
+import msgspec
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
+from pyspark.sql.types import StructType
+
+from aiodelay.errors import ConfigurationError
+from aiodelay.spark.moving import Place
+from aiodelay.spark.schemas import SCHEMAS, Table
+from aiodelay.timeunits import from_epoch_ms
+
+__all__ = ["Step", "Steps", "messages_of"]
+
+Step: TypeAlias = Literal["found", "both", "taken", "ended"]
+"""Of a pass: what it copies; what then stood in both stores; what became of that in the first; that it has ended."""
+
+_NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
+
+
+class Steps:
+    """The tables in a folder.
+
+    Args:
+        spark: The session.
+        folder: Of one migration.
+        about: Which one that is.
+
+    Raises:
+        ConfigurationError: The folder is another migration's.
+    """
+
+    def __init__(self, spark: SparkSession, folder: str, about: Mapping[str, str]) -> None:
+        self._spark, self._folder = spark, folder.rstrip("/")
+        known = self._parquet(f"{self._folder}/about")
+        if known is None:
+            values = [F.lit(text).alias(name) for name, text in about.items()]
+            spark.range(1).select(*values).write.mode("overwrite").parquet(f"{self._folder}/about")
+            return
+        rows = known.collect()
+        if rows and rows[0].asDict() != dict(about):
+            told = ", ".join(f"{name} {text}" for name, text in rows[0].asDict().items())
+            raise ConfigurationError("work", f"the folder of another migration: {told}", "a folder of its own")
+
+    def table(self, step: Step) -> DataFrame | None:
+        """Return a step of all passes, with the column `pass`; None if there is none yet."""
+        return self._parquet(f"{self._folder}/{step}")
+
+    def read(self, step: Step, number: int) -> DataFrame | None:
+        """Return a step of one pass, None if it was not done."""
+        return self._parquet(self._path(step, number))
+
+    def has(self, step: Step, number: int) -> bool:
+        """Say whether a step was done."""
+        return self.read(step, number) is not None
+
+    def last(self, step: Step) -> int:
+        """Return the last pass that has got to this step, 0 if none has."""
+        table = self.table(step)
+        row = None if table is None else table.agg(F.max("pass").alias("last")).first()
+        return 0 if row is None else row["last"] or 0
+
+    def write(self, step: Step, number: int, frame: DataFrame) -> DataFrame:
+        """Keep a step of a pass; return what was kept, which is never worked out again."""
+        path = self._path(step, number)
+        frame.write.mode("overwrite").parquet(path)
+        return self._spark.read.schema(frame.schema).parquet(path)
+
+    def _path(self, step: Step, number: int) -> str:
+        return f"{self._folder}/{step}/pass={number}"
+
+    def _parquet(self, path: str) -> DataFrame | None:
+        try:
+            found = self._spark.read.parquet(path)
+            found.schema  # noqa: B018 - a Connect session looks for it only now
+        except AnalysisException as error:
+            if error.getCondition() in _NOT_THERE:
+                return None
+            raise
+        return found
+
+
+def messages_of(
+    spark: SparkSession,
+    place: Place,
+    *columns: str,
+    table: Table = "messages",
+    ids: Collection[str] | None = None,
+    from_ms: int | None = None,
+) -> DataFrame:
+    """Return a store's messages: these columns, all by default; these ids; what is due from then on."""
+    options = {"store": place.url, "namespace": place.namespace, "table": table}
+    if ids is not None:
+        options["ids"] = msgspec.json.encode(list(ids)).decode()
+    if from_ms is not None:
+        options["dueFrom"] = from_epoch_ms(from_ms).isoformat()
+    whole = cast("StructType", StructType.fromDDL(SCHEMAS[table]))
+    schema = StructType([field for field in whole.fields if not columns or field.name in columns])
+    return spark.read.format("aiodelay").options(**options).schema(schema).load()

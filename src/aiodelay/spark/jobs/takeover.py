@@ -1,0 +1,85 @@
+"""What a migration takes over from other schedulers, which have been stopped: all that is pending, at once."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from aiodelay.clock import SystemClock
+from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.imports import Imported
+from aiodelay.ports import Store
+from aiodelay.redis.fred84 import import_fred84
+from aiodelay.spark.moving import Place
+from aiodelay.spark.options import store_url
+from aiodelay.spark.summary import Summary
+
+__all__ = ["SOURCES", "run"]
+
+ETF1, FRED84 = "etf1+", "fred84+"
+SOURCES: Final = (ETF1, FRED84)
+"""What the URL of another scheduler's system begins with."""
+
+
+def run(*, source: str, target: str, to_namespace: str = "default", verify: bool = False) -> Summary:
+    """Store what another scheduler holds; nothing is removed there. May be repeated.
+
+    Args:
+        source: `etf1+kafka://host:9092/schedules`, `fred84+redis://host?prefix=de_`, or `env:NAME` or `file:PATH` of
+            one.
+        target: URL of the store, or `env:NAME` or `file:PATH` of one; Redis or SQLite.
+        to_namespace: Whose the messages become.
+        verify: Read the source once more: all of it must be known.
+
+    Returns:
+        `rejected`: what cannot be taken over, and with `verify` what was not known; `facts` has the reasons.
+
+    Raises:
+        ConfigurationError: A URL is wrong.
+        UnsupportedByStoreError: The target is none of those stores.
+        StoreUnavailableError: One of the two does not answer; repeat it.
+    """
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
+    place = Place(target, to_namespace)
+    if (opened := place.store()).traits.conflicts.isdisjoint({"newer"}):
+        raise UnsupportedByStoreError(
+            "taking over from another scheduler", opened.name, "redis: or sqlite:, and from there on"
+        )
+    with ThreadPoolExecutor(1) as threads:  # beside the loop of a notebook
+        first, again = threads.submit(asyncio.run, _taken_over(store_url(source), place, verify=verify)).result()
+    missing = 0 if again is None else again.stored
+    return Summary(
+        job="migrate",
+        seconds=(clock.monotonic_ms() - started_ms) / 1000,
+        rows=first.stored + first.known + len(first.skipped),
+        rejected=len(first.skipped) + missing,
+        counts={"stored": first.stored, "known": first.known, "skipped": len(first.skipped)}
+        | ({} if again is None else {"same": again.known, "missing": missing}),
+        facts={"skipped": first.skipped, "verified": verify},
+    )
+
+
+async def _taken_over(source: str, place: Place, *, verify: bool) -> tuple[Imported, Imported | None]:
+    async with place.store() as store:
+        first = await _imported(source, store)
+        return first, await _imported(source, store) if verify else None
+
+
+async def _imported(source: str, store: Store) -> Imported:
+    if source.startswith(ETF1):
+        from aiodelay.kafka.etf1 import import_etf1  # noqa: PLC0415 - Kafka's client may not be installed
+
+        return await import_etf1(source.removeprefix(ETF1), store)
+    url, prefix = _split(source.removeprefix(FRED84))
+    return await import_fred84(url, store, prefix=prefix)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Return the URL of the server alone, and the prefix of the keys."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    prefix = options.pop("prefix", "de_")
+    return urlunsplit(parts._replace(query=urlencode(options))), prefix

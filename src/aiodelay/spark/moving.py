@@ -1,0 +1,302 @@
+"""One task's part of a migration: copies are written, what was copied is taken out, copies are taken back.
+
+A copy carries, in its trace context, the revision and the due time that it was made of: by that it is told from what
+applications have stored under the same id, and from a copy of what the message was before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import pyarrow as pa
+from msgspec import structs
+
+from aiodelay.errors import StoreError, StoreFullError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.identifiers import new_op
+from aiodelay.model import MAX_CLAIM_MESSAGES, Cancel, Command, Conflict, Outcome, Put, Refused, Stored
+from aiodelay.ports import Scannable, Store
+from aiodelay.registry import open_store
+from aiodelay.scanning import Scan
+from aiodelay.scheduler import MOST_PAYLOAD
+
+from .composing import parts_of, puts_of
+from .loading import Patience, opened
+from .options import store_url
+from .pacing import Pacer
+from .write_settings import WriteSettings
+
+__all__ = ["COPIED", "MOVED", "OUTCOMES", "TAKEN_BACK", "WHAT", "Copier", "Place", "Taken", "Taker", "Withdrawer"]
+
+Taken: TypeAlias = Literal["removed", "gone", "changed", "left"]
+"""What became of a message that was to be taken out: it was; it was not there; it is another by now; it is too late."""
+
+MOVED: Final = "aiodelay-moved"
+"""In a copy's trace context: `<revision>/<due ms>` of what it is a copy of."""
+WHAT: Final = ("id", "revision", "due_ms")
+"""What names a message as it was copied."""
+COPIED: Final = "copied BIGINT, present BIGINT, late BIGINT"
+OUTCOMES: Final = "id STRING, revision BIGINT, due_ms BIGINT, outcome STRING"
+TAKEN_BACK: Final = "taken_back BIGINT"
+
+_ASKED_AT_ONCE = 5_000
+_LOOKS = 10
+
+
+class Place(NamedTuple):
+    """One side of a migration; `url` as it was given: `env:NAME` and `file:PATH` are read where they are used."""
+
+    url: str
+    namespace: str
+
+    def store(self) -> Store:
+        """Return the store; nothing is connected yet.
+
+        Raises:
+            ConfigurationError: Its URL cannot be used.
+        """
+        return open_store(store_url(self.url), namespace=self.namespace, clock=None)
+
+    def scannable(self) -> Scannable:
+        """Return it as what can be read whole.
+
+        Raises:
+            UnsupportedByStoreError: It cannot.
+        """
+        store = self.store()
+        if not isinstance(store, Scannable) or not store.traits.durable:
+            raise UnsupportedByStoreError("migrating", store.name, "redis:, sqlite: or kafka:")
+        return store
+
+    def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
+        return f"Place({self.namespace!r})"
+
+
+class _Named(NamedTuple):
+    id: str
+    revision: int
+    due_ms: int
+
+    @property
+    def only(self) -> tuple[int, int]:
+        return self.revision, self.due_ms
+
+    @property
+    def mark(self) -> str:
+        return f"{self.revision}/{self.due_ms}"
+
+
+def _named(batch: pa.RecordBatch) -> list[_Named]:
+    return [_Named(*row) for row in zip(*(batch.column(name).to_pylist() for name in WHAT), strict=True)]
+
+
+@dataclass(frozen=True)
+class Copier:
+    """Writes copies; what is known of an id there stays as it is.
+
+    Attributes:
+        to: Where to.
+        columns: Of the rows; those of the table `messages`, and `due_ms`.
+        number: Of the pass, from 1: a repetition within it is known by the store.
+        margin_ms: What is due within this is not copied any more.
+        task_rate: Rows a second of one task; 0 = no cap.
+        patience_ms: How long to ask again while the store does not answer.
+    """
+
+    to: Place
+    columns: tuple[str, ...]
+    number: int
+    margin_ms: int
+    task_rate: float
+    patience_ms: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write what the rows hold; yield how many were copied, how many ids were taken, how many rows were late."""
+        yield asyncio.run(self._run(batches))
+
+    async def _run(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+        counts = {"copied": 0, "present": 0, "late": 0}
+        pacer = Pacer(self.task_rate)
+        async with opened(self.to.store, self.patience_ms) as store:
+            conflict = Conflict.error() if "error" in store.traits.conflicts else Conflict.keep()
+            for batch in batches:
+                for part in parts_of(batch, _at_once(self.task_rate, MAX_CLAIM_MESSAGES)):
+                    await pacer.take(part.num_rows)
+                    puts = self._puts(part, store.now_ms(), conflict)
+                    outcomes = await _carried_out(store, puts, self.patience_ms)
+                    copied = sum(isinstance(each, Stored) for each in outcomes)
+                    counts["copied"] += copied
+                    counts["present"] += len(puts) - copied
+                    counts["late"] += part.num_rows - len(puts)
+        return pa.RecordBatch.from_pydict({name: [n] for name, n in counts.items()})
+
+    def _puts(self, part: pa.RecordBatch, now_ms: int, conflict: Conflict) -> list[Put]:
+        puts, versions = puts_of(part, self._settings(), now_ms), part.column("version").to_pylist()
+        rows = zip(puts, _named(part), versions, strict=True)
+        return [
+            self._put(put, named, version, conflict)
+            for put, named, version in rows
+            if named.due_ms - self.margin_ms > now_ms
+        ]
+
+    def _put(self, put: Put, named: _Named, version: int | None, conflict: Conflict) -> Put:
+        envelope = structs.replace(put.envelope, version=version, trace={**put.envelope.trace, MOVED: named.mark})
+        op = blake2b(f"{self.number}/{named.mark}/{named.id}".encode(), digest_size=8).digest()
+        return structs.replace(put, op=op, envelope=envelope, conflict=conflict)
+
+    def _settings(self) -> WriteSettings:
+        return WriteSettings(
+            store=self.to.url,
+            namespace=self.to.namespace,
+            to=None,
+            conflict="insert",
+            rate=0,
+            concurrency=None,
+            batch_rows=MAX_CLAIM_MESSAGES,
+            max_payload=MOST_PAYLOAD,
+            timezone=None,
+            patience_ms=self.patience_ms,
+            columns=self.columns,
+        )
+
+
+@dataclass(frozen=True)
+class Taker:
+    """Takes messages out of a store, each only as it was copied.
+
+    Attributes:
+        place: Of the store.
+        margin_ms: What is due within this is left where it is.
+        task_rate: As of `Copier`; so is `patience_ms`.
+    """
+
+    place: Place
+    margin_ms: int
+    task_rate: float
+    patience_ms: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Take out what the rows name (`WHAT`); yield them with what became of each (`OUTCOMES`)."""
+        for batch in batches:
+            yield asyncio.run(self._run(_named(batch)))
+
+    async def _run(self, rows: Sequence[_Named]) -> pa.RecordBatch:
+        outcomes: list[Taken] = []
+        pacer = Pacer(self.task_rate)
+        async with opened(self.place.store, self.patience_ms) as store:
+            is_asked = store.traits.cancel == "recorded"
+            most = _ASKED_AT_ONCE if is_asked else _at_once(self.task_rate, MAX_CLAIM_MESSAGES)
+            for at in range(0, len(rows), most):
+                part = rows[at : at + most]
+                await pacer.take(len(part))
+                outcomes += await self._take(store, part)
+        columns = [*zip(*rows, strict=True), outcomes]
+        types = (pa.string(), pa.int64(), pa.int64(), pa.string())
+        arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, names=[*WHAT, "outcome"])
+
+    async def _take(self, store: Store, rows: Sequence[_Named]) -> list[Taken]:
+        now_ms = store.now_ms()
+        cancels = {
+            number: Cancel(new_op(), each.id, each.only)
+            for number, each in enumerate(rows)
+            if each.due_ms - self.margin_ms > now_ms
+        }
+        answers = await _carried_out(store, list(cancels.values()), self.patience_ms)
+        words = {number: _word(answer) for number, answer in zip(cancels, answers, strict=True)}
+        return [words.get(number, "left") for number in range(len(rows))]
+
+
+@dataclass(frozen=True)
+class Withdrawer:
+    """Takes copies back, as far as they still stand as they were written.
+
+    Attributes:
+        place: Where they are.
+        patience_ms: As of `Copier`.
+    """
+
+    place: Place
+    patience_ms: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Take back the copies of what the rows name (`WHAT`); yield how many were."""
+        for batch in batches:
+            taken = self._withdraw({each.id: each for each in _named(batch)})
+            yield pa.RecordBatch.from_pydict({"taken_back": [taken]})
+
+    def _withdraw(self, rows: Mapping[str, _Named]) -> int:
+        """Look, and cancel what was found; again, as an owner may just then be writing what was asked of it."""
+        taken = set[str]()
+        for _ in range(_LOOKS):
+            found = self._copies(rows)
+            if not found:
+                return len(taken)
+            asyncio.run(self._cancel(found))
+            taken |= {each.id for each in found}
+        raise StoreUnavailableError(self.place.store().name, f"{len(found)} copies were cancelled, and still stand")
+
+    def _copies(self, rows: Mapping[str, _Named]) -> list[_Named]:
+        """Return which copies stand, with the revision and due time that they have there."""
+        store = self.place.scannable()
+        scan = Scan(table="messages", columns=(*WHAT, "trace"), ids=tuple(rows))
+        return [
+            _Named(message_id, revision, due_ms)
+            for part in store.scan_parts(scan)
+            for columns in store.scan_part(scan, part)
+            for message_id, revision, due_ms, trace in zip(*(columns[name] for name in scan.columns), strict=True)
+            if trace.get(MOVED) == rows[message_id].mark
+        ]
+
+    async def _cancel(self, copies: Sequence[_Named]) -> None:
+        async with opened(self.place.store, self.patience_ms) as store:
+            for at in range(0, len(copies), MAX_CLAIM_MESSAGES):
+                cancels = [Cancel(new_op(), each.id, each.only) for each in copies[at : at + MAX_CLAIM_MESSAGES]]
+                await _carried_out(store, cancels, self.patience_ms)
+
+
+def _at_once(task_rate: float, most: int) -> int:
+    """Return how many messages one call takes: no more than a tenth of a second's."""
+    return max(min(int(task_rate / 10) or most, most), 1)
+
+
+async def _carried_out(store: Store, commands: Sequence[Command], patience_ms: int) -> list[Outcome]:
+    """Carry commands out; those that got no answer again, with the same ops.
+
+    Raises:
+        StoreUnavailableError: The store has not answered for so long; some may be carried out.
+        StoreFullError: It has had no room for as long.
+    """
+    patience = Patience(patience_ms)
+    found: dict[int, Outcome] = {}
+    left = list(range(len(commands)))
+    while left:
+        outcomes = await store.apply([commands[number] for number in left])
+        found |= dict(zip(left, outcomes, strict=True))
+        left = [number for number in left if _why_again(found[number]) is not None]
+        if left:
+            await patience.pause(_error(store, found[left[0]], len(left)))
+    return [found[number] for number in range(len(commands))]
+
+
+def _why_again(outcome: Outcome) -> str | None:
+    if isinstance(outcome, Stored):
+        return None
+    if isinstance(outcome, Refused):
+        return outcome.detail if outcome.reason in ("unavailable", "full") else None
+    return outcome.detail
+
+
+def _error(store: Store, outcome: Outcome, rows: int) -> StoreError:
+    is_full = isinstance(outcome, Refused) and outcome.reason == "full"
+    kind: Callable[..., StoreError] = StoreFullError if is_full else StoreUnavailableError
+    return kind(store.name, f"{_why_again(outcome)}; {rows} messages wait for it")
+
+
+def _word(answer: Outcome) -> Taken:
+    if isinstance(answer, Stored):
+        return "removed"
+    return "gone" if isinstance(answer, Refused) and answer.reason == "not_found" else "changed"
