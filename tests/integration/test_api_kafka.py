@@ -25,7 +25,7 @@ async def test_an_owner_answers_as_other_stores_do_and_etf1s_routes_in_its_shape
         Scheduler(f"kafka://{kafka}/{topic}?create_topic=true&partitions=2") as scheduler,
         serving_api(scheduler, **(ALL | TARGETS)) as client,
     ):
-        producer = Producer({"bootstrap.servers": kafka, "partitioner": "murmur2_random"})
+        producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "partitioner": "murmur2_random"})
         headers = {
             "scheduler-epoch": str(due),
             "scheduler-target-topic": "online-videos",

@@ -40,7 +40,7 @@ class BlackBox:
 
     def __init__(self, server: RedisServer, kafka: str) -> None:
         self.redis: Any = redis.Redis(port=server.port)
-        self._producer = Producer({"bootstrap.servers": kafka})
+        self._producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True})
         self._kafka = kafka
 
     def add(self, member: str, topic: str, message: object, due: float, *, lives_ms: int | None = None) -> None:

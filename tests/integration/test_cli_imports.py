@@ -45,7 +45,7 @@ def listed(cli: Cli) -> dict[str, dict[str, Any]]:
 
 def test_a_topic_of_etf1(kafka: str, cli: Cli) -> None:
     topic = asyncio.run(create_topic(kafka, new_name("etf1"), 2, cleanup_policy="compact"))
-    producer = Producer({"bootstrap.servers": kafka})
+    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True})
 
     def write(key: str, epoch: object, value: bytes | None, partition: int, *, at_ms: int = 0) -> None:
         headers: list[tuple[str, str | bytes | None]] = [

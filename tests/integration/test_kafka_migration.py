@@ -37,7 +37,9 @@ class Old:
 
     def __init__(self, bootstrap: str, topic: str, target: str) -> None:
         self.bootstrap, self.topic, self.target = bootstrap, topic, target
-        self._producer = Producer({"bootstrap.servers": bootstrap})  # its partitioner is librdkafka's: by CRC32
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True}
+        )  # its partitioner is librdkafka's: by CRC32
 
     def schedule(
         self, key: str, epoch: object, value: bytes | None, *, target_key: bytes | None = b"vid", partition: int = -1

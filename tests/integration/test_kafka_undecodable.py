@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(120)
 
 def write(kafka: str, topic: str, target: str, names: list[str]) -> None:
     """Write records as a client would that has the time wrong."""
-    producer = Producer({"bootstrap.servers": kafka, "partitioner": "murmur2_random"})
+    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "partitioner": "murmur2_random"})
     for name in names:
         headers: dict[str, str | bytes | None] = {"scheduler-epoch": "noon", "scheduler-target-topic": target}
         producer.produce(topic, b"payload", name, headers=headers)

@@ -51,7 +51,9 @@ class Scheduling:
     """A client as those of seed 004, which knows Kafka alone."""
 
     def __init__(self, kafka: str, topic: str, target: str) -> None:
-        self._producer = Producer({"bootstrap.servers": kafka, "partitioner": "murmur2_random", "acks": "all"})
+        self._producer = Producer(
+            {"bootstrap.servers": kafka, "enable.idempotence": True, "partitioner": "murmur2_random"}
+        )
         self._topic, self._target = topic, target
 
     def write(self, key: str, value: bytes, at: float) -> None:
@@ -145,7 +147,14 @@ def test_what_others_write_goes_where_it_may_and_nowhere_else(kafka: str, tmp_pa
 
 
 def fill(kafka: str, topic: str) -> None:
-    producer = Producer({"bootstrap.servers": kafka, "linger.ms": 20, "queue.buffering.max.messages": MANY + 1})
+    producer = Producer(
+        {
+            "bootstrap.servers": kafka,
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": MANY + 1,
+        }
+    )
     due = str(int(time.time()) + AHEAD_S)
     for n in range(MANY):
         headers: dict[str, str | bytes | None] = {"scheduler-epoch": due, "scheduler-target-topic": "anywhere"}

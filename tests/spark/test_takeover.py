@@ -44,7 +44,7 @@ def test_fred84s_events_are_known_when_they_are_looked_at_again(server: RedisSer
 
 def test_etf1s_schedules_that_are_pending(kafka: str, tmp_path: Path) -> None:
     topic = asyncio.run(create_topic(kafka, new_name("old"), 2, cleanup_policy="compact"))
-    producer = Producer({"bootstrap.servers": kafka, "partitioner": "murmur2_random"})
+    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "partitioner": "murmur2_random"})
     headers: dict[str, str | bytes | None] = {
         "scheduler-epoch": f"{DUE_MS // 1000}",
         "scheduler-target-topic": "orders",

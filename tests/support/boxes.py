@@ -32,7 +32,7 @@ def send(
     timestamp_ms: int = 0,
 ) -> None:
     """Write records, in order, and wait until they are there."""
-    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
     for value in values:
         producer.produce(topic, value, key, headers=dict(headers or {}), timestamp=timestamp_ms, partition=partition)
     assert producer.flush(PATIENCE_S) == 0
