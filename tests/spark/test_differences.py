@@ -85,7 +85,7 @@ def test_a_truth_that_cannot_be_one_is_told_apart_and_a_tally_keeps_findings_alo
         ("orphan", "c", 1, 0, 1),
         ("orphan", "d", 1, 0, 1),
         ("repeated", "twice", 2, 2, 0),
-        ("same", "b", 2, 2, 2),
+        ("same", None, 2, 2, 2),
     ]
 
 

@@ -11,11 +11,14 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spar
 
 from aiodelay.messages import HANDLER_TARGET
 
-__all__ = ["COMPARED", "FINDINGS", "Finding", "compared_in", "judged", "tallied"]
+__all__ = ["COMPARED", "FINDINGS", "UNFIT", "Finding", "compared_in", "judged", "tallied"]
 
 Finding: TypeAlias = Literal["missing", "orphan", "drift"]
 FINDINGS: Final[tuple[Finding, ...]] = ("missing", "orphan", "drift")
 """In the truth and not in the store; in the store and not in the truth; in both, but not the same."""
+
+UNFIT: Final = ("null_id", "null_due", "repeated")
+"""Of the truth, what makes it unfit for a comparison."""
 
 COMPARED: Final = ("to", "type", "encoding", "payload", "key", "headers")
 """Columns that are compared, beside the due time, where the truth has them."""
@@ -70,18 +73,18 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
 
 
 def tallied(judgements: DataFrame) -> DataFrame:
-    """Return what `judged` found, finding by finding, and of each other kind one row: few rows, whatever was compared.
+    """Return what `judged` found, id by id where it is a finding or unfit, and of each other kind one row.
 
-    The columns are those of `judged` and `ids`: how many a row stands for. Of a row for several, `id` is one of them.
+    So there are few rows, whatever was compared. The columns are those of `judged` and `ids`: how many a row stands
+    for. Of a row for a kind, `id` and `differs` are null.
     """
-    finding = F.when(F.col("kind").isin(*FINDINGS), F.col("id"))
+    is_told = F.col("kind").isin(*FINDINGS, *UNFIT)
+    # Texts are what is grouped by: Spark would sort all rows for the maximum of one.
+    texts = [F.when(is_told, F.col(name)).alias(name) for name in ("id", "differs")]
     sums = [F.sum(name).alias(name) for name in ("in_truth", "in_store")]
-    kept = [F.max(name).alias(name) for name in judgements.columns if name not in ("kind", "in_truth", "in_store")]
-    return (
-        judgements.groupBy("kind", finding.alias("finding"))
-        .agg(F.count("*").alias("ids"), *sums, *kept)
-        .drop("finding")
-    )
+    numbers = ("want_due_ms", "have_due_ms", "want_version", "have_version", "have_revision")
+    kept = [F.max(name).alias(name) for name in numbers]
+    return judgements.groupBy(F.col("kind"), *texts).agg(F.count("*").alias("ids"), *sums, *kept)
 
 
 def _side(frame: DataFrame, name: str, compared: Sequence[str], **more: Column) -> DataFrame:
