@@ -19,7 +19,9 @@ def redis_url() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("benchmark", [each for each in BENCHMARKS if each.needs_kafka], ids=lambda each: each.id)
+@pytest.mark.parametrize(
+    "benchmark", [each for each in BENCHMARKS if each.needs_kafka and not each.needs_spark], ids=lambda each: each.id
+)
 def test_each_benchmark_works_and_finds_its_results_right(
     benchmark: Benchmark, kafka: str, redis_url: str, tmp_path: Path
 ) -> None:

@@ -5,15 +5,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
+from aiodelay.spark.cold import Tier
+from aiodelay.spark.jobs import migrate, promote
 from aiodelay.spark.session import local_session
 from aiodelay.spark.writing import write_frame
 from tests.spark.messages import frame_of, given
@@ -95,6 +101,30 @@ def serve_connect() -> None:
     service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
     print(getattr(service, "MODULE$").localPort(), flush=True)
     sys.stdin.read()
+
+
+def promote_and_die(step: str, tier: str, url: str, namespace: str, now: str) -> None:
+    """Promote, and be killed when days were claimed, are to be marked as promoted, or while it writes for minutes."""
+
+    def dying(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - of any step
+        if step == "claim":
+            claim(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    spark, claim = session("local[2]"), Tier.claim
+    if step != "write":
+        setattr(Tier, step, dying)
+    rate = 20 if step == "write" else 0
+    promote.run(
+        spark, tier=tier, store=url, namespace=namespace, now=datetime.fromisoformat(now), rate=rate, concurrency=1
+    )
+
+
+def migrate_slowly(url: str, source: str, target: str, cutover: str, folder: str) -> None:
+    """Move what one namespace holds to another, at a rate at which each step takes long."""
+    places = {"source": url, "namespace": source, "target": url, "to_namespace": target}
+    given = {"cutover": datetime.fromisoformat(cutover), "work": folder, "rate": 100, "concurrency": 2}
+    migrate.run(session("local[2]"), **places, **given)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

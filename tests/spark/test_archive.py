@@ -7,8 +7,10 @@ import re
 from collections import Counter
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from aiodelay.errors import ConfigurationError
@@ -133,6 +135,20 @@ def test_an_archive_job_that_commits_meanwhile_wins_and_nothing_is_lost(
     summary = compact.run(spark, archive=folder)
     assert (summary.facts["overtaken"], summary.facts["days"]) == (True, [])
     assert numbers(spark, folder) == [*range(1, 126)]
+
+
+def test_what_was_trimmed_unread_ends_the_job_unless_it_may_go_on_without(
+    spark: SparkSession, folder: str, tmp_path: Path
+) -> None:
+    shop: dict[str, Any] = {"store": f"sqlite:///{tmp_path / 'delay.db'}?journal=50", "namespace": "shop", "to": folder}
+    asyncio.run(note(shop["store"], 1, 10, namespace="shop"))
+    assert archive.run(spark, **shop).rows == 10
+    asyncio.run(note(shop["store"], 11, 200, namespace="shop"))
+    with pytest.raises(StreamingQueryException, match="EventsLostError: events 11 to "):
+        archive.run(spark, **shop)
+    rest = archive.run(spark, fail_on_data_loss=False, **shop).rows
+    assert 0 < rest < 200
+    assert numbers(spark, folder) == [*range(1, 11), *range(211 - rest, 211)]
 
 
 def test_folders_and_checkpoints_that_do_not_belong_together_are_refused(

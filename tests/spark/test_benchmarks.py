@@ -22,8 +22,11 @@ def redis_url() -> Iterator[str]:
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("benchmark", [each for each in BENCHMARKS if each.needs_spark], ids=lambda each: each.id)
-def test_each_benchmark_works_and_finds_its_results_right(benchmark: Benchmark, redis_url: str, tmp_path: Path) -> None:
-    plan = Plan(tmp_path, runs=1, scale=0.002, redis=redis_url)
+def test_each_benchmark_works_and_finds_its_results_right(
+    benchmark: Benchmark, redis_url: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    kafka = request.getfixturevalue("kafka") if benchmark.needs_kafka else ""
+    plan = Plan(tmp_path, runs=1, scale=0.002, redis=redis_url, kafka=kafka)
     rows = benchmark.run(plan)
     assert {each.id for each in rows} == {benchmark.id}
     assert any(each.goal is not None for each in rows)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -30,7 +30,8 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_for_rows(process: subprocess.Popen[bytes], url: str, namespace: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,8 +20,12 @@ from aiodelay.spark.cold import Tier
 from aiodelay.spark.errors import clear_error
 from aiodelay.spark.jobs import cold_put, promote
 from aiodelay.spark.jobs.hot import Hot
-from tests.spark.messages import stored
+from tests.spark.messages import end_some, stored
+from tests.spark.test_kills import running, wait_for_rows
 from tests.spark.tiers import NOW, cancel, days, moved, put, rows
+from tests.support.servers import RedisServer
+
+KILLED_ROWS = 400
 
 
 @dataclass
@@ -54,6 +59,30 @@ def test_a_schedule_of_two_years_ahead_is_put_promoted_and_delivered(spark: Spar
     event, message_id, when = asyncio.run(deliver())
     assert (event, message_id) == (Remind(7), "order-7")
     assert timedelta() <= when - due < timedelta(milliseconds=1), "never early"
+
+
+def test_each_message_is_in_the_store_once_whatever_step_a_promotion_is_killed_at(
+    spark: SparkSession, redis_server: RedisServer, namespace: str, tmp_path: Path
+) -> None:
+    tier, url = f"{tmp_path / 'tier'}", f"{redis_server.url}"
+    later = NOW + days(9)
+    put(rows(spark, *((f"{n}", 10 + n % 3 / 2, 1) for n in range(KILLED_ROWS)), ("far", 90, 1)), tier)
+    for step in ("claim", "write", "promoted"):
+        with running("promote_and_die", step, tier, url, namespace, later.isoformat()) as process:
+            if step == "write":
+                wait_for_rows(process, url, namespace)
+            else:
+                assert process.wait() == -signal.SIGKILL
+        found = stored(url, namespace)
+        if step == "write":
+            assert 0 < len(found) < KILLED_ROWS
+            ended = end_some(url, namespace, deliver=2, cancel=[max(found)])
+    assert stored(url, namespace).keys() == {f"{n}" for n in range(KILLED_ROWS)} - ended
+    again = moved(spark, tier, url, later, namespace=namespace)
+    assert (again.rows, again.counts["known"]) == (KILLED_ROWS, KILLED_ROWS)
+    last = moved(spark, tier, url, later, namespace=namespace)
+    assert (last.rows, last.facts["days"]) == (0, [])
+    assert stored(url, namespace).keys() == {f"{n}" for n in range(KILLED_ROWS)} - ended
 
 
 def test_a_missed_promotion_is_told_and_made_up_for_once(

@@ -59,7 +59,7 @@ class Known:
         return number in self._held or b"%b:%b" % (number, address.encode()) in self._held
 
 
-def ids_of(members: Sequence[bytes], at: int = 0) -> list[str]:
+def _ids_of(members: Sequence[bytes], at: int = 0) -> list[str]:
     """Return the ids that stand as these, from a place on in each."""
     if set(map(itemgetter(at), members)) == {TEXT}:
         try:
@@ -80,7 +80,7 @@ def elsewhere_in(names: Sequence[bytes]) -> list[bool]:
 
 def columns_of_places(names: Sequence[bytes], places_ms: Sequence[int], wanted: Collection[str]) -> Columns:
     """Return messages that stand at their due time as columns, given members of lanes and their places."""
-    return {name: ids_of(names, SEQUENCE_BYTES) if name == "id" else places_ms for name in wanted}
+    return {name: _ids_of(names, SEQUENCE_BYTES) if name == "id" else places_ms for name in wanted}
 
 
 def columns_of(
@@ -129,7 +129,7 @@ def _decoded(
     if "lane" in wanted:
         found["lane"] = list(map(known.lanes.name, found["lane"]))
     if "id" in wanted:
-        found["id"] = ids_of(members)
+        found["id"] = _ids_of(members)
     return {name: found[name] for name in wanted}
 
 

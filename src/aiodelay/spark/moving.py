@@ -7,6 +7,7 @@ applications have stored under the same id, and from a copy of what the message 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,7 +16,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 from msgspec import structs
 
-from aiodelay.errors import StoreError, StoreFullError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.errors import InputError, StoreError, StoreFullError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
 from aiodelay.model import MAX_CLAIM_MESSAGES, Cancel, Command, Conflict, Outcome, Put, Refused, Stored
 from aiodelay.ports import Scannable, Store
@@ -31,6 +32,8 @@ from .write_settings import WriteSettings
 
 __all__ = ["COPIED", "MOVED", "OUTCOMES", "TAKEN_BACK", "WHAT", "Copier", "Place", "Taken", "Taker", "Withdrawer"]
 
+log: logging.Logger = logging.getLogger("aiodelay.spark")
+
 Taken: TypeAlias = Literal["removed", "gone", "changed", "left"]
 """What became of a message that was to be taken out: it was; it was not there; it is another by now; it is too late."""
 
@@ -38,7 +41,7 @@ MOVED: Final = "aiodelay-moved"
 """In a copy's trace context: `<revision>/<due ms>` of what it is a copy of."""
 WHAT: Final = ("id", "revision", "due_ms")
 """What names a message as it was copied."""
-COPIED: Final = "copied BIGINT, present BIGINT, late BIGINT"
+COPIED: Final = "copied BIGINT, present BIGINT, late BIGINT, refused BIGINT"
 OUTCOMES: Final = "id STRING, revision BIGINT, due_ms BIGINT, outcome STRING"
 TAKEN_BACK: Final = "taken_back BIGINT"
 
@@ -89,6 +92,12 @@ class _Named(NamedTuple):
         return f"{self.revision}/{self.due_ms}"
 
 
+class _Row(NamedTuple):
+    put: Put
+    named: _Named
+    version: int | None
+
+
 def _named(batch: pa.RecordBatch) -> list[_Named]:
     return [_Named(*row) for row in zip(*(batch.column(name).to_pylist() for name in WHAT), strict=True)]
 
@@ -114,33 +123,41 @@ class Copier:
     patience_ms: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write what the rows hold; yield how many were copied, how many ids were taken, how many rows were late."""
+        """Write what the rows hold; yield how many were copied, had their id taken, were late, and were refused."""
         yield asyncio.run(self._run(batches))
 
     async def _run(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
-        counts = {"copied": 0, "present": 0, "late": 0}
+        counts = {"copied": 0, "present": 0, "late": 0, "refused": 0}
         pacer = Pacer(self.task_rate)
         async with opened(self.to.store, self.patience_ms) as store:
             conflict = Conflict.error() if "error" in store.traits.conflicts else Conflict.keep()
             for batch in batches:
                 for part in parts_of(batch, _at_once(self.task_rate, MAX_CLAIM_MESSAGES)):
                     await pacer.take(part.num_rows)
-                    puts = self._puts(part, store.now_ms(), conflict)
+                    accepted = self._accepted(part, store.now_ms())
+                    puts = self._puts(accepted, store.now_ms(), conflict)
                     outcomes = await _carried_out(store, puts, self.patience_ms)
                     copied = sum(isinstance(each, Stored) for each in outcomes)
                     counts["copied"] += copied
                     counts["present"] += len(puts) - copied
-                    counts["late"] += part.num_rows - len(puts)
+                    counts["late"] += len(accepted) - len(puts)
+                    counts["refused"] += part.num_rows - len(accepted)
         return pa.RecordBatch.from_pydict({name: [n] for name, n in counts.items()})
 
-    def _puts(self, part: pa.RecordBatch, now_ms: int, conflict: Conflict) -> list[Put]:
-        puts, versions = puts_of(part, self._settings(), now_ms), part.column("version").to_pylist()
-        rows = zip(puts, _named(part), versions, strict=True)
-        return [
-            self._put(put, named, version, conflict)
-            for put, named, version in rows
-            if named.due_ms - self.margin_ms > now_ms
-        ]
+    def _accepted(self, part: pa.RecordBatch, now_ms: int) -> list[_Row]:
+        """Return a put for each row, without those that no application could schedule: they stay where they are."""
+        try:
+            puts = puts_of(part, self._settings(), now_ms)
+        except InputError as error:
+            if part.num_rows == 1:
+                log.warning("it is not moved: %s", error)
+                return []
+            rows = (part.slice(number, 1) for number in range(part.num_rows))
+            return [found for row in rows for found in self._accepted(row, now_ms)]
+        return list(map(_Row, puts, _named(part), part.column("version").to_pylist()))
+
+    def _puts(self, rows: Sequence[_Row], now_ms: int, conflict: Conflict) -> list[Put]:
+        return [self._put(*row, conflict) for row in rows if row.named.due_ms - self.margin_ms > now_ms]
 
     def _put(self, put: Put, named: _Named, version: int | None, conflict: Conflict) -> Put:
         envelope = structs.replace(put.envelope, version=version, trace={**put.envelope.trace, MOVED: named.mark})

@@ -211,9 +211,10 @@ class _Migration:
         self.rows += n
         copier = Copier(plan.target, tuple(found.columns), number, plan.margin_ms, plan.task_rate, plan.patience_ms)
         copied = self._spread(found).mapInArrow(copier, COPIED)
-        sums = copied.agg(*(F.sum(name).alias(name) for name in ("copied", "late"))).first()
+        sums = copied.agg(*(F.sum(name).alias(name) for name in ("copied", "late", "refused"))).first()
         assert sums is not None
         self.counts.update({name: sums[name] or 0 for name in ("copied", "late")})
+        self.counts["refused"] = sums["refused"] or 0  # each pass finds the same ones
         both = self._in_both(found, ids)
         self._steps.write("both", number, self._same(found, both, ids) if plan.verify else both)
         return outdated + self._end(number)
@@ -287,7 +288,7 @@ class _Migration:
         return frame.repartition(self._plan.tasks)
 
 
-_COUNTS: Final = ("copied", "moved", "gone", "changed", "late", "taken_back")
+_COUNTS: Final = ("copied", "refused", "moved", "gone", "changed", "late", "taken_back")
 _COUNTED: Final = {"removed": "moved", "gone": "gone", "changed": "changed", "left": "late"}
 _MOVED: Final = "outcome IN ('removed', 'gone')"
 """What was taken out, also by a try before, or was cancelled after it stood in both: copies of that stay."""
