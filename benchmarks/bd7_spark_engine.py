@@ -53,7 +53,7 @@ async def measured(plan: Plan, spark: SparkSession, checkpoint: str, per_s: int,
     from aiodelay.spark.jobs.engine import start  # noqa: PLC0415 - where Spark is
 
     n, ahead_s = round(per_s * span_s), min(AHEAD_S, span_s / 2)
-    async with topics(plan.kafka, PARTITIONS) as (schedules, target), topics(plan.kafka, 1) as (warm, _):
+    async with topics(plan.kafka, PARTITIONS) as (schedules, target), topics(plan.kafka, 1) as (_, warm):
         query = start(
             spark,
             source=f"kafka://{plan.kafka}/{schedules}",

@@ -54,6 +54,21 @@ def test_what_a_topic_never_takes_goes_to_the_dead_topic_and_all_else_where_it_b
     asyncio.run(run())
 
 
+def test_a_record_that_is_refused_takes_no_other_with_it(kafka: str) -> None:
+    async def run() -> None:
+        keyed = await create_topic(kafka, new_name(), cleanup_policy="compact")
+        dead = await create_topic(kafka, new_name())
+        given = [Outgoing(keyed, b"%d" % number, b"v", []) for number in range(9)]
+        given[4:4] = [Outgoing(keyed, None, b"without key", [("h", b"x")])]
+        await produce(read_url(kafka, "test"), iter(given), dead=dead, timeout_ms=30_000)
+        assert sorted(int(each.key) for each in await read(kafka, keyed)) == [*range(9)]
+        (letter,) = await read(kafka, dead)
+        assert (letter.key, letter.value, letter.headers[0]) == (None, b"without key", ("h", b"x"))
+        assert dict(letter.headers)[DEAD_REASON].decode().startswith(f"{keyed}: ")
+
+    asyncio.run(run())
+
+
 def test_what_cannot_be_written_anywhere_is_an_error_in_time(kafka: str) -> None:
     lost = [Outgoing("no-such-topic", b"lost", b"v", [])]
     with pytest.raises(StoreUnavailableError, match=f"{kafka} is unavailable"):

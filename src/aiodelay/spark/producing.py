@@ -17,7 +17,7 @@ from aiokafka.errors import (
 )
 
 from aiodelay.errors import StoreUnavailableError, cut
-from aiodelay.kafka.client import UNAVAILABLE, Outgoing, reason_of
+from aiodelay.kafka.client import UNAVAILABLE, Outgoing, Written, reason_of
 from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP, MOST_REASON
 from aiodelay.kafka.options import Cluster
 from aiodelay.kafka.records import DEAD_REASON
@@ -32,6 +32,7 @@ log: logging.Logger = logging.getLogger("aiodelay.spark")
 
 AT_ONCE: Final = 2_000
 PAUSE_S: Final = 0.1
+_TIMES_ALONE: Final = 3
 _FINAL = (*TOO_LARGE, InvalidTopicError, PolicyViolationError, UnknownTopicOrPartitionError)
 _KEPT = (DEAD_REASON, DEAD_FROM, DEAD_TIMESTAMP)
 
@@ -58,7 +59,8 @@ async def produce(cluster: Cluster, records: Iterator[Outgoing], *, dead: str, t
     Args:
         cluster: Where to.
         records: What.
-        dead: The topic for what its own topic never takes: there is none, or the record is too large for it.
+        dead: The topic for what its own topic never takes: there is none, or the record is too large for it, or
+            is refused by itself.
         timeout_ms: How long a page of them is tried again.
 
     Raises:
@@ -87,10 +89,14 @@ async def _written(writer: Writer, records: Sequence[Outgoing], dead: str) -> tu
     except UNAVAILABLE as error:
         return list(records), error
     left, buried, problem = list[Outgoing](), list[Outgoing](), None
-    for record, each in zip(records, written, strict=True):
+    for record, found in zip(records, written, strict=True):
+        each = found
+        if each.error is not None and _is_suspect(record, each, dead):
+            each = await _alone(writer, record)
         if each.error is None:
             continue
-        instead = _instead(record, each.error, dead)
+        instead = _dead_letter(record, each.error, dead) if _is_suspect(record, each, dead) else None
+        instead = instead or _instead(record, each.error, dead)
         if instead is None:
             left.append(record)
             problem = each.error
@@ -111,12 +117,36 @@ def _instead(record: Outgoing, error: Exception, dead: str) -> Outgoing | None:
     if not is_final:
         return None
     if record.topic != dead:
-        is_missing = isinstance(error, UnknownTopicOrPartitionError)
-        reason = "there is no such topic" if is_missing else reason_of(error)
-        return Outgoing(dead, record.key, record.value, [*record.headers, dead_reason(f"{record.topic}: {reason}")])
+        return _dead_letter(record, error, dead)
     if isinstance(error, TOO_LARGE) and (record.value is not None or record.key is not None):
         return Outgoing(dead, None, None, [each for each in record.headers if each[0] in _KEPT])
     return None
+
+
+def _dead_letter(record: Outgoing, error: Exception, dead: str) -> Outgoing:
+    is_missing = isinstance(error, UnknownTopicOrPartitionError)
+    reason = "there is no such topic" if is_missing else reason_of(error)
+    return Outgoing(dead, record.key, record.value, [*record.headers, dead_reason(f"{record.topic}: {reason}")])
+
+
+def _is_suspect(record: Outgoing, written: Written, dead: str) -> bool:
+    """Say whether a batch was refused for one of its records: one without key, say, where a topic is compacted."""
+    if written.error is None or written.in_doubt or isinstance(written.error, _FINAL) or record.topic == dead:
+        return False
+    return not refused_topics(written.error, record.topic)
+
+
+async def _alone(writer: Writer, record: Outgoing) -> Written:
+    """Write a record in a batch of its own, a few times: what is wrong may be the broker."""
+    for _ in range(_TIMES_ALONE):
+        try:
+            (written,) = await writer.write([record])
+        except UNAVAILABLE as error:
+            return Written([0], error, in_doubt=True)
+        if written.error is None or written.in_doubt:
+            break
+        await asyncio.sleep(PAUSE_S)
+    return written
 
 
 def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[Outgoing]:
