@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
+from aiodelay.identifiers import new_op
 from aiodelay.model import Cancel, Demand, Done, Query, Record
 from aiodelay.ports import Inspectable
 from aiodelay.registry import open_store
@@ -58,7 +59,7 @@ def end_some(url: str, namespace: str, deliver: int, cancel: Sequence[str] = ())
             async with store.work("tests", ["redis-list"]) as work:
                 while len(ended) < deliver + len(cancel):
                     wanted = Demand(min(deliver + len(cancel) - len(ended), MOST))
-                    claimed = await work.claim({"redis-list": wanted}, request=f"{len(ended)}", lease_ms=60_000)
+                    claimed = await work.claim({"redis-list": wanted}, request=new_op().hex(), lease_ms=60_000)
                     assert claimed.claims, "nothing is due"
                     await work.settle(
                         [Done(each.record.id, each.record.revision, each.token) for each in claimed.claims]
