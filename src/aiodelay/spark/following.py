@@ -94,7 +94,8 @@ class Piece(InputPartition):
 
     def __init__(self, part: int, first: int, end: int) -> None:
         super().__init__((part, first, end))
-        self.part, self.span = part, range(first, end)
+        self.part: int = part
+        self.span: range = range(first, end)
 
 
 class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
