@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
 
 from aiodelay.errors import ConfigurationError, UnsupportedByStoreError, masked_url, shortened
 from aiodelay.model import JournalEntry
@@ -66,28 +65,12 @@ class EventReader(Follower):
 
         return _run(self._settings, ask)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a piece's entries; the same, however often it is read.
-
-        Raises:
-            EventsLostError: Some of them are gone.
-            StoreUnavailableError: No answer.
-        """
-        assert isinstance(partition, Piece)
-        part = partition.part
-        with asyncio.Runner() as runner:
-            batches = self._batches(partition)
-            try:
-                while (entries := runner.run(anext(batches, None))) is not None:
-                    if entries:
-                        yield _batch(part, entries, self._columns)
-            finally:
-                runner.run(batches.aclose())
-
-    async def _batches(self, piece: Piece) -> AsyncGenerator[Sequence[JournalEntry]]:
+    async def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:
+        """Yield the entries of a piece."""
         async with _trail(self._settings) as trail:
             async for entries in trail.entries(piece.part, piece.span, lambda gone: self.lost(piece.part, gone)):
-                yield entries
+                if entries:
+                    yield _batch(piece.part, entries, self._columns)
 
 
 def stream_reader_of(given: Mapping[str, str], schema: StructType) -> EventReader:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from msgspec import Struct
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -13,6 +14,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from aiodelay.errors import AiodelayError, masked_url
 
 from .options import Options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["MOST_ROWS", "STARTING", "EventsLostError", "Follower", "Following", "Piece", "following_of"]
 
@@ -120,6 +124,26 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
             StoreUnavailableError: No answer.
         """
         raise NotImplementedError
+
+    def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:
+        """Yield the rows of a piece; the same, however often it is read.
+
+        Raises:
+            EventsLostError: Some of them are gone.
+            StoreUnavailableError: No answer.
+        """
+        raise NotImplementedError
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield what `batches` does, to Spark."""
+        assert isinstance(partition, Piece)
+        with asyncio.Runner() as runner:
+            batches = self.batches(partition)
+            try:
+                while (batch := runner.run(anext(batches, None))) is not None:
+                    yield batch
+            finally:
+                runner.run(batches.aclose())
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a stream begins that has no checkpoint yet."""

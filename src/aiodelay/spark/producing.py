@@ -90,13 +90,12 @@ async def _written(writer: Writer, records: Sequence[Outgoing], dead: str) -> tu
         return list(records), error
     left, buried, problem = list[Outgoing](), list[Outgoing](), None
     for record, found in zip(records, written, strict=True):
-        each = found
-        if each.error is not None and _is_suspect(record, each, dead):
-            each = await _alone(writer, record)
+        is_suspect = _is_suspect(record, found, dead)
+        each = await _alone(writer, record) if is_suspect else found
         if each.error is None:
             continue
-        instead = _dead_letter(record, each.error, dead) if _is_suspect(record, each, dead) else None
-        instead = instead or _instead(record, each.error, dead)
+        is_refused = is_suspect and _is_suspect(record, each, dead)
+        instead = _instead(record, each.error, dead, is_refused=is_refused)
         if instead is None:
             left.append(record)
             problem = each.error
@@ -108,12 +107,15 @@ async def _written(writer: Writer, records: Sequence[Outgoing], dead: str) -> tu
     return left + buried, problem
 
 
-def _instead(record: Outgoing, error: Exception, dead: str) -> Outgoing | None:
-    """Return what is written instead of a record that its topic never takes, None if it is tried again."""
+def _instead(record: Outgoing, error: Exception, dead: str, *, is_refused: bool) -> Outgoing | None:
+    """Return what is written instead of a record that its topic never takes, None if it is tried again.
+
+    `is_refused`: it was refused alone, for what it is.
+    """
     if isinstance(error, TopicAuthorizationFailedError):
         is_final = record.topic in refused_topics(error, record.topic)
     else:
-        is_final = isinstance(error, _FINAL)
+        is_final = is_refused or isinstance(error, _FINAL)
     if not is_final:
         return None
     if record.topic != dead:

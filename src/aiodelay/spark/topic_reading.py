@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, Final
 
@@ -77,27 +77,12 @@ class TopicReader(Follower):
             raise ConfigurationError("checkpoint", f"one of {shortened(found)}", shortened(self._settings.purpose))
         return numbers
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a piece's records; the same, however often it is read.
-
-        Raises:
-            EventsLostError: Some of them are gone.
-            StoreUnavailableError: No answer.
-        """
-        assert isinstance(partition, Piece)
-        with asyncio.Runner() as runner:
-            batches = self._batches(partition)
-            try:
-                while (found := runner.run(anext(batches, None))) is not None:
-                    if found:
-                        yield _batch(found)
-            finally:
-                runner.run(batches.aclose())
-
-    async def _batches(self, piece: Piece) -> AsyncGenerator[Sequence[Any]]:
+    async def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:
+        """Yield the records of a piece."""
         async with open_trail(*self._place()) as trail:
             async for found in trail.records(piece.part, piece.span, lambda gone: self.lost(piece.part, gone)):
-                yield found
+                if found:
+                    yield _batch(found)
 
     def _place(self) -> tuple[Cluster, str]:
         return read_topic(self._settings.store, "option 'url'")

@@ -21,7 +21,7 @@ from aiodelay.timeunits import parse_duration
 
 from .options import Options, store_url
 
-__all__ = ["DEFAULT_RATE", "WriteSettings", "destination_of", "read_settings", "store_of"]
+__all__ = ["DEFAULT_RATE", "WriteSettings", "destination_of", "read_settings", "store_of", "write_options"]
 
 DEFAULT_RATE: Final = 20_000
 """Rows a second over all tasks, unless `rate` says otherwise: what a live Redis store hardly notices."""
@@ -90,6 +90,21 @@ class WriteSettings(Struct, frozen=True, kw_only=True):
     def task_rate(self) -> float:
         """Rows a second of one task; 0 = no cap."""
         return self.rate / (self.concurrency or DEFAULT_CONCURRENCY)
+
+
+def write_options(
+    *, store: str, namespace: str, conflict: str, max_payload: int, rate: int, concurrency: int | None, timeout: str
+) -> dict[str, str]:
+    """Return the options of `format("aiodelay")` by which a job writes."""
+    options = {
+        "store": store,
+        "namespace": namespace,
+        "conflict": conflict,
+        "maxPayload": f"{max_payload}",
+        "rate": f"{rate}",
+        "timeout": timeout,
+    }
+    return options if concurrency is None else options | {"concurrency": f"{concurrency}"}
 
 
 def read_settings(given: Mapping[str, str], schema: StructType, *, overwrite: bool = False) -> WriteSettings:

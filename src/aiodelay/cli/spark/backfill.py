@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from .common import Cluster, StorePlace, mapping_of, read_setting, run_job
+from .common import Cluster, Pace, StorePlace, mapping_of, read_settings, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,12 +27,10 @@ def backfill(
     past_due: Literal["reject", "now"] = "reject",
     max_payload: int = 262_144,
     timezone: str | None = None,
-    rate: Annotated[int, Parameter(validator=Number(gte=0))] = 20_000,
-    concurrency: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
-    timeout: str = "60s",
     rejects: str | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     place: StorePlace,
+    pace: Pace = Pace(),
     cluster: Cluster = Cluster(),
 ) -> int:
     """Store the rows of files or of a database as messages.
@@ -51,13 +48,10 @@ def backfill(
         past_due: What becomes of rows whose time is up: reject them, or deliver them now.
         max_payload: Most bytes of a payload.
         timezone: Where times without an offset were written down; without it they are rejected.
-        rate: Most rows a second, of all tasks together; 0 = no limit.
-        concurrency: How many tasks write at once.
-        timeout: How long a task asks again while the store does not answer.
         rejects: A new folder for the rejected rows, as Parquet, with the reason of each.
         dry_run: Count, and store nothing.
     """
-    options = dict(read_setting("--option", text) for text in option)
+    options = read_settings("--option", option)
 
     def job(spark: SparkSession) -> Summary:
         from aiodelay.spark.jobs.backfill import run  # noqa: PLC0415 - `--help` needs no Spark
@@ -74,9 +68,9 @@ def backfill(
             past_due=past_due,
             max_payload=max_payload,
             timezone=timezone,
-            rate=rate,
-            concurrency=concurrency,
-            timeout=timeout,
+            rate=pace.rate,
+            concurrency=pace.concurrency,
+            timeout=pace.timeout,
             rejects=rejects,
             dry_run=dry_run,
         )

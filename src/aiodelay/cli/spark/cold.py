@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
-from cyclopts.validators import Number
 
 from aiodelay.cli.errors import NOT_UNDERSTOOD, CommandError
 from aiodelay.errors import ConfigurationError
 from aiodelay.shapes import read_time
 
-from .common import Cluster, mapping_of, read_setting, run_job
+from .common import Cluster, Pace, mapping_of, read_settings, run_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,12 +39,10 @@ def put(
     min_lead: str = "8d",
     max_payload: int = 262_144,
     timezone: str | None = None,
-    rate: Annotated[int, Parameter(validator=Number(gte=0))] = 20_000,
-    concurrency: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
-    timeout: str = "60s",
     rejects: str | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     now: str | None = None,
+    pace: Pace = Pace(),
     cluster: Cluster = Cluster(),
 ) -> int:
     """Keep the rows of files or of a database in a cold tier, until `promote` moves them into a store.
@@ -67,14 +64,11 @@ def put(
         min_lead: Rows due sooner than this do not belong into the tier.
         max_payload: Most bytes of a payload.
         timezone: Where times without an offset were written down; without it they are rejected.
-        rate: Most rows a second into the store, of all tasks together; 0 = no limit.
-        concurrency: How many tasks write to the store at once.
-        timeout: How long a task asks again while the store does not answer.
         rejects: A new folder for the rejected rows, as Parquet, with the reason of each.
         dry_run: Count, and keep nothing.
         now: The time by which rows are judged, ISO 8601 with an offset; without it, this machine's.
     """
-    options = dict(read_setting("--option", text) for text in option)
+    options = read_settings("--option", option)
     at = read_time(now, "--now")
 
     def job(spark: SparkSession) -> Summary:
@@ -93,9 +87,9 @@ def put(
             min_lead=min_lead,
             max_payload=max_payload,
             timezone=timezone,
-            rate=rate,
-            concurrency=concurrency,
-            timeout=timeout,
+            rate=pace.rate,
+            concurrency=pace.concurrency,
+            timeout=pace.timeout,
             rejects=rejects,
             dry_run=dry_run,
             now=at,
@@ -114,10 +108,8 @@ def cancel(
     namespace: Annotated[str, Parameter(env_var="AIODELAY_NAMESPACE")] = "default",
     option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     timezone: str | None = None,
-    rate: Annotated[int, Parameter(validator=Number(gte=0))] = 20_000,
-    concurrency: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
-    timeout: str = "60s",
     now: str | None = None,
+    pace: Pace = Pace(),
     cluster: Cluster = Cluster(),
 ) -> int:
     """Cancel messages in a cold tier, and in the store if they have gone there.
@@ -133,9 +125,6 @@ def cancel(
         namespace: Whose messages.
         option: Spark's own for what is read, as NAME=VALUE, such as user=me; may be repeated.
         timezone: Where times without an offset were written down.
-        rate: Most cancels a second in the store, of all tasks together; 0 = no limit.
-        concurrency: How many tasks cancel there at once.
-        timeout: How long the store may take to answer.
         now: The time, ISO 8601 with an offset; without it, this machine's.
     """
     if bool(ids) == (from_ is not None):
@@ -143,7 +132,7 @@ def cancel(
         raise CommandError(
             f"{ConfigurationError('ids', given, '--ids ID …, or --from WHAT')}", exit_code=NOT_UNDERSTOOD
         )
-    options = dict(read_setting("--option", text) for text in option)
+    options = read_settings("--option", option)
     at = read_time(now, "--now")
 
     def job(spark: SparkSession) -> Summary:
@@ -156,9 +145,9 @@ def cancel(
             store=store,
             namespace=namespace,
             timezone=timezone,
-            rate=rate,
-            concurrency=concurrency,
-            timeout=timeout,
+            rate=pace.rate,
+            concurrency=pace.concurrency,
+            timeout=pace.timeout,
             now=at,
         )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aiodelay.spark.summary import Summary
 
-__all__ = ["Cluster", "StorePlace", "Truth", "mapping_of", "read_setting", "run_job"]
+__all__ = ["Cluster", "Pace", "StorePlace", "Truth", "mapping_of", "read_settings", "run_job"]
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _OWN_SETTINGS = {
@@ -46,6 +46,22 @@ class StorePlace:
 
     store: Annotated[str, Parameter(env_var="AIODELAY_STORE")]
     namespace: Annotated[str, Parameter(env_var="AIODELAY_NAMESPACE")] = "default"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How fast a job works on a store.
+
+    Attributes:
+        rate: Most messages a second, of all tasks together; 0 = no limit.
+        concurrency: How many tasks work at once.
+        timeout: How long a task asks again while the store does not answer.
+    """
+
+    rate: Annotated[int, Parameter(validator=Number(gte=0))] = 20_000
+    concurrency: Annotated[int | None, Parameter(validator=Number(gte=1))] = None
+    timeout: str = "60s"
 
 
 @Parameter(name="*")
@@ -88,7 +104,7 @@ class Truth:
         """Return its rows."""
         from aiodelay.spark.jobs.sources import read_source  # noqa: PLC0415 - `--help` needs no Spark
 
-        options = dict(read_setting("--option", text) for text in self.option)
+        options = read_settings("--option", self.option)
         return read_source(spark, self.truth, options, field="truth")
 
     def mapping(self) -> Mapping[str, str] | None:
@@ -103,16 +119,19 @@ def mapping_of(given: tuple[str, ...]) -> Mapping[str, str] | None:
     return read_mapping(",".join(given)) if given else None
 
 
-def read_setting(flag: str, text: str) -> tuple[str, str]:
-    """Read NAME=VALUE.
+def read_settings(flag: str, texts: tuple[str, ...]) -> dict[str, str]:
+    """Read NAME=VALUE, given as often as there are settings.
 
     Raises:
-        ConfigurationError: It is not of that form.
+        ConfigurationError: One is not of that form.
     """
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ConfigurationError(flag, shortened(name), "NAME=VALUE")
-    return name, value
+    settings = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(flag, shortened(name), "NAME=VALUE")
+        settings[name] = value
+    return settings
 
 
 def run_job(job: Callable[[SparkSession], Summary], cluster: Cluster) -> int:

@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 from aiodelay.errors import ConfigurationError
 from aiodelay.shapes import read_time
 
-from .common import Cluster, run_job
+from .common import Cluster, Pace, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,10 +31,8 @@ def migrate(
     lead: str = "10m",
     margin: str = "2m",
     passes: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
-    rate: Annotated[int, Parameter(validator=Number(gte=0))] = 20_000,
-    concurrency: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
-    timeout: str = "60s",
     verify: Annotated[bool, Parameter(negative="")] = False,
+    pace: Pace = Pace(),
     cluster: Cluster = Cluster(),
 ) -> int:
     """Move what is due from a time on to another store, while both are in use.
@@ -53,9 +51,6 @@ def migrate(
         lead: How far ahead the cut-over must be at least for a run to begin.
         margin: Move nothing any more that is due within this.
         passes: How many at most; 0: until one finds nothing, or it is margin before the cut-over.
-        rate: Most messages a second, of all tasks together; 0 = no limit.
-        concurrency: How many tasks work at once.
-        timeout: How long a task asks again while a store does not answer.
         verify: Compare each copy with its original, in all their parts, before that is taken out.
     """
     at = read_time(cutover, "--cutover")
@@ -81,9 +76,9 @@ def migrate(
             lead=lead,
             margin=margin,
             passes=passes,
-            rate=rate,
-            concurrency=concurrency,
-            timeout=timeout,
+            rate=pace.rate,
+            concurrency=pace.concurrency,
+            timeout=pace.timeout,
             verify=verify,
         )
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from aiodelay.shapes import read_time
 
-from .common import Cluster, StorePlace, run_job
+from .common import Cluster, Pace, StorePlace, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,12 +23,10 @@ def promote(
     tier: str,
     window: str = "7d",
     min_lead: str = "1d",
-    rate: Annotated[int, Parameter(validator=Number(gte=0))] = 20_000,
-    concurrency: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
-    timeout: str = "60s",
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     now: str | None = None,
     place: StorePlace,
+    pace: Pace = Pace(),
     cluster: Cluster = Cluster(),
 ) -> int:
     """Move what is due within a window from a cold tier into a store; run it every day.
@@ -41,9 +38,6 @@ def promote(
         tier: The tier's folder, as of `cold put`.
         window: How far ahead of their time messages are moved, at least.
         min_lead: Messages that have less time than this when they are moved are late.
-        rate: Most messages a second, of all tasks together; 0 = no limit.
-        concurrency: How many tasks write at once.
-        timeout: How long a task asks again while the store does not answer.
         dry_run: Count, and move nothing.
         now: The time, ISO 8601 with an offset; without it, this machine's.
     """
@@ -59,9 +53,9 @@ def promote(
             namespace=place.namespace,
             window=window,
             min_lead=min_lead,
-            rate=rate,
-            concurrency=concurrency,
-            timeout=timeout,
+            rate=pace.rate,
+            concurrency=pace.concurrency,
+            timeout=pace.timeout,
             dry_run=dry_run,
             now=at,
         )

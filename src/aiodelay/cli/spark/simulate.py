@@ -11,7 +11,7 @@ from aiodelay.cli.errors import NOT_UNDERSTOOD, CommandError
 from aiodelay.errors import ConfigurationError, masked_url, shortened
 from aiodelay.shapes import read_time
 
-from .common import Cluster, mapping_of, read_setting, run_job
+from .common import Cluster, mapping_of, read_settings, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +63,7 @@ def simulate(
         overwrite: Replace what is there already.
     """
     start, end = read_time(from_time, "--from-time"), read_time(to_time, "--to-time")
-    options = dict(read_setting("--option", text) for text in option)
+    options = read_settings("--option", option)
 
     def job(spark: SparkSession) -> Summary:
         from aiodelay.spark.jobs.simulate import pending, read_rates, run, span_of  # noqa: PLC0415 - for `--help`

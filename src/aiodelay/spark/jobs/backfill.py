@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import structs
 from pyspark.sql import DataFrame
 
 from aiodelay.clock import SystemClock
-from aiodelay.errors import ConfigurationError, InputError, shortened
+from aiodelay.errors import ConfigurationError, InputError
 from aiodelay.inputs import check_count, check_type_name, split_target
 from aiodelay.messages import HANDLER_TARGET
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.summary import Summary
-from aiodelay.spark.write_settings import read_settings
+from aiodelay.spark.write_settings import read_settings, write_options
 from aiodelay.spark.writing import write_frame
 from aiodelay.timeunits import Duration, format_duration, parse_duration
 
 from .checking import DROPPED, Rules, accepted, judged, rejected
-from .given import writing_anew
+from .given import one_of, writing_anew
 from .mapping import MAPPED, given
 
 __all__ = [
@@ -30,13 +30,11 @@ __all__ = [
     "checked_destination",
     "counted",
     "given_whole",
-    "one_of",
     "reasons_of",
     "run",
     "write_rejects",
 ]
 
-T = TypeVar("T", bound=str)
 OnConflict: TypeAlias = Literal["insert", "newer"]
 PastDue: TypeAlias = Literal["reject", "now"]
 
@@ -101,14 +99,15 @@ def run(
         conflict=one_of("conflict", conflict, get_args(OnConflict)),
         timezone=timezone,
     )
-    options = {
-        "store": store,
-        "namespace": namespace,
-        "conflict": rules.conflict,
-        "maxPayload": f"{rules.max_payload}",
-        "rate": f"{rate}",
-        "timeout": timeout,
-    } | ({} if concurrency is None else {"concurrency": f"{concurrency}"})
+    options = write_options(
+        store=store,
+        namespace=namespace,
+        conflict=rules.conflict,
+        max_payload=rules.max_payload,
+        rate=rate,
+        concurrency=concurrency,
+        timeout=timeout,
+    )
     rows = judged(given_whole(frame, mapping, to, rules), rules)
     read_settings(options, accepted(rows, rules).schema)  # a mistake in them is told before Spark has any work
     rows = rows.persist()
@@ -162,17 +161,6 @@ def checked_destination(to: str | None) -> str | None:
     except InputError as error:
         raise ConfigurationError(error.field, error.value, f"{error.allowed}, or handler:TYPE") from None
     return to
-
-
-def one_of(name: str, value: T, allowed: tuple[str, ...]) -> T:
-    """Return an option's value.
-
-    Raises:
-        ConfigurationError: It is none that is allowed.
-    """
-    if value not in allowed:
-        raise ConfigurationError(name, shortened(value), ", ".join(allowed))
-    return value
 
 
 def counted(rows: DataFrame) -> Counter[tuple[str | None, str | None]]:

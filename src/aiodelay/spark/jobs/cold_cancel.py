@@ -69,10 +69,7 @@ def run(
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
     now_ms = clock.now_ms() if now is None else to_epoch_ms(now, field="now")
-    hot = None
-    if store is not None:
-        hot = Hot(store=store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
-        hot.settings()  # a mistake in them is told before Spark has any work
+    hot = Hot.checked(store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
     place = Tier(frame.sparkSession, tier)
     asked = given(frame, mapping, names=COLUMNS, required=("id",))
     rules = Rules(now_ms=now_ms, conflict="newer" if "version" in asked.columns else "insert", timezone=timezone)

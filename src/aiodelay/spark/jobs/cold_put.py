@@ -19,8 +19,9 @@ from aiodelay.spark.cold import END, PUT, WAS_DUE_AT, Standing, Tier, due_day, e
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
 
-from .backfill import OnConflict, counted, given_whole, one_of, reasons_of, write_rejects
+from .backfill import OnConflict, counted, given_whole, reasons_of, write_rejects
 from .checking import Rules, accepted, judged, rejected
+from .given import one_of
 from .hot import Hot
 from .mapping import MAPPED
 
@@ -90,7 +91,7 @@ def run(
     clock = SystemClock()
     started_ms, read_ms = clock.monotonic_ms(), clock.now_ms()
     now_ms = read_ms if now is None else to_epoch_ms(now, field="now")
-    hot = _hot(store, namespace, rate, concurrency, timeout)
+    hot = Hot.checked(store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
     place = Tier(frame.sparkSession, tier)
     lead_ms = parse_duration(min_lead, field="min_lead", error=ConfigurationError)
     kind = one_of("conflict", conflict, get_args(OnConflict))
@@ -127,14 +128,6 @@ def run(
 
 
 _UNDONE: Final = ("due_at.overtaken", "id.promoted")
-
-
-def _hot(store: str | None, namespace: str, rate: int, concurrency: int | None, timeout: str) -> Hot | None:
-    if store is None:
-        return None
-    hot = Hot(store=store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
-    hot.settings()  # a mistake in them is told before Spark has any work
-    return hot
 
 
 def _given(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal, TypeAlias
 
 from pyspark.sql import Column, SparkSession
@@ -24,7 +22,7 @@ from aiodelay.spark.topic_reading import MOST_AT_ONCE
 from aiodelay.spark.topics import TopicSource
 from aiodelay.timeunits import Duration, parse_duration
 
-from .given import setting
+from .given import run_coroutine, setting
 
 __all__ = ["OnBatch", "run", "start"]
 
@@ -162,8 +160,7 @@ def _prepared(source: str, to: str | None, dead: str | None) -> str:
         partitions = await history_partitions(cluster, topic)
         await prepare_dead(target, dead, partitions=partitions)
 
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own has a loop that runs already
-        thread.submit(asyncio.run, prepare()).result()
+    run_coroutine(prepare())
     return topic
 
 

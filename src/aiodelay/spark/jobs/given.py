@@ -1,12 +1,14 @@
-"""What several jobs do with what they are given: an SQL condition, a new folder, a file, a session's settings."""
+"""What several jobs do with what they are given: a choice, a condition in SQL, a folder, a file, a coroutine."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
@@ -16,7 +18,27 @@ from aiodelay.errors import ConfigurationError, cut, shortened
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["problem_of_condition", "replacing", "setting", "writing_anew"]
+__all__ = ["one_of", "problem_of_condition", "replacing", "run_coroutine", "setting", "writing_anew"]
+
+T = TypeVar("T")
+Text = TypeVar("Text", bound=str)
+
+
+def one_of(name: str, value: Text, allowed: tuple[str, ...]) -> Text:
+    """Return an option's value.
+
+    Raises:
+        ConfigurationError: It is none that is allowed.
+    """
+    if value not in allowed:
+        raise ConfigurationError(name, shortened(value), ", ".join(allowed))
+    return value
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also where a loop runs already: that of a notebook."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, coroutine).result()
 
 
 def problem_of_condition(frame: DataFrame, condition: str) -> str | None:

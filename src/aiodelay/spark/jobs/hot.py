@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from msgspec import structs
 from pyspark.sql import DataFrame
@@ -14,7 +14,7 @@ from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.cold import MESSAGE
 from aiodelay.spark.ending import end_frame
-from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of
+from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of, write_options
 from aiodelay.spark.writing import write_frame
 
 __all__ = ["Hot"]
@@ -50,6 +50,22 @@ class Hot:
     concurrency: int | None
     timeout: str
 
+    @classmethod
+    def checked(
+        cls, store: str | None, *, namespace: str, rate: int, concurrency: int | None, timeout: str
+    ) -> Self | None:
+        """Return the store of a job that may do without, before Spark has any work.
+
+        Raises:
+            ConfigurationError: As `settings`.
+            UnsupportedByStoreError: As `settings`.
+        """
+        if store is None:
+            return None
+        hot = cls(store=store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
+        hot.settings()
+        return hot
+
     def settings(self) -> WriteSettings:
         """Return them, checked.
 
@@ -82,12 +98,12 @@ class Hot:
         return end_frame(rows, self.settings())
 
     def _options(self) -> dict[str, str]:
-        options = {
-            "store": self.store,
-            "namespace": self.namespace,
-            "conflict": "newer",
-            "maxPayload": f"{MOST_PAYLOAD}",
-            "rate": f"{self.rate}",
-            "timeout": self.timeout,
-        }
-        return options if self.concurrency is None else options | {"concurrency": f"{self.concurrency}"}
+        return write_options(
+            store=self.store,
+            namespace=self.namespace,
+            conflict="newer",
+            max_payload=MOST_PAYLOAD,
+            rate=self.rate,
+            concurrency=self.concurrency,
+            timeout=self.timeout,
+        )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -22,6 +20,7 @@ from aiodelay.spark.summary import Summary
 from aiodelay.spark.writing import cores_of
 from aiodelay.timeunits import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
 
+from .given import run_coroutine
 from .steps import Steps, messages_of
 
 __all__ = ["LEAD", "MARGIN", "run"]
@@ -152,8 +151,7 @@ def _check(plan: _Plan) -> None:
         raise ConfigurationError("to", masked_url(plan.target.url), "another store, or another namespace")
     for each in (plan.source, plan.target):
         each.scannable()
-    with ThreadPoolExecutor(1) as threads:  # beside the loop of a notebook
-        threads.submit(asyncio.run, _opened_once(plan.target)).result()
+    run_coroutine(_opened_once(plan.target))
 
 
 async def _opened_once(place: Place) -> None:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final, cast
+from typing import Final
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
-from pyspark.sql.types import StructType
 
 from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, shortened
 from aiodelay.model import TOMBSTONE_WINDOW_MS
-from aiodelay.spark.options import read_table
-from aiodelay.spark.schemas import SCHEMAS
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
 
 from .differences import FINDINGS, compared_in, judged, tallied
 from .given import writing_anew
 from .mapping import mapped
+from .sources import stored
 
 __all__ = ["FORMATS", "MARGIN", "run"]
 
@@ -93,9 +91,9 @@ def run(
     wanted = mapped(truth, mapping, to=to, timezone=timezone)
     compared = compared_in(wanted)
     options = {"store": store, "namespace": namespace} | ({} if lane is None else {"lane": lane})
-    stored = _read(spark, ("id", "due_at", "version", "revision", "rule", *compared), table="messages", **options)
-    ended = _read(spark, ("id", "version"), store=store, namespace=namespace, table="done")
-    found = tallied(judged(wanted, stored, ended, horizon_ms=now_ms + margin_ms))
+    pending = stored(spark, "id", "due_at", "version", "revision", "rule", *compared, **options)
+    ended = stored(spark, "id", "version", store=store, namespace=namespace, table="done")
+    found = tallied(judged(wanted, pending, ended, horizon_ms=now_ms + margin_ms))
     # A checkpoint, not a cache: what was found is never worked out again, from a truth and a store that have moved on.
     found = found.localCheckpoint(eager=True)
     took_ms = clock.monotonic_ms() - started_ms
@@ -120,13 +118,6 @@ def run(
             "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS),
         },
     )
-
-
-def _read(spark: SparkSession, columns: tuple[str, ...], **options: str) -> DataFrame:
-    """Return these columns of a table of the store; no others are fetched."""
-    table = StructType.fromDDL(SCHEMAS[read_table(options)])
-    chosen = StructType([field for field in cast("StructType", table).fields if field.name in columns])
-    return spark.read.format("aiodelay").options(**options).schema(chosen).load()
 
 
 def _without_soon(found: DataFrame, horizon_ms: int) -> DataFrame:

@@ -22,8 +22,9 @@ from aiodelay.spark.simulate_page import SimulationPage, render
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
 
-from .given import problem_of_condition, replacing
+from .given import one_of, problem_of_condition, replacing
 from .mapping import converted, given
+from .sources import stored
 
 __all__ = ["MOST_RATES", "Overdue", "pending", "read_rates", "run", "slots", "span_of"]
 
@@ -108,7 +109,7 @@ def pending(
     register(spark)
     options = {"store": store, "namespace": namespace, "dueTo": time_shape(span.to_ms)}
     options |= {} if lane is None else {"lane": lane}
-    return spark.read.format("aiodelay").options(**options).schema("due_at timestamp").load()
+    return stored(spark, "due_at", **options)
 
 
 def run(
@@ -160,8 +161,7 @@ def run(
     span = span_of() if span is None else span
     units, weight = _units(rates), _weight(scale)
     slot_ms = _slot_ms(slot, span)
-    if overdue not in get_args(Overdue):
-        raise ConfigurationError("overdue", shortened(overdue), ", ".join(get_args(Overdue)))
+    one_of("overdue", overdue, get_args(Overdue))
     if out is not None:
         _check_free(out, overwrite=overwrite)
     counted = slots(_due_times(frame, mapping, timezone, where), span=span, slot_ms=slot_ms)

@@ -7,12 +7,12 @@ from typing import Final, Literal, TypeAlias, get_args
 from pyspark.sql import SparkSession
 
 from aiodelay.clock import SystemClock
-from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.spark.session import register
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import from_epoch_ms
 
-from .given import writing_anew
+from .given import one_of, writing_anew
+from .sources import stored
 
 __all__ = ["Kept", "run"]
 
@@ -36,12 +36,10 @@ def run(spark: SparkSession, *, store: str, to: str, namespace: str = "default",
     """
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
-    if table not in get_args(Kept):
-        raise ConfigurationError("table", shortened(table), ", ".join(get_args(Kept)))
+    one_of("table", table, get_args(Kept))
     folder = f"{to.rstrip('/')}/{_FOLDER}={from_epoch_ms(clock.now_ms()):%Y-%m-%dT%H-%M-%SZ}"
     register(spark)
-    options = {"table": table, "store": store, "namespace": namespace}
-    found = spark.read.format("aiodelay").options(**options).load()
+    found = stored(spark, table=table, store=store, namespace=namespace)
     with writing_anew("to", folder, "a folder without a snapshot of this second"):
         found.write.parquet(folder)
     rows = spark.read.schema(found.schema).parquet(folder).count()

@@ -1,18 +1,21 @@
-"""What a job reads: `parquet:DIR`, `csv:…`, `json:…`, `orc:…` or `jdbc:URL?dbtable=…`."""
+"""What a job reads: `parquet:DIR`, `csv:…`, `json:…`, `orc:…` or `jdbc:URL?dbtable=…`; and a store's tables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from aiodelay.errors import ConfigurationError, masked_url
+from aiodelay.spark.options import read_table
+from aiodelay.spark.schemas import SCHEMAS
 
-__all__ = ["read_source"]
+__all__ = ["read_source", "stored"]
 
 FILES: Final = ("parquet", "csv", "json", "orc")
 _TABLE = re.compile(r"(?<=[?&;])dbtable=([^&;]*)[&;]?")
@@ -54,3 +57,19 @@ def _of_database(text: str) -> dict[str, str]:
     found = _TABLE.search(text)
     url = (text[: found.start()] + text[found.end() :]).rstrip("?&;") if found else text
     return {"url": url} | ({"dbtable": unquote(found[1])} if found else {})
+
+
+def stored(spark: SparkSession, *columns: str, **options: str) -> DataFrame:
+    """Return a table of a store: these columns, which alone are fetched; all by default.
+
+    Args:
+        spark: Classic or Connect.
+        columns: Of `schemas.SCHEMAS`.
+        options: Those of `format("aiodelay")`.
+
+    Raises:
+        ConfigurationError: There is no such table.
+    """
+    table = cast("StructType", StructType.fromDDL(SCHEMAS[read_table(options)]))
+    schema = StructType([field for field in table.fields if not columns or field.name in columns])
+    return spark.read.format("aiodelay").options(**options).schema(schema).load()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
-from pyspark.sql.types import StructType
 
 from aiodelay.errors import ConfigurationError
 from aiodelay.spark.moving import Place
-from aiodelay.spark.schemas import SCHEMAS, Table
+from aiodelay.spark.schemas import Table
 from aiodelay.timeunits import from_epoch_ms
+
+from .sources import stored
 
 __all__ = ["Step", "Steps", "messages_of"]
 
@@ -100,6 +101,4 @@ def messages_of(
         options["ids"] = msgspec.json.encode(list(ids)).decode()
     if from_ms is not None:
         options["dueFrom"] = from_epoch_ms(from_ms).isoformat()
-    whole = cast("StructType", StructType.fromDDL(SCHEMAS[table]))
-    schema = StructType([field for field in whole.fields if not columns or field.name in columns])
-    return spark.read.format("aiodelay").options(**options).schema(schema).load()
+    return stored(spark, *columns, **options)

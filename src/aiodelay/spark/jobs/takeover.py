@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -15,6 +13,8 @@ from aiodelay.redis.fred84 import import_fred84
 from aiodelay.spark.moving import Place
 from aiodelay.spark.options import store_url
 from aiodelay.spark.summary import Summary
+
+from .given import run_coroutine
 
 __all__ = ["SOURCES", "run"]
 
@@ -48,8 +48,7 @@ def run(*, source: str, target: str, to_namespace: str = "default", verify: bool
         raise UnsupportedByStoreError(
             "taking over from another scheduler", opened.name, "redis: or sqlite:, and from there on"
         )
-    with ThreadPoolExecutor(1) as threads:  # beside the loop of a notebook
-        first, again = threads.submit(asyncio.run, _taken_over(store_url(source), place, verify=verify)).result()
+    first, again = run_coroutine(_taken_over(store_url(source), place, verify=verify))
     missing = 0 if again is None else again.stored
     return Summary(
         job="migrate",
