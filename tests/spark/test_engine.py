@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,12 +23,12 @@ from aiodelay.kafka.records import java_partition
 from aiodelay.spark.engine import pending
 from aiodelay.spark.jobs import engine
 from aiodelay.spark.slots import WAS_DUE
+from tests.spark.commands import command_running
 from tests.support.kafka import create_topic, new_name
 
 pytestmark = pytest.mark.timeout(900)  # a process starts a JVM of its own, which takes a loaded machine long
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark" / "engine.md"
-QUIET = ("--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1")
 PATIENT = ("--conf", "spark.python.authenticate.socketTimeout=120s")
 PARTITIONS = 2
 WAIT_S = 300.0
@@ -186,25 +184,10 @@ async def until_all(topics: Topics, n: int) -> list[Any]:
     return found
 
 
-@contextmanager
-def running(topics: Topics, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run the command for as long as a block; then it, its JVM and its workers are killed."""
-    line = ("--in", topics.url, "--checkpoint", f"{folder / 'checkpoint'}", "--shards", "2", *QUIET, *PATIENT)
-    with (folder / "log").open("a") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "aiodelay", "spark", "engine", *line],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-            cwd=folder,
-        )
-    with process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+def running(topics: Topics, folder: Path) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run the command for as long as a block."""
+    line = ("--in", topics.url, "--checkpoint", f"{folder / 'checkpoint'}", "--shards", "2", *PATIENT)
+    return command_running(folder, "engine", *line)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser
+from playwright.async_api import Browser, Page
 
 from aiodelay.spark.report_page import ReportPage, render
 from aiodelay.spark.report_plots import ms_text
+from tests.spark.pages import look_at
 
 FIRST = datetime(2026, 3, 28, 22, tzinfo=UTC)
 NOTHING: dict[str, Any] = dict.fromkeys(
@@ -50,26 +51,13 @@ def report_page(**given: Any) -> ReportPage:  # noqa: ANN401 - fields
 async def test_a_browser_shows_it_and_asks_for_nothing_else(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(render(report_page()), "utf-8")
-    said: list[str] = []
-    asked: list[str] = []
-    backs = []
-    for scheme in ("light", "dark"):
-        page = await browser.new_page(color_scheme=scheme, viewport={"width": 360, "height": 740})
-        page.on("console", lambda message: said.append(message.text))
-        page.on("request", lambda request: asked.append(request.url))
-        await page.goto(file.as_uri())
-        for title in ("Lateness", "Deliveries", "Failures and retries"):
-            plot = page.get_by_role("img", name=title, exact=True)
-            assert await plot.locator("desc").text_content()
-            assert await plot.locator(".mark").count() > 0
-        await page.locator("summary").first.click()
+
+    async def look(page: Page) -> object:
         assert await page.get_by_role("cell", name="1.17 min").first.is_visible()
         assert await page.get_by_role("rowheader", name="<b>kafka</b>").is_visible()
-        assert await page.evaluate("document.documentElement.scrollWidth") == 360
-        backs.append(await page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        await page.close()
-    assert (said, set(asked)) == ([], {file.as_uri()})
-    assert len(set(backs)) == 2
+        return await page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    await look_at(browser, file, ("Lateness", "Deliveries", "Failures and retries"), look)
 
 
 def test_time_without_a_delivery_is_a_gap_and_a_lone_hour_is_seen() -> None:

@@ -7,17 +7,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from tests.spark.commands import command_running
 from tests.support.journals import note
 
-QUIET = ("--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1")
 N = 1000
 START_S = 300.0
 BUSY = "Python worker failed to connect back"
@@ -54,25 +53,9 @@ def _archived(is_so: Callable[[], bool], url: str, folder: Path, *options: str) 
                 yield job
 
 
-@contextmanager
-def _archiving(url: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the job for as long as a block; then it, its JVM and its workers are ended."""
-    arguments = ("--store", url, "--to", f"{folder}", "--max-rows-per-batch", "20", *options, *QUIET)
-    with (folder.parent / "log").open("w") as log:
-        job = subprocess.Popen(
-            [sys.executable, "-m", "aiodelay", "spark", "archive", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-            cwd=folder.parent,
-        )
-    with job:
-        try:
-            yield job
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
+def _archiving(url: str, folder: Path, *options: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    arguments = ("--store", url, "--to", f"{folder}", "--max-rows-per-batch", "20", *options)
+    return command_running(folder.parent, "archive", *arguments)
 
 
 def _reached(job: subprocess.Popen[str], is_so: Callable[[], bool], log: Path) -> bool:
