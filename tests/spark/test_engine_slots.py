@@ -7,6 +7,7 @@ from collections import defaultdict
 from datetime import UTC, datetime
 
 import pytest
+from aiokafka import ConsumerRecord
 from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
@@ -14,8 +15,9 @@ from aiodelay import Late, Message
 from aiodelay.kafka import records
 from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP
 from aiodelay.kafka.records import DEAD_REASON, Headers
-from aiodelay.spark.engine import SlotScheduler
+from aiodelay.spark.engine import SlotScheduler, _given
 from aiodelay.spark.slots import WAS_DUE, Given, Slots
+from aiodelay.spark.topic_reading import _batch
 
 SLOTS = Slots(1000, 3)
 DUE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -175,6 +177,7 @@ def given(key: bytes | None = b"k", value: bytes | None = b"v", **headers: bytes
         (given(scheduler_epoch=b"soon"), "header scheduler-epoch is 'soon', not a whole number from 0 to"),
         (given(scheduler_target_topic=b"a b"), "header scheduler-target-topic is 'a b', which is not a topic's name"),
         (given(aiodelay_lane=b"Order"), "it is for 'Order', and an engine delivers to topics"),
+        (given(aiodelay_trace=b'{"traceparent":1}'), "header aiodelay-trace is not an object of texts"),
         (given(aiodelay_rule=b'{"e":600000}'), "it recurs, and an engine delivers once"),
         (given(aiodelay_from=b"7"), "a Kafka store has written it for itself: its topic cannot be an engine's"),
         (given(key=records.BARRIER), "a Kafka store has written it for itself: its topic cannot be an engine's"),
@@ -188,6 +191,12 @@ def test_a_record_that_cannot_be_scheduled_is_a_dead_letter_at_once(engine: Engi
     assert (header(letter, DEAD_FROM), header(letter, DEAD_TIMESTAMP)) == (b"schedules/2/5", b"1700000000000")
     assert len(letter.headers) == len(bad.headers) + 3
     assert [header(row, "scheduler-key") for row in engine.at(DUE_MS)] == [b"good"]
+
+
+def test_a_producer_s_time_that_is_beyond_all_calendars_ends_nothing() -> None:
+    stamps = [-1, 0, 1_700_000_000_000, 1_700_000_000_000_000_000, (1 << 63) - 1]  # the fourth is in nanoseconds
+    found = [ConsumerRecord("schedules", 0, n, stamp, 0, b"k", b"v", None, 1, 1, ()) for n, stamp in enumerate(stamps)]
+    assert [each.written_ms for each in _given(_batch(found))] == [0, 0, stamps[2], *[253_402_300_799_999] * 2]
 
 
 @pytest.mark.parametrize("seed", range(20))

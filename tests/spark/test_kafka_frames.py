@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from msgspec.structs import replace
 from pyspark.sql import Row, SparkSession
 
 from aiodelay.kafka.records import decode_history, encode_history
@@ -28,6 +29,10 @@ def test_a_history_topic_reads_the_same_by_the_connector(spark: SparkSession) ->
     written = [encode_history(entry) for entry in ENTRIES]
     read = [decode_history(wire.value, offset) for offset, wire in enumerate(written, start=40)]
     others = [None, b"", b"{", b"7", b'{"event": "delivered"}', b"\xff\xfe"]
+    impossible = {"at_ms": 253_402_300_800_000, "revision": 1 << 63, "due_ms": 1 << 48, "attempt": 1 << 31}
+    for name, number in impossible.items():  # of no day, or of no column
+        others += [encode_history(replace(ENTRIES[0], **{name: each})).value for each in (number, -1)]
+    assert {decode_history(each, 0) for each in others} == {None}
     values = [*(wire.value for wire in written), *others]
     rows: list[tuple[object, ...]] = [
         (None, bytearray(value) if value is not None else None, "history", 2, offset, EPOCH, 0, [])

@@ -141,6 +141,10 @@ _ENCODINGS: dict[str, Literal["", "json", "msgpack", "null"]] = {
 _TEXT_TO_LATE = {text: action for action, text in _LATE.items()}
 
 
+_HISTORY_MOST = {"at_ms": 253_402_300_799_999, "revision": (1 << 63) - 1, "due_ms": _MOST_MS, "attempt": (1 << 31) - 1}
+"""The largest numbers of a history's entry, by name, the smallest being 0: an entry without end has no day."""
+
+
 class Wire(NamedTuple):
     """A Kafka record as a producer takes it."""
 
@@ -515,9 +519,10 @@ def encode_history(entry: JournalEntry) -> Wire:
 def decode_history(value: bytes | None, number: int) -> JournalEntry | None:
     """Return what a record of a history topic tells, None if it is none of ours."""
     try:
-        return msgspec.structs.replace(msgspec.json.decode(value or b"", type=JournalEntry), number=number)
+        entry = msgspec.structs.replace(msgspec.json.decode(value or b"", type=JournalEntry), number=number)
     except _NOT_JSON:
         return None
+    return entry if all(0 <= getattr(entry, name) <= most for name, most in _HISTORY_MOST.items()) else None
 
 
 # --- keys and partitions ----------------------------------------------------------------------------------
@@ -737,7 +742,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
         b"" if encoding == "null" else value,
         found.get(TARGET_KEY),
         dict(user_headers(headers)) or NO_HEADERS,
-        _object(found, "trace") or NO_TRACE,
+        _trace(found),
         _number(found, HEADER["version"], (1 << 63) - 1) if HEADER["version"] in found else None,
         _rule(found),
     )
@@ -871,6 +876,13 @@ def _rule(found: Mapping[str, bytes | None]) -> dict[str, str | int] | None:
     if rule is not None:
         decode_rule(rule)
     return cast("dict[str, str | int] | None", rule)
+
+
+def _trace(found: Mapping[str, bytes | None]) -> Mapping[str, str]:
+    trace = _object(found, "trace") or NO_TRACE
+    if not all(isinstance(text, str) for text in trace.values()):
+        raise RecordFormatError(f"header {HEADER['trace']} is not an object of texts")
+    return cast("Mapping[str, str]", trace)
 
 
 def _object(found: Mapping[str, bytes | None], name: str) -> Any:  # noqa: ANN401 - what the field's type says

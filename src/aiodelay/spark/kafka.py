@@ -14,8 +14,16 @@ __all__ = ["kafka_to_events"]
 _ENTRY: Final = (
     "at_ms BIGINT, event STRING, id STRING, revision BIGINT, lane STRING, due_ms BIGINT, attempt INT, detail STRING"
 )
+_MOST: Final = {
+    "at_ms": 253_402_300_799_999,
+    "revision": (1 << 63) - 1,
+    "due_ms": (1 << 48) - 1,
+    "attempt": (1 << 31) - 1,
+}
+"""As `aiodelay.kafka.records` has them, which cannot be imported where there is no client of Kafka."""
 _WHOLE: Final = " AND ".join(
-    f"entry.{name} IS NOT NULL" for name in ("at_ms", "event", "id", "revision", "lane", "due_ms", "attempt")
+    [f"entry.{name} IS NOT NULL" for name in ("event", "id", "lane")]
+    + [f"entry.{name} BETWEEN 0 AND {most}" for name, most in _MOST.items()]
 )
 
 

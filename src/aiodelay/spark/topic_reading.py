@@ -24,6 +24,8 @@ __all__ = ["MOST_AT_ONCE", "TopicReader", "topic_reader_of"]
 
 MOST_AT_ONCE: Final = 100_000
 _PURPOSE: Final = "of"
+_MOST_MS: Final = 253_402_300_799_999
+"""The end of year 9999: a producer that gives nanoseconds as a time would be later than a column can be."""
 _TIME = pa.timestamp("us", tz="UTC")
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
@@ -102,7 +104,7 @@ def _batch(found: Sequence[Any]) -> pa.RecordBatch:
         pa.array([each.topic for each in found], pa.string()),
         pa.array([each.partition for each in found], pa.int32()),
         pa.array([each.offset for each in found], pa.int64()),
-        pa.array([max(each.timestamp, 0) * 1000 for each in found], _TIME),
+        pa.array([min(max(each.timestamp, 0), _MOST_MS) * 1000 for each in found], _TIME),
         pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(fields, fields=list(_HEADER))),
     ]
     return pa.RecordBatch.from_arrays(arrays, ["key", "value", "topic", "partition", "offset", "timestamp", "headers"])
