@@ -42,7 +42,8 @@ def test_fred84s_events_are_known_when_they_are_looked_at_again(server: RedisSer
     assert takeover.run(source=source, target=target).counts == {"stored": 0, "known": 3, "skipped": 1}
 
 
-def test_etf1s_schedules_that_are_pending(kafka: str, tmp_path: Path) -> None:
+def send_etf1(kafka: str) -> str:
+    """Write a schedule that is pending, and one that has fired, into a topic; return its name."""
     topic = asyncio.run(create_topic(kafka, new_name("old"), 2, cleanup_policy="compact"))
     producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "partitioner": "murmur2_random"})
     headers: dict[str, str | bytes | None] = {
@@ -53,6 +54,11 @@ def test_etf1s_schedules_that_are_pending(kafka: str, tmp_path: Path) -> None:
         producer.produce(topic, b"x", key, headers=headers)
     producer.produce(topic, None, b"fired")
     assert producer.flush(30) == 0
+    return topic
+
+
+def test_etf1s_schedules_that_are_pending(kafka: str, tmp_path: Path) -> None:
+    topic = send_etf1(kafka)
     target = f"sqlite:///{tmp_path / 'delay.db'}"
     summary = takeover.run(source=f"etf1+kafka://{kafka}/{topic}", target=target, verify=True)
     assert summary.counts == {"stored": 1, "known": 0, "skipped": 0, "same": 1, "missing": 0}

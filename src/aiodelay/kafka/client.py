@@ -18,6 +18,7 @@ from aiokafka.errors import (
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -282,9 +283,11 @@ class Producer:
 
     async def _count(self, topic: str) -> int | Exception:
         try:
-            return await self.partitions(topic) or UnknownTopicOrPartitionError(topic)
+            found = await self.partitions(topic)
         except (KafkaError, TimeoutError) as error:
             return error
+        is_forbidden = topic in self._client.client.cluster.unauthorized_topics
+        return found or (TopicAuthorizationFailedError if is_forbidden else UnknownTopicOrPartitionError)(topic)
 
 
 class _Batch(NamedTuple):

@@ -19,6 +19,7 @@ from aiokafka.errors import (
 from aiodelay.errors import StoreUnavailableError, cut
 from aiodelay.kafka.client import UNAVAILABLE, Outgoing, Written, reason_of
 from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP, MOST_REASON
+from aiodelay.kafka.observing import answering
 from aiodelay.kafka.options import Cluster
 from aiodelay.kafka.records import DEAD_REASON
 from aiodelay.kafka.targets import refused_topics
@@ -26,7 +27,7 @@ from aiodelay.kafka.writer import TOO_LARGE, Writer
 
 from .places import read_cluster_of
 
-__all__ = ["dead_reason", "produce", "write_batches"]
+__all__ = ["check_writable", "dead_reason", "produce", "write_batches"]
 
 log: logging.Logger = logging.getLogger("aiodelay.spark")
 
@@ -40,6 +41,17 @@ _KEPT = (DEAD_REASON, DEAD_FROM, DEAD_TIMESTAMP)
 def dead_reason(reason: str) -> tuple[str, bytes]:
     """Return the header that says why a record is in the dead topic."""
     return DEAD_REASON, cut(reason, MOST_REASON).encode(errors="backslashreplace")
+
+
+async def check_writable(cluster: Cluster) -> None:
+    """Refuse a cluster that lets no topic be written; which ones may be is not told before one is.
+
+    Raises:
+        StoreUnavailableError: It does not answer, or is such a one.
+    """
+    async with Writer(cluster) as writer:
+        with answering(cluster):
+            await writer.start()
 
 
 def write_batches(url: str, batches: Iterator[pa.RecordBatch], *, dead: str, timeout_ms: int) -> None:

@@ -8,26 +8,48 @@ from itertools import accumulate, chain
 from typing import Any, Final
 
 import pyarrow as pa
+from aiokafka import TopicPartition
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.kafka.observing import answering, observer
 from aiodelay.kafka.options import Cluster
 from aiodelay.kafka.records import readable
+from aiodelay.kafka.topic import history_partitions
 from aiodelay.kafka.trail import open_trail
 
 from .following import STARTING, Follower, Following, Piece, following_of
 from .options import Options
 from .places import FORM, read_topic
 
-__all__ = ["MOST_AT_ONCE", "TopicReader", "topic_reader_of"]
+__all__ = ["MOST_AT_ONCE", "TopicReader", "readable_partitions", "topic_reader_of"]
 
 MOST_AT_ONCE: Final = 100_000
 _PURPOSE: Final = "of"
 _MOST_MS: Final = 253_402_300_799_999
 """The end of year 9999: a producer that gives nanoseconds as a time would be later than a column can be."""
+_REFUSAL_MS: Final = 1_000
+"""By then a broker has said that a topic may not be read."""
 _TIME = pa.timestamp("us", tz="UTC")
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+
+
+async def readable_partitions(cluster: Cluster, topic: str) -> int:
+    """Return how many partitions a topic has that may be read.
+
+    Raises:
+        StoreMismatchError: There is no such topic.
+        StoreUnavailableError: The cluster does not answer, or does not let the topic be read.
+    """
+    n = await history_partitions(cluster, topic)
+    places = [TopicPartition(topic, part) for part in range(n)]
+    async with observer(cluster) as consumer:
+        with answering(cluster):
+            consumer.assign(places)
+            await consumer.seek_to_end(*places)
+            await consumer.getmany(timeout_ms=_REFUSAL_MS)
+    return n
 
 
 class _Settings(Following, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.spark.archived import CHECKPOINT, LOG, local_path
 from aiodelay.spark.following import MOST_ROWS
+from aiodelay.spark.progress import Batches
 from aiodelay.spark.session import register
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import Duration, parse_duration
@@ -22,7 +23,6 @@ from .given import setting
 __all__ = ["by_day", "run"]
 
 _LOOK_S: Final = 5
-_OBSERVED: Final = "aiodelay"
 _EVERY_BATCH: Final = "spark.sql.streaming.fileSink.log.compactInterval"
 """How many batches the sink's log of files is written for at once; 1: each time the whole of it, in one file."""
 
@@ -80,9 +80,8 @@ def run(
         "failOnDataLoss": f"{fail_on_data_loss}".lower(),
     }
     events = by_day(spark.readStream.format("aiodelay").options(**options).load())
-    rows = events.observe(
-        _OBSERVED, F.count(F.lit(1)).alias("rows"), F.collect_set(F.col("day").cast("string")).alias("days")
-    )
+    days = F.collect_set(F.col("day").cast("string"))
+    rows = Batches.observing(events, F.count(F.lit(1)).alias("rows"), days.alias("days"))
     writer = rows.writeStream.format("parquet").partitionBy("day").option("checkpointLocation", checkpoint)
     written = _Written()
     with setting(spark, _EVERY_BATCH, "1"):
@@ -102,24 +101,18 @@ def run(
 
 
 class _Written:
-    """What a query's batches came to; Spark tells of the last hundred, so that it has to be asked now and then."""
+    """What this run's batches came to."""
 
     def __init__(self) -> None:
         self.rows, self.batches = 0, 0
         self.days: set[str] = set()
-        self._last = -1
+        self._told = Batches()
 
     def note(self, query: StreamingQuery) -> None:
-        for progress in query.recentProgress:
-            observed = progress["observedMetrics"].get(_OBSERVED)
-            if observed is None or progress["batchId"] <= self._last:
-                continue
-            # a Connect session of Spark 4.3 tells a row's values and its schema, in the place of the row
-            rows, days = observed["values"] if "schema" in observed else observed
-            self._last = progress["batchId"]
-            self.rows += rows
-            self.batches += bool(rows)
-            self.days |= set(days)
+        for batch in self._told.since(query):
+            self.rows += batch.observed["rows"]
+            self.batches += bool(batch.observed["rows"])
+            self.days |= set(batch.observed["days"])
 
 
 def _trigger(every: Duration | None) -> Mapping[str, Any]:

@@ -13,12 +13,14 @@ from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.inputs import check_count
 from aiodelay.kafka.records import is_topic
-from aiodelay.kafka.topic import history_partitions, prepare_dead
+from aiodelay.kafka.topic import prepare_dead
 from aiodelay.spark.engine import due, placed
 from aiodelay.spark.places import read_cluster_of, read_topic
+from aiodelay.spark.producing import check_writable
+from aiodelay.spark.progress import Batch, Batches
 from aiodelay.spark.slots import Slots
 from aiodelay.spark.summary import Summary
-from aiodelay.spark.topic_reading import MOST_AT_ONCE
+from aiodelay.spark.topic_reading import MOST_AT_ONCE, readable_partitions
 from aiodelay.spark.topics import TopicSource
 from aiodelay.timeunits import Duration, parse_duration
 
@@ -30,7 +32,6 @@ OnBatch: TypeAlias = Callable[[Mapping[str, Any]], object]
 """Is told of each batch that gave something out: `batch`, `delivered`, `dead`, `seconds`, `lateness_ms`."""
 
 _LOOK_S: Final = 1
-_OBSERVED: Final = "aiodelay"
 _PARTS: Final = (0.5, 0.99)
 _STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _LEAST_MS: Final = 100
@@ -73,7 +74,7 @@ def start(
     Raises:
         ConfigurationError: An option is wrong.
         StoreMismatchError: There is no such topic.
-        StoreUnavailableError: Kafka does not answer.
+        StoreUnavailableError: Kafka does not answer, or does not allow what is needed.
     """
     if not checkpoint.strip():
         raise ConfigurationError("checkpoint", "blank", "a folder for what was read and what waits")
@@ -90,7 +91,7 @@ def start(
         "failOnDataLoss": f"{fail_on_data_loss}".lower(),
     }
     raw = spark.readStream.format("aiodelay_kafka").options(**reading).load()
-    rows = due(placed(raw, slots), topic, dead).observe(_OBSERVED, *_observed())
+    rows = Batches.observing(due(placed(raw, slots), topic, dead), *_observed())
     writer = rows.writeStream.format("aiodelay_kafka").options(url=to or source, dead=dead, timeout=timeout)
     with (
         setting(spark, "spark.sql.streaming.stateStore.providerClass", _STATE_STORE),
@@ -157,8 +158,8 @@ def _prepared(source: str, to: str | None, dead: str | None) -> str:
         raise ConfigurationError("dead", shortened(dead), "a topic beside the source: A-Z a-z 0-9 . _ -")
 
     async def prepare() -> None:
-        partitions = await history_partitions(cluster, topic)
-        await prepare_dead(target, dead, partitions=partitions)
+        await prepare_dead(target, dead, partitions=await readable_partitions(cluster, topic))
+        await check_writable(target)
 
     run_coroutine(prepare())
     return topic
@@ -175,34 +176,29 @@ def _observed() -> list[Column]:
 
 
 class _Told:
-    """What a query's batches came to; Spark tells of the last hundred, so that it has to be asked now and then."""
+    """What this run's batches came to."""
 
     def __init__(self, on_batch: OnBatch | None) -> None:
         self.batches, self.delivered, self.dead = 0, 0, 0
         self.latest_ms: int | None = None
-        self._last, self._on_batch = -1, on_batch
+        self._told, self._on_batch = Batches(), on_batch
 
     def note(self, query: StreamingQuery) -> None:
-        for progress in query.recentProgress:
-            found = progress["observedMetrics"].get(_OBSERVED)
-            if found is None or progress["batchId"] <= self._last or not found["rows"]:
-                continue
-            self._last = progress["batchId"]
-            self.batches += 1
-            self.delivered += found["delivered"]
-            self.dead += found["rows"] - found["delivered"]
-            lateness_ms = None
-            if found["delivered"]:
-                self.latest_ms = max(self.latest_ms or 0, found["latest"])
-                p50, p99 = found["late"]
-                lateness_ms = {"p50": p50, "p99": p99, "max": found["latest"]}
-            if self._on_batch is not None:
-                self._on_batch(
-                    {
-                        "batch": self._last,
-                        "delivered": found["delivered"],
-                        "dead": found["rows"] - found["delivered"],
-                        "seconds": progress["durationMs"]["triggerExecution"] / 1000,
-                        "lateness_ms": lateness_ms,
-                    }
-                )
+        for batch in self._told.since(query):
+            if batch.observed["rows"]:
+                self._add(batch)
+
+    def _add(self, batch: Batch) -> None:
+        found = batch.observed
+        delivered, dead = found["delivered"], found["rows"] - found["delivered"]
+        self.batches += 1
+        self.delivered += delivered
+        self.dead += dead
+        lateness_ms = None
+        if delivered:
+            self.latest_ms = max(self.latest_ms or 0, found["latest"])
+            p50, p99 = found["late"]
+            lateness_ms = {"p50": p50, "p99": p99, "max": found["latest"]}
+        if self._on_batch is not None:
+            told = {"batch": batch.number, "delivered": delivered, "dead": dead, "seconds": batch.seconds}
+            self._on_batch(told | {"lateness_ms": lateness_ms})

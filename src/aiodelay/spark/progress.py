@@ -1,0 +1,56 @@
+"""What the batches of a stream came to, of a classic session and of a Connect session alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["Batch", "Batches"]
+
+_OBSERVED: Final = "aiodelay"
+
+
+class Batch(NamedTuple):
+    """What one came to.
+
+    Attributes:
+        number: Of the checkpoint's.
+        seconds: How long it took.
+        observed: The values that it was observed for, by name.
+    """
+
+    number: int
+    seconds: float
+    observed: Mapping[str, Any]
+
+
+class Batches:
+    """A query's batches, each told once. Spark tells of the last hundred, so that it has to be asked now and then."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    @staticmethod
+    def observing(frame: DataFrame, *values: Column) -> DataFrame:
+        """Return a stream whose batches tell these values, each an aggregate with a name."""
+        return frame.observe(_OBSERVED, *values)
+
+    def since(self, query: StreamingQuery) -> Iterator[Batch]:
+        """Yield what has come since this was asked last."""
+        for progress in query.recentProgress:
+            row = progress["observedMetrics"].get(_OBSERVED)
+            if row is None or progress["batchId"] <= self._last:
+                continue
+            self._last = progress["batchId"]
+            yield Batch(self._last, progress["durationMs"]["triggerExecution"] / 1000, _by_name(row.asDict()))
+
+
+def _by_name(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row's values by their names; a Connect session of Spark 4.3 tells values and schema instead."""
+    if row.keys() != {"values", "schema"}:
+        return row
+    names = (field["name"] for field in row["schema"]["fields"])
+    return dict(zip(names, row["values"], strict=True))
