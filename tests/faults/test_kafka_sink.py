@@ -148,6 +148,15 @@ async def test_k1_k7_a_record_that_is_too_large_fails_alone_and_the_next_ones_ar
     assert got[-1] == b"after"
 
 
+async def test_a_record_that_its_topic_refuses_fails_alone(kafka: str) -> None:
+    compacted = await create_topic(kafka, new_name(), cleanup_policy="compact")
+    batch = [delivery(compacted, b"%d" % i, None if i in (3, 8) else b"k", i) for i in range(12)]
+    async with opened(kafka) as sink:
+        outcomes = await sink.send(batch)
+    assert [i for i, each in enumerate(outcomes) if isinstance(each, Failed)] == [3, 8]
+    assert [int(each.value) for each in await read(kafka, compacted, 10)] == [i for i in range(12) if i not in (3, 8)]
+
+
 async def test_a_record_larger_than_any_request_fails_before_it_is_sent(kafka: str) -> None:
     topic = await create_topic(kafka, new_name())
     async with opened(kafka) as sink:

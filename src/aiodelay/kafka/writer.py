@@ -11,11 +11,13 @@ from aiokafka.errors import MessageSizeTooLargeError, OutOfOrderSequenceNumber, 
 
 from .client import Outgoing, Producer, Written
 from .options import Cluster
+from .targets import refused_topics
 
 __all__ = ["TOO_LARGE", "Writer"]
 
 TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
 _MOST_REPEATS = 20
+_MOST_HALVED = 32
 
 
 class Writer:
@@ -66,20 +68,24 @@ class Writer:
         """
         queue = deque([list(range(len(records)))] if records else [])
         found: dict[int, Written] = {}
-        repeats = 0
+        repeats = halved = 0
         while queue:
-            asked = queue.popleft()
+            asked, again = queue.popleft(), list[list[int]]()
             for written in await self._write([records[i] for i in asked]):
                 indices = [asked[i] for i in written.indices]
-                if isinstance(written.error, TOO_LARGE) and len(indices) > 1:
+                half = len(indices) // 2
+                if isinstance(written.error, TOO_LARGE) and half:
                     # The limit is on batches: the one that is too large by itself is found by halving.
-                    half = len(indices) // 2
-                    queue += (indices[:half], indices[half:])
+                    again += (indices[:half], indices[half:])
                 elif isinstance(written.error, OutOfOrderSequenceNumber) and repeats < _MOST_REPEATS:
                     repeats += 1  # the batch before it was refused (K7)
-                    queue.append(indices)
+                    again.append(indices)
+                elif half and _is_for_a_record(written) and halved < _MOST_HALVED:
+                    halved += 1  # one without key, say, where a topic is compacted; of very many, the others fail too
+                    again += (indices[:half], indices[half:])
                 else:
                     found.update(dict.fromkeys(indices, written))
+            queue.extendleft(reversed(again))
         return [found[i] for i in range(len(records))]
 
     async def _write(self, records: Sequence[Outgoing]) -> Sequence[Written]:
@@ -97,3 +103,8 @@ class Writer:
         if producer is self._producer:
             self._producer = None
         self._tasks.create_task(producer.close(), name="aiodelay kafka producer closes")
+
+
+def _is_for_a_record(written: Written) -> bool:
+    """Say whether a batch was refused for what one of its records is."""
+    return written.error is not None and not written.in_doubt and not refused_topics(written.error, "")
