@@ -122,6 +122,11 @@ def test_what_goes_wrong_is_one_line_and_a_code(
     assert "secret" not in done.stderr
 
 
+def test_a_shift_may_begin_with_a_minus() -> None:
+    _, bound, _ = app.parse_args(["spark", "replay", "--from", "parquet:x", "--store", "sqlite:///x", "--shift", "-2h"])
+    assert bound.arguments["shift"] == "-2h"
+
+
 def test_without_pyspark_it_is_told_what_to_install(tmp_path: Path) -> None:
     code = """
 import sys

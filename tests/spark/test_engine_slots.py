@@ -173,6 +173,8 @@ def given(key: bytes | None = b"k", value: bytes | None = b"v", **headers: bytes
         (given(key=b"x" * 256), "its key has 256 bytes, not 1 to 255"),
         (given(value=None), f"it cancels, and has no header {WAS_DUE}: the slot is not known"),
         (given(value=None, aiodelay_was_due_ms=b"soon"), f"header {WAS_DUE} is 'soon', not a whole number from 0 to"),
+        (given(aiodelay_was_due_ms=b"%d" % (1 << 48)), f"header {WAS_DUE} is '281474976710656', not a whole number"),
+        (given(aiodelay_was_due_ms=b"9" * 5_000), f"header {WAS_DUE} is '999999"),
         (given(aiodelay_was_due_ms=None), f"header {WAS_DUE} is null, not a whole number from 0 to"),
         (given(scheduler_epoch=b"soon"), "header scheduler-epoch is 'soon', not a whole number from 0 to"),
         (given(scheduler_target_topic=b"a b"), "header scheduler-target-topic is 'a b', which is not a topic's name"),

@@ -115,8 +115,12 @@ def test_a_journal_that_is_shorter_than_what_was_read_was_made_anew(url: str, ca
     asyncio.run(note(url, 1, 5))
     with pytest.raises(EventsLostError, match=r"events 6 to 19 .* made anew"):
         reader_of(url).latestOffset({"0": 20}, ALL)
+    with pytest.raises(EventsLostError, match=r"events 0 to 6 of part 1 .* made anew"):  # with fewer parts
+        reader_of(url).latestOffset({"0": 6, "1": 7}, ALL)
+    with pytest.raises(ConfigurationError, match="checkpoint is another source's"):
+        reader_of(url).latestOffset({"0": 6, "of": "schedules"}, ALL)
     lax = reader_of(url, failOnDataLoss="false")
-    assert lax.latestOffset({"0": 20}, ALL) == {"0": 6}
+    assert lax.latestOffset({"0": 20, "1": 7}, ALL) == {"0": 6}
     assert numbers_of(lax, {"0": 20}, {"0": 6}) == [*range(1, 6)]
     assert "made anew" in caplog.text
 
@@ -197,6 +201,7 @@ def test_bad_options_are_named_before_anything_runs(tmp_path: Path) -> None:
         ({"partitions": "none"}, "option 'partitions' is 'none'; allowed: an integer from 1"),
         ({"lane": "a"}, "option is 'lane'; allowed: "),
         ({"store": ""}, "option 'store' is missing"),
+        ({"namespace": "a b"}, "namespace is 'a b'"),
     ]:
         with pytest.raises(ConfigurationError, match=told):
             stream_reader_of({"table": "events", "store": url} | options, ALL_COLUMNS)

@@ -106,6 +106,12 @@ def test_a_condition_a_shift_and_another_destination_apply_and_ids_may_stay(
     assert (some.rows, some.counts["without_message"]) == (1, 1)
 
 
+def test_a_shift_is_exact_so_that_nothing_is_early(spark: SparkSession) -> None:
+    frame = spark.sql("select 'm' as id, timestamp_micros(1893456000000001) as due_at")
+    moved = replay.replayed(frame, name="x", now_ms=0, shift_ms=-1000)
+    assert moved.select(F.unix_micros("due_at")).collect() == [(1_893_455_999_000_001,)]
+
+
 def test_bad_options_are_named_before_anything_is_stored(spark: SparkSession, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'delay.db'}"
     frame = spark.sql("select 'm' as id, timestamp'2026-01-01 00:00:00Z' as due_at, 'p' as payload, 'paper:in' as `to`")
@@ -114,6 +120,7 @@ def test_bad_options_are_named_before_anything_is_stored(spark: SparkSession, tm
         ({"name": "a", "same_ids": True}, r"name is given with same_ids"),
         ({"name": "a b"}, r"name is 'a b'; allowed: letters"),
         ({"name": "a", "shift": "soon"}, r"shift is 'soon'"),
+        ({"name": "a", "shift": "+-1d"}, r"shift is '-1d'"),
         ({"name": "a", "where": "nothing = 1"}, r"where is 'nothing = 1'; allowed: an SQL condition on id, due_at"),
         ({"name": "a", "where": "id ="}, r"where is 'id ='; allowed: an SQL condition"),
         ({"name": "a", "events_where": "id = 'm'"}, r"events_where is given without events"),

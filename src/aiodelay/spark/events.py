@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyarrow as pa
 
 from aiodelay.errors import ConfigurationError, UnsupportedByStoreError, masked_url, shortened
+from aiodelay.inputs import check_namespace
 from aiodelay.model import JournalEntry
 from aiodelay.ports import Followed, Trail
 from aiodelay.registry import open_store
@@ -87,7 +88,7 @@ def stream_reader_of(given: Mapping[str, str], schema: StructType) -> EventReade
         raise ConfigurationError("option 'table'", shortened(table), "events: other tables are read, not followed")
     settings = _Settings(
         store=options.required("store", "redis://localhost:6379/0?journal=100000"),
-        namespace=options.text("namespace", "default") or "default",
+        namespace=check_namespace(options.text("namespace", "default")),
         **following_of(options),
     )
     options.finish()

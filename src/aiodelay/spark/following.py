@@ -11,7 +11,7 @@ from msgspec import Struct
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from aiodelay.errors import AiodelayError, masked_url
+from aiodelay.errors import AiodelayError, ConfigurationError, masked_url
 
 from .options import Options
 
@@ -161,6 +161,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a batch ends that begins at `start`.
 
         Raises:
+            ConfigurationError: `start` is of another source.
             EventsLostError: What stands at `start` is gone.
             StoreUnavailableError: No answer.
         """
@@ -168,10 +169,15 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if STARTING in start:
             is_latest = start[STARTING] == "latest"
             return {f"{part}": span.stop if is_latest else span.start for part, span in spans.items()}
+        if not all(map(str.isdigit, start)):
+            raise ConfigurationError(
+                "checkpoint", "another source's", "one that was begun with this source, or a new one"
+            )
+        for name, begin in start.items():
+            stop = spans.get(int(name), range(0)).stop
+            if begin > stop:
+                self.lost(int(name), range(stop, begin), "are not there: the journal was cut off or made anew")
         begins = {part: start.get(f"{part}", 0) for part in spans}
-        for part, span in spans.items():
-            if begins[part] > span.stop:
-                self.lost(part, range(span.stop, begins[part]), "are not there: the journal was cut off or made anew")
         if self._following.must_have_all:  # before tasks are started that would find it
             for part, span in spans.items():
                 if f"{part}" in start and begins[part] < span.start:

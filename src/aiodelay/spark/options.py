@@ -29,6 +29,10 @@ class Options:
         self._known.append(name)
         return (self._left.pop(name.lower(), "") or "").strip() or default
 
+    def has(self, name: str) -> bool:
+        """Whether an option is given, be it blank."""
+        return self._left.get(name.lower()) is not None
+
     def required(self, name: str, example: str) -> str:
         """Return an option that must be given.
 

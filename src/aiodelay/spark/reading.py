@@ -21,10 +21,11 @@ from pyspark.sql.datasource import (
 )
 
 from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError, masked_url, shortened
+from aiodelay.inputs import check_namespace
 from aiodelay.ports import Scannable
 from aiodelay.registry import open_store
 from aiodelay.scanning import MOST_PARTS, Scan
-from aiodelay.shapes import read_time
+from aiodelay.shapes import read_time, time_shape
 from aiodelay.timeunits import to_epoch_ms
 
 from .columns import Layout
@@ -49,7 +50,8 @@ def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
         )
     options = Options(given)
     options.text("table")
-    store, namespace = options.required("store", "redis://localhost:6379"), options.text("namespace", "default")
+    store = options.required("store", "redis://localhost:6379")
+    namespace = check_namespace(options.text("namespace", "default"))
     pushes = options.flag("pushdown")
     scan = Scan(
         table=table,
@@ -65,8 +67,10 @@ def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
         raise ConfigurationError(
             "option 'lane', 'dueFrom' or 'dueTo'", "given with table done", "ids: no more is known"
         )
+    if scan.from_ms is not None and scan.to_ms is not None and scan.from_ms > scan.to_ms:
+        raise ConfigurationError("option 'dueFrom'", time_shape(scan.from_ms), f"up to dueTo, {time_shape(scan.to_ms)}")
     kind = PushingReader if pushes else Reader
-    return kind(store, f"{namespace}", schema, scan)
+    return kind(store, namespace, schema, scan)
 
 
 class Reader(DataSourceReader):
@@ -112,12 +116,13 @@ class PushingReader(Reader):
     """Takes filters on ids and due times too; Spark allows that only where it is configured to."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what can be looked up, and return what Spark has to check itself: times too, which are in ms here."""
+        """Take what can be looked up, and have Spark check all of it: times are in ms here.
+
+        And ids, because Spark, up to 4.3 at least, may read for one query of a frame what another has pushed.
+        """
         for each in filters:
-            taken = _with_filter(self._scan, each)
-            self._scan = taken or self._scan
-            if taken is None or not isinstance(each, EqualTo | In) or each.attribute != ("id",):
-                yield each
+            self._scan = _with_filter(self._scan, each) or self._scan
+            yield each
 
 
 def _with_filter(scan: Scan, given: Filter) -> Scan | None:
@@ -170,8 +175,11 @@ def _instant(options: Options, name: str) -> int | None:
 
 
 def _ids(options: Options) -> tuple[str, ...] | None:
-    text = options.text("ids")
+    allowed = "ids with commas, or a JSON list of texts; [] for none"
+    is_given, text = options.has("ids"), options.text("ids")
     if text is None:
+        if is_given:  # a program's list that is empty must not become the whole table
+            raise ConfigurationError("option 'ids'", "blank", allowed)
         return None
     if not text.startswith("["):
         found = [each.strip() for each in text.split(",")]
@@ -179,7 +187,5 @@ def _ids(options: Options) -> tuple[str, ...] | None:
         try:
             found = msgspec.json.decode(text, type=list[str])
         except msgspec.MsgspecError:
-            raise ConfigurationError(
-                "option 'ids'", shortened(text), "ids with commas, or a JSON list of texts"
-            ) from None
+            raise ConfigurationError("option 'ids'", shortened(text), allowed) from None
     return tuple(dict.fromkeys(each for each in found if each))

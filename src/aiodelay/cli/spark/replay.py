@@ -26,7 +26,7 @@ def replay(
     where: str | None = None,
     archive: str | None = None,
     events_where: str | None = None,
-    shift: str = "now",
+    shift: Annotated[str, Parameter(allow_leading_hyphen=True)] = "now",
     to: str | None = None,
     rate: Annotated[int, Parameter(validator=Number(gte=0))] = 500,
     concurrency: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,

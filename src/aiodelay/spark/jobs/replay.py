@@ -118,8 +118,8 @@ def replayed(messages: DataFrame, *, name: str | None, now_ms: int, shift_ms: in
     version = F.coalesce("version", F.lit(0)) if "version" in messages.columns else F.lit(0)
     order = Window.partitionBy("id").orderBy(version.desc(), F.col("due_at").desc())
     newest = messages.withColumn("_place", F.row_number().over(order)).where("_place = 1").drop("_place")
-    due = F.lit(now_ms) if shift_ms is None else F.unix_millis("due_at") + F.lit(shift_ms)
-    found = newest.withColumn("due_at", F.timestamp_millis(due))
+    due_us = F.lit(1000 * now_ms) if shift_ms is None else F.unix_micros("due_at") + F.lit(1000 * shift_ms)
+    found = newest.withColumn("due_at", F.timestamp_micros(due_us))
     if name is None:
         return found.withColumn("version", (version + F.lit(1)).cast("bigint"))
     return found.withColumn("id", F.concat("id", F.lit(f"-replay-{name}"))).drop("version")
@@ -143,8 +143,9 @@ def _shift_ms(shift: Duration) -> int | None:
         return None
     if not isinstance(shift, str):
         return parse_duration(shift, field="shift", error=ConfigurationError)
-    ms = parse_duration(shift.lstrip("+-"), field="shift", error=ConfigurationError)
-    return -ms if shift.startswith("-") else ms
+    is_earlier = shift.startswith("-")
+    ms = parse_duration(shift.removeprefix("-" if is_earlier else "+"), field="shift", error=ConfigurationError)
+    return -ms if is_earlier else ms
 
 
 def _filtered(frame: DataFrame, where: str | None, field: str) -> DataFrame:
