@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -123,14 +124,24 @@ def _trigger(every: Duration | None) -> Mapping[str, Any]:
 
 
 def _check_places(to: str, checkpoint: str) -> None:
-    """Refuse a checkpoint that is not the archive's: its batches' numbers would be taken for ones already written."""
+    """Refuse a checkpoint that is not the archive's: its batches' numbers would be taken for ones already written.
+
+    A batch is planned in the checkpoint, written to the archive's log, and committed in the checkpoint, in this order.
+    """
     if not to.strip():
         raise ConfigurationError("to", "blank", "the archive's folder")
     archive, place = local_path(to), local_path(checkpoint)
-    if archive is None or place is None or any((place / "offsets").glob("*")):
+    if archive is None or place is None:
         return
-    if (archive / LOG).is_dir():
+    planned, written, committed = map(_last_batch, (place / "offsets", archive / LOG, place / "commits"))
+    if not committed <= written <= planned:
         allowed = f"the one that {archive} was begun with, or another folder for the archive"
         raise ConfigurationError("checkpoint", shortened(checkpoint), allowed)
-    if any(not each.name.startswith("_") for each in archive.glob("*")):
+    if planned < 0 and any(not each.name.startswith("_") for each in archive.glob("*")):
         raise ConfigurationError("to", f"{shortened(to)}, where other files are", "a new folder, or an archive's")
+
+
+def _last_batch(folder: Path) -> int:
+    """Return the number of the last batch that one of Spark's logs names, -1 if there is none."""
+    numbers = (each.name.partition(".")[0] for each in folder.glob("*"))
+    return max((int(number) for number in numbers if number.isdigit()), default=-1)
