@@ -140,6 +140,8 @@ def test_a_slot_that_is_over_and_still_stands_is_given_out_with_what_came(engine
         b"a": b"new",
         **{name.encode(): b"v" for name in same},
     }
+    (late,) = engine.take(engine.put("a", DUE_MS, value=b"late"))  # and nothing that was given out stays there
+    assert late.value == b"late"
     rest = {header(row, "scheduler-key") for row in engine.at(DUE_MS + 1)}
     assert rest == {b"b", b"c"} - {name.encode() for name in same}
 
@@ -192,6 +194,7 @@ def test_a_record_that_cannot_be_scheduled_is_a_dead_letter_at_once(engine: Engi
     assert (header(letter, DEAD_REASON) or b"").decode().startswith(reason)
     assert (header(letter, DEAD_FROM), header(letter, DEAD_TIMESTAMP)) == (b"schedules/2/5", b"1700000000000")
     assert len(letter.headers) == len(bad.headers) + 3
+    assert all(isinstance(value, bytes) for _, value in letter.headers)
     assert [header(row, "scheduler-key") for row in engine.at(DUE_MS)] == [b"good"]
 
 

@@ -205,6 +205,9 @@ def test_bad_options_are_named_before_anything_runs(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigurationError, match=told):
             stream_reader_of({"table": "events", "store": url} | options, ALL_COLUMNS)
+    told = repr(reader_of("redis://user:secret@127.0.0.1?journal=10")._settings)
+    assert "secret" not in told
+    assert "user" in told  # as a traceback with variables shows it
     with pytest.raises(ConfigurationError, match="column is 'payload'; allowed: partition, number"):
         reader_of(url, StructType().add("id", StringType()).add("payload", BinaryType()))
     with pytest.raises(ConfigurationError, match="type of column 'at' is string; allowed: timestamp"):
