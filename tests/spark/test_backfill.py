@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,27 @@ def test_columns_are_converted(spark: SparkSession) -> None:
     assert (rows[0]["id"], rows[0]["payload"]) == ("7", bytearray("é".encode()))
     (row,) = mapped(frame, {"id": "n", "due_at": "wall"}, timezone="Europe/Berlin").collect()
     assert row["due_at"].astimezone(UTC).isoformat() == "2027-07-01T07:00:00+00:00"
+
+
+def test_a_time_that_clocks_show_twice_is_the_later_one_whatever_the_sessions_zone(spark: SparkSession) -> None:
+    given = {
+        ("UTC", "2026-10-25 01:30:00.123456"): "2026-10-25T01:30:00.123456",
+        ("Europe/Berlin", "2026-10-25 02:30:00"): "2026-10-25T01:30:00",
+        ("Europe/Berlin", "2026-10-25 01:30:00"): "2026-10-24T23:30:00",
+        ("Europe/Berlin", "2026-03-29 02:30:00"): "2026-03-29T01:30:00",
+        ("Australia/Lord_Howe", "2026-04-05 01:45:00"): "2026-04-04T15:15:00",
+    }
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        for zone in {zone for zone, _ in given}:
+            asked = [text for each, text in given if each == zone]
+            frame = spark.createDataFrame([(text,) for text in asked], "id STRING")
+            read = mapped(frame, {"id": "id", "due_at": "id"}, timezone=zone)
+            for row in read.selectExpr("id", "unix_micros(due_at) us").collect():
+                want = datetime.fromisoformat(f"{given[zone, row['id']]}Z")
+                assert row["us"] == (want - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1), row
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 @pytest.mark.parametrize(

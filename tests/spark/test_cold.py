@@ -46,7 +46,8 @@ def test_rows_are_kept_once_on_their_day_in_utc(spark: SparkSession, tmp_path: P
     assert counts_of({**first.counts}, "accepted", "put", "ended", "known") == (3, 3, 0, 0)
     assert (first.rejected, first.facts["reasons"]) == (2, {"due_at.too_soon": 1, "id.missing": 1})
     assert spark.read.parquet(f"{tmp_path / 'rejects'}").count() == 2
-    moved_rows = rows(spark, ("a", 30, 0), ("b", 10, 0), ("c", 800, 0)).drop("version")
+    moved_rows = rows(spark, ("a", 30, 7), ("b", 10, 8), ("c", 800, 9)).selectExpr("*", "nullif(version, 9) version")
+    moved_rows = moved_rows.toDF("id", "due_at", "_", "payload", "version").drop("_")
     again = put(moved_rows, tier, conflict="insert")
     assert counts_of({**again.counts}, "put", "ended", "known") == (0, 0, 3), "the first one stands"
     assert kept(spark, tier) == {"a": (10, 0), "b": (10, 0), "c": (800, 0)}
@@ -94,9 +95,51 @@ def test_only_the_days_that_are_named_are_looked_at(spark: SparkSession, tmp_pat
     known = place.known(place.standing(), asked, now_ms=0)
     assert known is not None
     assert {Path(file).parent.name for file in known.inputFiles()} == {f"due_day={TENTH}"}
-    assert [row.asDict() for row in known.collect()] == [{"id": "a", "due_day": TENTH, "version": 1, "ended": None}]
+    assert [tuple(row) for row in known.collect()] == [("a", TENTH, 1, None, None)]
     plan = known._jdf.queryExecution().executedPlan().toString()
     assert "ReadSchema: struct<kind:string,id:string,version:bigint>" in plan
+
+
+def test_a_day_that_cannot_be_read_is_told_and_one_that_is_not_given_is_any(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tier = f"{tmp_path / 'tier'}"
+    put(rows(spark, ("a", 10, 1), ("b", 11, 1), ("c", 12, 1)), tier)
+    replacing = rows(spark, ("a", 30, 2), ("new", 30, 2)).selectExpr(
+        "*", "CASE id WHEN 'a' THEN '2026-01-11T12:00:00' ELSE '+12000-01-01T00:00:00Z' END was"
+    )
+    told = put(replacing, tier, was_due="was")
+    assert told.facts["reasons"] == {"was_due_at.unreadable": 1}, "it has no offset: the old one would not be found"
+    assert (told.counts["put"], kept(spark, tier)["a"]) == (1, (10, 1))
+    asked = rows(spark, ("b", 0, 0), ("c", 0, 0)).selectExpr(
+        "id", "CASE id WHEN 'b' THEN timestamp'2026-01-12 12:00:00Z' END was_due_at"
+    )
+    assert cold_cancel.run(asked, tier=tier, now=NOW).counts["ended"] == 2, "without a time, of whichever day"
+    assert {*kept(spark, tier)} == {"a", "new"}
+
+
+def test_what_went_straight_into_the_store_is_replaced_and_cancelled_like_what_was_promoted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, store = f"{tmp_path / 'tier'}", f"sqlite:///{tmp_path / 'delay.db'}"
+    near = rows(spark, ("a", 2, 1), ("b", 2, 1), ("c", 2, 1), ("d", 2, 1))
+    assert put(near, tier, store=store).counts["hot_stored"] == 4
+    assert put(rows(spark, ("a", 50, 2), ("b", 60, 2)), tier, store=store).counts["hot_cancelled"] == 2
+    assert cancel(spark, tier, ("c", None), store=store).counts["hot_cancelled"] == 1
+    assert {name: n for name, n in put(near, tier, store=store).counts.items() if n} == {
+        "accepted": 4,
+        "known": 4,
+        "hot_known": 1,
+    }
+    assert {*stored(store, "default")} == {"d"}
+    assert kept(spark, tier) == {"a": (50, 2), "b": (60, 2)}
+
+    meanwhile(monkeypatch, lambda: put(rows(spark, ("x", 60, 2)), tier, store=store))
+    put(rows(spark, ("x", 2, 1), ("y", 2, 1)), tier, store=store)
+    assert {*stored(store, "default")} == {"d", "y"}
+    assert kept(spark, tier)["x"] == (60, 2)
+    moved(spark, tier, store, NOW)
+    assert {*stored(store, "default")} == {"d", "y"}, "it is not promoted once more"
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -149,6 +192,7 @@ def test_what_a_promotion_overtakes_goes_into_the_store(
     ("options", "told"),
     [
         ({"tier": " / "}, "tier is ' / '; allowed: a folder"),
+        ({"tier": "/data/{cold}"}, "tier is '/data/{cold}'; allowed: a folder"),
         ({"min_lead": "soon"}, "min_lead is 'soon'"),
         ({"conflict": "replace"}, "conflict is 'replace'; allowed: insert, newer"),
         ({"was_due": "nope"}, "map was_due_at is 'nope'; allowed: a column or an SQL expression"),

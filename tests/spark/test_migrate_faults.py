@@ -13,12 +13,13 @@ from pyspark.sql import SparkSession
 
 from aiodelay import AiodelayError
 from aiodelay.identifiers import new_op
-from aiodelay.model import At, Cancel, Conflict, Envelope, Late, Put, Record, Stored
+from aiodelay.model import Again, At, Cancel, Conflict, Demand, Envelope, Late, Put, Record, Stored
 from aiodelay.ports import Holds, Inspectable
 from aiodelay.recurrence import Cron, encode_rule
 from aiodelay.registry import open_store
 from aiodelay.spark.jobs import migrate
 from aiodelay.spark.moving import MOVED
+from aiodelay.transitions import occurrence_id
 from tests.spark.messages import stored
 from tests.spark.test_kills import running, wait_for_rows
 from tests.spark.test_reading import EVERYTHING
@@ -96,6 +97,45 @@ def test_all_of_a_message_moves_and_what_is_held_or_in_the_way_stays(
     assert after[EVERYTHING.id].envelope.trace.keys() == {"traceparent", MOVED}
 
 
+def retry_first_of(url: str, series: str) -> str:
+    """Have the occurrence of a series that is due be retried later; return its id."""
+
+    async def play() -> str:
+        async with open_store(url, namespace="default", clock=None) as store, store.work("tests", ["lane"]) as work:
+            (claim,) = (await work.claim({"lane": Demand(1)}, request="1", lease_ms=60_000)).claims
+            record = claim.record
+            again = Again(series, record.revision, claim.token, DUE_MS, 1, "failed", DUE_MS)
+            await work.settle([again])
+            return occurrence_id(series, record.due_ms)
+
+    return asyncio.run(play())
+
+
+def test_a_retry_stays_with_its_series_and_what_another_migration_brought_stays(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    a, b, c = (f"sqlite:///{tmp_path / name}.db" for name in "abc")
+    rule = encode_rule(Cron("0 9 * * mon", tz="Europe/Paris"))
+    series = Envelope("s", "lane", encoding="json", payload=b"1", rule=rule)
+    apply(a, "default", Put(new_op(), series, At(0)))
+    retried = retry_first_of(a, "s")
+    apply(a, "default", put(Envelope("x", "lane", payload=b"a")))
+    given: dict[str, Any] = {"target": c, "cutover": CUTOVER, "concurrency": 1}
+    first = migrate.run(spark, source=a, work=f"{tmp_path / 'work-a'}", **given)
+    assert (first.counts["moved"], first.counts["left"]) == (1, 1)
+    assert stored(a, "default").keys() == {"s", retried}, "to take out the series would end the retry too"
+
+    apply(b, "default", *(put(Envelope(name, "lane", payload=b"b")) for name in "xy"))
+    other = migrate.run(spark, source=b, work=f"{tmp_path / 'work-b'}", **given)
+    assert (other.counts["moved"], other.counts["taken_back"], other.counts["left"]) == (1, 0, 1)
+    assert {name: record.envelope.payload for name, record in stored(c, "default").items()} == {"x": b"a", "y": b"b"}
+
+    apply(a, "default", Cancel(new_op(), retried))
+    last = migrate.run(spark, source=a, work=f"{tmp_path / 'work-a'}", **given)
+    assert (last.counts["moved"], last.counts["left"]) == (1, 0)
+    assert stored(c, "default").keys() == {"s", "x", "y"}
+
+
 def test_a_migration_is_killed_while_it_copies_and_while_it_takes_out(
     spark: SparkSession, redis_server: RedisServer, tmp_path: Path, namespace: str
 ) -> None:
@@ -142,6 +182,7 @@ async def _until_fewer(process: Any, url: str, namespace: str, n: int) -> None: 
         ({"cutover": timedelta(minutes=5)}, "cutover is in "),
         ({"source": "memory://"}, "migrating is memory://; allowed: redis:"),
         ({"target": "redis://127.0.0.1:1"}, "redis://127.0.0.1:1 is unavailable"),
+        ({"work": "/tmp/[w]"}, "work is '/tmp/[w]'; allowed: a folder"),
         ({"work": "other"}, "work is the folder of another migration: source sqlite:"),
     ],
 )

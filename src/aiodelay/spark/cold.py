@@ -17,13 +17,15 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.timeunits import from_epoch_ms
+
+from .options import checked_folder
 
 __all__ = [
     "END",
     "MESSAGE",
     "PUT",
+    "STORED",
     "WAS_DUE_AT",
     "Load",
     "Standing",
@@ -36,6 +38,8 @@ __all__ = [
 ]
 
 PUT: Final = "put"
+STORED: Final = "stored"
+"""What went straight into the store, being due too soon for the tier: known like what was promoted, never promoted."""
 END: Final = "end"
 """A tombstone: of its id and day, what has this version or an older one is delivered no more."""
 
@@ -113,9 +117,7 @@ class Tier:
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
-        if not folder.strip("/ "):
-            raise ConfigurationError("tier", shortened(folder), "a folder, such as /data/cold or s3a://bucket/cold")
-        self._spark, self._folder = spark, folder.rstrip("/")
+        self._spark, self._folder = spark, checked_folder("tier", folder)
 
     def standing(self) -> Standing:
         """Return what the log says now; of a tier that is not there yet, nothing."""
@@ -147,11 +149,13 @@ class Tier:
     def known(self, standing: Standing, rows: DataFrame, *, now_ms: int) -> DataFrame | None:
         """Return what there is of some ids on days that are not over; None if nothing has to be read for it.
 
-        By `id` and `due_day` the highest `version` that was put, and the highest that has `ended`.
+        By `id` and `due_day` the highest `version` that was put or stored, the highest that was `stored`, and that has
+        `ended`.
 
         Args:
             standing: Which loads are looked at.
-            rows: With `id`. With `was_due_at` too, only the days it names are read, and those of `due_day`.
+            rows: With `id`. With `was_due_at` too, only the days it names are read, and those of `due_day`; if a row
+                has neither, all days.
             now_ms: The time, in epoch ms.
         """
         since = min(standing.promoted, day_of(now_ms))
@@ -159,10 +163,12 @@ class Tier:
         facts = self.facts(standing, lambda day: day >= since and (named is None or day in named))
         if facts is None:
             return None
-        version = F.max(F.when(F.col("kind") == PUT, F.col("version"))).alias("version")
-        ended = F.max(F.when(F.col("kind") == END, F.col("version"))).alias("ended")
         of_ids = facts.join(rows.select("id"), "id", "left_semi")
-        return of_ids.groupBy("id", "due_day").agg(version, ended).where("version IS NOT NULL")
+        highest = {"version": (PUT, STORED), "stored": (STORED,), "ended": (END,)}
+        versions = (
+            F.max(F.when(F.col("kind").isin(*kinds), F.col("version"))).alias(name) for name, kinds in highest.items()
+        )
+        return of_ids.groupBy("id", "due_day").agg(*versions).where("version IS NOT NULL")
 
     def add(self, facts: DataFrame, *, now_ms: int) -> Load | None:
         """Add facts: all of them count from one moment on, or none do; return None if there is none.
@@ -250,9 +256,13 @@ def ends(by_day: DataFrame) -> DataFrame:
     return lacking.select(F.lit(END).alias("kind"), "id", "version", "due_day")
 
 
-def _named_days(rows: DataFrame) -> set[date]:
-    days = [due_day(F.col(WAS_DUE_AT)), *([F.col("due_day")] if "due_day" in rows.columns else [])]
-    return {row["day"] for row in rows.select(F.explode(F.array(*days)).alias("day")).distinct().collect()}
+def _named_days(rows: DataFrame) -> set[date] | None:
+    """Return the days that rows name, None if one of them may be of any day."""
+    was_due = due_day(F.col(WAS_DUE_AT))
+    named = [was_due, F.col("due_day")] if "due_day" in rows.columns else [was_due]
+    days = rows.select(F.array_compact(F.array(*named)).alias("days")).select(F.explode_outer("days").alias("day"))
+    found = {row["day"] for row in days.where("day IS NULL OR day <= DATE'9999-12-31'").distinct().collect()}
+    return None if None in found else found
 
 
 def _ddl(types: Mapping[str, str]) -> str:

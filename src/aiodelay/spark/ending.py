@@ -6,9 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
+from msgspec import structs
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 from aiodelay.errors import StoreUnavailableError
@@ -17,8 +19,10 @@ from aiodelay.ports import BulkLoad, Inspectable, Store
 from aiodelay.timeunits import MAX_HORIZON_MS
 from aiodelay.transitions import NO_OP
 
+from .loading import Patience, opened
 from .pacing import Pacer
 from .write_settings import WriteSettings, store_of
+from .writing import cores_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,6 +65,7 @@ def end_frame(rows: DataFrame, settings: WriteSettings) -> Mapping[str, int]:
     Raises:
         PythonException: The store does not answer; `clear_error` finds out.
     """
+    settings = structs.replace(settings, concurrency=settings.concurrency or cores_of(rows.sparkSession))
     found = rows.select(*Ending._fields).repartition(settings.concurrency or 1)
     outcomes = found.mapInArrow(_Ender(settings), _OUTCOMES).groupBy("outcome").agg(F.sum("n").alias("n"))
     return {row["outcome"]: row["n"] for row in outcomes.collect()}
@@ -80,14 +85,22 @@ class _Ender:
     async def _run(self, batches: Iterator[pa.RecordBatch]) -> Counter[str]:
         counts: Counter[str] = Counter()
         pacer = Pacer(self.settings.task_rate)
-        async with store_of(self.settings) as store:
+        async with opened(partial(store_of, self.settings), self.settings.patience_ms) as store:
             for batch in batches:
                 rows = [Ending(**row) for row in batch.to_pylist()]
                 for at in range(0, len(rows), _AT_ONCE):
                     part = rows[at : at + _AT_ONCE]
                     await pacer.take(len(part))
-                    counts.update(await end_in(store, part))
+                    counts.update(await self._end(store, part))
         return counts
+
+    async def _end(self, store: Store, endings: Sequence[Ending]) -> list[str]:
+        patience = Patience(self.settings.patience_ms)
+        while True:
+            try:
+                return await end_in(store, endings)
+            except StoreUnavailableError as error:
+                await patience.pause(error)
 
 
 async def end_in(store: Store, endings: Sequence[Ending]) -> list[str]:

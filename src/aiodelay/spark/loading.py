@@ -88,10 +88,10 @@ class _Loader:
 
     async def load(self, batch: pa.RecordBatch, tasks: asyncio.TaskGroup) -> None:
         for part in parts_of(batch, self._most_rows):
-            self._check_time()
             puts = puts_of(part, self._settings, self._store.now_ms())
             await self._pacer.take(len(puts))
             await self._room.acquire()
+            self._check_time()
             tasks.create_task(self._send(puts), name="aiodelay spark load")
             await asyncio.sleep(0)  # it is on its way while the next part is composed
 
@@ -107,6 +107,7 @@ class _Loader:
             left, why = await self._tried(puts)
             while why is not None:
                 await patience.pause(self._error(why, len(left)))
+                self._check_time()
                 left, why = await self._tried(left)
         finally:
             self._room.release()

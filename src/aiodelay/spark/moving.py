@@ -1,7 +1,8 @@
 """One task's part of a migration: copies are written, what was copied is taken out, copies are taken back.
 
-A copy carries, in its trace context, the revision and the due time that it was made of: by that it is told from what
-applications have stored under the same id, and from a copy of what the message was before.
+A copy carries, in its trace context, the store that it came from, and the revision and the due time that it was made
+of: by that it is told from what applications have stored under the same id, from what another migration has brought,
+and from a copy of what the message was before.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Taken: TypeAlias = Literal["removed", "gone", "changed", "left"]
 """What became of a message that was to be taken out: it was; it was not there; it is another by now; it is too late."""
 
 MOVED: Final = "aiodelay-moved"
-"""In a copy's trace context: `<revision>/<due ms>` of what it is a copy of."""
+"""In a copy's trace context: `<origin>/<revision>/<due ms>` of what it is a copy of."""
 WHAT: Final = ("id", "revision", "due_ms")
 """What names a message as it was copied."""
 COPIED: Final = "copied BIGINT, present BIGINT, late BIGINT, refused BIGINT"
@@ -74,6 +75,11 @@ class Place(NamedTuple):
             raise UnsupportedByStoreError("migrating", store.name, "redis:, sqlite: or kafka:")
         return store
 
+    @property
+    def origin(self) -> str:
+        """What copies of its messages are marked with: short, and another for each store and namespace."""
+        return blake2b(f"{self.store().name} {self.namespace}".encode(), digest_size=6).hexdigest()
+
     def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
         return f"Place({self.namespace!r})"
 
@@ -87,9 +93,8 @@ class _Named(NamedTuple):
     def only(self) -> tuple[int, int]:
         return self.revision, self.due_ms
 
-    @property
-    def mark(self) -> str:
-        return f"{self.revision}/{self.due_ms}"
+    def mark(self, origin: str) -> str:
+        return f"{origin}/{self.revision}/{self.due_ms}"
 
 
 class _Row(NamedTuple):
@@ -108,6 +113,7 @@ class Copier:
 
     Attributes:
         to: Where to.
+        origin: Where from, as `Place.origin` has it.
         columns: Of the rows; those of the table `messages`, and `due_ms`.
         number: Of the pass, from 1: a repetition within it is known by the store.
         margin_ms: What is due within this is not copied any more.
@@ -116,6 +122,7 @@ class Copier:
     """
 
     to: Place
+    origin: str
     columns: tuple[str, ...]
     number: int
     margin_ms: int
@@ -160,8 +167,9 @@ class Copier:
         return [self._put(*row, conflict) for row in rows if row.named.due_ms - self.margin_ms > now_ms]
 
     def _put(self, put: Put, named: _Named, version: int | None, conflict: Conflict) -> Put:
-        envelope = structs.replace(put.envelope, version=version, trace={**put.envelope.trace, MOVED: named.mark})
-        op = blake2b(f"{self.number}/{named.mark}/{named.id}".encode(), digest_size=8).digest()
+        mark = named.mark(self.origin)
+        envelope = structs.replace(put.envelope, version=version, trace={**put.envelope.trace, MOVED: mark})
+        op = blake2b(f"{self.number}/{mark}/{named.id}".encode(), digest_size=8).digest()
         return structs.replace(put, op=op, envelope=envelope, conflict=conflict)
 
     def _settings(self) -> WriteSettings:
@@ -233,10 +241,12 @@ class Withdrawer:
 
     Attributes:
         place: Where they are.
+        origin: As of `Copier`.
         patience_ms: As of `Copier`.
     """
 
     place: Place
+    origin: str
     patience_ms: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -265,7 +275,7 @@ class Withdrawer:
             for part in store.scan_parts(scan)
             for columns in store.scan_part(scan, part)
             for message_id, revision, due_ms, trace in zip(*(columns[name] for name in scan.columns), strict=True)
-            if trace.get(MOVED) == rows[message_id].mark
+            if trace.get(MOVED) == rows[message_id].mark(self.origin)
         ]
 
     async def _cancel(self, copies: Sequence[_Named]) -> None:

@@ -11,9 +11,10 @@ from aiodelay.errors import ConfigurationError, shortened
 
 from .schemas import Table
 
-__all__ = ["Options", "read_table", "store_url"]
+__all__ = ["Options", "checked_folder", "read_table", "store_url"]
 
 _MOST_DIGITS = 18
+_PATTERNS = frozenset("*?[]{}\\")
 TABLES: tuple[Table, ...] = get_args(Table)
 
 
@@ -94,6 +95,19 @@ def read_table(given: Mapping[str, str]) -> Table:
         ConfigurationError: There is no such table.
     """
     return cast("Table", Options(given).choice("table", TABLES, "messages"))
+
+
+def checked_folder(field: str, folder: str) -> str:
+    """Return a folder that a job writes and reads back, without a slash at its end.
+
+    Raises:
+        ConfigurationError: There is none in it; or Spark would take what it writes to by name for a pattern when it
+            reads.
+    """
+    if not folder.strip("/ ") or not _PATTERNS.isdisjoint(folder):
+        allowed = "a folder, such as /data/cold or s3a://bucket/cold, without any of *?[]{}\\"
+        raise ConfigurationError(field, shortened(folder), allowed)
+    return folder.rstrip("/")
 
 
 def store_url(given: str) -> str:

@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 from aiodelay.inputs import MAX_ADDRESS_BYTES, MAX_HEADER_BYTES, MAX_HEADERS, MAX_ID_BYTES, MAX_KEY_BYTES
+from aiodelay.spark.cold import WAS_DUE_AT
 from aiodelay.timeunits import MAX_HORIZON_MS
 
 from .mapping import conversions, converted
@@ -139,6 +140,10 @@ def _instant(ms: int) -> Column:
     return F.timestamp_millis(F.lit(ms))
 
 
+def _was_due(column: Column, raw: Column, _: Rules) -> Iterator[_Check]:
+    yield "unreadable", raw.isNotNull() & column.isNull()
+
+
 def _payload(column: Column, raw: Column, rules: Rules) -> Iterator[_Check]:
     yield "missing", raw.isNull()
     yield "too_large", F.octet_length(column) > rules.max_payload
@@ -189,4 +194,5 @@ _CHECKS: Final[dict[str, Callable[[Column, Column, Rules], Iterator[_Check]]]] =
     "key": _key,
     "headers": _headers,
     "version": _version,
+    WAS_DUE_AT: _was_due,
 }

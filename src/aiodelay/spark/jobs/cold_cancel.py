@@ -54,13 +54,14 @@ def run(
             version, any is cancelled; with it none that is newer. With a due time only that day is looked at.
         timezone: Where times without an offset were written down; None: they are rejected.
         rate: Most cancels a second in the store, of all tasks together; 0 = no limit.
-        concurrency: How many tasks cancel there at once; None: 8.
-        timeout: How long a task waits for the store.
+        concurrency: How many tasks cancel there at once; None: as many as the session has cores.
+        timeout: How long a task asks again while the store does not answer.
         now: The time; None: this machine's.
 
     Returns:
         `rows`: ids. `counts`: `ended` by a new tombstone; `newer` than the version given, and left alone; `not_found`
-        in the tier; `promoted`: a promotion has claimed their day; with a store `hot_…`: what came of them there.
+        in the tier; `promoted`: they went into the store, or a promotion has claimed their day; with a store `hot_…`:
+        what came of them there.
 
     Raises:
         ConfigurationError: An option, or a column's name or type, is wrong; or nothing was ever put into the tier.
@@ -102,7 +103,7 @@ def _cancel(place: Tier, asked: DataFrame, hot: Hot | None, now_ms: int) -> dict
     asked = asked.withColumn("most_version", most).drop("version")
     known = place.known(before, asked, now_ms=now_ms)
     if known is None:
-        known = asked.sparkSession.createDataFrame([], "id STRING, due_day DATE, version BIGINT, ended BIGINT")
+        known = asked.sparkSession.createDataFrame([], _KNOWN)
     matches = known.join(asked.select("id", "most_version"), "id").persist()
     try:
         load = place.add(ends(matches.where(_IS_OLDER)), now_ms=now_ms)
@@ -116,19 +117,20 @@ def _cancel(place: Tier, asked: DataFrame, hot: Hot | None, now_ms: int) -> dict
     return counts | {f"hot_{name}": n for name, n in sorted(ended.items())}
 
 
+_KNOWN: Final = "id STRING, due_day DATE, version BIGINT, stored BIGINT, ended BIGINT"
 _IS_OLDER: Final = "version <= coalesce(most_version, version)"
 
 
 def _told(asked: DataFrame, matches: DataFrame, standing: Standing) -> DataFrame:
     """Return each id with the number of `days` that have it, and `older` ones of them.
 
-    `barred_version`: what a promotion may have read and not written yet.
+    `barred_version`: what is in the store, or what a promotion may have read and not written yet.
     """
-    is_claimed = F.expr(_IS_OLDER) & (F.col("due_day") < F.lit(standing.claimed))
+    is_there = (F.col("due_day") < F.lit(standing.claimed)) | (F.col("stored") == F.col("version"))
     found = matches.groupBy("id").agg(
         F.count("*").alias("days"),
         F.count_if(F.expr(_IS_OLDER)).alias("older"),
-        F.max(F.when(is_claimed, F.col("version"))).alias("barred_version"),
+        F.max(F.when(F.expr(_IS_OLDER) & is_there, F.col("version"))).alias("barred_version"),
     )
     return asked.select("id", "most_version").join(found, "id", "left")
 

@@ -15,7 +15,7 @@ from aiodelay.errors import ConfigurationError
 from aiodelay.inputs import check_count
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.scheduler import MOST_PAYLOAD
-from aiodelay.spark.cold import END, PUT, WAS_DUE_AT, Standing, Tier, due_day, ends
+from aiodelay.spark.cold import END, PUT, STORED, WAS_DUE_AT, Standing, Tier, due_day, ends
 from aiodelay.spark.summary import Summary
 from aiodelay.timeunits import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
 
@@ -106,7 +106,8 @@ def run(
         if rejects is not None:
             write_rejects(rejected(rows), rejects)
         put = _Put(place, before, hot, now_ms=now_ms, first_ms=first_ms, read_ms=read_ms)
-        outcome = {} if dry_run else put.run(accepted(rows, rules))
+        good = accepted(rows, rules)
+        outcome = {} if dry_run else put.run(good.drop("version") if kind == "insert" else good)
     finally:
         rows.unpersist()
     dropped, reasons = reasons_of(found)
@@ -169,8 +170,9 @@ class _Put:
 
     def _run(self, decided: DataFrame, known: DataFrame | None) -> dict[str, int]:
         puts = decided.where("is_new AND NOT is_near").withColumn("kind", F.lit(PUT))
+        near = decided.where("is_new AND is_near").select(F.lit(STORED).alias("kind"), "id", "version", "due_day")
         older = [] if known is None else [_older(known, decided)]
-        load = self._place.add(_all([puts, *map(ends, older)]), now_ms=self._now_ms)
+        load = self._place.add(_all([puts, near, *map(ends, older)]), now_ms=self._now_ms)
         counts = {"put": load.counts[PUT], "ended": load.counts[END]} if load else {"put": 0, "ended": 0}
         after = self._place.standing()
         rivals = self._place.known(after.since(self._before, load.name if load else None), decided, now_ms=self._now_ms)
@@ -184,10 +186,11 @@ class _Put:
         return counts | self._in_store(decided, older, after)
 
     def _in_store(self, decided: DataFrame, older: list[DataFrame], after: Standing) -> dict[str, int]:
-        """Do in the store what a promotion that has begun cannot be trusted to have seen."""
+        """Do in the store what a promotion that has begun cannot be trusted to have seen, and what it never sees."""
         is_claimed = F.col("due_day") < F.lit(after.claimed)
         is_soon = F.col("stands") & (F.col("is_near") | is_claimed)
-        old = [each.where(is_claimed).where("version < newer_version") for each in older]
+        is_there = is_claimed | (F.col("stored") == F.col("version"))
+        old = [each.where(is_there).where("version < newer_version") for each in older]
         endings = _endings(_all(old)) if old else None
         (row,) = decided.agg(F.count_if(~F.col("is_new")), F.count_if(is_soon)).collect()
         if self._hot is None:
@@ -233,7 +236,8 @@ def _older(known: DataFrame, decided: DataFrame) -> DataFrame:
 def _lost(decided: DataFrame, rivals: DataFrame) -> DataFrame:
     """Return the rows of ours that do not stand beside what another run has added."""
     best = F.max(F.struct("version", -F.unix_date("due_day"), "due_day")).alias("best")
-    rows = decided.where("is_new").select("id", "version", "due_day", F.lit(None).cast("bigint").alias("ended"))
+    unknown = [F.lit(None).cast("bigint").alias(name) for name in ("stored", "ended")]
+    rows = decided.where("is_new").select("id", "version", "due_day", *unknown)
     rows = rows.join(rivals.groupBy("id").agg(best), "id")
     is_lost = _comes_after(F.col("best.version"), F.col("best.due_day"), F.col("version"), F.col("due_day"))
     return rows.where(is_lost).withColumn("newer_version", F.col("best.version"))

@@ -195,7 +195,17 @@ def _due(name: str, kind: DataType, zone: str | None) -> Column:
 
 
 def _in_zone(local: Column, zone: str) -> Column:
-    return F.convert_timezone(F.lit(zone), F.current_timezone(), local).cast("timestamp")
+    """Return an instant; of a time that is there twice, as clocks are set back, the later one: nothing may be early.
+
+    Read three hours later, a time that is there twice has the offset of its second time. The session's zone, in which
+    other times are there twice, has no part in it.
+    """
+    here, utc, hours = F.lit(zone), F.lit("UTC"), F.expr("INTERVAL 3 HOURS")
+    first = F.convert_timezone(here, utc, local)
+    second = F.convert_timezone(here, utc, local + hours) - hours
+    is_there = F.convert_timezone(utc, here, second) == local
+    instant = F.when(is_there, F.greatest(first, second)).otherwise(first)
+    return F.concat(instant.cast("string"), F.lit("Z")).try_cast("timestamp")
 
 
 def _payload(name: str, kind: DataType, _: str | None) -> Column:

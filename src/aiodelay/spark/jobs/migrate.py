@@ -163,6 +163,7 @@ async def _opened_once(place: Place) -> None:
 class _Migration:
     def __init__(self, spark: SparkSession, plan: _Plan, steps: Steps, clock: SystemClock) -> None:
         self._spark, self._plan, self._steps, self._clock = spark, plan, steps, clock
+        self._origin = plan.source.origin
         self.rows = self.passes = 0
         self.counts = Counter(dict.fromkeys(_COUNTS + (("same", "drift") if plan.verify else ()), 0))
         past = clock.now_ms() >= plan.cutover_ms
@@ -207,8 +208,10 @@ class _Migration:
         if n > _FEW:
             ids, n = None, found.count()
         self.rows += n
-        copier = Copier(plan.target, tuple(found.columns), number, plan.margin_ms, plan.task_rate, plan.patience_ms)
-        copied = self._spread(found).mapInArrow(copier, COPIED)
+        copier = Copier(
+            plan.target, self._origin, tuple(found.columns), number, plan.margin_ms, plan.task_rate, plan.patience_ms
+        )
+        copied = self._spread(self._movable(found)).mapInArrow(copier, COPIED)
         sums = copied.agg(*(F.sum(name).alias(name) for name in ("copied", "late", "refused"))).first()
         assert sums is not None
         self.counts.update({name: sums[name] or 0 for name in ("copied", "late")})
@@ -217,21 +220,38 @@ class _Migration:
         self._steps.write("both", number, self._same(found, both, ids) if plan.verify else both)
         return outdated + self._end(number)
 
+    def _movable(self, found: DataFrame) -> DataFrame:
+        """Leave out series of which an occurrence is retried: to take one out would end that too.
+
+        Occurrences are read after the series: a series of which one begins to be retried since is due at another time,
+        and is not taken out.
+        """
+        if found.where("rule IS NOT NULL").isEmpty():
+            return found
+        retried = messages_of(self._spark, self._plan.source, "id").where(F.col("id").rlike(_OCCURRENCE))
+        return found.join(retried.select(F.regexp_replace("id", _OCCURRENCE, "").alias("id")), "id", "left_anti")
+
     def _outdated(self) -> DataFrame:
         """Return of what copies are of which the source has another version: one that has been put there since."""
         stands = messages_of(self._spark, self._plan.source, "id", "revision", "due_at")
-        marked = stands.select("id", _mark(_due_ms()).alias("now"))
+        marked = stands.select("id", self._mark(_due_ms()).alias("now"))
         return self._copies().join(marked, "id").where("mark != now").selectExpr(*_NAMED)
 
     def _in_both(self, found: DataFrame, ids: list[str] | None) -> DataFrame:
         """Return what stands in the source as it was found, and in the target as a copy of just that."""
         there = self._source("id", "revision", "due_at", ids=ids).select("id", "revision", _due_ms().alias("due_ms"))
-        marked = found.select(*WHAT, _mark(F.col("due_ms")))
+        marked = found.select(*WHAT, self._mark(F.col("due_ms")).alias("mark"))
         return marked.join(there, [*WHAT]).join(self._copies(ids), ["id", "mark"]).select(*WHAT)
 
     def _copies(self, ids: list[str] | None = None) -> DataFrame:
+        """Return the copies that migrations of the same source have made; what others have brought is the target's."""
         copies = messages_of(self._spark, self._plan.target, "id", "trace", ids=ids)
-        return copies.select("id", F.element_at("trace", MOVED).alias("mark")).where("mark IS NOT NULL")
+        marked = copies.select("id", F.element_at("trace", MOVED).alias("mark"))
+        return marked.where(F.col("mark").startswith(f"{self._origin}/"))
+
+    def _mark(self, due_ms: Column) -> Column:
+        """Return what a copy of a message is marked with."""
+        return F.concat_ws("/", F.lit(self._origin), "revision", due_ms)
 
     def _same(self, found: DataFrame, both: DataFrame, ids: list[str] | None) -> DataFrame:
         """Return of what is in both stores that which is the same in all its parts; count that, and the rest."""
@@ -264,7 +284,7 @@ class _Migration:
         n = copies.count()
         if n == 0:
             return 0
-        withdrawer = Withdrawer(self._plan.target, self._plan.patience_ms)
+        withdrawer = Withdrawer(self._plan.target, self._origin, self._plan.patience_ms)
         rows = copies.repartition(1 if n <= _ONE_TASK else self._plan.tasks).mapInArrow(withdrawer, TAKEN_BACK)
         taken: int = sum(each["taken_back"] for each in rows.collect())
         self.counts["taken_back"] += taken
@@ -292,24 +312,20 @@ _MOVED: Final = "outcome IN ('removed', 'gone')"
 """What was taken out, also by a try before, or was cancelled after it stood in both: copies of that stay."""
 
 
+_OCCURRENCE: Final = r"~[0-9]{10,}\z"
 _PARTS: Final = (
     *("due_at", "to", "type", "encoding", "payload", "key", "headers"),
     *("version", "expires_at", "late", "rule"),
 )
 _NAMED: Final = (
     "id",
-    "CAST(split_part(mark, '/', 1) AS BIGINT) AS revision",
-    "CAST(split_part(mark, '/', 2) AS BIGINT) AS due_ms",
+    "CAST(split_part(mark, '/', 2) AS BIGINT) AS revision",
+    "CAST(split_part(mark, '/', 3) AS BIGINT) AS due_ms",
 )
 
 
 def _due_ms() -> Column:
     return F.unix_millis("due_at")
-
-
-def _mark(due_ms: Column) -> Column:
-    """Return what a copy of a message is marked with."""
-    return F.concat_ws("/", "revision", due_ms).alias("mark")
 
 
 def _hash() -> Column:

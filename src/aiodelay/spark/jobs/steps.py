@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spar
 
 from aiodelay.errors import ConfigurationError
 from aiodelay.spark.moving import Place
+from aiodelay.spark.options import checked_folder
 from aiodelay.spark.schemas import Table
 from aiodelay.timeunits import from_epoch_ms
 
@@ -34,11 +35,11 @@ class Steps:
         about: Which one that is.
 
     Raises:
-        ConfigurationError: The folder is another migration's.
+        ConfigurationError: The folder is another migration's, or its name none.
     """
 
     def __init__(self, spark: SparkSession, folder: str, about: Mapping[str, str]) -> None:
-        self._spark, self._folder = spark, folder.rstrip("/")
+        self._spark, self._folder = spark, checked_folder("work", folder)
         known = self._parquet(f"{self._folder}/about")
         if known is None:
             values = [F.lit(text).alias(name) for name, text in about.items()]
