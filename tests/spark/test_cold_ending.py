@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import At, Conflict, Demand, Done, Envelope, Outcome, Put, Refused, Stored
+from aiodelay.model import At, Cancel, Conflict, Demand, Done, Envelope, Outcome, Put, Refused, Stored
 from aiodelay.ports import BulkLoad, Inspectable, Store
 from aiodelay.registry import open_store
+from aiodelay.spark import ending
 from aiodelay.spark.ending import Ending, end_in
 from aiodelay.transitions import NO_OP
 from tests.support.servers import RedisServer, redis_products, start
@@ -64,6 +65,29 @@ def test_what_is_ended_does_not_come_and_what_is_newer_stays(url: str, namespace
                 assert pending == ["claimed", "newer"], "one is in flight, and goes on"
                 (again,) = await load(store, put("coming", 6))
                 assert isinstance(again, Stored), "what is put again is a new message"
+
+    asyncio.run(play())
+
+
+def test_a_newer_version_that_comes_between_look_and_cancel_stays(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = ending._cancels
+
+    async def look_and_be_overtaken(store: Store, endings: Sequence[Ending]) -> tuple[list[Cancel], dict[str, str]]:
+        found = await look(store, endings)
+        await load(store, put("a", 6))
+        return found
+
+    async def play() -> None:
+        async with open_store(url, namespace=namespace, clock=None) as store:
+            assert isinstance(store, Inspectable)
+            await load(store, put("a", 5), put("b", 5))
+            monkeypatch.setattr(ending, "_cancels", look_and_be_overtaken)
+            assert await end_in(store, [Ending("a", 5, None), Ending("b", 5, None)]) == ["newer", "cancelled"]
+            stands = await store.get("a")
+            assert stands is not None
+            assert stands.record.envelope.version == 6
 
     asyncio.run(play())
 
