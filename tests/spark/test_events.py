@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -19,7 +20,8 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from aiodelay import Scheduler
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.spark.events import EventReader, stream_reader_of
+from aiodelay.model import JournalEntry
+from aiodelay.spark.events import EventReader, _batch, stream_reader_of
 from aiodelay.spark.following import EventsLostError
 from aiodelay.spark.schemas import EVENTS
 from tests.support.journals import note
@@ -92,6 +94,13 @@ def test_much_is_split_between_tasks_and_only_the_columns_asked_for_are_made(tmp
     read = [[row for batch in reader.read(piece) for row in batch.to_pylist()] for piece in pieces]
     assert [len(rows) for rows in read] == [25_000, 25_000]
     assert [row for rows in read for row in rows] == [{"number": n} for n in range(1, 50_001)]
+
+
+def test_text_that_is_no_unicode_is_told_by_its_bytes() -> None:
+    odd = JournalEntry(7, 1, "later\udcff", "m\ud800", 0, "work", 2, 0, "")
+    names = pa.schema([pa.field(name, pa.string()) for name in ("event", "id", "lane", "detail")])
+    (row,) = _batch(0, [odd], names).to_pylist()
+    assert row == {"event": r"later\udcff", "id": r"m\ud800", "lane": "work", "detail": None}
 
 
 def test_what_was_trimmed_unread_is_named_or_gone_on_without(url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 
 import pytest
 import redis
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, StringContains
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    StringContains,
+)
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -308,6 +316,7 @@ def test_options_say_what_is_read(url: str) -> None:
     assert ids(url, ids="m1, m7,nothing") == ["m1", "m7"]
     assert ids(url, ids='["m1", "x"]', lane="work") == ["m1"]
     assert ids(url, ids="[]") == []
+    assert list(reader(url, ids="[]").read(InputPartition(None))) == []  # which Spark makes where there are no parts
     assert ids(url, ids="m1,m7", dueFrom="2031-01-01T00:00:00.005Z") == ["m7"]
     at = "2031-01-01T01:00:00.{:03}+01:00"
     for parts in ("1", "4"):
@@ -335,6 +344,14 @@ def test_filters_are_taken_where_they_may_be(url: str) -> None:
     list(given.pushFilters(of_time))
     found = {row["id"] for part in parts_of(given) for row in part}
     assert {f"m{i}" for i in range(3, 9)} <= found <= {f"m{i}" for i in range(3, 10)}
+    at = DUE + timedelta(milliseconds=5)
+    for filters in (
+        [EqualTo(("due_at",), at)],
+        [GreaterThanOrEqual(("due_at",), at), LessThanOrEqual(("due_at",), at)],
+    ):
+        given = reader(url, "id", pushdown="true")
+        list(given.pushFilters(filters))
+        assert [row["id"] for part in parts_of(given) for row in part] == ["m5"]
 
 
 def test_dead_letters_and_what_has_ended(url: str) -> None:

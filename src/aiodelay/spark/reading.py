@@ -133,8 +133,6 @@ def _with_filter(scan: Scan, given: Filter) -> Scan | None:
             narrowed = _with_ids(scan, [value])
         case In(("id",), values) if all(isinstance(value, str) for value in values):
             narrowed = _with_ids(scan, cast("Iterable[str]", values))
-        case _ if scan.table == "done":
-            pass
         case EqualTo(("due_at",), datetime() as at):
             narrowed = _within(scan, at, at)
         case GreaterThan(("due_at",), datetime() as at) | GreaterThanOrEqual(("due_at",), datetime() as at):
