@@ -346,8 +346,9 @@ def test_filters_are_taken_where_they_may_be(url: str) -> None:
     found = {row["id"] for part in parts_of(given) for row in part}
     assert {f"m{i}" for i in range(3, 9)} <= found <= {f"m{i}" for i in range(3, 10)}
     at = DUE + timedelta(milliseconds=5)
-    between: list[Filter] = [GreaterThanOrEqual(("due_at",), at), LessThanOrEqual(("due_at",), at)]
-    for of_one in (between, [EqualTo(("due_at",), at)]):
+    between = [GreaterThanOrEqual(("due_at",), at), LessThanOrEqual(("due_at",), at)]
+    ways: list[list[Filter]] = [between, [EqualTo(("due_at",), at)]]
+    for of_one in ways:
         given = reader(url, "id", pushdown="true")
         list(given.pushFilters(of_one))
         assert [row["id"] for part in parts_of(given) for row in part] == ["m5"]
