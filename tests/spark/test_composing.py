@@ -123,6 +123,12 @@ def test_a_local_time_that_is_twice_or_never_is_the_later_instant(local: str, in
     assert put.due == At(expected)
 
 
+def test_a_due_time_is_rounded_up_so_that_nothing_is_early() -> None:
+    batch = batch_of(*(GOOD | {"due_at": us} for us in (5_000_000, 5_000_001, 5_000_999)))
+    puts = puts_of(batch, settings(tuple(batch.schema.names)), NOW_MS)
+    assert [each.due for each in puts] == [At(5_000), At(5_001), At(5_001)]
+
+
 def test_text_is_taken_as_utf8_and_broken_text_is_named() -> None:
     types = TYPES | {"payload": pa.string(), "key": pa.string()}
     batch = batch_of(GOOD | {"payload": "größe", "key": "ä"}, types=types)

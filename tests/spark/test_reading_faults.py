@@ -36,6 +36,7 @@ NOBODY = "redis://127.0.0.1:1"
         ({"store": NOBODY, "Ids": " "}, "option 'ids' is blank"),
         ({"store": NOBODY, "namespace": "a b"}, "namespace is 'a b'"),
         ({"store": NOBODY, "partitions": "-1"}, "option 'partitions' is '-1'"),
+        ({"store": NOBODY, "partitions": "²"}, "option 'partitions' is '²'"),
         ({"store": NOBODY, "pushdown": "yes"}, "option 'pushdown' is 'yes'"),
         ({"store": NOBODY, "rate": "5"}, "option is 'rate'"),
         ({"store": NOBODY, "table": "done", "lane": "x"}, "given with table done"),

@@ -47,6 +47,13 @@ def report_page(**given: Any) -> ReportPage:  # noqa: ANN401 - fields
     return ReportPage(**fields | given)
 
 
+def test_what_others_have_written_is_text_and_no_markup() -> None:
+    evil = "</code><script>alert(1)</script>"
+    page = render(report_page(source=evil, where=evil, lanes=[figures(1, lane=evil)]))
+    assert "<script" not in page
+    assert page.count("&lt;/code&gt;&lt;script&gt;") == 3
+
+
 @pytest.mark.asyncio
 async def test_a_browser_shows_it_and_asks_for_nothing_else(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
