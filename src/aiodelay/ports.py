@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 from msgspec import Struct
 
 from .model import (
+    MAX_CLAIM_MESSAGES,
     Blocked,
     Claimed,
     Command,
@@ -95,6 +96,8 @@ class StoreTraits(Struct, frozen=True):
         counted_journal: A journal keeps as many entries as it was told, numbered one by one; otherwise as long as its
             topic keeps them, numbered upwards, those of a message in their order.
         leases_survive: A claim outlives the process that made it, until its lease ends; otherwise it ends with it.
+        paced_rows: Most messages of one call of a bulk load that keeps to a rate beside live work: more keep that work
+            waiting, fewer cost the store more for each.
     """
 
     durable: bool
@@ -108,6 +111,7 @@ class StoreTraits(Struct, frozen=True):
     changes: bool = True
     leases_survive: bool = True
     counted_journal: bool = True
+    paced_rows: int = MAX_CLAIM_MESSAGES
 
 
 class Feed(Protocol):

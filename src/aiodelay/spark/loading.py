@@ -17,14 +17,13 @@ from aiodelay.ports import BulkLoad, Store
 from aiodelay.timeunits import format_duration, from_epoch_ms
 
 from .composing import parts_of, puts_of
-from .pacing import Pacer
+from .pacing import Pacer, rows_at_once
 from .write_settings import WriteSettings, store_of
 
 __all__ = ["Counts", "Patience", "load", "opened"]
 
 CALLS_AT_ONCE = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-PIECES_A_SECOND = 10
 
 
 class Counts(Struct, frozen=True):
@@ -83,17 +82,18 @@ class _Loader:
         self._store, self._settings = store, settings
         self._pacer = Pacer(settings.task_rate)
         self._room = asyncio.Semaphore(CALLS_AT_ONCE)
-        piece = int(settings.task_rate / PIECES_A_SECOND) or settings.batch_rows
-        self._most_rows = max(min(piece, settings.batch_rows), 1)
+        self._most_rows = rows_at_once(settings.task_rate, settings.batch_rows, store.traits)
 
     async def load(self, batch: pa.RecordBatch, tasks: asyncio.TaskGroup) -> None:
-        for part in parts_of(batch, self._most_rows):
+        for part in parts_of(batch, self._settings.batch_rows):
             puts = puts_of(part, self._settings, self._store.now_ms())
-            await self._pacer.take(len(puts))
-            await self._room.acquire()
-            self._check_time()
-            tasks.create_task(self._send(puts), name="aiodelay spark load")
-            await asyncio.sleep(0)  # it is on its way while the next part is composed
+            for at in range(0, len(puts), self._most_rows):
+                call = puts[at : at + self._most_rows]
+                await self._pacer.take(len(call))
+                await self._room.acquire()
+                self._check_time()
+                tasks.create_task(self._send(call), name="aiodelay spark load")
+                await asyncio.sleep(0)  # it is on its way while the next part is composed
 
     def _check_time(self) -> None:
         until_ms = self._settings.until_ms

@@ -28,7 +28,7 @@ from aiodelay.scheduler import MOST_PAYLOAD
 from .composing import parts_of, puts_of
 from .loading import Patience, opened
 from .options import store_url
-from .pacing import Pacer
+from .pacing import Pacer, rows_at_once
 from .write_settings import WriteSettings
 
 __all__ = ["COPIED", "MOVED", "OUTCOMES", "TAKEN_BACK", "WHAT", "Copier", "Place", "Taken", "Taker", "Withdrawer"]
@@ -139,7 +139,7 @@ class Copier:
         async with opened(self.to.store, self.patience_ms) as store:
             conflict = Conflict.error() if "error" in store.traits.conflicts else Conflict.keep()
             for batch in batches:
-                for part in parts_of(batch, _at_once(self.task_rate, MAX_CLAIM_MESSAGES)):
+                for part in parts_of(batch, rows_at_once(self.task_rate, MAX_CLAIM_MESSAGES, store.traits)):
                     await pacer.take(part.num_rows)
                     accepted = self._accepted(part, store.now_ms())
                     puts = self._puts(accepted, store.now_ms(), conflict)
@@ -213,7 +213,7 @@ class Taker:
         pacer = Pacer(self.task_rate)
         async with opened(self.place.store, self.patience_ms) as store:
             is_asked = store.traits.cancel == "recorded"
-            most = _ASKED_AT_ONCE if is_asked else _at_once(self.task_rate, MAX_CLAIM_MESSAGES)
+            most = _ASKED_AT_ONCE if is_asked else rows_at_once(self.task_rate, MAX_CLAIM_MESSAGES, store.traits)
             for at in range(0, len(rows), most):
                 part = rows[at : at + most]
                 await pacer.take(len(part))
@@ -283,11 +283,6 @@ class Withdrawer:
             for at in range(0, len(copies), MAX_CLAIM_MESSAGES):
                 cancels = [Cancel(new_op(), each.id, each.only) for each in copies[at : at + MAX_CLAIM_MESSAGES]]
                 await _carried_out(store, cancels, self.patience_ms)
-
-
-def _at_once(task_rate: float, most: int) -> int:
-    """Return how many messages one call takes: no more than a tenth of a second's."""
-    return max(min(int(task_rate / 10) or most, most), 1)
 
 
 async def _carried_out(store: Store, commands: Sequence[Command], patience_ms: int) -> list[Outcome]:

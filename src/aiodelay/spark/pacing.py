@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
-__all__ = ["Pacer"]
+from aiodelay.ports import StoreTraits
+
+__all__ = ["Pacer", "rows_at_once"]
+
+LEAST_CALLS_A_SECOND: Final = 10
 
 
 class Pacer:
@@ -39,3 +44,16 @@ class Pacer:
         now_s = self._now_s()
         self._free_s = max(self._free_s, now_s) + rows / self._rate
         await self._sleep(self._free_s - now_s)
+
+
+def rows_at_once(rate: float, most: int, traits: StoreTraits) -> int:
+    """Return how many rows one call of a task takes.
+
+    Under a cap calls are small, and come evenly: whoever dispatches waits behind one of them.
+
+    Args:
+        rate: Rows a second of the task; 0 = no cap.
+        most: A call takes no more.
+        traits: Of the store that is called.
+    """
+    return max(min(int(rate / LEAST_CALLS_A_SECOND), traits.paced_rows, most), 1) if rate else most

@@ -203,11 +203,12 @@ end
 local function read_block(from, to)
   local ids, ops, things = {}, {}, {}
   for i = from, to do
-    local id, op = ARGV[FIRST + i * STRIDE + 1], 'o' .. ARGV[FIRST + i * STRIDE + 2]
-    ids[#ids + 1], ops[#ops + 1], things[#things + 1] = id, op, op
+    local id, op = ARGV[FIRST + i * STRIDE + 1], ARGV[FIRST + i * STRIDE + 2]
+    ids[#ids + 1], ops[#ops + 1] = id, 'o' .. op
+    if op ~= NO_OP then things[#things + 1] = 'o' .. op end
     if byte(id) ~= 1 then things[#things + 1] = 'r' .. id end
   end
-  prefetch(things)
+  if #things > 0 then prefetch(things) end
   for i, value in ipairs(call('HMGET', MSG, unpack(ids))) do
     loaded[ids[i]] = value and parse(ids[i], value) or false
   end

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from aiodelay.errors import InputError
+from aiodelay.identifiers import new_id, new_op
 from aiodelay.model import (
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
@@ -94,6 +95,15 @@ class LoadingRules(Bench):
         (letter,) = await stage.dead()
         assert isinstance((await stage.graves.redrive([letter.key]))[0], Stored)
         assert await _load(stage, [_put(stage, "m", 1), _put(stage, "m", 2)]) == ["outdated", "replaced"]
+
+    @staged
+    async def test_s2_ids_as_the_scheduler_makes_them_are_loaded_while_commands_are_remembered(
+        self, stage: Stage
+    ) -> None:
+        await stage.store.apply([stage.put("m"), Cancel(new_op(), "m")])
+        puts = [_put(stage, new_id(), 1) for _ in range(2)]
+        assert await _load(stage, puts) == ["stored", "stored"]
+        assert await _load(stage, puts) == ["outdated", "outdated"]
 
     @staged
     async def test_a_load_of_anything_else_is_refused_whole(self, stage: Stage) -> None:
