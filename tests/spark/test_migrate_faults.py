@@ -182,6 +182,7 @@ async def _until_fewer(process: Any, url: str, namespace: str, n: int) -> None: 
         ({"cutover": timedelta(minutes=5)}, "cutover is in "),
         ({"source": "memory://"}, "migrating is memory://; allowed: redis:"),
         ({"target": "redis://127.0.0.1:1"}, "redis://127.0.0.1:1 is unavailable"),
+        ({"concurrency": -1}, "concurrency is -1"),
         ({"work": "/tmp/[w]"}, "work is '/tmp/[w]'; allowed: a folder"),
         ({"work": "other"}, "work is the folder of another migration: source sqlite:"),
     ],

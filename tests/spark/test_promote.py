@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyspark.sql import DataFrame, SparkSession
 
 from aiodelay import Context, Scheduler
+from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.model import TOMBSTONE_WINDOW_MS, Put, Unknown
+from aiodelay.spark import loading
 from aiodelay.spark.cold import Tier
 from aiodelay.spark.errors import clear_error
 from aiodelay.spark.jobs import cold_put, promote
@@ -167,6 +171,21 @@ def test_what_was_read_too_long_ago_is_not_written(spark: SparkSession, tmp_path
     assert f"{clear_error(caught.value)}".startswith("rate is too slow: what was read is not written by 20")
     assert not stored(store, "default")
     assert hot.write(frame, read_ms=now_ms - TOMBSTONE_WINDOW_MS // 2)["stored"] == 1
+
+
+def test_what_a_store_has_not_answered_to_is_not_sent_again_when_it_is_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tried(_: loading._Loader, puts: Sequence[Put]) -> tuple[Sequence[Put], Unknown]:
+        return puts, Unknown("no answer")
+
+    store = f"sqlite:///{tmp_path / 'delay.db'}"
+    hot = Hot(store=store, namespace="default", rate=0, concurrency=1, timeout="60s")
+    row = {"id": "a", "due_at": NOW, "payload": b"", "to": "redis-list:orders", "version": 1}
+    settings = structs.replace(hot.settings(), until_ms=SystemClock().now_ms() + 200)
+    monkeypatch.setattr(loading._Loader, "_tried", tried)
+    with pytest.raises(ConfigurationError, match="rate is too slow"):
+        loading.load(settings, iter([pa.RecordBatch.from_pylist([row])]))
 
 
 @pytest.mark.parametrize(

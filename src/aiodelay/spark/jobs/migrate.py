@@ -107,7 +107,7 @@ def run(
         margin_ms=duration(margin, field="margin"),
         passes=check_count(passes, "passes", 0, 1_000_000),
         rate=check_count(rate, "rate", 0, 100_000_000),
-        tasks=concurrency or cores_of(spark),
+        tasks=cores_of(spark) if concurrency is None else check_count(concurrency, "concurrency", 1, 100_000),
         patience_ms=duration(timeout, field="timeout"),
         verify=verify,
     )
