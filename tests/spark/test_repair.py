@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
@@ -152,6 +153,16 @@ def test_what_ends_between_look_and_write_stays_ended_and_a_truth_with_an_id_twi
 
 
 # --- what is decided --------------------------------------------------------------------------------------
+
+
+def test_what_is_due_soon_is_not_cancelled_and_a_series_is_not_repaired() -> None:
+    soon = Snapshot(_record(due_ms=HORIZON_MS), State.SCHEDULED, HORIZON_MS)
+    given: dict[str, Any] = {"given": ("to", "payload"), "is_versioned": False, "horizon_ms": HORIZON_MS}
+    assert repair_of(Found("a", "orphan", 7, HORIZON_MS), soon, None, **given) == "soon"
+    record = _record()
+    series = replace(record, envelope=replace(record.envelope, rule={"e": 600_000}))
+    stands = Snapshot(series, State.SCHEDULED, DUE_MS)
+    assert repair_of(Found("a", "drift", 7, DUE_MS), stands, _put(_record(payload=b"o")), **given) == "changed"
 
 
 @pytest.mark.parametrize(
