@@ -25,14 +25,15 @@ def counts_of(counts: dict[str, int], *names: str) -> tuple[int, ...]:
 
 def test_the_log_tells_what_counts_in_any_order() -> None:
     entries = [
-        ("promoted", "p", [], "2026-01-05"),
-        ("claim", "c", [], "2026-01-09"),
-        ("load", "a", ["2026-01-03", "2026-01-07"], None),
-        ("claim", "b", [], "2026-01-05"),
-        ("load", "b", ["2026-01-07"], None),
+        ("promoted", "p", "2026-01-03", [], "2026-01-05", "first"),
+        ("claim", "c", "2026-01-04", [], "2026-01-09", "second"),
+        ("load", "a", "2026-01-05", ["2026-01-03", "2026-01-07"], None, None),
+        ("claim", "b", "2026-01-02", [], "2026-01-05", "first"),
+        ("load", "b", "2026-01-01", ["2026-01-07"], None, None),
     ]
     for standing in (standing_of(entries), standing_of(reversed(entries))):
         assert (standing.promoted, standing.claimed) == (date(2026, 1, 5), date(2026, 1, 9))
+        assert standing.store == "second"
         assert standing.days(lambda day: day > date(2026, 1, 3)) == {date(2026, 1, 7)}
         assert standing.since(standing_of(entries[:3]), "b").loads == {}
         assert set(standing.since(standing_of([]), "b").loads) == {"a"}

@@ -104,10 +104,12 @@ def test_a_missed_promotion_is_told_and_made_up_for_once(
     monkeypatch.setattr(Tier, "promoted", raise_)
     with pytest.raises(InterruptedError):
         moved(spark, tier, f"sqlite:///{tmp_path / 'lost.db'}", late)
+    with pytest.raises(ConfigurationError, match="lost"):
+        moved(spark, tier, store, late + days(1))
     monkeypatch.undo()
     caplog.clear()
     with caplog.at_level(logging.ERROR, "aiodelay.spark"):
-        summary = moved(spark, tier, store, late + days(1))
+        summary = moved(spark, tier, store, late + days(1), new_store=True)
     assert {name: n for name, n in summary.counts.items() if n} == {"stored": 3, "late": 3, "overdue": 2, "doubtful": 1}
     assert (summary.rows, summary.rejected, summary.is_within(0)) == (3, 3, False)
     (record,) = caplog.records
@@ -116,7 +118,16 @@ def test_a_missed_promotion_is_told_and_made_up_for_once(
     )
     assert {*stored(store, "default")} == {"a", "c", "d"}, "they are delivered at once"
     other = f"sqlite:///{tmp_path / 'forgetful.db'}"
-    assert moved(spark, tier, other, late + days(1)).rows == 0, "what was promoted is not read again"
+    refused = r"store is .*forgetful.* default; allowed: .*delay.* default, into"
+    with pytest.raises(ConfigurationError, match=refused):
+        moved(spark, tier, other, late + days(20))
+    with pytest.raises(ConfigurationError, match=refused):
+        put(rows(spark, ("f", 99, 1)), tier, store=other)
+    with pytest.raises(ConfigurationError, match=refused):
+        cancel(spark, tier, ("e", None), store=other)
+    assert moved(spark, tier, other, late + days(2), new_store=True).rows == 0, "what was promoted is not read again"
+    with pytest.raises(ConfigurationError, match=r"forgetful.* default, into which this tier is promoted"):
+        moved(spark, tier, store, late + days(20))
     assert moved(spark, tier, other, late + days(20)).counts["stored"] == 1
 
 

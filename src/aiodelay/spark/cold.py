@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from uuid import uuid4
 
 from msgspec import Struct
@@ -84,11 +84,13 @@ class Standing(Struct, frozen=True):
         loads: The days of each load that counts, by its name.
         claimed: Everything due before this day has been promoted, or is being promoted; at first 1970-01-01.
         promoted: Everything due before this day has been promoted.
+        store: Into which store, the last time; None: into none yet.
     """
 
     loads: Mapping[str, frozenset[date]]
     claimed: date
     promoted: date
+    store: str | None = None
 
     def days(self, is_wanted: Callable[[date], bool]) -> set[date]:
         """Return the days that have facts, of those that are wanted."""
@@ -102,7 +104,7 @@ class Standing(Struct, frozen=True):
     def since(self, before: Standing, own: str | None) -> Standing:
         """Return this without the loads that an earlier look had found, and without one's own."""
         loads = {name: days for name, days in self.loads.items() if name not in before.loads and name != own}
-        return Standing(loads, self.claimed, self.promoted)
+        return Standing(loads, self.claimed, self.promoted, self.store)
 
 
 class Tier:
@@ -128,7 +130,7 @@ class Tier:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise
             entries = []
-        return standing_of((row["kind"], row["name"], row["days"], row["through"]) for row in entries)
+        return standing_of(tuple(row) for row in entries)
 
     def facts(self, standing: Standing, is_wanted: Callable[[date], bool]) -> DataFrame | None:
         """Return the facts of some days; None if there are none. No other day's files are listed or read."""
@@ -211,7 +213,7 @@ class Tier:
         values = {
             "kind": F.lit(kind),
             "name": F.lit(name),
-            "at": F.lit(f"{from_epoch_ms(now_ms):%Y-%m-%dT%H:%M:%SZ}"),
+            "at": F.lit(from_epoch_ms(now_ms).isoformat(timespec="milliseconds")),
             "days": F.split(F.lit(",".join(f"{day}" for day in days)), ","),
             "through": F.lit(None if through is None else f"{through}"),
             "store": F.lit(store),
@@ -220,16 +222,18 @@ class Tier:
         entry.write.json(f"{self._folder}/log/{kind}-{name}")
 
 
-def standing_of(entries: Iterable[tuple[str, str, Sequence[str], str | None]]) -> Standing:
-    """Return what a log says: kind, name, days and `through` of each entry, in any order."""
+def standing_of(entries: Iterable[Sequence[Any]]) -> Standing:
+    """Return what a log says: the values of its entries, in any order."""
     loads: dict[str, frozenset[date]] = {}
     through = {"claim": _EPOCH, "promoted": _EPOCH}
-    for kind, name, days, day in entries:
+    stores: list[tuple[str, str]] = []
+    for kind, name, at, days, day, store in entries:
         if kind == "load":
             loads[name] = frozenset(map(date.fromisoformat, days))
-        elif day is not None:
+        else:
             through[kind] = max(through[kind], date.fromisoformat(day))
-    return Standing(loads, max(through.values()), through["promoted"])
+            stores.append((at, store))
+    return Standing(loads, max(through.values()), through["promoted"], max(stores)[1] if stores else None)
 
 
 def day_of(ms: int) -> date:

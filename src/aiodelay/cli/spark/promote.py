@@ -23,6 +23,7 @@ def promote(
     tier: str,
     window: str = "7d",
     min_lead: str = "1d",
+    new_store: Annotated[bool, Parameter(negative="")] = False,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     now: str | None = None,
     place: StorePlace,
@@ -38,6 +39,7 @@ def promote(
         tier: The tier's folder, as of `cold put`.
         window: How far ahead of their time messages are moved, at least.
         min_lead: Messages that have less time than this when they are moved are late.
+        new_store: Promote into this store from now on; without it, another one than before is refused.
         dry_run: Count, and move nothing.
         now: The time, ISO 8601 with an offset; without it, this machine's.
     """
@@ -56,6 +58,7 @@ def promote(
             rate=pace.rate,
             concurrency=pace.concurrency,
             timeout=pace.timeout,
+            new_store=new_store,
             dry_run=dry_run,
             now=at,
         )

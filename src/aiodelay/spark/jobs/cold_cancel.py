@@ -99,6 +99,8 @@ def _cancel(place: Tier, asked: DataFrame, hot: Hot | None, now_ms: int) -> dict
     before = place.standing()
     if not before.loads:
         raise ConfigurationError("tier", "a folder in which there is nothing", "one that `cold put` has written")
+    if hot is not None:
+        hot.check_of(before)
     most = F.col("version") if "version" in asked.columns else F.lit(None).cast("bigint")
     asked = asked.withColumn("most_version", most).drop("version")
     known = place.known(before, asked, now_ms=now_ms)

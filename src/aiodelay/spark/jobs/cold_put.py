@@ -97,6 +97,8 @@ def run(
     kind = one_of("conflict", conflict, get_args(OnConflict))
     payload = check_count(max_payload, "max_payload", 1, MOST_PAYLOAD)
     before = place.standing()
+    if hot is not None:
+        hot.check_of(before)
     first_ms = max(now_ms + lead_ms, before.claimed_ms)
     least_ms = 0 if hot else first_ms - now_ms
     rules = Rules(now_ms=now_ms, min_lead_ms=least_ms, max_payload=payload, conflict=kind, timezone=timezone)

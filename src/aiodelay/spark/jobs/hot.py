@@ -10,9 +10,10 @@ from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
+from aiodelay.errors import ConfigurationError
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.scheduler import MOST_PAYLOAD
-from aiodelay.spark.cold import MESSAGE
+from aiodelay.spark.cold import MESSAGE, Standing
 from aiodelay.spark.ending import end_frame
 from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of, write_options
 from aiodelay.spark.writing import write_frame
@@ -77,8 +78,18 @@ class Hot:
 
     @property
     def name(self) -> str:
-        """What the store is called: its URL, masked."""
-        return store_of(self.settings()).name
+        """What the store is called: its URL, masked, and the namespace."""
+        return f"{store_of(self.settings()).name} {self.namespace}"
+
+    def check_of(self, tier: Standing) -> None:
+        """Refuse to have a tier end or store anything in another store than it is promoted into.
+
+        Raises:
+            ConfigurationError: It is promoted into another one.
+        """
+        if tier.store not in (None, self.name):
+            allowed = f"{tier.store}, into which this tier is promoted; or new_store for a promotion"
+            raise ConfigurationError("store", self.name, allowed)
 
     def write(self, messages: DataFrame, *, read_ms: int) -> dict[str, int]:
         """Store messages under their versions; return how many were `stored`, `replaced` and `known`.

@@ -39,6 +39,7 @@ def run(
     rate: int = 20_000,
     concurrency: int | None = None,
     timeout: str = "60s",
+    new_store: bool = False,
     dry_run: bool = False,
     now: datetime | None = None,
 ) -> Summary:
@@ -61,6 +62,8 @@ def run(
         rate: Most messages a second, of all tasks together; 0 = no limit.
         concurrency: How many tasks write at once; None: as many as the session has cores.
         timeout: How long a task asks again while the store does not answer.
+        new_store: The tier is promoted into this store from now on; without it, another one than before is refused.
+            What was promoted before is not moved again.
         dry_run: Count, and move nothing.
         now: The time; None: this machine's.
 
@@ -86,9 +89,11 @@ def run(
     before = place.standing()
     if not before.loads:
         raise ConfigurationError("tier", f"{tier!r}, in which there is nothing", "a folder that `cold put` has written")
+    if not new_store:
+        hot.check_of(before)
     through = max(day_of(now_ms + window_ms) + timedelta(days=1), before.claimed)
     is_due = through > before.promoted
-    if is_due and not dry_run:
+    if (is_due or before.store != name) and not dry_run:
         place.claim(through, store=name, now_ms=now_ms)
     after = place.standing()  # what was added before the claim is read; who adds anything later looks for the claim
     days = _Days(before.promoted, through, before.claimed)
