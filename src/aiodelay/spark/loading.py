@@ -81,7 +81,7 @@ class _Loader:
         self.counts = Counts()
         self._store, self._settings = store, settings
         self._pacer = Pacer(settings.task_rate)
-        self._room = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._room = asyncio.Semaphore(1 if settings.rate else CALLS_AT_ONCE)
         self._most_rows = rows_at_once(settings.task_rate, settings.batch_rows, store.traits)
 
     async def load(self, batch: pa.RecordBatch, tasks: asyncio.TaskGroup) -> None:
