@@ -37,7 +37,7 @@ Columns: TypeAlias = Mapping[str, Sequence[Any]]
 BATCH_ROWS = 10_000
 BATCH_BYTES = 8 << 20
 """A batch is closed at so many rows, or bytes; it holds one page of the store more at most."""
-ROWS_PER_PART = 100_000
+ROWS_PER_PART = 200_000
 MOST_PARTS = 10_000
 
 

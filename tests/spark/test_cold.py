@@ -166,6 +166,28 @@ def test_of_two_runs_at_once_each_id_stands_once(
     assert kept(spark, tier) == {"x": (10, 1), "y": (12, 2), "z": (10, 2), "w": (9, 1), "v": (10, 1)}
 
 
+def test_what_a_run_has_left_that_was_killed_beside_another_is_mended_when_it_is_repeated(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, ours = f"{tmp_path / 'tier'}", rows(spark, ("x", 10, 1), ("y", 10, 1), ("z", 10, 1))
+    meanwhile(monkeypatch, lambda: put(rows(spark, ("x", 12, 1), ("y", 12, 2)), tier))
+    add, entered = Tier.add, list[Load | None]()
+
+    def add_once(self: Tier, facts: DataFrame, *, now_ms: int) -> Load | None:
+        if len(entered) == 2:  # the other's, and ours
+            raise InterruptedError
+        entered.append(add(self, facts, now_ms=now_ms))
+        return entered[-1]
+
+    monkeypatch.setattr(Tier, "add", add_once)
+    with pytest.raises(InterruptedError):
+        put(ours, tier)
+    monkeypatch.undo()
+    again = put(ours, tier)
+    assert counts_of({**again.counts}, "put", "ended", "known") == (0, 2, 3)
+    assert kept(spark, tier) == {"x": (10, 1), "y": (12, 2), "z": (10, 1)}
+
+
 def test_what_a_promotion_overtakes_goes_into_the_store(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,29 +210,38 @@ def _stamped(rows: DataFrame, first_ms: int) -> DataFrame:
 
 
 def _as_new(own: DataFrame) -> DataFrame:
-    return own.withColumns({"is_new": F.expr("true"), "stands": F.expr("true")})
+    found = {"is_new": F.expr("true"), "stands": F.expr("true")}
+    return own.withColumns(found | {"newer_version": F.col("version"), "newer_day": F.col("due_day")})
 
 
 def _decided(own: DataFrame, known: DataFrame) -> DataFrame:
     """Say of each row whether the tier has none of its id that is as new, and whether it stands if it is there already.
 
-    Of the same version on several days, which takes two runs at once, the earliest day stands.
+    `newer_version` and `newer_day` are of what stands then: this row, or what is known. Of the same version on several
+    days, which takes two runs at once, the earliest day stands.
     """
     best = F.max(F.struct("version", -F.unix_date("due_day"), "due_day", "ended")).alias("best")
     rows = own.join(known.groupBy("id").agg(best), "id", "left")
     is_new = F.col("best").isNull() | (F.col("version") > F.col("best.version"))
     is_same = (F.col("version") == F.col("best.version")) & (F.col("due_day") == F.col("best.due_day"))
     is_over = F.expr("coalesce(best.ended >= version, false)")
-    return rows.withColumns({"is_new": is_new, "stands": is_new | (is_same & ~is_over)}).drop("best")
+    newer = {
+        "newer_version": F.when(is_new, F.col("version")).otherwise(F.col("best.version")),
+        "newer_day": F.when(is_new, F.col("due_day")).otherwise(F.col("best.due_day")),
+    }
+    return rows.withColumns({"is_new": is_new, "stands": is_new | (is_same & ~is_over), **newer}).drop("best")
 
 
 def _older(known: DataFrame, decided: DataFrame) -> DataFrame:
-    """Return what is known of our ids on other days and does not stand beside what is ours."""
-    own = decided.where("stands").select(
-        "id", F.col("version").alias("newer_version"), F.col("due_day").alias("own_day"), "is_near"
-    )
-    is_older = _comes_after(F.col("newer_version"), F.col("own_day"), F.col("version"), F.col("due_day"))
-    return known.join(own, "id").where(is_older & (F.col("is_near") | (F.col("due_day") != F.col("own_day"))))
+    """Return what is known of our ids on other days and does not stand beside what is newer: also what a run has left.
+
+    One that is killed while another adds the same ids may leave both.
+    """
+    newer = decided.select("id", "newer_version", "newer_day", "is_near", "stands")
+    is_older = _comes_after(F.col("newer_version"), F.col("newer_day"), F.col("version"), F.col("due_day"))
+    is_ours = F.col("stands") & (F.col("is_near") | (F.col("due_day") != F.col("newer_day")))
+    is_left = ~F.col("stands") & (F.col("ended").isNull() | (F.col("ended") < F.col("version")))
+    return known.join(newer, "id").where(is_older & (is_ours | is_left))
 
 
 def _lost(decided: DataFrame, rivals: DataFrame) -> DataFrame:
