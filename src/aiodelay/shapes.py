@@ -47,7 +47,7 @@ from .model import (
     Snapshot,
 )
 from .recurrence import Cron, Every, Rule, decode_rule, encode_rule
-from .timeunits import format_duration, from_epoch_ms, to_epoch_ms
+from .timeunits import LAST_MS, format_duration, from_epoch_ms, to_epoch_ms
 from .transitions import NO_OP, delivery_id
 from .why import Story
 
@@ -71,9 +71,6 @@ __all__ = [
     "time_shape",
     "to_of",
 ]
-
-LAST_MS = 253_402_300_799_999
-"""The last instant that text can name; records of other programs may be due later."""
 
 _KINDS = {"n": "null", "t": "true", "f": "false", '"': "text", "[": "an array", "{": "an object"}
 _CRON_KEYS, _EVERY_KEYS = {"cron", "tz", "missed", "overlap"}, {"interval", "start", "missed", "overlap"}

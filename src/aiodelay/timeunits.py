@@ -14,6 +14,7 @@ from typing import TypeAlias
 from .errors import ConfigurationError, InputError, ScheduleTimeError, shortened
 
 __all__ = [
+    "LAST_MS",
     "MAX_HORIZON_MS",
     "Duration",
     "check_horizon",
@@ -26,6 +27,8 @@ __all__ = [
 Duration: TypeAlias = timedelta | str
 """A length of time: a `timedelta`, or text such as `"5s"`, `"1h30m"`, `"1.5d"`, `"250ms"`, `"PT5M"`."""
 
+LAST_MS = 253_402_300_799_999
+"""The last instant that text can name, the end of year 9999; records of other programs may be later."""
 MAX_HORIZON_MS = 3650 * 86_400_000
 """How far ahead anything may be scheduled, and the longest duration: 3650 days."""
 

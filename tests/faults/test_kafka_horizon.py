@@ -18,7 +18,7 @@ from aiodelay.kafka import index as indices
 from aiodelay.kafka import store as stores
 from aiodelay.kafka.index import Index
 from aiodelay.kafka.pace import Pace
-from aiodelay.model import At, Cancel, Fire, Late, Query, Refused, Reschedule, State, Stored
+from aiodelay.model import At, Cancel, Conflict, Fire, Late, Query, Refused, Reschedule, State, Stored
 from tests.support.kafka import create_topic, new_name
 
 from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, read, transfer
@@ -97,6 +97,17 @@ async def test_what_is_far_is_replaced_cancelled_moved_and_fired_as_what_is_near
         assert (found := await store.get("m2")) is not None
         assert (found.record.envelope.payload, found.state) == (b"far again", State.SCHEDULED)
     assert {record.value for record in await read(kafka, target)} == {b"replaced", b"4", b"5"}
+
+
+async def test_k24_to_look_at_what_is_far_keeps_nobody_waiting(kafka: str) -> None:
+    schedules, far = new_name("schedules"), now_ms() + FAR_MS
+    async with opened(kafka, schedules, "horizon=2s&timeout_ms=5000") as store:
+        await store.apply([put(i, "t", far) for i in range(40)])
+        again = [replace(put(i, "t", far), conflict=Conflict("error")) for i in range(40)]
+        assert len(index_of(store).far) == 40
+        assert {each.reason if isinstance(each, Refused) else each for each in await store.apply(again)} == {
+            "duplicate"
+        }
 
 
 async def test_what_is_far_is_counted_and_listed_in_order_with_what_is_near(kafka: str) -> None:

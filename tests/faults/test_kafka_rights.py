@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
     AclBinding,
-    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -26,6 +24,7 @@ from aiodelay import Scheduler
 from aiodelay.errors import AiodelayError
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import Broker, create_topic, logins, new_name, started
+from tests.support.kafka_rights import grant, revoke
 
 pytestmark = pytest.mark.asyncio
 
@@ -80,17 +79,14 @@ class Rights:
         return f"kafka://{user}:{user}@{where}?security=SASL_PLAINTEXT&timeout_ms=3000{options}"
 
     async def grant(self, user: str, *rights: Right) -> None:
-        made = self._admin.create_acls([AclBinding(*self._binding(user, *right)) for right in rights])
-        for each in made.values():
-            await asyncio.to_thread(each.result, 10)
+        await asyncio.to_thread(grant, self._admin, *(self._binding(user, *right) for right in rights))
 
     async def revoke(self, user: str, right: Right) -> None:
-        (ended,) = self._admin.delete_acls([AclBindingFilter(*self._binding(user, *right))]).values()
-        await asyncio.to_thread(ended.result, 10)
+        await asyncio.to_thread(revoke, self._admin, self._binding(user, *right))
 
-    def _binding(self, user: str, kind: ResourceType, what: str, operation: AclOperation) -> Sequence[Any]:
+    def _binding(self, user: str, kind: ResourceType, what: str, operation: AclOperation) -> AclBinding:
         pattern = ResourcePatternType.PREFIXED if what.endswith(".") else ResourcePatternType.LITERAL
-        return kind, self.name(what), pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW
+        return AclBinding(kind, self.name(what), pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
 
     async def arrived(self, n: int) -> Counter[bytes]:
         options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}

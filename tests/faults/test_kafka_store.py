@@ -14,7 +14,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from confluent_kafka import Producer as OtherProducer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
     AclBinding,
-    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -35,6 +34,7 @@ from aiodelay.kafka.transactions import Transactions
 from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire, Put, Query, Stored
 from aiodelay.transitions import occurrence_id
 from tests.support.kafka import create_topic, new_name, started
+from tests.support.kafka_rights import grant, revoke
 
 pytestmark = pytest.mark.asyncio
 
@@ -651,8 +651,7 @@ async def test_k2_f32_a_topic_that_may_not_be_written_is_held_by_itself() -> Non
         who = (ResourceType.TOPIC, forbidden, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
         denied = AclBinding(*who, AclOperation.WRITE, AclPermissionType.DENY)
         everything = AclBinding(*who, AclOperation.ALL, AclPermissionType.ALLOW)
-        for made in admin.create_acls([denied, everything]).values():
-            await asyncio.to_thread(made.result, 10)
+        await asyncio.to_thread(grant, admin, denied, everything)
         async with opened(kafka, schedules) as store:
             await store.apply([put(i, target if i % 2 else forbidden, now_ms()) for i in range(20)])
             await moved(store, 10)
@@ -660,10 +659,7 @@ async def test_k2_f32_a_topic_that_may_not_be_written_is_held_by_itself() -> Non
             assert (blocked.address, blocked.messages) == (forbidden, 10)
             assert "uthoriz" in blocked.reason
             assert {each.record.attempt for each in await store.search(Query())} == {0}
-            for ended in admin.delete_acls(
-                [AclBindingFilter(*who, AclOperation.WRITE, AclPermissionType.DENY)]
-            ).values():
-                await asyncio.to_thread(ended.result, 10)
+            await asyncio.to_thread(revoke, admin, denied)
             await moved(store, 10)
             assert list(await store.blocked()) == []
         for topic in (target, forbidden):

@@ -25,6 +25,8 @@ from aiodelay.spark.writing import write_frame
 from tests.spark.messages import frame_of, given
 
 ROWS = 2_000
+OWN_PORT = {"SPARK_TESTING": "yes"}
+"""What lets Spark start a session's own Connect server at a free port: else all of them want port 15002 at once."""
 
 
 def session(master: str, conf: Mapping[str, str] | None = None) -> SparkSession:

@@ -26,7 +26,7 @@ from aiodelay import Scheduler
 from tests.integration.test_redis_fred84 import enqueue
 from tests.spark.messages import stored
 from tests.spark.test_engine import Topics, check_none_early, ids, now_ms
-from tests.spark.test_migrate import CALM, CUTOVER, FAR, NEAR, Delivered, Traffic
+from tests.spark.test_migrate import CALM, CUTOVER, FAR, Delivered, Traffic
 from tests.spark.test_takeover import DUE_MS, send_etf1
 from tests.support.kafka import new_name
 from tests.support.processes import ROOT
@@ -233,12 +233,7 @@ def test_a_store_is_migrated_live_by_the_line_of_the_page(client: Client, redis:
                     await asyncio.sleep(0.1)
                 output, _ = await asyncio.to_thread(process.communicate)
             assert process.returncode == 0, client.errors[-5_000:]
-            names = {NEAR: "first", FAR: "second"}
-            wanted = traffic.now | {(names[due], each, payload) for each, (due, payload) in traffic.wants.items()}
-            for each, (due, _) in traffic.wants.items():
-                assert await (a if due == NEAR else b).fire(each) == "fired", each
-            await delivered.until(len(wanted))
-            assert dict(delivered.found) == dict.fromkeys(wanted, 1)
+            await traffic.check_each_once(delivered)
             summary: Mapping[str, Any] = json.loads(output)
             return summary
 

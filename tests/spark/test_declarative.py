@@ -20,6 +20,7 @@ from aiodelay.identifiers import new_op
 from aiodelay.model import At, Envelope, Put
 from aiodelay.registry import open_store
 from tests.spark.messages import end_some, stored
+from tests.spark.program import OWN_PORT
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.timeout(900)  # each run starts a JVM of its own, which takes a loaded machine long
@@ -59,7 +60,7 @@ def test_a_second_run_takes_what_has_happened_since(
     spec = tmp_path / "pipeline" / "spark-pipeline.yml"
     spec.write_text(spec.read_text().replace("/tmp/aiodelay-pipelines", f"{tmp_path}"))
     environment = {name: value for name, value in os.environ.items() if name not in ("SPARK_REMOTE", "SPARK_HOME")}
-    environment |= {"AIODELAY_STORE": url, "PYSPARK_PYTHON": sys.executable}
+    environment |= {"AIODELAY_STORE": url, "PYSPARK_PYTHON": sys.executable} | OWN_PORT
     for runs in (1, 2):
         deliver(url, (runs - 1) * N)
         done = subprocess.run(

@@ -23,6 +23,7 @@ from aiodelay.spark.errors import clear_error
 from aiodelay.spark.jobs import engine
 from tests.spark.test_engine import PARTITIONS, Topics, ids
 from tests.support.kafka import Broker, create_topic, logins, new_name, started
+from tests.support.kafka_rights import grant
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -47,10 +48,7 @@ class Allowed(Topics):
     def allow(self, topic: str, *operations: AclOperation) -> None:
         binding = ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{USER}", "*"
         with AdminClient({"bootstrap.servers": self.bootstrap}) as admin:
-            for operation in operations:
-                made = admin.create_acls([AclBinding(*binding, operation, AclPermissionType.ALLOW)])
-                for each in made.values():
-                    each.result(10)
+            grant(admin, *(AclBinding(*binding, each, AclPermissionType.ALLOW) for each in operations))
 
     def refusal(self, spark: SparkSession, folder: Path) -> str:
         """Start, and return why that failed."""

@@ -92,6 +92,15 @@ class Traffic:
         await self._first.schedule(payload, to="handler:orders", at=due, id=message_id)
         self.wants[message_id] = due, payload
 
+    async def check_each_once(self, delivered: Delivered) -> None:
+        """Make due what is wanted, each where it should be; all of it must come there, and once."""
+        names = {NEAR: "first", FAR: "second"}
+        wanted = self.now | {(names[due], each, payload) for each, (due, payload) in self.wants.items()}
+        for each, (due, _) in self.wants.items():
+            assert await (self._first if due == NEAR else self._second).fire(each) == "fired", each
+        await delivered.until(len(wanted))
+        assert dict(delivered.found) == dict.fromkeys(wanted, 1)
+
 
 @pytest.fixture
 def urls(kafka: str, redis_server: RedisServer, tmp_path: Path) -> Mapping[str, str]:
@@ -133,12 +142,7 @@ def test_a_store_moves_under_traffic(
             summary = await move()
             assert (summary.rejected, summary.counts["left"], summary.counts["drift"]) == (0, 0, 0), summary
             assert summary.counts["moved"] == summary.counts["same"]
-            names = {NEAR: "first", FAR: "second"}
-            wanted = traffic.now | {(names[due], each, payload) for each, (due, payload) in traffic.wants.items()}
-            for each, (due, _) in traffic.wants.items():
-                assert await (a if due == NEAR else b).fire(each) == "fired", each
-            await delivered.until(len(wanted))
-            assert dict(delivered.found) == dict.fromkeys(wanted, 1)
+            await traffic.check_each_once(delivered)
             assert not delivered.early
 
     asyncio.run(live())

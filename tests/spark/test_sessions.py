@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark.messages import stored
-from tests.spark.program import ROWS
+from tests.spark.program import OWN_PORT, ROWS
 from tests.support.processes import ROOT
 from tests.support.servers import RedisServer
 from tests.support.spark_cluster import two_hosts
@@ -29,7 +29,7 @@ def ran(*arguments: str, environment: Mapping[str, str] | None = None) -> list[s
 
 
 def test_a_connect_session_writes_and_reads(redis_server: RedisServer, namespace: str) -> None:
-    lines = ran("count_again", "", redis_server.url, namespace, environment={"SPARK_REMOTE": "local[2]"})
+    lines = ran("count_again", "", redis_server.url, namespace, environment={"SPARK_REMOTE": "local[2]"} | OWN_PORT)
     assert lines == [f"{ROWS}", KNOWN]
 
 

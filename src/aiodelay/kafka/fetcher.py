@@ -76,11 +76,14 @@ class Fetcher:
             at = await consumer.position(place)
             while left and left[-1] < at:
                 left.pop()
+        if wanted:
+            consumer.pause(place)  # else it waits for more, and the next answers with it (K24)
         return found
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._consumer is None:
-            self._consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
+            options = {"max_partition_fetch_bytes": FETCH_BYTES, "fetch_max_wait_ms": 0}
+            self._consumer = consumer_of(self._cluster, **options)
             await self._consumer.start()
         return self._consumer
 

@@ -39,7 +39,7 @@ from aiodelay.model import (
     Record,
 )
 from aiodelay.recurrence import decode_rule
-from aiodelay.timeunits import to_epoch_ms
+from aiodelay.timeunits import LAST_MS, to_epoch_ms
 from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of, retry_place
 
 from .mark import Mark
@@ -141,7 +141,7 @@ _ENCODINGS: dict[str, Literal["", "json", "msgpack", "null"]] = {
 _TEXT_TO_LATE = {text: action for action, text in _LATE.items()}
 
 
-_HISTORY_MOST = {"at_ms": 253_402_300_799_999, "revision": (1 << 63) - 1, "due_ms": _MOST_MS, "attempt": (1 << 31) - 1}
+_HISTORY_MOST = {"at_ms": LAST_MS, "revision": (1 << 63) - 1, "due_ms": _MOST_MS, "attempt": (1 << 31) - 1}
 """The largest numbers of a history's entry, by name, the smallest being 0: an entry without end has no day."""
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
+from aiodelay.timeunits import LAST_MS
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -15,7 +17,7 @@ _ENTRY: Final = (
     "at_ms BIGINT, event STRING, id STRING, revision BIGINT, lane STRING, due_ms BIGINT, attempt INT, detail STRING"
 )
 _MOST: Final = {
-    "at_ms": 253_402_300_799_999,
+    "at_ms": LAST_MS,
     "revision": (1 << 63) - 1,
     "due_ms": (1 << 48) - 1,
     "attempt": (1 << 31) - 1,

@@ -18,6 +18,7 @@ from aiodelay.kafka.options import Cluster
 from aiodelay.kafka.records import readable
 from aiodelay.kafka.topic import history_partitions
 from aiodelay.kafka.trail import open_trail
+from aiodelay.timeunits import LAST_MS
 
 from .following import STARTING, Follower, Following, Piece, following_of
 from .options import Options
@@ -27,8 +28,6 @@ __all__ = ["MOST_AT_ONCE", "TopicReader", "readable_partitions", "topic_reader_o
 
 MOST_AT_ONCE: Final = 100_000
 _PURPOSE: Final = "of"
-_MOST_MS: Final = 253_402_300_799_999
-"""The end of year 9999: a producer that gives nanoseconds as a time would be later than a column can be."""
 _REFUSAL_MS: Final = 1_000
 """By then a broker has said that a topic may not be read."""
 _TIME = pa.timestamp("us", tz="UTC")
@@ -126,7 +125,7 @@ def _batch(found: Sequence[Any]) -> pa.RecordBatch:
         pa.array([each.topic for each in found], pa.string()),
         pa.array([each.partition for each in found], pa.int32()),
         pa.array([each.offset for each in found], pa.int64()),
-        pa.array([min(max(each.timestamp, 0), _MOST_MS) * 1000 for each in found], _TIME),
+        pa.array([min(max(each.timestamp, 0), LAST_MS) * 1000 for each in found], _TIME),  # some give ns
         pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(fields, fields=list(_HEADER))),
     ]
     return pa.RecordBatch.from_arrays(arrays, ["key", "value", "topic", "partition", "offset", "timestamp", "headers"])
