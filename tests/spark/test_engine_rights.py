@@ -27,26 +27,28 @@ from tests.support.kafka_rights import grant
 
 pytestmark = pytest.mark.timeout(600)
 
-USER = "engine"
+READER, WRITER = "reader", "writer"
+"""Who may write to any topic may ask for a producer's number too: that a user may not is told of one without."""
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    """One that lets `engine` do only what it may."""
-    broker = started(**logins(USER))
+    """One that lets users do only what they may."""
+    broker = started(**logins(READER, WRITER))
     yield broker
     broker.stop()
 
 
 class Allowed(Topics):
-    """Topics, and what the engine may do with them."""
+    """Topics, and what an engine may do with them that logs in as a user."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, user: str) -> None:
         super().__init__(broker.bootstrap)
-        self.url = f"kafka://{USER}:{USER}@{broker.login}/{self.schedules}?security=SASL_PLAINTEXT&timeout_ms=5000"
+        self._user = user
+        self.url = f"kafka://{user}:{user}@{broker.login}/{self.schedules}?security=SASL_PLAINTEXT&timeout_ms=5000"
 
     def allow(self, topic: str, *operations: AclOperation) -> None:
-        binding = ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{USER}", "*"
+        binding = ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{self._user}", "*"
         with AdminClient({"bootstrap.servers": self.bootstrap}) as admin:
             grant(admin, *(AclBinding(*binding, each, AclPermissionType.ALLOW) for each in operations))
 
@@ -54,12 +56,12 @@ class Allowed(Topics):
         """Start, and return why that failed."""
         with pytest.raises(StoreUnavailableError) as caught:
             engine.start(spark, source=self.url, checkpoint=f"{folder / 'never'}").stop()
-        assert f"{USER}:{USER}" not in f"{caught.value}"
+        assert f"{self._user}:{self._user}" not in f"{caught.value}"
         return f"{caught.value}"
 
 
 def test_what_is_not_allowed_is_told_before_spark_begins(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
-    topics = Allowed(broker)
+    topics = Allowed(broker, READER)
     assert topics.refusal(spark, tmp_path).endswith(f"TopicAuthorizationFailedError: {topics.schedules}")
     topics.allow(topics.schedules, AclOperation.DESCRIBE)
     assert topics.refusal(spark, tmp_path).endswith(f"TopicAuthorizationFailedError: {topics.schedules}")
@@ -73,7 +75,7 @@ def test_what_is_not_allowed_is_told_before_spark_begins(spark: SparkSession, br
 def test_a_topic_that_may_not_be_written_costs_no_other_message_and_none_is_lost(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
-    topics = Allowed(broker)
+    topics = Allowed(broker, WRITER)
     hidden, closed = (asyncio.run(create_topic(broker.bootstrap, new_name())) for _ in range(2))
     asyncio.run(create_topic(broker.bootstrap, topics.dead, PARTITIONS))
     topics.allow(topics.schedules, AclOperation.READ)
