@@ -37,7 +37,7 @@ Columns: TypeAlias = Mapping[str, Sequence[Any]]
 BATCH_ROWS = 10_000
 BATCH_BYTES = 8 << 20
 """A batch is closed at so many rows, or bytes; it holds one page of the store more at most."""
-ROWS_PER_PART = 200_000
+ROWS_PER_PART = 250_000
 MOST_PARTS = 10_000
 
 
@@ -80,8 +80,9 @@ class Ended(Struct, frozen=True, gc=False):
 
 
 def parts_for(scan: Scan, rows: int) -> int:
-    """Return into how many parts to split so many rows."""
-    wanted = scan.parts or -(-rows // ROWS_PER_PART)
+    """Return into how many parts to split so many rows: an even number, so that two tasks at once end together."""
+    by_rows = -(-rows // ROWS_PER_PART)
+    wanted = scan.parts or (1 if by_rows <= 1 else by_rows + by_rows % 2)
     return max(1, min(wanted, rows, MOST_PARTS))
 
 
