@@ -102,12 +102,26 @@ async def test_what_is_far_is_replaced_cancelled_moved_and_fired_as_what_is_near
 async def test_k24_to_look_at_what_is_far_keeps_nobody_waiting(kafka: str) -> None:
     schedules, far = new_name("schedules"), now_ms() + FAR_MS
     async with opened(kafka, schedules, "horizon=2s&timeout_ms=5000") as store:
-        await store.apply([put(i, "t", far) for i in range(40)])
-        again = [replace(put(i, "t", far), conflict=Conflict("error")) for i in range(40)]
-        assert len(index_of(store).far) == 40
+        await store.apply([put(i, "t", far) for i in range(1000)])
+        again = [replace(put(i, "t", far), conflict=Conflict("error")) for i in range(1000)]
+        assert len(index_of(store).far) == 1000
         assert {each.reason if isinstance(each, Refused) else each for each in await store.apply(again)} == {
             "duplicate"
         }
+
+
+async def test_what_is_far_and_cannot_be_decoded_is_asked_for_and_becomes_a_dead_letter(kafka: str) -> None:
+    schedules, due_s = new_name("schedules"), (now_ms() + FAR_MS) // 1000
+    async with opened(kafka, schedules) as store, AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+        headers = [("scheduler-epoch", b"%d" % due_s), ("scheduler-target-topic", b"no topic!")]
+        await producer.send_and_wait(schedules, b"x", b"bad", headers=headers)
+        async with asyncio.timeout(30):
+            while not index_of(store).far:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.05)
+            assert await store.get("bad") is None
+            while not (letters := await store.dead_letters()):  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.05)
+        assert [each.record.id for each in letters] == ["bad"]
 
 
 async def test_what_is_far_is_counted_and_listed_in_order_with_what_is_near(kafka: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError
 from aiodelay import OutcomeUnknownError, Scheduler, StoreBusyError, StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, partition
+from aiodelay.kafka.records import partition_of
 from aiodelay.model import After, Envelope, Put, Query, Stored, Unknown
 from tests.support.kafka import Broker, create_topic, new_name, started
 
@@ -129,15 +130,17 @@ async def test_f22_opening_fails_in_time_while_the_broker_is_away(broker: Broker
 
 
 @asynccontextmanager
-async def left_open(bootstrap: str, topic: str, timeout_ms: int) -> AsyncIterator[None]:
+async def left_open(
+    bootstrap: str, topic: str, timeout_ms: int, partitions: Sequence[int] = (0, 1)
+) -> AsyncIterator[None]:
     """Begin a transaction on a topic, which ends by its timeout only."""
     options = {"transactional_id": new_name("stranger"), "transaction_timeout_ms": timeout_ms}
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, **options)
     await producer.start()
     try:
         await producer.begin_transaction()
-        for partition in (0, 1):
-            await producer.send_and_wait(topic, b"x", b"stranger", partition=partition)
+        for number in partitions:
+            await producer.send_and_wait(topic, b"x", b"stranger", partition=number)
         yield
     finally:
         await producer.client.close()  # as if it had been killed: it says nothing to the broker
@@ -162,6 +165,44 @@ async def test_f27_a_strangers_open_transaction_delays_and_harms_nothing(
     assert set(found) - {b"meanwhile"} == {b"before", b"after"}
     assert max(found.values()) == 1
     assert any("a transaction is open at offset" in each.message for each in caplog.records)
+
+
+async def test_f27_a_partition_in_which_nothing_can_be_read_holds_up_no_other(
+    broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "OPEN_S", 0.5)
+    topic = new_name("schedules")
+    url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2&timeout_ms=2000"
+    scheduler, ran = Scheduler(url, store_timeout="3s"), Counter[str]()
+
+    @scheduler.handler(name="orders")
+    async def handle(payload: bytes) -> None:
+        ran[payload.decode()] += 1
+
+    async def put(message_id: str, delay: str) -> object:
+        return await scheduler.schedule(message_id.encode(), to="handler:orders", delay=delay, id=message_id)
+
+    soon, again = ([ids_of(number, f"{what}-") for number in (0, 1)] for what in ("soon", "again"))
+    async with scheduler:
+        await asyncio.gather(*(put(each, "6s") for each in soon[0] + soon[1]))
+        async with left_open(broker.bootstrap, topic, 25_000, [0]), asyncio.timeout(30):
+            while not any("a transaction is open at offset" in each for each in caplog.messages):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            refused = await asyncio.gather(*(put(each, "1ms") for each in again[0]), return_exceptions=True)
+            assert {type(each) for each in refused} == {StoreUnavailableError}
+            await asyncio.gather(*(put(each, "1ms") for each in again[1]))
+            while not ran.keys() >= {*soon[1], *again[1]}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            assert not ran.keys() & {*soon[0]}, "what could not be settled is not begun"
+        async with asyncio.timeout(90):
+            while not ran.keys() >= {*soon[0]}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    assert ran == Counter(soon[0] + soon[1] + again[1])
+
+
+def ids_of(number: int, prefix: str) -> list[str]:
+    """Return forty ids of one of two partitions."""
+    return [each for i in range(200) if partition_of((each := f"{prefix}{i}").encode(), 2) == number][:40]
 
 
 async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_back(broker: Broker) -> None:

@@ -16,9 +16,9 @@ from .options import Cluster
 __all__ = ["Fetcher"]
 
 WAIT_MS = 500
-MOST_RECORDS = 2_000
-FETCH_BYTES = 1 << 20
-FAR_RECORDS = 1_000
+MOST_RECORDS = 200
+FETCH_BYTES = 1 << 16
+FAR_RECORDS = 200
 """From this many records on it costs less to look elsewhere than to read what lies between."""
 
 
@@ -30,7 +30,7 @@ class Fetcher:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+        self._cluster, self._timeout_s = cluster, cluster.timeout_ms / 1000
         self._consumer: AIOKafkaConsumer | None = None
         self._lock = asyncio.Lock()
 
@@ -38,12 +38,12 @@ class Fetcher:
         """Return the records at these offsets that are still there, in their order.
 
         Raises:
-            KafkaError, TimeoutError, OSError: They cannot be read.
+            KafkaError, TimeoutError, OSError: They cannot be read, or nothing was for as long as an answer may take.
         """
         async with self._lock:
             try:
-                async with asyncio.timeout(self._cluster.timeout_ms / 1000 * (1 + len(offsets) // FAR_RECORDS)):
-                    return await self._fetch(place, sorted(offsets))
+                async with asyncio.timeout(self._timeout_s) as limit:
+                    return await self._fetch(place, sorted(offsets), limit)
             except BaseException:
                 await self._close()
                 raise
@@ -53,7 +53,8 @@ class Fetcher:
         async with self._lock:
             await self._close()
 
-    async def _fetch(self, place: TopicPartition, offsets: Sequence[int]) -> list[Read]:
+    async def _fetch(self, place: TopicPartition, offsets: Sequence[int], limit: asyncio.Timeout) -> list[Read]:
+        now_s = asyncio.get_running_loop().time
         consumer = await self._opened()
         (first,) = (await consumer.beginning_offsets([place])).values()
         (end,) = (await consumer.end_offsets([place])).values()
@@ -73,7 +74,9 @@ class Fetcher:
                 for each in read.get(place, ())
                 if each.offset in wanted
             )
-            at = await consumer.position(place)
+            if (position := await consumer.position(place)) > at:
+                limit.reschedule(now_s() + self._timeout_s)
+            at = position
             while left and left[-1] < at:
                 left.pop()
         if wanted:

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from aiokafka.errors import KafkaError
 
@@ -51,7 +51,8 @@ class Horizon:
     ) -> None:
         self._index, self._fetch, self._clock, self._on_near = index, fetch, clock, on_near
         self._ms, self._name = ms, name
-        self._lock = asyncio.Lock()
+        self._lock, self._bringing = asyncio.Lock(), asyncio.Lock()
+        self._asked = set[bytes]()
 
     def set(self) -> None:
         """Let the index know up to when it takes messages in whole."""
@@ -87,15 +88,20 @@ class Horizon:
             index.edge_ms = until_ms
             return bool(found)
 
-    async def bring(self, message_id: str) -> None:
-        """Bring a message near, if it is far.
+    async def bring(self, message_ids: Iterable[str]) -> None:
+        """Bring messages near, those that are far; what is asked for meanwhile is read together.
 
         Raises:
-            StoreUnavailableError: It cannot be read.
+            StoreUnavailableError: They cannot be read.
         """
-        key = records.key_of(message_id)
-        while (row := (index := self._index()).far.find(key)) is not None:
-            await self._bring(index, [row.offset])
+        keys = set(map(records.key_of, message_ids))
+        while far := {key for key in keys if self._index().far.find(key) is not None}:
+            self._asked |= far
+            async with self._bringing:
+                index, asked, self._asked = self._index(), self._asked, set()
+                offsets = [row.offset for key in asked if (row := index.far.find(key)) is not None]
+                for i in range(0, len(offsets), BATCH):
+                    await self._bring(index, offsets[i : i + BATCH])
 
     async def get(self, message_id: str) -> Snapshot | None:
         """Return a message, near or far.
@@ -103,9 +109,11 @@ class Horizon:
         Raises:
             StoreUnavailableError: It cannot be read.
         """
-        while (row := self._index().far.find(records.key_of(message_id))) is not None:
-            if found := self._index().peek(await self._read([row.offset])):
+        while (row := (index := self._index()).far.find(records.key_of(message_id))) is not None:
+            read = await self._read([row.offset])
+            if found := index.peek(read):
                 return found[0]
+            self._take_in(index, [row.offset], read)  # it is gone, or was replaced, or cannot be decoded
         return await self._index().get(message_id)
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
@@ -143,7 +151,10 @@ class Horizon:
         return [LoadBucket(now + bucket * bucket_ms, lane, n) for (bucket, lane), n in sorted(found.items())]
 
     async def _bring(self, index: Index, offsets: Sequence[int]) -> None:
-        found = await self._read(offsets)
+        self._take_in(index, offsets, await self._read(offsets))
+
+    def _take_in(self, index: Index, offsets: Sequence[int], found: Sequence[Read]) -> None:
+        """Have what was read come near, and forget what is gone."""
         for read in found:
             index.come_near(read)
         self._on_near()

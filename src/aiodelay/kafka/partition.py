@@ -438,8 +438,7 @@ class Partition:
         if self.problem is not None:
             raise self.problem
         self._work.clear()
-        for message_id in self.index.hidden_far():
-            await self.horizon.bring(message_id)
+        await self.horizon.bring(self.index.hidden_far())
         self._check_over()
         self.index.mend()
         is_told = await self._is_history_open()
@@ -675,7 +674,7 @@ class Partition:
 
     async def command(self, command: Command) -> Outcome:
         """Carry out a command as the owner: the answer is final, unless it does not come in time."""
-        if not await self.until_ready():
+        if self.is_stalled or not await self.until_ready():
             return Refused("unavailable", self.why or "the partition is being read")
         try:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
@@ -769,7 +768,7 @@ class Partition:
         """
         await self._until_free(message_id)
         while self.index.is_far(message_id):
-            await self.horizon.bring(message_id)
+            await self.horizon.bring([message_id])
             await self._until_free(message_id)
 
     async def redrive(self, key: DeadKey) -> Outcome:

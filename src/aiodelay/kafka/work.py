@@ -75,6 +75,8 @@ class KafkaWork:
         for partition in self._in_turn():
             if not partition.is_ready:
                 continue  # since the one before was asked
+            if partition.is_stalled and not is_repeated:
+                continue  # what it gave out could not be settled, and would keep the places of others
             if is_repeated:
                 claimed = partition.index.claim_again(self._claimed.get(partition, ()), demand)
             else:
