@@ -50,7 +50,7 @@ class Place:
     def __init__(self, kafka: str, store: str, crew: Crew, intake: str, target: str) -> None:
         self.kafka, self.store, self.crew, self.intake, self.target = kafka, store, crew, intake, target
         self.namespace = "default" if store.startswith("kafka:") else intake
-        self.url = f"kafka://{kafka}/{intake}?timeout_ms=5000"
+        self.url = f"kafka://{kafka}/{intake}?timeout_ms=20000"
         self.sent = 0
 
     def start(self, step: str = "", when: str = "before", nth: int = 1, signal: int = SIGKILL) -> Worker:

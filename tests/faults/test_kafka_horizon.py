@@ -101,7 +101,7 @@ async def test_what_is_far_is_replaced_cancelled_moved_and_fired_as_what_is_near
 
 async def test_k24_to_look_at_what_is_far_keeps_nobody_waiting(kafka: str) -> None:
     schedules, far = new_name("schedules"), now_ms() + FAR_MS
-    async with opened(kafka, schedules, "horizon=2s&timeout_ms=5000") as store:
+    async with opened(kafka, schedules, "horizon=2s&timeout_ms=20000") as store:
         await store.apply([put(i, "t", far) for i in range(1000)])
         again = [replace(put(i, "t", far), conflict=Conflict("error")) for i in range(1000)]
         assert len(index_of(store).far) == 1000

@@ -45,7 +45,7 @@ def all_sent(outcomes: Sequence[SendOutcome]) -> bool:
 
 
 @asynccontextmanager
-async def opened(bootstrap: str, timeout_ms: int = 5000) -> AsyncIterator[KafkaSink]:
+async def opened(bootstrap: str, timeout_ms: int = 30_000) -> AsyncIterator[KafkaSink]:
     before = asyncio.all_tasks()
     async with KafkaSink(f"kafka://{bootstrap}?timeout_ms={timeout_ms}") as sink:
         yield sink

@@ -11,12 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 from tests.faults.programs.topic_reader import CONCURRENCY, Plan, fails_once
 from tests.support.kafka import Broker, create_topic, new_name, started
 from tests.support.processes import Crew, Worker
-from tests.support.topics import fill
+from tests.support.topics import Group, fill
 
 PARTITIONS = 3
 
@@ -36,12 +35,12 @@ class Scene:
         self._store = store or f"sqlite:///{folder / 'store.db'}"
         self.bootstrap, self._folder, self._crew = bootstrap, folder, crew
         self.group = new_name("group")
+        self._seen = Group(bootstrap, self.group)
         self.topic = asyncio.run(create_topic(bootstrap, new_name(), PARTITIONS))
         self._files: list[Path] = []
-        self._observer = Consumer({"bootstrap.servers": bootstrap, "group.id": self.group})
 
     def close(self) -> None:
-        self._observer.close()
+        self._seen.close()
 
     def fill(self, n: int, *, first: int = 0) -> None:
         for number in range(PARTITIONS):
@@ -67,8 +66,7 @@ class Scene:
         return Counter(tuple(map(int, line.split())) for line in lines)  # type: ignore[misc]
 
     def committed(self) -> list[int]:
-        places = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
-        return [max(place.offset, 0) for place in self._observer.committed(places, timeout=30)]
+        return [max(offset, 0) for offset in self._seen.committed(self.topic, PARTITIONS)]
 
     def wait_for(self, n: int, timeout_s: float = 60) -> None:
         """Wait until so many records of each partition have been handled, and so far is committed."""

@@ -55,7 +55,7 @@ SETTINGS = {
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "false",
-    "broker.session.timeout.ms": "1000",  # so long it takes to come back after a kill
+    "broker.session.timeout.ms": "3000",  # so long it takes to come back after a kill
     "broker.heartbeat.interval.ms": "250",
     "log.cleaner.backoff.ms": "200",
     "log.cleaner.dedupe.buffer.size": "20971520",
@@ -169,7 +169,8 @@ def find() -> Broker | Given:
     if given := os.environ.get(GIVEN, ""):
         asyncio.run(_wait_until_ready(given))
         return Given(given)
-    return _in_docker() if _has_docker() else started()
+    # Nobody kills it; a busy machine may keep it from its heartbeats.
+    return _in_docker() if _has_docker() else started(broker_session_timeout_ms="60000")
 
 
 def started(**settings: str) -> Broker:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 
-__all__ = ["committed", "delete_topic", "fill", "producing", "set_offsets"]
+__all__ = ["Group", "committed", "delete_topic", "fill", "producing", "set_offsets"]
 
+PATIENCE_S = 60.0
+# So a broker answers that has just started or was busy; librdkafka does not ask again.
+NO_COORDINATOR_YET = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
 Headers = Sequence[tuple[str, bytes | None]]
 
 
@@ -33,14 +48,31 @@ def fill(bootstrap: str, topic: str, values: Sequence[bytes | None], *, partitio
             producer.poll(0)
 
 
+class Group:
+    """What somebody who is no member sees of a group."""
+
+    def __init__(self, bootstrap: str, name: str) -> None:
+        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": name, "enable.auto.commit": False})
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def committed(self, topic: str, partitions: int = 1) -> list[int]:
+        """Return the offsets that it has committed, by partition; -1001 where there is none."""
+        places, ends = [TopicPartition(topic, number) for number in range(partitions)], time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return [place.offset for place in self._consumer.committed(places, timeout=30)]
+            except KafkaException as error:
+                if error.args[0].code() not in NO_COORDINATOR_YET or time.monotonic() > ends:
+                    raise
+                time.sleep(0.1)
+
+
 def committed(bootstrap: str, group: str, topic: str, partitions: int = 1) -> list[int]:
     """Return the offsets that a group has committed, by partition; -1001 where there is none."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})
-    try:
-        places = [TopicPartition(topic, number) for number in range(partitions)]
-        return [place.offset for place in consumer.committed(places, timeout=30)]
-    finally:
-        consumer.close()
+    with closing(Group(bootstrap, group)) as seen:
+        return seen.committed(topic, partitions)
 
 
 def set_offsets(bootstrap: str, group: str, topic: str, offsets: Sequence[int], note: str = "") -> None:
