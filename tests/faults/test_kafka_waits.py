@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -214,3 +215,14 @@ async def test_k20_a_start_that_is_cancelled_leaves_no_connection_open(kafka: st
             await starting
         await stop(consumer)
     gc.collect()  # which complains of a connection that is open
+
+
+async def test_k25_a_host_that_is_silent_leaves_time_for_the_next_one(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.shuffle", lambda _: None)  # aiokafka asks hosts in the order of chance
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},{kafka}"
+        url = url_of(hosts, new_name("schedules")).replace("=2000", "=5000")
+        async with KafkaStore(url) as store:
+            assert isinstance((await store.apply([put("m", "t", After(3_600_000))]))[0], Stored)

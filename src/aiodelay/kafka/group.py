@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from .assignor import ASSIGNOR
 from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
 from .incarnation import topic_id
 from .options import Cluster
+from .retrying import pause
 
 __all__ = ["METADATA_MS", "SESSION_MS", "Group"]
 
@@ -33,7 +33,6 @@ SESSION_MS = 10_000
 HEARTBEAT_MS = 1_000
 METADATA_MS = 10_000
 """How old what is known of topics may become."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -79,6 +78,7 @@ class Group:
         self._settled = asyncio.Event()
         self._consumer: AIOKafkaConsumer | None = None
         self.why: str = ""
+        self._failures = 0
 
     async def may_begin(self, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
         """Return when a partition's session may begin: not while the group is being shared out.
@@ -96,16 +96,14 @@ class Group:
 
     async def run(self) -> None:
         """Be a member until cancelled; no error ends this."""
-        failures = 0
         while True:
             try:
                 await self._be_member()
             except Exception as error:  # noqa: BLE001 - as in `Partition.run`
-                failures += 1
+                self._failures += 1
                 self.why = reason_of(error)
                 log_failure(log, f"the group of {self._topic} is left", self.why, error, UNAVAILABLE)
-            pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            await pause(self._failures)
 
     async def _be_member(self) -> None:
         tame()
@@ -206,6 +204,6 @@ class Group:
             return
         self._consumer.pause(*assigned)
         self._on_assigned(self._topic, {place.partition for place in assigned})
-        self.why = ""
+        self.why, self._failures = "", 0
         self.was_assigned.set()
         self._settled.set()

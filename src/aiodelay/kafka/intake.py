@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeAlias
@@ -26,6 +25,7 @@ from .incarnation import topic_id
 from .options import Cluster
 from .records import DEAD_REASON, readable
 from .requests import BadRequestError
+from .retrying import pause
 from .writer import TOO_LARGE, Writer
 
 __all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Around", "Intake", "Storing", "source_of"]
@@ -34,7 +34,6 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 WAIT_MS = 500
 FETCH_BYTES = 1 << 20
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 Around: TypeAlias = Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]
 """What goes around the storing of a batch; it may give other puts to be stored."""
 REPLACING_COST = 6
@@ -124,8 +123,7 @@ class Intake:
                 self._failures += 1
                 expected = (StoreUnavailableError, _RecreatedError, *UNAVAILABLE)
                 log_failure(log, f"{self._name}: nothing is taken in for now", reason_of(error), error, expected)
-            pause = min(FIRST_PAUSE_S * 2 ** min(self._failures, 10), LONGEST_PAUSE_S)
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            await pause(self._failures)
 
     async def _take_in(self) -> None:
         consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)

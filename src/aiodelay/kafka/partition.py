@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -51,6 +50,7 @@ from .horizon import Fetch, Horizon
 from .index import Change, Due, Index, Read
 from .options import Cluster
 from .pace import Pace
+from .retrying import pause
 from .session import Session
 from .targets import Targets, refused_topics
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
@@ -60,7 +60,7 @@ __all__ = ["Partition", "Place", "moved_keys"]
 
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 5.0
+FIRST_PAUSE_S = 0.02
 STABLE_MS = 10_000
 MARK_MS = 5_000
 """How often it is written what is finished."""
@@ -372,8 +372,7 @@ class Partition:
             # Two owners take over from each other less and less often; a record that is refused costs no pause.
             lasted_ms = self._clock.monotonic_ms() - started_ms
             failures = 0 if is_refusal or lasted_ms > STABLE_MS else failures + 1
-            pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            await pause(failures, FIRST_PAUSE_S)
 
     async def _restore(self, disk: Disk) -> None:
         """Go on from the index on disk, as far as it may be."""

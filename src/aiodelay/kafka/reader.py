@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Mapping
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -14,6 +13,7 @@ from .client import UNAVAILABLE, consumer_of, log_failure, reason_of, stop
 from .group import METADATA_MS
 from .options import Cluster
 from .partition import Partition
+from .retrying import pause
 
 __all__ = ["Reader"]
 
@@ -22,7 +22,6 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 WAIT_MS = 200
 MOST_RECORDS = 2_000
 FETCH_BYTES = 8 << 20
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
 
 class Reader:
@@ -37,6 +36,7 @@ class Reader:
         self._partitions: Mapping[TopicPartition, Partition] = {}
         self._changed = asyncio.Event()
         self._consumer: AIOKafkaConsumer | None = None
+        self._failures = 0
 
     def skip(self, place: TopicPartition, offset: int) -> None:
         """Read a partition from an offset on: what stands before it is known."""
@@ -50,15 +50,13 @@ class Reader:
 
     async def run(self) -> None:
         """Read until cancelled; no error ends this."""
-        failures = 0
         while True:
             try:
                 await self._read_on()
             except Exception as error:  # noqa: BLE001 - as in `Partition.run`
-                failures += 1
+                self._failures += 1
                 log_failure(log, f"reading {self._cluster.name} fails", reason_of(error), error, UNAVAILABLE)
-            pause = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            await pause(self._failures)
 
     async def _read_on(self) -> None:
         consumer = consumer_of(
@@ -118,3 +116,4 @@ class Reader:
             if batch or read_to > partition.index.read_to:
                 partition.take_in(batch, read_to)
             partition.keep(now)
+        self._failures = 0
