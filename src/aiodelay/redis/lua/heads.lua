@@ -25,9 +25,9 @@ local function pass(n, key, name, id, value, e)
   return true
 end
 
--- Returns the message of a value, with its size; nil if it cannot be read.
+-- Returns the message of a value, with its size; nil if it cannot be read. What became of it since it was read counts.
 local function readable(id, value)
-  local e = value and parse(id, value) or nil
+  local e = loaded[id] or value and parse(id, value) or nil
   if e then e.size = size_of(e) end
   if e and not e.size then e = nil end
   loaded[id] = e or false

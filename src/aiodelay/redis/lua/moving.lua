@@ -86,11 +86,7 @@ local push
 do
   local function after_end(e)
     if is_due_to_expire(e) then call('ZREM', LATE, e.id) end
-    if byte(e.id) == OCCURRENCE then
-      strike(sub(e.id, 2, -7), (unpack_bytes('>I6', e.id, #e.id - 5)))
-    else
-      remember_end(e)
-    end
+    if byte(e.id) == OCCURRENCE then strike(e.id) else remember_end(e) end
   end
 
   local function remove(t) -- the messages first: whatever fails after that doubles none
@@ -207,7 +203,7 @@ do
     elseif not e then
       return look_at_plain(t, key, name, id, value, size)
     elseif has(e, RECURRING) then
-      if #series < 2 * MOST_SERIES then series[#series + 1], series[#series + 2] = id, value end
+      if #series < 2 * MOST_SERIES then series[#series + 1], series[#series + 2] = id, e.value end
     elseif has_room(t, e.size) then
       take(t, key, name, id, e.size, written(t, e))
       t.others[#t.others + 1] = e

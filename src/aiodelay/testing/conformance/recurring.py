@@ -231,6 +231,16 @@ class RecurringRules(Bench):
         assert await stage.get(ending) is None
         assert (await stage.record("s")).live == live[1:]
 
+    @staged
+    async def test_recurring_series_claimed_as_its_retries_end_late_lists_none(self, stage: Stage) -> None:
+        live = await self._with_retries(stage, late=Late.drop("1h"))
+        await stage.do(Reschedule(stage.op(), "s", At(live[0] + HOUR_MS // 2 + 1)))  # it stands between the two
+        await stage.stored(stage.put("before them"))
+        stage.move(HOUR_MS + MINUTE_MS)
+        claims = await stage.claim()
+        assert [(each.record.id, each.record.live) for each in claims] == [("before them", ()), ("s", ())]
+        assert (await stage.record("s")).live == ()
+
     @staticmethod
     async def _end_retry(stage: Stage, message_id: str, end: str) -> None:
         await stage.do(Fire(stage.op(), message_id))

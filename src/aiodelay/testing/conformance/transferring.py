@@ -589,6 +589,19 @@ class TransferConformance(Bench):
         assert letters == ([("late", "why")] if how == "dead" else [])
 
     @staged
+    async def test_series_lists_an_occurrence_no_more_that_was_redriven_and_moved(self, stage: Stage) -> None:
+        moves = self.moves(stage)
+        await moves.stored(moves.put("s", rule=RULE))
+        (series,) = (await moves.move()).series
+        late = Dead("s", series.revision, series.due_ms, "late", 0, "why", stage.now + 60_000)
+        await moves.move(settlements=[late])
+        (letter,) = await stage.dead()
+        await stage.graves.redrive([letter.key])
+        assert (await stage.record("s")).live == (series.due_ms,)
+        assert (await moves.move()).moved == 1
+        assert (await stage.record("s")).live == ()
+
+    @staged
     async def test_series_ends_where_there_is_no_next_time(self, stage: Stage) -> None:
         moves = self.moves(stage)
         await moves.stored(moves.put("s", rule=RULE))
