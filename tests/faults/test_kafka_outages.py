@@ -15,9 +15,8 @@ from aiokafka.errors import KafkaError
 from aiodelay import OutcomeUnknownError, Scheduler, StoreBusyError, StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, partition
-from aiodelay.kafka.records import partition_of
 from aiodelay.model import After, Envelope, Put, Query, Stored, Unknown
-from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.kafka import Broker, create_topic, ids_in, new_name, started
 
 pytestmark = pytest.mark.asyncio
 
@@ -182,7 +181,7 @@ async def test_f27_a_partition_in_which_nothing_can_be_read_holds_up_no_other(
     async def put(message_id: str, delay: str) -> object:
         return await scheduler.schedule(message_id.encode(), to="handler:orders", delay=delay, id=message_id)
 
-    soon, again = ([ids_of(number, f"{what}-") for number in (0, 1)] for what in ("soon", "again"))
+    soon, again = ([ids_in(number, 2, 40, f"{what}-") for number in (0, 1)] for what in ("soon", "again"))
     async with scheduler:
         await asyncio.gather(*(put(each, "6s") for each in soon[0] + soon[1]))
         async with left_open(broker.bootstrap, topic, 25_000, [0]), asyncio.timeout(30):
@@ -198,11 +197,6 @@ async def test_f27_a_partition_in_which_nothing_can_be_read_holds_up_no_other(
             while not ran.keys() >= {*soon[0]}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     assert ran == Counter(soon[0] + soon[1] + again[1])
-
-
-def ids_of(number: int, prefix: str) -> list[str]:
-    """Return forty ids of one of two partitions."""
-    return [each for i in range(200) if partition_of((each := f"{prefix}{i}").encode(), 2) == number][:40]
 
 
 async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_back(broker: Broker) -> None:

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, records
+from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.client import consumer_of, stop
 from aiodelay.kafka.group import SESSION_MS
 from aiodelay.kafka.index import Read
@@ -34,7 +34,7 @@ from aiodelay.model import (
     Stored,
     Unknown,
 )
-from tests.support.kafka import create_topic, new_name
+from tests.support.kafka import create_topic, ids_in, new_name
 from tests.support.proxy import proxied
 
 pytestmark = pytest.mark.asyncio
@@ -43,17 +43,13 @@ ALL = Demand(100)
 METADATA = 3
 
 
-def url_of(kafka: str, schedules: str, partitions: int = 1) -> str:
-    return f"kafka://{kafka}/{schedules}?create_topic=true&partitions={partitions}&members=1&timeout_ms=2000"
+def url_of(kafka: str, schedules: str, partitions: int = 1, timeout_ms: int = 2000) -> str:
+    options = f"partitions={partitions}&members=1&timeout_ms={timeout_ms}"
+    return f"kafka://{kafka}/{schedules}?create_topic=true&{options}"
 
 
 def put(name: str, target: str, due: At | After = After(0), lane: str = "kafka") -> Put:  # noqa: B008 - immutable
     return Put(new_op(), Envelope(name, lane, target, payload=name.encode()), due)
-
-
-def in_partition(number: int, partitions: int) -> str:
-    names = (f"m{i}" for i in range(99))
-    return next(name for name in names if records.partition_of(name.encode(), partitions) == number)
 
 
 @asynccontextmanager
@@ -69,7 +65,7 @@ async def foreign(kafka: str, schedules: str) -> AsyncIterator[None]:
 
 async def test_f27_l5_a_partition_that_stalls_under_way_holds_up_no_other(kafka: str) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
-    stalled, other = in_partition(0, 2), in_partition(1, 2)
+    (stalled,), (other,) = ids_in(0, 2), ids_in(1, 2)
     async with KafkaStore(url_of(kafka, schedules, 2)) as store, store.work("w", []):
         assert len(await store.apply([put(stalled, target), put(other, target, After(4000))])) == 2
         async with foreign(kafka, schedules), asyncio.timeout(15):
@@ -144,9 +140,9 @@ async def test_looking_says_so_where_a_later_topic_is_anothers(kafka: str) -> No
         async with KafkaStore(url_of(kafka, name, partitions)):
             pass
     async with KafkaStore(f"kafka://{kafka}/{first},{second}?member=0&members=2") as store, store.work("w", []):
-        assert await store.get(in_partition(0, 2)) is None
+        assert await store.get(ids_in(0, 2)[0]) is None
         with pytest.raises(UnsupportedByStoreError, match="partition 1"):
-            await store.get(in_partition(1, 2))
+            await store.get(ids_in(1, 2)[0])
 
 
 async def test_f3_what_was_decided_before_a_process_stood_still_is_not_written_after(
@@ -223,6 +219,5 @@ async def test_k25_a_host_that_is_silent_leaves_time_for_the_next_one(
     monkeypatch.setattr("random.shuffle", lambda _: None)  # aiokafka asks hosts in the order of chance
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{silent.getsockname()[1]},{kafka}"
-        url = url_of(hosts, new_name("schedules")).replace("=2000", "=5000")
-        async with KafkaStore(url) as store:
+        async with KafkaStore(url_of(hosts, new_name("schedules"), timeout_ms=5000)) as store:
             assert isinstance((await store.apply([put("m", "t", After(3_600_000))]))[0], Stored)

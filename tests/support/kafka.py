@@ -17,6 +17,7 @@ import tempfile
 import time
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import count, islice
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,7 +25,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import InvalidReplicationFactorError, KafkaError, for_code
 
-__all__ = ["Broker", "Given", "choice", "create_topic", "find", "logins", "new_name", "started"]
+from aiodelay.kafka.records import partition_of
+
+__all__ = ["Broker", "Given", "choice", "create_topic", "find", "ids_in", "logins", "new_name", "started"]
 
 GIVEN = "AIODELAY_TEST_KAFKA"
 VERSION = os.environ.get("AIODELAY_TEST_KAFKA_VERSION", "4.1.0")
@@ -249,6 +252,12 @@ async def _group_and_transaction(bootstrap: str) -> None:
 def new_name(what: str = "test") -> str:
     """Return a name for a topic or a group that nobody else has."""
     return f"{what}-{uuid4().hex[:12]}"
+
+
+def ids_in(number: int, partitions: int, n: int = 1, prefix: str = "m") -> list[str]:
+    """Return ids of messages that stand in a partition of a schedules topic."""
+    ids = (f"{prefix}{i}" for i in count())
+    return list(islice((each for each in ids if partition_of(each.encode(), partitions) == number), n))
 
 
 async def create_topic(bootstrap: str, name: str, partitions: int = 1, **settings: str | float) -> str:

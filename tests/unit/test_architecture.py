@@ -32,7 +32,19 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     # layer: its modules and packages, and the layers below it that they may import
     "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs"}, set()),
     "decisions": (
-        {"imports", "inputs", "ports", "reactive", "retry", "recurrence", "scanning", "transitions", "wakeup", "urls"},
+        {
+            "imports",
+            "inputs",
+            "pausing",
+            "ports",
+            "reactive",
+            "retry",
+            "recurrence",
+            "scanning",
+            "transitions",
+            "wakeup",
+            "urls",
+        },
         {"values"},
     ),
     "memory": ({"memory"}, {"values", "decisions"}),

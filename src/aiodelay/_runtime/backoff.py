@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
+
+from aiodelay.pausing import pause_s
 
 __all__ = ["Backoff", "is_cancelled", "is_stray"]
 
@@ -31,9 +32,9 @@ class Backoff:
             log.error("%s failed unexpectedly; going on", what, exc_info=error)
         elif not self._failures:
             log.warning("%s failed: %s; trying again", what, error)
-        delay = min(FIRST_S * 2 ** min(self._failures, 10), CAP_S)
+        wait_s = pause_s(self._failures, first_s=FIRST_S, longest_s=CAP_S)
         self._failures += 1
-        await asyncio.sleep(delay * random.uniform(0.5, 1))
+        await asyncio.sleep(wait_s)
 
     def succeeded(self, log: logging.Logger, what: str) -> None:
         """Log that a row of failures is over."""

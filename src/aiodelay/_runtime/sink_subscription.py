@@ -21,6 +21,7 @@ from aiodelay.model import (
     Settlement,
     SettleOutcome,
 )
+from aiodelay.pausing import pause_s
 from aiodelay.ports import Sink
 from aiodelay.retry import GiveUp, Retry
 from aiodelay.transitions import delivery_id
@@ -194,9 +195,9 @@ class SinkSubscription:
             return
         if not self._failures:
             log.warning("%s; its messages wait in the store", error)
-        pause_s = _pause_s(self._failures)
+        wait_s = _pause_s(self._failures)
         self._failures += 1
-        self._resuming = asyncio.get_running_loop().call_later(pause_s, self._resume)
+        self._resuming = asyncio.get_running_loop().call_later(wait_s, self._resume)
 
     def _resume(self) -> None:
         self._resuming = None
@@ -225,8 +226,7 @@ class SinkRefusal(Exception):  # noqa: N818 - stands for a sink's refusal in a r
 
 def _pause_s(failures: int) -> float:
     """Return how long to ask for nothing after so many failures before this one: longer each time."""
-    longest: float = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
-    return longest * random.uniform(0.5, 1)
+    return pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
 
 
 def _delivery(claim: Claim, now_ms: int) -> Delivery:

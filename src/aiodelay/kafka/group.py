@@ -18,11 +18,12 @@ from aiokafka.errors import CommitFailedError, for_code
 from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
 
+from aiodelay.pausing import pause_s
+
 from .assignor import ASSIGNOR
 from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
 from .incarnation import topic_id
 from .options import Cluster
-from .retrying import pause
 
 __all__ = ["METADATA_MS", "SESSION_MS", "Group"]
 
@@ -103,7 +104,7 @@ class Group:
                 self._failures += 1
                 self.why = reason_of(error)
                 log_failure(log, f"the group of {self._topic} is left", self.why, error, UNAVAILABLE)
-            await pause(self._failures)
+            await asyncio.sleep(pause_s(self._failures))
 
     async def _be_member(self) -> None:
         tame()

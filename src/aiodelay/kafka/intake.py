@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from aiodelay.errors import StoreUnavailableError, cut
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Refused, SourcePosition, Stored, Unknown
+from aiodelay.pausing import pause_s
 from aiodelay.ports import Inspectable, Store
 
 from .client import UNAVAILABLE, Outgoing, consumer_of, log_failure, reason_of, stop
@@ -25,7 +26,6 @@ from .incarnation import topic_id
 from .options import Cluster
 from .records import DEAD_REASON, readable
 from .requests import BadRequestError
-from .retrying import pause
 from .writer import TOO_LARGE, Writer
 
 __all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Around", "Intake", "Storing", "source_of"]
@@ -123,7 +123,7 @@ class Intake:
                 self._failures += 1
                 expected = (StoreUnavailableError, _RecreatedError, *UNAVAILABLE)
                 log_failure(log, f"{self._name}: nothing is taken in for now", reason_of(error), error, expected)
-            await pause(self._failures)
+            await asyncio.sleep(pause_s(self._failures))
 
     async def _take_in(self) -> None:
         consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)

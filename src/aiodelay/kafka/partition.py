@@ -38,6 +38,7 @@ from aiodelay.model import (
     Tidied,
     Unknown,
 )
+from aiodelay.pausing import pause_s
 from aiodelay.transitions import delivery_id
 from aiodelay.wakeup import WakeUp
 
@@ -50,7 +51,6 @@ from .horizon import Fetch, Horizon
 from .index import Change, Due, Index, Read
 from .options import Cluster
 from .pace import Pace
-from .retrying import pause
 from .session import Session
 from .targets import Targets, refused_topics
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
@@ -372,7 +372,7 @@ class Partition:
             # Two owners take over from each other less and less often; a record that is refused costs no pause.
             lasted_ms = self._clock.monotonic_ms() - started_ms
             failures = 0 if is_refusal or lasted_ms > STABLE_MS else failures + 1
-            await pause(failures, FIRST_PAUSE_S)
+            await asyncio.sleep(pause_s(failures, first_s=FIRST_PAUSE_S))
 
     async def _restore(self, disk: Disk) -> None:
         """Go on from the index on disk, as far as it may be."""

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
+from aiodelay.pausing import pause_s
+
 from .client import UNAVAILABLE, consumer_of, log_failure, reason_of, stop
 from .group import METADATA_MS
 from .options import Cluster
 from .partition import Partition
-from .retrying import pause
 
 __all__ = ["Reader"]
 
@@ -56,7 +57,7 @@ class Reader:
             except Exception as error:  # noqa: BLE001 - as in `Partition.run`
                 self._failures += 1
                 log_failure(log, f"reading {self._cluster.name} fails", reason_of(error), error, UNAVAILABLE)
-            await pause(self._failures)
+            await asyncio.sleep(pause_s(self._failures))
 
     async def _read_on(self) -> None:
         consumer = consumer_of(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from redis.exceptions import RedisError
+
+from aiodelay.pausing import pause_s
 
 from .client import Client
 from .scripts import Arg, packed
@@ -22,7 +23,7 @@ log: logging.Logger = logging.getLogger("aiodelay.redis")
 BLOCK_MS = 5_000
 GRACE_S = 2.0
 """How much longer than asked for an answer may take before the connection counts as dead."""
-MOST_BACKOFF_S = 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 START_S = 1.0
 LASTING = 5
 """So many failures in a row, over some seconds, are told as a warning."""
@@ -57,7 +58,7 @@ class BlockingReader(ABC):
             finally:
                 await connection.disconnect(nowait=True)
             self._wake()
-            await asyncio.sleep(random.uniform(0.5, 1) * min(0.1 * 2 ** min(failures, 10), MOST_BACKOFF_S))
+            await asyncio.sleep(pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
     @abstractmethod
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
