@@ -272,7 +272,7 @@ class Inspectable(Protocol):
         ...
 
     async def position(self, source: str) -> int | None:
-        """Return an intake's stored position."""
+        """Return an intake's stored position; who asks takes the source in from then on, and nobody else."""
         ...
 
 

@@ -185,6 +185,7 @@ class Crew:
     ) -> None:
         for worker in self.workers:
             worker.dispose()
+            print(f"--- {worker.name}\n{worker.errors[-4000:]}")  # pytest shows it where the test fails
         self.history.close()
 
     def start(self, program: str, plan: msgspec.Struct, *, name: str) -> Worker:

@@ -177,9 +177,8 @@ class _Import:
 
     async def _move(self, position: SourcePosition) -> None:
         await self._store.apply([], source=position)
-        found = await self._inspectable.position(position.source)
-        if found != position.position:
-            raise CommandError(f"another import of this file has read to line {found}; let it end")
+        if await self._inspectable.position(position.source) != position.position:
+            raise CommandError("another import of this file is under way; let it end")
 
     async def _store_lines(self, lines: Sequence[tuple[int, bytes]]) -> None:
         messages: list[PutBack] = []

@@ -126,6 +126,7 @@ class Intake:
             await asyncio.sleep(pause_s(self._failures))
 
     async def _take_in(self) -> None:
+        await self._may_go_on()  # who asks for the position fences off the one before
         consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
         try:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):

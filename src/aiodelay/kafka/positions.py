@@ -1,13 +1,14 @@
 """Positions of intakes: a record keyed by the source, in the transaction of the puts that were read up to it.
 
-Each source has a transactional id of its own, so that a reader that begins fences off the one before it; what that one
-had stored is read back then, through a barrier, since a reader of committed records may not see the topic's end. All
-positions stand in the first partition, however many there are.
+Each source has a transactional id of its own, so that a reader that begins fences off the one before it, and ends what
+that one has left open; what it had stored is read back then, through a barrier, since a reader of committed records may
+not see the topic's end. All positions stand in the first partition, however many there are.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -18,7 +19,7 @@ from aiodelay.model import SourcePosition
 from . import records
 from .client import Outgoing, consumer_of, stop
 from .options import Cluster
-from .transactions import Transactions
+from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 
 __all__ = ["PassedError", "Positions"]
 
@@ -51,15 +52,31 @@ class Positions:
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._cluster, self._place = cluster, TopicPartition(topic, 0)
         self._sessions: dict[str, _Session] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._reading = asyncio.Lock()
         self._found: dict[str, int] = {}
         self._read_to = 0
 
-    @property
-    def barrier(self) -> Outgoing:
-        """What is written, to read through it."""
-        return Outgoing(self._place.topic, records.INTAKE, b"", [], self._place.partition)
+    async def begin(self, source: str) -> int | None:
+        """Begin to take a source in; return where it stands, None if nothing is stored. Not to be cancelled.
+
+        A reader that has begun before may have been fenced off since, by one that has come and gone: it asks for that
+        with a transaction.
+
+        Raises:
+            AbortedError, InDoubtError, FencedError: As those of transactions.
+            KafkaError, TimeoutError, OSError: It cannot be read.
+        """
+        async with self._locks[source]:
+            if (session := self._sessions.get(source)) is not None:
+                try:
+                    await self._write_barrier(session.transactions)
+                except (AbortedError, InDoubtError, FencedError):
+                    await self._end(source)
+                except BaseException:
+                    await self._end(source)
+                    raise
+            return (await self._session(source)).position
 
     async def store(self, outgoing: Sequence[Outgoing], source: SourcePosition) -> list[int]:
         """Write records and a source's position in one transaction; return the records' offsets. Not to be cancelled.
@@ -69,7 +86,7 @@ class Positions:
             AbortedError, InDoubtError, FencedError: As those of transactions.
             KafkaError, TimeoutError, OSError: It could not begin; nothing was written.
         """
-        async with self._locks.setdefault(source.source, asyncio.Lock()):
+        async with self._locks[source.source]:
             session = await self._session(source.source)
             if session.position not in (None, source.first):
                 raise PassedError
@@ -90,13 +107,17 @@ class Positions:
             transactions = Transactions(self._cluster, f"aiodelay.{self._place.topic}.{source}")
             try:
                 await transactions.start()
-                (offset,) = await transactions.begin([self.barrier])
-                await transactions.commit()
-                session = self._sessions[source] = _Session(transactions, await self.read(source, offset))
+                barrier = await self._write_barrier(transactions)
+                session = self._sessions[source] = _Session(transactions, await self._read(source, barrier))
             except BaseException:
                 await transactions.close()
                 raise
         return session
+
+    async def _write_barrier(self, transactions: Transactions) -> int:
+        (offset,) = await transactions.begin([Outgoing(self._place.topic, records.INTAKE, b"", [], 0)])
+        await transactions.commit()
+        return offset
 
     async def _end(self, source: str) -> None:
         await self._sessions.pop(source).transactions.close()
@@ -106,12 +127,8 @@ class Positions:
         for source in list(self._sessions):
             await self._end(source)
 
-    async def read(self, source: str, barrier: int) -> int | None:
-        """Return a source's position, once all that stands before a barrier has been read.
-
-        Raises:
-            KafkaError, TimeoutError, OSError: It cannot be read.
-        """
+    async def _read(self, source: str, barrier: int) -> int | None:
+        """Return a source's position, once all that stands before a barrier has been read."""
         async with self._reading:
             if barrier < self._read_to:  # the topic was created anew
                 self._read_to = 0

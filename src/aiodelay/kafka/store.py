@@ -76,6 +76,7 @@ DAY_MS = 86_400_000
 LOOK_AHEAD_S, LOOKS_A_MINUTE = 1.0, 60
 READ_S = 2.0
 _UNWRITTEN: tuple[type[Exception], ...] = (AbortedError, *UNAVAILABLE)
+_UNBEGUN: tuple[type[Exception], ...] = (FencedError, InDoubtError, *_UNWRITTEN)
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -572,15 +573,24 @@ class KafkaStore(Transfers):
                         await self.partitions[place].until_read(offset)
 
     async def position(self, source: str) -> int | None:
-        """Return an intake's position."""
+        """Return an intake's position; whoever has taken the source in before is refused from then on."""
         self.checked()
+        assert self._tasks is not None
+        beginning = self._tasks.create_task(self._begin_intake(source), name="aiodelay kafka intake begins")
+        found = await asyncio.shield(beginning)  # K3
+        if isinstance(found, Exception):
+            raise StoreUnavailableError(self.name, reason_of(found)) from found
+        return found
+
+    async def _begin_intake(self, source: str) -> int | Exception | None:
+        """Return where a source stands, or why that is not known; never raises."""
         try:
-            (written,) = await self._writer.write([self._positions.barrier])
-            if written.error is not None:
-                raise written.error
-            return await self._positions.read(source, written.offset)
-        except UNAVAILABLE as error:
-            raise StoreUnavailableError(self.name, reason_of(error)) from error
+            return await self._positions.begin(source)
+        except _UNBEGUN as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+            log_failure(log, f"{self.name}: the position of an intake", reason_of(error), error, ())
+            return error
 
     async def _record(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """Write commands as any user may; whoever owns the partitions reads them.

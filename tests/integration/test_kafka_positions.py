@@ -1,0 +1,50 @@
+"""A source that several processes take into a Kafka store, one after the other: none of them is left behind."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from aiodelay.identifiers import new_op
+from aiodelay.kafka import KafkaStore
+from aiodelay.model import After, Envelope, Put, Refused, SourcePosition, Stored
+from tests.support.kafka import new_name
+
+pytestmark = pytest.mark.asyncio
+
+SOURCE = "kafka:orders/1/0"
+
+
+async def take_in(store: KafkaStore, first: int, position: int) -> str:
+    """Return how a put ends that was read from here to there."""
+    put = Put(new_op(), Envelope(f"m{first}", "lane"), After(0))
+    (outcome,) = await store.apply([put], source=SourcePosition(SOURCE, first, position))
+    assert isinstance(outcome, Stored | Refused)
+    return outcome.answer if isinstance(outcome, Stored) else outcome.reason
+
+
+async def test_s3_who_had_a_source_before_another_one_goes_on_where_that_one_stopped(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(KafkaStore(url)) for _ in range(2)]
+        for store, begin, end in [(first, 0, 5), (second, 5, 8), (first, 8, 9), (first, 9, 12), (second, 12, 13)]:
+            assert await store.position(SOURCE) == (begin or None)
+            assert await take_in(store, begin, end) == "stored"
+        assert await take_in(first, 12, 13) == "passed"
+        assert await first.position(SOURCE) == 13
+        assert await take_in(second, 13, 14) == "passed", "the first one has begun since"
+
+
+async def test_s3_who_takes_a_source_over_ends_what_the_one_before_left_open(kafka: str) -> None:
+    """Nothing after it can be read, by whoever owns the partition, until Kafka itself would end it."""
+    schedules = new_name("schedules")
+    async with KafkaStore(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1&timeout_ms=5000") as store:
+        options = {"transactional_id": f"aiodelay.{schedules}.{SOURCE}", "transaction_timeout_ms": 600_000}
+        async with AIOKafkaProducer(bootstrap_servers=kafka, **options) as killed:
+            await killed.begin_transaction()
+            await killed.send_and_wait(schedules, b"never", key=b"k", partition=0)
+            assert await store.position(SOURCE) is None
+            assert await take_in(store, 0, 5) == "stored"
+            assert await store.position(SOURCE) == 5
