@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+from aiokafka import TopicPartition as AIOTopicPartition
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.protocol.metadata import MetadataRequest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
     AdminClient,
@@ -20,6 +23,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 
 from aiodelay import Scheduler
 from aiodelay.kafka import records, topic
+from aiodelay.kafka.client import Outgoing, Producer, consumer_of, stop
+from aiodelay.kafka.options import read_url
+from aiodelay.kafka.writer import Writer
 from tests.support.kafka import Broker, create_topic, new_name, started
 
 pytestmark = pytest.mark.asyncio
@@ -96,6 +102,38 @@ async def test_f32_l3_a_topic_without_a_leader_is_held_and_costs_no_attempts(bro
         async with reading(kafka, bad) as held:
             late = [await next_of(held, within_s=30) for _ in range(20)]
         assert {dict(record.headers)[records.ATTEMPT] for record in late} == {b"1"}
+
+
+async def test_k26_who_leads_a_partition_is_not_asked_without_a_pause(
+    brokers: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, send = 0, AIOKafkaConnection.send
+
+    def counted(connection: AIOKafkaConnection, request: object, **options: object) -> object:
+        nonlocal asked
+        asked += isinstance(request, MetadataRequest)
+        return send(connection, request, **options)
+
+    monkeypatch.setattr(AIOKafkaConnection, "send", counted)
+    away = await create_at(brokers[0].bootstrap, new_name("away"), 2)
+    await asyncio.to_thread(lost, brokers[0].bootstrap, brokers[1])
+    cluster = read_url(f"{brokers[0].bootstrap}?timeout_ms=3000", "this test")
+    consumer, producer = consumer_of(cluster, auto_offset_reset="earliest"), Producer(cluster)
+    record = Outgoing(away, b"key", b"value", [])
+    try:
+        await consumer.start()
+        await producer.start()
+        consumer.assign([AIOTopicPartition(away, 0)])
+        (written,) = await producer.write([record])
+        assert isinstance(written.error, TimeoutError)
+        assert 4 < asked < 60
+        await asyncio.to_thread(brokers[1].start)
+        async with Writer(cluster) as writer:
+            assert [each.error for each in await writer.write([record])] == [None]
+        assert (await next_of(consumer, within_s=30)).value == b"value"
+    finally:
+        await producer.close()
+        await stop(consumer)
 
 
 async def test_l5_a_partition_without_a_leader_holds_up_no_other(brokers: tuple[Broker, Broker]) -> None:

@@ -1,6 +1,6 @@
 """A Kafka producer that is thrown away after any error: what aiokafka leaves behind one cannot be trusted.
 
-The numbers K1 to K25 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
+The numbers K1 to K26 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from aiodelay.errors import cut
 
-from . import connecting, parsing
+from . import connecting, metadata, parsing
 from .options import Cluster
 from .records import java_partition
 
@@ -88,9 +88,11 @@ def tame() -> None:
     """Keep aiokafka from what it does to all its clients of a process, before one is made; repeating changes nothing.
 
     It would log whole requests, passwords and payloads included, unless told otherwise (K9), and stop at a header whose
-    name is no UTF-8 (K18), and leave a connection open when a start is cancelled (K20).
+    name is no UTF-8 (K18), and leave a connection open when a start is cancelled (K20), and ask without a pause who
+    leads a partition that nobody leads (K26).
     """
     connecting.install()
+    metadata.install()
     parsing.install()
     log = logging.getLogger("aiokafka")
     if log.level == logging.NOTSET:
