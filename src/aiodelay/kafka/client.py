@@ -226,8 +226,8 @@ class Producer:
             if known is not None:
                 break
             async with asyncio.timeout(self._timeout_s):
-                await self._client.client.add_topic(topic)
-                await self._client.client.force_metadata_update()
+                self._client.client.add_topic(topic)
+                await metadata.ask_now(self._client.client)
             known = self._client.client.cluster.partitions_for_topic(topic)
         return None if known is None else len(known)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,7 +13,7 @@ from msgspec import Struct
 
 from aiodelay.pausing import pause_s
 
-__all__ = ["install"]
+__all__ = ["ask_now", "install"]
 
 LONGEST_PAUSE_S = 0.5
 
@@ -20,10 +21,10 @@ _update = AIOKafkaClient._metadata_update
 
 
 class _Asked(Struct):
-    """How often in a row the answer was missing, or no leader was in it; and before when it is not asked again."""
+    """How often in a row there was no answer, or a leader missing in it; and whether somebody waits for the next."""
 
+    is_urgent: asyncio.Event
     in_vain: int = 0
-    again_s: float = 0.0
 
 
 _asked: WeakKeyDictionary[Any, _Asked] = WeakKeyDictionary()
@@ -34,17 +35,27 @@ def install() -> None:
     AIOKafkaClient._metadata_update = _metadata_update
 
 
-async def _metadata_update(client: Any, cluster: Any, topics: Collection[str]) -> Any:  # noqa: ANN401 - aiokafka's
-    asked = _asked.setdefault(client, _Asked())
-    now_s = asyncio.get_running_loop().time
-    await asyncio.sleep(asked.again_s - now_s())
+async def ask_now(client: Any) -> None:  # noqa: ANN401 - aiokafka's
+    """Have a client ask without a pause."""
+    _asked_of(client).is_urgent.set()
+    await client.force_metadata_update()
+
+
+async def _metadata_update(client: Any, cluster: Any, topics: Collection[str] | None) -> Any:  # noqa: ANN401 - aiokafka's
+    asked = _asked_of(client)
+    if asked.in_vain:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s(asked.in_vain, longest_s=LONGEST_PAUSE_S)):
+                await asked.is_urgent.wait()
+    asked.is_urgent.clear()
     is_updated = await _update(client, cluster, topics)
-    if is_updated and all(_has_leaders(cluster, topic) for topic in topics):
-        asked.in_vain, asked.again_s = 0, 0.0
-    else:
-        asked.in_vain += 1
-        asked.again_s = now_s() + pause_s(asked.in_vain, longest_s=LONGEST_PAUSE_S)
+    is_whole = is_updated and all(_has_leaders(cluster, topic) for topic in topics or ())
+    asked.in_vain = 0 if is_whole else asked.in_vain + 1
     return is_updated
+
+
+def _asked_of(client: Any) -> _Asked:  # noqa: ANN401 - aiokafka's
+    return _asked.setdefault(client, _Asked(asyncio.Event()))
 
 
 def _has_leaders(cluster: Any, topic: str) -> bool:  # noqa: ANN401 - aiokafka's
