@@ -272,7 +272,7 @@ class Inspectable(Protocol):
         ...
 
     async def position(self, source: str) -> int | None:
-        """Return an intake's stored position; who asks takes the source in from then on, and nobody else."""
+        """Return an intake's stored position; a store may refuse from then on who has taken the source in before."""
         ...
 
 

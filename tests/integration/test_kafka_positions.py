@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
 from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore
+from aiodelay.kafka import KafkaStore, records
 from aiodelay.model import After, Envelope, Put, Refused, SourcePosition, Stored
 from tests.support.kafka import new_name
 
@@ -35,6 +36,26 @@ async def test_s3_who_had_a_source_before_another_one_goes_on_where_that_one_sto
         assert await take_in(first, 12, 13) == "passed"
         assert await first.position(SOURCE) == 13
         assert await take_in(second, 13, 14) == "passed", "the first one has begun since"
+
+
+async def test_sources_that_are_begun_together_are_read_once(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, position_in = 0, records.position_in
+
+    def counted(key: bytes, value: bytes | None) -> tuple[str, int] | None:
+        nonlocal read
+        read += 1
+        return position_in(key, value)
+
+    monkeypatch.setattr(records, "position_in", counted)
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    async with KafkaStore(url) as store:
+        for i in range(6):
+            puts = [Put(new_op(), Envelope(f"{i}-{j}", "lane"), After(0)) for j in range(100)]
+            await store.apply(puts, source=SourcePosition(f"source {i}", 0, i))
+    read = 0
+    async with KafkaStore(url) as store:
+        assert await asyncio.gather(*(store.position(f"source {i}") for i in range(6))) == list(range(6))
+    assert 600 < read < 700
 
 
 async def test_s3_who_takes_a_source_over_ends_what_the_one_before_left_open(kafka: str) -> None:

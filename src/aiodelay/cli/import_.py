@@ -178,7 +178,7 @@ class _Import:
     async def _move(self, position: SourcePosition) -> None:
         await self._store.apply([], source=position)
         if await self._inspectable.position(position.source) != position.position:
-            raise CommandError("another import of this file is under way; let it end")
+            raise CommandError("another import of this file has begun since; run one alone")
 
     async def _store_lines(self, lines: Sequence[tuple[int, bytes]]) -> None:
         messages: list[PutBack] = []

@@ -221,15 +221,20 @@ class Producer:
             KafkaError: The cluster does not say.
             TimeoutError: Not in time.
         """
-        known = self._client.client.cluster.partitions_for_topic(topic)
+        client = self._client.client
+        known = client.cluster.partitions_for_topic(topic)
         for _ in range(2):
             if known is not None:
                 break
             async with asyncio.timeout(self._timeout_s):
-                self._client.client.add_topic(topic)
-                await metadata.ask_now(self._client.client)
-            known = self._client.client.cluster.partitions_for_topic(topic)
-        return None if known is None else len(known)
+                client.add_topic(topic)
+                metadata.hurry(client)
+                await client.force_metadata_update()
+            known = client.cluster.partitions_for_topic(topic)
+        if known is None:
+            client._topics.discard(topic)  # or else each answer would lack it, and be asked for again
+            return None
+        return len(known)
 
     async def write(self, records: Sequence[Outgoing]) -> list[Written]:
         """Write records, each partition's in order; return what became of them, each accounted for once.
@@ -245,6 +250,7 @@ class Producer:
                     sent = await self._client.send_batch(batch.builder, batch.topic, partition=batch.partition)
                     sent.add_done_callback(_note)
                     waiting.append((batch, sent))
+                metadata.hurry(self._client.client)  # the sender may be waiting for another batch's leader alone
                 if waiting:  # `wait`, which leaves the futures alone when this call is cancelled
                     await asyncio.wait([sent for _, sent in waiting])
         except (KafkaError, TimeoutError) as error:

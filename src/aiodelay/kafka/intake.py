@@ -158,9 +158,9 @@ class Intake:
     async def _begin(self, consumer: AIOKafkaConsumer, source: str) -> int:
         """Go to the stored position, or the beginning; return what is stored, or will be taken for that."""
         place = self._place
+        position = await self._store.position(source)  # first: from then on it does not move
         first = (await consumer.beginning_offsets([place]))[place]
         end = (await consumer.end_offsets([place]))[place]
-        position = await self._store.position(source)
         if position is None and (position := await self._committed()) is not None:
             log.info("%s: begins at %d, which group %s has committed", self._name, position, self._begin_after)
         if position is None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from aiodelay.pausing import pause_s
 
-__all__ = ["ask_now", "install"]
+__all__ = ["hurry", "install"]
 
 LONGEST_PAUSE_S = 0.5
 
@@ -35,10 +35,9 @@ def install() -> None:
     AIOKafkaClient._metadata_update = _metadata_update
 
 
-async def ask_now(client: Any) -> None:  # noqa: ANN401 - aiokafka's
-    """Have a client ask without a pause."""
+def hurry(client: Any) -> None:  # noqa: ANN401 - aiokafka's
+    """End the pause that a client makes, or would make next."""
     _asked_of(client).is_urgent.set()
-    await client.force_metadata_update()
 
 
 async def _metadata_update(client: Any, cluster: Any, topics: Collection[str] | None) -> Any:  # noqa: ANN401 - aiokafka's
@@ -51,6 +50,10 @@ async def _metadata_update(client: Any, cluster: Any, topics: Collection[str] | 
     is_updated = await _update(client, cluster, topics)
     is_whole = is_updated and all(_has_leaders(cluster, topic) for topic in topics or ())
     asked.in_vain = 0 if is_whole else asked.in_vain + 1
+    if topics is not None and topics != client._topics:  # others are wanted now
+        asked.is_urgent.set()
+        if not client._md_update_waiter.done():  # else aiokafka asks for them when it would have asked anyway
+            client._md_update_waiter.set_result(None)
     return is_updated
 
 

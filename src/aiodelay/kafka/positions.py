@@ -21,7 +21,7 @@ from .client import Outgoing, consumer_of, stop
 from .options import Cluster
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 
-__all__ = ["PassedError", "Positions"]
+__all__ = ["IntakeSession", "PassedError", "Positions"]
 
 WAIT_MS = 200
 MOST_RECORDS = 5_000
@@ -34,11 +34,22 @@ class PassedError(Exception):
     """The source stands elsewhere; nothing was written."""
 
 
-class _Session(Struct):
-    """One source's transactions, and where it stands."""
+class IntakeSession(Struct):
+    """One source's transactions, and where it stands, once that was read.
+
+    Attributes:
+        transactions: Started; they have fenced off those of the reader before.
+        barrier: Offset of what was written to be read through.
+        is_new_topic: The topic ended before what had been read of it.
+        position: Where the source stands; None: nothing is stored.
+        is_read: Whether that is known.
+    """
 
     transactions: Transactions
-    position: int | None
+    barrier: int
+    is_new_topic: bool
+    position: int | None = None
+    is_read: bool = False
 
 
 class Positions:
@@ -51,21 +62,21 @@ class Positions:
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._cluster, self._place = cluster, TopicPartition(topic, 0)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, IntakeSession] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._reading = asyncio.Lock()
         self._found: dict[str, int] = {}
         self._read_to = 0
 
-    async def begin(self, source: str) -> int | None:
-        """Begin to take a source in; return where it stands, None if nothing is stored. Not to be cancelled.
+    async def begin(self, source: str) -> IntakeSession:
+        """Begin to take a source in, whoever did before. Not to be cancelled.
 
         A reader that has begun before may have been fenced off since, by one that has come and gone: it asks for that
         with a transaction.
 
         Raises:
             AbortedError, InDoubtError, FencedError: As those of transactions.
-            KafkaError, TimeoutError, OSError: It cannot be read.
+            KafkaError, TimeoutError, OSError: It could not begin.
         """
         async with self._locks[source]:
             if (session := self._sessions.get(source)) is not None:
@@ -76,7 +87,18 @@ class Positions:
                 except BaseException:
                     await self._end(source)
                     raise
-            return (await self._session(source)).position
+            return await self._session(source)
+
+    async def position(self, source: str, session: IntakeSession) -> int | None:
+        """Return where a source stands, None if nothing is stored.
+
+        Raises:
+            KafkaError, TimeoutError, OSError: It cannot be read.
+        """
+        if not session.is_read:
+            position = await self._read(source, session)
+            session.position, session.is_read = position, True
+        return session.position
 
     async def store(self, outgoing: Sequence[Outgoing], source: SourcePosition) -> list[int]:
         """Write records and a source's position in one transaction; return the records' offsets. Not to be cancelled.
@@ -88,7 +110,7 @@ class Positions:
         """
         async with self._locks[source.source]:
             session = await self._session(source.source)
-            if session.position not in (None, source.first):
+            if await self.position(source.source, session) not in (None, source.first):
                 raise PassedError
             wire = records.encode_position(source.source, source.position)
             position = Outgoing(self._place.topic, *wire, self._place.partition)
@@ -101,17 +123,17 @@ class Positions:
             session.position = source.position
             return offsets[:-1]
 
-    async def _session(self, source: str) -> _Session:
+    async def _session(self, source: str) -> IntakeSession:
         session = self._sessions.get(source)
         if session is None:
-            transactions = Transactions(self._cluster, f"aiodelay.{self._place.topic}.{source}")
+            transactions, read_to = Transactions(self._cluster, f"aiodelay.{self._place.topic}.{source}"), self._read_to
             try:
                 await transactions.start()
                 barrier = await self._write_barrier(transactions)
-                session = self._sessions[source] = _Session(transactions, await self._read(source, barrier))
             except BaseException:
                 await transactions.close()
                 raise
+            session = self._sessions[source] = IntakeSession(transactions, barrier, is_new_topic=barrier < read_to)
         return session
 
     async def _write_barrier(self, transactions: Transactions) -> int:
@@ -124,16 +146,18 @@ class Positions:
 
     async def close(self) -> None:
         """End all transactions."""
-        for source in list(self._sessions):
-            await self._end(source)
+        async with asyncio.TaskGroup() as tasks:
+            for source in list(self._sessions):
+                tasks.create_task(self._end(source))
 
-    async def _read(self, source: str, barrier: int) -> int | None:
-        """Return a source's position, once all that stands before a barrier has been read."""
+    async def _read(self, source: str, session: IntakeSession) -> int | None:
+        """Return a source's position, once all that stands before its session's barrier has been read."""
         async with self._reading:
-            if barrier < self._read_to:  # the topic was created anew
+            if session.is_new_topic and session.barrier < self._read_to:
                 self._read_to = 0
                 self._found.clear()
-            await self._read_through(barrier)
+            if session.barrier >= self._read_to:
+                await self._read_through(session.barrier)
             return self._found.get(source)
 
     async def _read_through(self, barrier: int) -> None:

@@ -54,7 +54,7 @@ from .index import Index
 from .options import Cluster, read_cluster, read_topics
 from .pace import Pace
 from .partition import Partition, Place, moved_keys
-from .positions import PassedError, Positions
+from .positions import IntakeSession, PassedError, Positions
 from .reader import Reader
 from .scanning import Part, Scanner
 from .sink import check_topic
@@ -198,6 +198,7 @@ class KafkaStore(Transfers):
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[object, asyncio.Task[None]] = {}
         self._positions = Positions(self.cluster, self.schedules[0])
+        self._beginning: dict[str, asyncio.Task[IntakeSession | Exception]] = {}
         self._pace = Pace(self._options.catch_up)
         self._fetcher = Fetcher(self.cluster)
         self._guard: Callable[[str], object] | None = None
@@ -576,20 +577,23 @@ class KafkaStore(Transfers):
         """Return an intake's position; whoever has taken the source in before is refused from then on."""
         self.checked()
         assert self._tasks is not None
-        beginning = self._tasks.create_task(self._begin_intake(source), name="aiodelay kafka intake begins")
-        found = await asyncio.shield(beginning)  # K3
-        if isinstance(found, Exception):
-            raise StoreUnavailableError(self.name, reason_of(found)) from found
-        return found
+        beginning = self._beginning.get(source)
+        if beginning is None or beginning.done():
+            beginning = self._tasks.create_task(self._begin_intake(source), name="aiodelay kafka intake begins")
+            self._beginning[source] = beginning
+        try:
+            begun = await asyncio.shield(beginning)  # K3
+            if isinstance(begun, Exception):
+                raise begun
+            return await self._positions.position(source, begun)
+        except _UNBEGUN as error:
+            raise StoreUnavailableError(self.name, reason_of(error)) from error
 
-    async def _begin_intake(self, source: str) -> int | Exception | None:
-        """Return where a source stands, or why that is not known; never raises."""
+    async def _begin_intake(self, source: str) -> IntakeSession | Exception:
+        """Begin to take a source in, or return why that failed; never raises."""
         try:
             return await self._positions.begin(source)
-        except _UNBEGUN as error:
-            return error
-        except Exception as error:  # noqa: BLE001 - as in `Partition.run`
-            log_failure(log, f"{self.name}: the position of an intake", reason_of(error), error, ())
+        except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
             return error
 
     async def _record(self, commands: Sequence[Command]) -> Sequence[Outcome]:
