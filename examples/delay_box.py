@@ -50,7 +50,7 @@ async def ask(cluster: str) -> None:
         for request in requests:
             value = json.dumps(request).encode()
             await producer.send_and_wait(REQUESTS, value, headers=[("CALLER_SERVICE", b"shop")])
-    print(f"the shop has asked {len(requests)} times")
+    print(f"the shop has asked {len(requests)} times\n", end="")  # in one piece: other processes print too
 
 
 async def read(cluster: str, answers: int) -> None:
@@ -63,9 +63,10 @@ async def read(cluster: str, answers: int) -> None:
             record = await consumer.getone()
             after, headers = time.monotonic() - asked, dict(record.headers)
             if record.topic == REFUSED:
-                print(f"refused: {headers['aiodelay-dead-reason'].decode()}")
+                print(f"refused: {headers['aiodelay-dead-reason'].decode()}\n", end="")
             else:
-                print(f"{headers['CALLER_SERVICE'].decode()} is told: {record.value.decode()} ({after:.1f} s later)")
+                caller = headers["CALLER_SERVICE"].decode()
+                print(f"{caller} is told: {record.value.decode()} ({after:.1f} s later)\n", end="")
 
 
 async def everything(cluster: str, store: str) -> None:

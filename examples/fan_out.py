@@ -38,7 +38,7 @@ async def publish(url: str) -> None:
         for number in ORDERS:
             await scheduler.schedule(OrderPlaced(number), to="redis-fanout:orders", delay="500ms")
         await scheduler.run_until_idle()
-    print(f"{len(ORDERS)} orders are published")
+    print(f"{len(ORDERS)} orders are published\n", end="")  # in one piece: other processes print too
 
 
 async def consume(url: str, consumer: str) -> None:
@@ -52,7 +52,7 @@ async def consume(url: str, consumer: str) -> None:
         await asyncio.sleep(0.05)
         if consumer == "shipping" and order.number == 3 and context.attempt == 1:
             raise ConnectionError("the carrier does not answer")
-        print(f"{consumer}: order {order.number} at attempt {context.attempt}")
+        print(f"{consumer}: order {order.number} at attempt {context.attempt}\n", end="")
 
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
@@ -69,7 +69,7 @@ async def until_settled(url: str, consumers: Sequence[str]) -> None:
                 break
             await asyncio.sleep(0.05)
         for each in found:
-            print(f"{each.name} has {each.waiting} orders waiting")
+            print(f"{each.name} has {each.waiting} orders waiting\n", end="")
 
 
 async def everything(url: str) -> None:
@@ -84,7 +84,7 @@ async def everything(url: str) -> None:
         await each.wait()
     async with RedisFanout(url, namespace=NAMESPACE) as fanout:
         (topic,) = await fanout.topics()
-        print(f"the topic keeps {topic.kept} of {topic.published} orders")
+        print(f"the topic keeps {topic.kept} of {topic.published} orders\n", end="")
         for consumer in CONSUMERS:
             await fanout.unregister("orders", consumer)
 

@@ -47,13 +47,14 @@ async def schedule(url: str) -> None:
                 CheckPayment(order), delay=3 * HOUR, to="redis-list:payments", id=f"check-{order}", headers=headers
             )
         await scheduler.cancel("check-5")
-        print(f"{len(ORDERS)} orders are placed, the last of them is paid")
+        # in one piece: other processes print too
+        print(f"{len(ORDERS)} orders are placed, the last of them is paid\n", end="")
 
 
 async def move(url: str) -> None:
     """Move only: each message arrives in its list exactly once, at the time it is due."""
     scheduler = Scheduler(url, namespace=NAMESPACE, lanes=["redis-list"])
-    print(f"moving {scheduler.reaches('redis-list').promise}")
+    print(f"moving {scheduler.reaches('redis-list').promise}\n", end="")
     await run_until_told(scheduler, asyncio.Event())
 
 
@@ -64,13 +65,13 @@ async def handle(url: str) -> None:
 
     @scheduler.handler(source="redis-list:notifications", concurrency=2)
     async def notify(event: NotifyClient, context: Context) -> None:
-        print(f"order {event.order}: {context.headers['customer'].decode()} is notified")
+        print(f"order {event.order}: {context.headers['customer'].decode()} is notified\n", end="")
 
     @scheduler.handler(source="redis-list:payments", retry=Retry(attempts=5, first="100ms"), timeout="5s")
     async def check(event: CheckPayment, context: Context) -> None:
         if event.order == 2 and context.attempt < 3:
             raise ConnectionError("the bank does not answer")
-        print(f"order {event.order}: payment checked at attempt {context.attempt}")
+        print(f"order {event.order}: payment checked at attempt {context.attempt}\n", end="")
         left.discard(event.order)
         if not left:
             is_done.set()

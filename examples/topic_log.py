@@ -27,7 +27,7 @@ async def publish(url: str) -> None:
         for number in ORDERS:
             await scheduler.schedule(b"order %d" % number, to="redis-log:orders", key=b"%d" % number, delay="500ms")
         await scheduler.run_until_idle()
-    print(f"{len(ORDERS)} orders are appended")
+    print(f"{len(ORDERS)} orders are appended\n", end="")  # in one piece: other processes print too
 
 
 async def consume(url: str, consumer: str) -> None:
@@ -38,7 +38,7 @@ async def consume(url: str, consumer: str) -> None:
     async def handle(order: bytes, context: Context) -> None:
         await asyncio.sleep(0.05)
         missed = f", after {context.missed} that it has missed" if context.missed else ""
-        print(f"{consumer}: {order.decode()}{missed}")
+        print(f"{consumer}: {order.decode()}{missed}\n", end="")
 
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
@@ -53,7 +53,7 @@ async def until_settled(log: RedisLog, consumer: str) -> None:
         if found and not any(each.waiting + each.in_flight for each in found):
             break
         await asyncio.sleep(0.05)
-    print(f"the cursor of {consumer} is at {found[0].cursor}")
+    print(f"the cursor of {consumer} is at {found[0].cursor}\n", end="")
 
 
 async def everything(url: str) -> None:
@@ -70,7 +70,7 @@ async def everything(url: str) -> None:
             each.terminate()
             await each.wait()
         (index,) = await log.append("orders", [b"order 7"])
-        print(f"order 7 has index {index}, and {await log.trim('orders', max_messages=2)} orders are dropped")
+        print(f"order 7 has index {index}, and {await log.trim('orders', max_messages=2)} orders are dropped\n", end="")
         await log.seek("orders", "billing", 1)
         billing = await start(url, "billing")
         await until_settled(log, "billing")
