@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -5,9 +7,10 @@ from hypothesis import settings
 
 from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers
 from tests.support import kafka as kafka_support
+from tests.support.servers import Found, is_of_the_gate
 
-# A loaded machine is slow, which says nothing about the code; and of the same code the same is said each time.
-# `--hypothesis-profile=nightly` takes its time, and tries what it has not tried before.
+# The gate draws the same examples each time, and no deadline, since a slow machine says nothing about the code.
+# `--hypothesis-profile=nightly` draws more of them, and new ones.
 settings.register_profile("ours", deadline=None, derandomize=True)
 settings.register_profile("nightly", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("ours")
@@ -21,12 +24,23 @@ def pytest_report_header() -> list[str]:
     return [f"redis: {redis}", f"kafka: {kafka_support.choice()}"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` deselects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests `nightly` that repeat a rule on a further Redis product."""
+    for item in items:
+        if isinstance(item, pytest.Function) and (call := getattr(item, "callspec", None)):
+            servers = [value for value in call.params.values() if isinstance(value, Found)]
+            valkey_too = item.get_closest_marker("valkey_too") is not None
+            if not all(is_of_the_gate(server, valkey_too=valkey_too) for server in servers):
+                item.add_marker("nightly")
+
+
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[str]:
-    """The bootstrap address of a real broker, which lives as long as the test run."""
-    broker = kafka_support.find()
-    yield broker.bootstrap
-    broker.stop()
+def kafka(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
+    """The bootstrap address of a real broker, which all processes of a test run share."""
+    own = tmp_path_factory.getbasetemp()
+    with kafka_support.shared(own if worker_id == "master" else own.parent) as bootstrap:
+        yield bootstrap
 
 
 @pytest.hookimpl(wrapper=True)

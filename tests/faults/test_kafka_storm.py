@@ -286,7 +286,7 @@ async def test_f3_f21_f26_a_storm_over_a_group(own_broker: Broker, unchecked: No
     await storm(own_broker, crew, n=n, seconds=30, seed=random.randrange(1 << 30))
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 @pytest.mark.asyncio
 @pytest.mark.timeout(1200)
 async def test_f3_f21_f26_f29_a_long_storm_over_a_group(own_broker: Broker, unchecked: None, crew: Crew) -> None:
@@ -365,7 +365,7 @@ async def test_f1_when_one_of_two_is_killed_all_that_is_due_is_delivered_once_an
     await one_of_two_is_killed(kafka, crew, far=20_000)
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
 async def test_f1_when_one_of_two_is_killed_with_a_hundred_thousand_pending(kafka: str, crew: Crew) -> None:

@@ -126,7 +126,7 @@ def test_f1_f2_a_storm_of_kills(scene: Scene) -> None:
     storm(scene, seconds=15, seed=random.randrange(1 << 30))
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 @pytest.mark.timeout(300)
 def test_f1_f2_a_long_storm_of_kills(scene: Scene) -> None:
     storm(scene, seconds=60, seed=random.randrange(1 << 30))

@@ -123,7 +123,7 @@ def test_s7_renewals_that_meet_settlements_are_never_refused(url: str) -> None:
     asyncio.run(renew_and_settle(url, 5))
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 def test_s7_renewals_that_meet_settlements_for_a_minute(url: str) -> None:
     asyncio.run(renew_and_settle(url, 60))
 

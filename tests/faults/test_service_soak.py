@@ -402,7 +402,7 @@ async def test_through_restarts_of_all_what_was_acknowledged_comes_as_promised(s
     await soak(stage, restarts, ["redis killed", "tokens exchanged", "broker killed"], rate=20, far_ms=5_000, calm_s=1)
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 @pytest.mark.asyncio
 @pytest.mark.timeout(3000)
 async def test_through_many_restarts_of_all_what_was_acknowledged_comes_as_promised(stage: Stage) -> None:

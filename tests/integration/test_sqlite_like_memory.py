@@ -270,7 +270,7 @@ async def test_a_random_walk_is_the_same_in_both(seed: int) -> None:
         await walk(seed, folder)
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 @pytest.mark.asyncio
 async def test_many_random_walks_are_the_same_in_both() -> None:
     for seed in range(8, 2_000):

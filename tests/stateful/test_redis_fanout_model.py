@@ -196,7 +196,7 @@ def test_walks(url: str, max_messages: int) -> None:
     run_state_machine_as_test(machine, settings=settings(WALKS, max_examples=20))
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 @pytest.mark.parametrize("max_messages", [0, 8])
 def test_long_walks(url: str, max_messages: int) -> None:
     machine = type("FanoutMachineOf", (FanoutMachine,), {"url": url, "max_messages": max_messages})

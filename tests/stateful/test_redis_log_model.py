@@ -254,7 +254,7 @@ def test_walks(url: str, limits: dict[str, Any]) -> None:
     run_state_machine_as_test(machine(url, limits), settings=settings(WALKS, max_examples=20))
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_long_walks(url: str, limits: dict[str, Any]) -> None:
     walks = settings(WALKS, max_examples=1000, stateful_step_count=150)

@@ -39,6 +39,6 @@ def test_walks(machine: type[RedisMachine]) -> None:
     run_state_machine_as_test(machine, settings=settings(WALKS, max_examples=20))
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 def test_long_walks(machine: type[RedisMachine]) -> None:
     run_state_machine_as_test(machine, settings=settings(WALKS, max_examples=2000, stateful_step_count=200))

@@ -368,7 +368,7 @@ def test_walks(machine: type[StoreMachine], walks: int) -> None:
     run_state_machine_as_test(machine, settings=settings(WALKS, max_examples=walks))
 
 
-@pytest.mark.nightly
+@pytest.mark.storm
 @pytest.mark.parametrize(("machine", "walks"), MACHINES)
 def test_long_walks(machine: type[StoreMachine], walks: int) -> None:
     long = settings(WALKS, max_examples=100 * walks, stateful_step_count=100, derandomize=False)

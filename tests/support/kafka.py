@@ -7,6 +7,7 @@ and continue; jars are kept in the user's cache folder, by version.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import resource
 import shutil
@@ -15,7 +16,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
@@ -27,7 +29,7 @@ from aiokafka.errors import InvalidReplicationFactorError, KafkaError, for_code
 
 from aiodelay.kafka.records import partition_of
 
-__all__ = ["Broker", "Given", "choice", "create_topic", "find", "ids_in", "logins", "new_name", "started"]
+__all__ = ["Broker", "Given", "choice", "create_topic", "find", "ids_in", "logins", "new_name", "shared", "started"]
 
 GIVEN = "AIODELAY_TEST_KAFKA"
 VERSION = os.environ.get("AIODELAY_TEST_KAFKA_VERSION", "4.1.0")
@@ -174,6 +176,32 @@ def find() -> Broker | Given:
         return Given(given)
     # Nobody kills it; a busy machine may keep it from its heartbeats.
     return _in_docker() if _has_docker() else started(broker_session_timeout_ms="60000")
+
+
+@contextmanager
+def shared(folder: Path) -> Iterator[str]:
+    """Yield the bootstrap address of one broker for all processes that name the same folder.
+
+    The process that comes first starts the broker, and stops it once no other process uses it.
+    """
+    address, broker = folder / "kafka.address", None
+    with (folder / "kafka.users").open("w") as users, (folder / "kafka.start").open("w") as start:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(start, fcntl.LOCK_EX)
+        if not address.exists():
+            broker = find()
+            address.write_text(broker.bootstrap)
+        bootstrap = address.read_text()
+        fcntl.flock(start, fcntl.LOCK_UN)
+        try:
+            yield bootstrap
+        finally:
+            fcntl.flock(users, fcntl.LOCK_UN)
+            if broker is not None:
+                fcntl.flock(users, fcntl.LOCK_EX)  # granted when the others have ended
+                fcntl.flock(start, fcntl.LOCK_EX)
+                address.unlink()  # a process that comes now starts its own
+                broker.stop()
 
 
 def started(**settings: str) -> Broker:
