@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs"}, set()),
     "decisions": (
         {
+            "completion",
             "imports",
             "inputs",
             "pausing",

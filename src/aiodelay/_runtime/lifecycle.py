@@ -14,6 +14,7 @@ from uuid import uuid4
 import anyio
 
 from aiodelay import reactive
+from aiodelay.completion import run_to_completion
 from aiodelay.context import Context
 from aiodelay.errors import ClosedError, WrongLoopError
 from aiodelay.model import Claim, Lane, Promise, Query, WorkStatus
@@ -375,7 +376,7 @@ class Running:
         self.is_closing = True
         try:
             with anyio.CancelScope(shield=True):
-                await self._stop_whatever_comes()
+                await run_to_completion(self._stop_in_order(), name="aiodelay close", on_cancel=self._hurry)
         finally:
             with anyio.CancelScope(shield=True):
                 try:
@@ -386,20 +387,9 @@ class Running:
                     if closing.cancelled_caught:
                         log.error("closing the store and sinks took longer than %.0f s and was given up", CLOSE_S)
 
-    async def _stop_whatever_comes(self) -> None:
-        """Stop in order, in a task of its own: anyio's shield does not keep off `Task.cancel()`."""
-        cancelled: asyncio.CancelledError | None = None
-        async with asyncio.TaskGroup() as tasks:
-            stopping = tasks.create_task(self._stop_in_order(), name="aiodelay close")
-            while not stopping.done():
-                try:
-                    await asyncio.wait([stopping])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-                    for subscription in self._all():
-                        subscription.stop()
-        if cancelled is not None:
-            raise cancelled
+    def _hurry(self) -> None:
+        for subscription in self._all():
+            subscription.stop()
 
     async def _stop_in_order(self) -> None:
         if self._loops is not None:
