@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -573,13 +573,20 @@ def folder_of(path: str) -> str:
     return "/".join(path.split("/")[:2]) if path.startswith("tests/") else "docs"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Print the test files that a change can break.")
+def options_of(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return our own options, `since` and `why`, and the arguments that are not ours."""
+    parser = argparse.ArgumentParser(description="Print the test files that a change can break.", allow_abbrev=False)
     parser.add_argument("--since", default="", metavar="REV", help="compare with where HEAD left REV (default: main)")
     parser.add_argument("--why", action="store_true", help="print for each test file how it uses what has changed")
-    arguments = parser.parse_args()
-    planned = plan(Path(__file__).parents[1], arguments.since, why=arguments.why)
-    print(*planned.report, *([] if arguments.why else planned.tests), sep="\n")
+    return parser.parse_known_args(arguments)
+
+
+def main() -> None:
+    options, unknown = options_of(sys.argv[1:])
+    if unknown:
+        sys.exit(f"changed_tests: unknown arguments: {' '.join(unknown)}")
+    planned = plan(Path(__file__).parents[1], options.since, why=options.why)
+    print(*planned.report, *([] if options.why else planned.tests), sep="\n")
 
 
 if __name__ == "__main__":
