@@ -137,9 +137,7 @@ class Tree:
 
     def resolve(self, dotted: str) -> set[str]:
         """Return the files that importing a dotted name runs: the module and the packages around it."""
-        parts = dotted.split(".")
-        names = (".".join(parts[: n + 1]) for n in range(len(parts)))
-        return {self.modules[name] for name in names if name in self.modules}
+        return {self.modules[name] for name in prefixes(dotted) if name in self.modules}
 
     def source(self, path: str) -> ast.Module:
         """Return a file's code: of a docs page, its Python blocks; of a file that is gone or is no Python, none."""
@@ -206,22 +204,23 @@ class Tree:
         on_demand = bool(path.endswith("/__init__.py") and self.homes(module_name(path)))
         guarded = filter(is_type_checking, code.nodes) if on_demand else ()
         skipped = {id(inner) for node in guarded for inner in ast.walk(node)}
-        packages: dict[str, str] = {}  # local names of packages that load on demand
+        local: dict[str, str] = {}  # what modules are called here: their own names
         for node in code.imports:
             if id(node) in skipped:
                 continue
             for _, files in self.imports(node, path):
                 yield from (Use(file, "imports") for file in files)
             if isinstance(node, ast.Import):
-                packages |= {alias.asname or alias.name: alias.name for alias in node.names if self.homes(alias.name)}
-        for attribute in code.nodes if packages else ():
-            if not isinstance(attribute, ast.Attribute):
+                for alias in node.names:
+                    known = [name for name in prefixes(alias.name) if name in self.modules]
+                    local |= {alias.asname: alias.name} if alias.asname else dict(zip(known, known, strict=True))
+        for attribute in code.nodes if local else ():
+            if not isinstance(attribute, ast.Attribute) or (module := local.get(dotted(attribute.value))) is None:
                 continue
-            package = packages.get(dotted(attribute.value))
-            if package and (home := self.homes(package).get(attribute.attr)):
-                yield from (Use(file, f"names {package}.{attribute.attr}") for file in self.resolve(home))
-            if package and attribute.attr == "__file__":
-                folder = self.modules[package].rpartition("/")[0]
+            if home := self.homes(module).get(attribute.attr):
+                yield from (Use(file, f"names {module}.{attribute.attr}") for file in self.resolve(home))
+            if attribute.attr == "__file__" and (file := self.modules.get(module, "")).endswith("/__init__.py"):
+                folder = file.rpartition("/")[0]
                 yield from (Use(file, f"reads {folder}", "reads") for file in self.folders[folder])
 
     def _named(self, code: Code, path: str) -> Iterator[Use]:
@@ -367,8 +366,9 @@ class Tree:
 
     @cached_property
     def tests(self) -> list[str]:
-        """The test files, docs pages among them."""
-        return sorted([*filter(is_test, self.files), *self.pages])
+        """The test files that there are, docs pages among them."""
+        found = [*filter(is_test, self.files), *self.pages]
+        return sorted(path for path in found if (self.root / path).is_file())
 
     @cached_property
     def used(self) -> dict[str, set[Use]]:
@@ -394,7 +394,7 @@ class Tree:
                 if user not in steps and not is_indirect:
                     steps[user] = [*steps[path], f"{user} {use.how}" + (f" {path}" if path not in use.how else "")]
                     queue.append(user)
-        because = {path: steps[path] for path in self.tests if path in steps and (self.root / path).exists()}
+        because = {path: steps[path] for path in self.tests if path in steps}
         reached = {path for path in changed for each in because.values() if each[0] == f"{path} has changed"}
         return Selection(
             because,
@@ -469,6 +469,12 @@ def module_name(path: str) -> str:
         return ""
     root = next(root for root in MODULE_ROOTS if path.startswith(root))
     return path.removeprefix(root).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def prefixes(name: str) -> list[str]:
+    """Return `a`, `a.b` and `a.b.c` of `a.b.c`."""
+    parts = name.split(".")
+    return [".".join(parts[: n + 1]) for n in range(len(parts))]
 
 
 def dotted_base(node: ast.ImportFrom, path: str) -> str:
