@@ -355,11 +355,15 @@ def test_options_that_are_not_ours_go_to_pytest() -> None:
 # --- our own tree ------------------------------------------------------------------------------------------------
 
 
+IN_REPOSITORY = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a source archive has no git repository")
+
+
 @cache
 def ours() -> Tree:
     return Tree(ROOT, files_of(ROOT))
 
 
+@IN_REPOSITORY
 def test_of_our_own_tree_a_change_selects_what_can_notice_it() -> None:
     found = {path: ours().select({path}).because for path in ("src/aiodelay/redis/lua/claim.lua", "docs/api.md")}
     lua, page = found.values()
@@ -372,6 +376,7 @@ def test_of_our_own_tree_a_change_selects_what_can_notice_it() -> None:
     assert "tests/unit/test_recurrence.py" in ours().select({"src/aiodelay/recurrence.py"}).because
 
 
+@IN_REPOSITORY
 def test_of_our_own_tree_no_unit_test_needs_a_server() -> None:
     chosen = set(ours().without_servers())
     assert {path for path in ours().tests if path.startswith("tests/unit/")} <= chosen
