@@ -107,6 +107,7 @@ CLOCKS = {
 LOOP_TIMES = {
     "_runtime.housekeeping": "how long the loop was blocked",
     "_runtime.lifecycle": "how long closing takes",
+    "_runtime.patience": "how long opening takes",
     "redis.base": "how far the server's clock is ahead of ours",
     "redis.transfer": "how long ago the lanes that are moved were looked at",
     "telemetry.instruments": "how long calls and runs take",

@@ -26,6 +26,7 @@ from .dispatcher import Subscriber, Subscription
 from .group_commit import GroupCommit
 from .loops import CLOSE_S, Loops, RuntimeOptions, ended_within
 from .observer import Observer
+from .patience import Patience
 from .publication import Publication
 from .runners import Runners
 from .sink_subscription import SinkSubscription
@@ -65,6 +66,7 @@ class Running:
         self._sources = {source.name: source for source in sources}
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         self._worker = f"{socket.gethostname()}-{self._pid}-{uuid4().hex[:8]}"
+        self.patience = Patience(options.open_timeout_ms)
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self.commit = GroupCommit(store, options.clock, options.store_timeout_ms)
@@ -78,17 +80,16 @@ class Running:
     async def open(self, *, dispatch: bool, lanes: Sequence[Lane]) -> None:
         """Connect, and start what runs in the background.
 
+        While the store, a sink or a source does not answer, it tries again for `open_timeout`.
+
         Args:
             dispatch: Also claim and deliver.
             lanes: What is served at first.
         """
-        try:
-            with self._apart(silent=True):
-                work = await self._connect(lanes, dispatch=dispatch)
-            await self._tasks.__aenter__()
-        except BaseException:
-            await self._stack.aclose()
-            raise
+        what = f"opening {self._store.name}"
+        with self._apart(silent=True):
+            work = await self.patience.answered(what, lambda: self._connect(lanes, dispatch=dispatch))
+        await self._tasks.__aenter__()
         with self._apart():
             self._start(work)
 
@@ -97,6 +98,14 @@ class Running:
         return nullcontext() if observer is None else observer.apart(silent=silent)
 
     async def _connect(self, lanes: Sequence[Lane], *, dispatch: bool) -> Work | None:
+        """Open everything, or nothing: the next attempt enters the store, the sinks and the sources again."""
+        try:
+            return await self._enter_all(lanes, dispatch=dispatch)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _enter_all(self, lanes: Sequence[Lane], *, dispatch: bool) -> Work | None:
         await self._stack.enter_async_context(self._store)
         if not dispatch:
             return None
