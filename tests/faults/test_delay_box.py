@@ -22,7 +22,7 @@ from aiodelay.delay_box import DelayBox
 from aiodelay.kafka.intake import DEAD_FROM
 from tests.faults.programs.delay_box import Plan
 from tests.support.boxes import Out, headers_of, request, send
-from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.kafka import Broker, create_topic, new_name
 from tests.support.processes import Crew, Worker
 from tests.support.servers import RedisServer, redis_products, start
 
@@ -269,13 +269,6 @@ async def test_an_intake_topic_that_was_created_anew_is_read_from_its_beginning(
 
 
 # --- servers that end -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[Broker]:
-    broker = started()
-    yield broker
-    broker.stop()
 
 
 @pytest.mark.parametrize("kind", ["redis", "kafka"])

@@ -6,26 +6,17 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.faults.programs.topic_reader import CONCURRENCY, Plan, fails_once
-from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.kafka import Broker, create_topic, new_name
 from tests.support.processes import Crew, Worker
 from tests.support.topics import Group, fill
 
 PARTITIONS = 3
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[Broker]:
-    """One that may be killed."""
-    broker = started()
-    yield broker
-    broker.stop()
 
 
 class Scene:
