@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 import zipfile
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 nox.needs_version = ">=2026.10"
-nox.options.sessions = ["lint", "types", "tests", "spark", "package"]
+nox.options.sessions = ["lint", "types", "tests", "package"]
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 # The one backend that is there wherever Python is, and the one that follows pip's own configuration.
@@ -25,38 +26,29 @@ nox.options.default_venv_backend = "venv"
 ROOT = Path(__file__).parent
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 DOCS = ["docs", "README.md"]  # in one process: the blocks of a page build on each other
-# Tests of faults mostly wait. Workers take whole stretches of files, whose servers they share.
-IN_PARALLEL = ["--numprocesses=3", "--dist=worksteal"]
-NOT_ON_SPARK = ["--ignore=tests/spark", "tests"]
-ON_SPARK = ["--numprocesses=2", "--dist=loadfile", "--timeout=600", "tests/spark", "tests/unit/test_architecture.py"]
-PURE_MODULES = ["errors", "model", "recurrence", "retry", "timeunits", "transitions", "urls"]
+# Tests of faults mostly wait, so there are more processes than cores. `tests/support/distribution.py` groups the tests.
+IN_PARALLEL = ["--numprocesses=5", "--dist=loadgroup", "--no-loadscope-reorder"]
+# The tests that cover the pure modules, which pyproject.toml lists for coverage.
+PURE = [
+    *(f"tests/unit/test_{name}.py" for name in ("errors", "memory", "model", "recurrence", "retry", "timeunits")),
+    *("tests/unit/test_transitions.py", "tests/unit/test_urls.py", "tests/conformance/test_memory.py"),
+]
+PYSPARK = "4.3.*"
 WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"]
 REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/sqlite/schema.sql", "pyspark_aiodelay/__init__.py"}
-NIGHTLY_TIMEOUT_S = 3600
+STORM_TIMEOUT_S = 3600
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Does everything but Spark work here? All tests and examples, with coverage; with arguments: those, without."""
-    install(session, "test")
-    add_redis(session)
-    add_chromium(session)
+    """Does everything work here? All tests of the gate and all docs examples; with arguments: those tests."""
+    prepare(session)
     if session.posargs:
         session.run("pytest", *session.posargs)
         return
-    session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", *IN_PARALLEL, *NOT_ON_SPARK)
-    session.run("pytest", *DOCS)
-    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "run", "-m", "pytest", "-q", *PURE)
     session.run("coverage", "report")
-    pure = ",".join(f"src/aiodelay/{name}.py" for name in PURE_MODULES)
-    session.run("coverage", "report", f"--include={pure}", "--fail-under=100")
-
-
-@nox.session
-def spark(session: nox.Session) -> None:
-    """Does everything on Spark work here, with the newest PySpark? With arguments: those tests."""
-    test_on_spark(session, "4.3.*")
+    session.run("pytest", *IN_PARALLEL, "--durations=25", *(f"--ignore={path}" for path in PURE), "tests", *DOCS)
 
 
 @nox.session
@@ -85,13 +77,6 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
-def docs(session: nox.Session) -> None:
-    """Does every example in README and docs run?"""
-    install(session, "test")
-    session.run("pytest", *DOCS, *session.posargs)
-
-
-@nox.session
 def bench(session: nox.Session) -> None:
     """How fast is it, beside its bare limits? Without arguments: all of it, into docs/performance.md and .json."""
     install(session, "bench")
@@ -116,19 +101,32 @@ def package(session: nox.Session) -> None:
         run_outside(session, outside, wheel)
 
 
+@nox.session(tags=["nightly"])
+def products(session: nox.Session) -> None:
+    """Do the gate's rules hold on the other Redis and Valkey servers, protocol versions and sizes?"""
+    prepare(session)
+    at_night(session, "nightly")
+
+
+@nox.session(tags=["nightly"])
+def storms(session: nox.Session) -> None:
+    """Does it last? Long random runs, with a new seed each time."""
+    prepare(session)
+    at_night(session, "storm", "--numprocesses=0", f"--timeout={STORM_TIMEOUT_S}", "--hypothesis-profile=nightly")
+
+
 @nox.session(python=["3.12", "3.13", "3.14"], tags=["nightly"])
 def tests_other_pythons(session: nox.Session) -> None:
-    """Does everything work on the other Pythons?"""
-    install(session, "test")
-    add_redis(session)
-    add_chromium(session)
-    session.run("pytest", *(session.posargs or [*IN_PARALLEL, *NOT_ON_SPARK]))
+    """Does everything but Spark work on the other Pythons?"""
+    prepare(session, spark="")
+    at_night(session, "not nightly and not storm", "--ignore=tests/spark")
 
 
 @nox.session(tags=["nightly"])
 def spark_floor(session: nox.Session) -> None:
     """Does it work with the oldest PySpark that we allow?"""
-    test_on_spark(session, "4.2.*")
+    prepare(session, spark="4.2.*")
+    at_night(session, "not storm", folder="tests/spark")
 
 
 @nox.session(tags=["nightly"])
@@ -136,19 +134,7 @@ def lowest(session: nox.Session) -> None:
     """Are the floors in pyproject.toml true?"""
     session.install(".[cli]", *floors(extras=["cli"]), *group("test"))
     add_chromium(session)
-    session.run("pytest", *(session.posargs or [*IN_PARALLEL, *NOT_ON_SPARK]))
-
-
-@nox.session(tags=["nightly"])
-def storms(session: nox.Session) -> None:
-    """Does it last? Long random runs."""
-    install(session, "test")
-    add_redis(session)
-    session.run(
-        "pytest",
-        *("-m", "nightly", f"--timeout={NIGHTLY_TIMEOUT_S}", "--hypothesis-profile=nightly"),
-        *(session.posargs or NOT_ON_SPARK),
-    )
+    at_night(session, "not nightly and not storm", "--ignore=tests/spark")
 
 
 @nox.session(default=False)
@@ -163,12 +149,18 @@ def install(session: nox.Session, dependency_group: str) -> None:
     session.install(".[cli]", *group(dependency_group))
 
 
-def test_on_spark(session: nox.Session, version: str) -> None:
-    """Run the tests that need PySpark: half a gigabyte, which no other test has to wait for."""
-    session.install(".[cli]", *group("spark"), f"pyspark=={version}")
+def prepare(session: nox.Session, *, spark: str = PYSPARK) -> None:
+    """Install the package, what its tests need, a Redis, a Chromium, and PySpark of a version, half a gigabyte."""
+    session.install(".[cli]", *(group("spark") if spark else group("test")), *([f"pyspark=={spark}"] if spark else []))
     add_redis(session)
     add_chromium(session)
-    session.run("pytest", *(session.posargs or ON_SPARK))
+
+
+def at_night(session: nox.Session, tier: str, *options: str, folder: str = "tests") -> None:
+    """Run the tests of a tier in a new order with a new seed; with arguments: those, so that a seed can be repeated."""
+    ours = "--override-ini=addopts=--import-mode=importlib -ra"
+    seed = f"--randomly-seed={random.randrange(1 << 32)}"
+    session.run("pytest", ours, "-m", tier, seed, *IN_PARALLEL, *options, *(session.posargs or [folder]))
 
 
 def add_redis(session: nox.Session) -> None:

@@ -7,6 +7,7 @@ from hypothesis import settings
 
 from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers
 from tests.support import kafka as kafka_support
+from tests.support.distribution import group_of, slowest_first
 from tests.support.servers import Found, is_of_the_gate
 
 # The gate draws the same examples each time, and no deadline, since a slow machine says nothing about the code.
@@ -26,13 +27,17 @@ def pytest_report_header() -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests `nightly` that repeat a rule on a further Redis product."""
+    """Mark tests `nightly` that repeat a rule on a further Redis product; order and group all for several processes."""
     for item in items:
-        if isinstance(item, pytest.Function) and (call := getattr(item, "callspec", None)):
-            servers = [value for value in call.params.values() if isinstance(value, Found)]
+        if isinstance(item, pytest.Function):
+            call = getattr(item, "callspec", None)
+            servers = [value for value in call.params.values() if isinstance(value, Found)] if call else []
             valkey_too = item.get_closest_marker("valkey_too") is not None
             if not all(is_of_the_gate(server, valkey_too=valkey_too) for server in servers):
                 item.add_marker("nightly")
+            if group := group_of(item):
+                item.add_marker(pytest.mark.xdist_group(group))
+    items[:] = slowest_first(items)
 
 
 @pytest.fixture(scope="session")

@@ -212,6 +212,14 @@ class TestInstants:
         with pytest.raises(ScheduleTimeError, match=r"^at is the naive datetime.*timezone-aware, e\.g\. datetime\.now"):
             to_epoch_ms(datetime(2025, 1, 1), field="at")  # noqa: DTZ001 - what is refused
 
+    def test_a_zone_that_raises_is_refused(self) -> None:
+        class Broken(tzinfo):
+            def utcoffset(self, at: datetime | None) -> timedelta:
+                raise LookupError("no such zone")
+
+        with pytest.raises(ScheduleTimeError, match="a datetime whose time zone raises LookupError"):
+            to_epoch_ms(datetime(2027, 1, 1, tzinfo=Broken()), field="at")
+
     def test_a_zone_without_an_offset_is_naive(self) -> None:
         class Vague(tzinfo):
             def utcoffset(self, _: datetime | None) -> None:

@@ -295,3 +295,28 @@ def test_redriven_is_a_new_life() -> None:
     old = record(late=LateAction.DROP, expires_ms=NOW + 5, **state)
     new = t.redriven(old, t.NO_OP, NOW + 100, NOW + 90)
     assert new == Record(old.envelope, NOW + 100, NOW + 90, t.NO_OP, NOW + 95, LateAction.DROP)
+
+
+# --- what a source gave out -------------------------------------------------------------------------------
+
+
+def again(due_ms: int, attempt: int, error: str | None = None) -> Again:
+    return Again("m", NOW, 1, due_ms, attempt, error)
+
+
+def test_a_message_of_a_source_that_was_never_run_is_released() -> None:
+    taken = record(attempt=1)
+    assert t.is_release(taken, again(NOW, 1))
+    assert not t.is_release(taken, again(NOW, 2)), "an attempt"
+    assert not t.is_release(taken, again(NOW + 1, 1)), "for later"
+    assert not t.is_release(taken, again(NOW, 1, "an error"))
+    assert not t.is_release(taken, Dead("m", NOW, 1, "rejected", 1))
+
+
+def test_a_message_of_a_source_goes_back_to_a_store_with_its_attempt() -> None:
+    retried = t.returned(record(), again(NOW + 500, 1, "an error"))
+    assert (retried.record.attempt, retried.record.last_error) == (1, "an error")
+    assert (retried.record.due_ms, retried.due_ms, retried.reason) == (NOW, NOW + 500, None)
+    dead = t.returned(record(attempt=2), Dead("m", NOW, 1, "rejected", 3, "why"))
+    assert (dead.record.attempt, dead.record.last_error) == (3, "why")
+    assert (dead.due_ms, dead.reason) == (NOW, "rejected")

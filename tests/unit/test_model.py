@@ -1,0 +1,38 @@
+"""What the values of the model check and compute by themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodelay.errors import ConfigurationError
+from aiodelay.model import AWAY_AFTER_MS, Conflict, Registered
+
+NOW = 1_900_000_000_000
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 63, True, 1.0, "1"])
+def test_a_version_is_an_integer_that_fits(version: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"conflict\.version is .*an integer from 0 to 2\*\*63-1"):
+        Conflict.newer(version)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", [0, (1 << 63) - 1])
+def test_a_version_is_kept(version: int) -> None:
+    assert Conflict.newer(version).version == version
+
+
+@pytest.mark.parametrize(
+    ("seen_ms", "in_flight", "is_away"),
+    [
+        (NOW, 0, False),
+        (NOW - AWAY_AFTER_MS + 1, 0, False),
+        (NOW - AWAY_AFTER_MS, 0, True),
+        (NOW - AWAY_AFTER_MS, 1, False),
+        (None, 0, True),
+    ],
+)
+def test_a_consumer_that_has_asked_for_nothing_for_a_minute_is_away(
+    seen_ms: int | None, in_flight: int, is_away: bool
+) -> None:
+    consumer = Registered("topic", "log", "name", False, NOW, seen_ms, 3, in_flight, 0, 0, 1)
+    assert consumer.is_away(NOW) is is_away
