@@ -60,6 +60,7 @@ SETTINGS = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",  # tests/support/sessions.py
     "auto.create.topics.enable": "false",
     "broker.session.timeout.ms": "3000",  # so long it takes to come back after a kill
     "broker.heartbeat.interval.ms": "500",
@@ -260,6 +261,7 @@ def _in_docker() -> Given:
     from testcontainers.community.kafka import KafkaContainer  # noqa: PLC0415 - slow to import
 
     container = KafkaContainer(IMAGE).with_kraft()
+    container.with_env("KAFKA_GROUP_MIN_SESSION_TIMEOUT_MS", SETTINGS["group.min.session.timeout.ms"])
     container.start()  # removed by testcontainers once this process has gone
     bootstrap: str = container.get_bootstrap_server()
     asyncio.run(_wait_until_ready(bootstrap))
