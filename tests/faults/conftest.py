@@ -20,12 +20,19 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield Scene(crew, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[kafka_support.Broker]:
-    """A broker that may be frozen and killed."""
-    broker = kafka_support.started()
+@pytest.fixture(scope="session")
+def _brittle_broker() -> Iterator[kafka_support.Broker]:
+    """One for all tests of this process, which looks often for transactions that nobody has ended in time."""
+    broker = kafka_support.started(transaction_abort_timed_out_transaction_cleanup_interval_ms="500")
     yield broker
     broker.stop()
+
+
+@pytest.fixture
+def own_broker(_brittle_broker: kafka_support.Broker) -> Iterator[kafka_support.Broker]:
+    """A broker that may be frozen and killed; it runs again afterwards."""
+    yield _brittle_broker
+    _brittle_broker.recover()
 
 
 @pytest.fixture(params=redis_programs(), ids=lambda found: found.name)

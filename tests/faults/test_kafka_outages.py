@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -16,19 +16,16 @@ from aiodelay import OutcomeUnknownError, Scheduler, StoreBusyError, StoreUnavai
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, partition
 from aiodelay.model import After, Envelope, Put, Query, Stored, Unknown
-from tests.support.kafka import Broker, create_topic, ids_in, new_name, started
+from tests.support.kafka import Broker, create_topic, ids_in, new_name
 
 pytestmark = pytest.mark.asyncio
 
 N = 200
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    """One of our own, which looks every half second for transactions that nobody has ended in time."""
-    broker = started(transaction_abort_timed_out_transaction_cleanup_interval_ms="500")
-    yield broker
-    broker.stop()
+@pytest.fixture
+def broker(own_broker: Broker) -> Broker:
+    return own_broker
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -27,6 +26,7 @@ from aiodelay.kafka.client import Outgoing, Producer, consumer_of, stop
 from aiodelay.kafka.options import read_url
 from aiodelay.kafka.writer import Writer
 from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.waiting import until, until_sync
 
 pytestmark = pytest.mark.asyncio
 
@@ -50,8 +50,8 @@ async def next_of(consumer: AIOKafkaConsumer, *, within_s: float) -> ConsumerRec
     return record
 
 
-@pytest.fixture
-def brokers() -> Iterator[tuple[Broker, Broker]]:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[Broker, Broker]]:
     """A cluster of two, of which the second is no controller."""
     first = started()
     second = Broker(
@@ -68,6 +68,13 @@ def brokers() -> Iterator[tuple[Broker, Broker]]:
         first.stop()
 
 
+@pytest.fixture
+def brokers(cluster: tuple[Broker, Broker]) -> Iterator[tuple[Broker, Broker]]:
+    """A cluster of two, of which the second may be killed; it runs again afterwards."""
+    yield cluster
+    cluster[1].recover()
+
+
 async def create_at(kafka: str, name: str, *nodes: int, **settings: str) -> str:
     """Create a topic whose partitions are each at one node."""
     with AdminClient({"bootstrap.servers": kafka}) as admin:
@@ -80,8 +87,7 @@ def lost(kafka: str, broker: Broker) -> None:
     """Kill a broker, and return once the cluster knows."""
     broker.kill()
     with AdminClient({"bootstrap.servers": kafka}) as admin:
-        while len(admin.list_topics(timeout=10).brokers) > 1:
-            time.sleep(0.05)
+        until_sync(lambda: len(admin.list_topics(timeout=10).brokers) == 1, "the cluster counts one broker")
 
 
 async def test_f32_l3_a_topic_without_a_leader_is_held_and_costs_no_attempts(brokers: tuple[Broker, Broker]) -> None:
@@ -94,9 +100,7 @@ async def test_f32_l3_a_topic_without_a_leader_is_held_and_costs_no_attempts(bro
             await scheduler.schedule(b"%d" % i, to=f"kafka:{(good, bad)[i % 2]}", delay="1s")
         arrived = {(await next_of(found, within_s=30)).value for _ in range(20)}
         assert len(arrived) == 20
-        async with asyncio.timeout(30):
-            while not (blocked := await scheduler.blocked()):  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.05)
+        blocked = await until(scheduler.blocked, "a topic is held")
         assert [(each.address, each.messages) for each in blocked] == [(bad, 20)]
         await asyncio.to_thread(second.start)
         async with reading(kafka, bad) as held:
@@ -157,8 +161,8 @@ async def test_l5_a_partition_without_a_leader_holds_up_no_other(brokers: tuple[
 async def test_k7_a_producer_that_the_cluster_has_forgotten_is_replaced_and_costs_no_attempt() -> None:
     broker = await asyncio.to_thread(
         started,
-        transactional_id_expiration_ms="1000",
-        transaction_remove_expired_transaction_cleanup_interval_ms="200",
+        transactional_id_expiration_ms="500",
+        transaction_remove_expired_transaction_cleanup_interval_ms="100",
     )
     try:
         kafka, schedules = broker.bootstrap, new_name("schedules")
@@ -168,7 +172,7 @@ async def test_k7_a_producer_that_the_cluster_has_forgotten_is_replaced_and_cost
             reading(kafka, target) as found,
             AIOKafkaProducer(bootstrap_servers=kafka) as client,
         ):
-            await asyncio.sleep(4)  # as a partition in which nothing happens for a week
+            await asyncio.sleep(2)  # until the broker has forgotten it, as one that writes nothing for a week
             headers = [(records.EPOCH, b"0"), (records.TARGET_TOPIC, target.encode())]
             await client.send_and_wait(schedules, b"v", key=b"m", headers=headers)
             record = await next_of(found, within_s=20)

@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 from aiokafka import AIOKafkaConsumer
+from confluent_kafka.admin import AdminClient
 from redis.asyncio import Redis
 
 from aiodelay.redis.elements import decode_element
@@ -27,7 +28,7 @@ from aiodelay.service import hash_token
 from aiodelay.testing.servers import free_port, redis_programs
 from tests.support.asked import NEVER, Delivered, Fault, State, Wanted, judge, payload_of
 from tests.support.command import Program
-from tests.support.kafka import Broker, create_topic, started
+from tests.support.kafka import Broker, create_topic
 from tests.support.processes import ROOT
 from tests.support.servers import RedisServer, start
 from tests.support.soak import KEYS, STORES, Book, Clients, Load, now_ms
@@ -55,7 +56,7 @@ allow = "of-box"
 [limits]
 probe_every = "0s"
 probe_timeout = "2s"
-drain = "5s"
+drain = "2s"
 
 [api]
 read_only = false
@@ -67,7 +68,7 @@ name = "{name}"
 hash = "{hash}"
 scopes = ["read", "schedule", "operate"]
 """
-SLACK_S = 5.0
+SLACK_S = 15.0
 """What a busy machine may add to what is promised."""
 RED_S = 2 + 1 + SLACK_S
 """limits.probe_timeout, and how long an answer of /readyz stands."""
@@ -76,13 +77,14 @@ TOKENS_S = 2 + SLACK_S
 """So soon after the file has changed its tokens hold."""
 EVENT_S = 2 + 20 + SLACK_S
 """So soon a page that follows ends once its token is valid no more: at its next event, which a store may delay."""
-END_S = 5 + 45
+END_S = 2 + 45
 """limits.drain, and what docs/operate.md adds to it while a store is away."""
 LIVE_S = 5.0
 ANSWER_S = 40.0
 """So soon requests are answered (docs/api.md), but streams and pages that follow."""
 CLOSED_S = 1.0
 """By then the service knows that its clients have gone."""
+OURS = ("of-", "requests", "schedules", "history")
 TOPICS = {"of-redis": "redis to kafka", "of-kafka": "kafka to kafka", "of-box": "box"}
 MORE_TASKS, MORE_THREADS, MORE_FILES, MORE_KB = 3, 6, 5, 40_000
 """What a process may hold more at the end than before: threads that were needed once stay."""
@@ -157,7 +159,11 @@ class Stage:
         if self._service is not None:
             self._service.__exit__()
         self.redis.stop()
-        self.broker.stop()
+        self.broker.recover()
+        with AdminClient({"bootstrap.servers": self.broker.bootstrap}) as admin:
+            ours = [name for name in admin.list_topics(timeout=10).topics if name.startswith(OURS)]
+            for deleted in admin.delete_topics(ours).values():
+                deleted.result(10)
 
     async def held(self) -> dict[str, Any]:
         """Return what the service holds when nobody asks it for anything."""
@@ -333,8 +339,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path, start(redis_programs()[0].program, "--appendfsync", "always"), started())
+def stage(tmp_path: Path, own_broker: Broker) -> Iterator[Stage]:
+    stage = Stage(tmp_path, start(redis_programs()[0].program, "--appendfsync", "always"), own_broker)
     yield stage
     stage.leave()
 
@@ -394,6 +400,12 @@ def judge_held(before: dict[str, Any], after: dict[str, Any]) -> None:
     assert after["kb"] <= before["kb"] + MORE_KB
 
 
+@pytest.mark.asyncio
+async def test_when_it_and_its_servers_are_killed_what_was_acknowledged_comes_as_promised(stage: Stage) -> None:
+    await soak(stage, ["service killed"], ["redis killed", "broker killed"], rate=8, far_ms=2_000, calm_s=0.3)
+
+
+@pytest.mark.nightly
 @pytest.mark.asyncio
 @pytest.mark.timeout(600)
 async def test_through_restarts_of_all_what_was_acknowledged_comes_as_promised(stage: Stage) -> None:

@@ -30,9 +30,11 @@ def send(
     key: bytes | None = None,
     partition: int = -1,
     timestamp_ms: int = 0,
+    producer: Producer | None = None,
 ) -> None:
-    """Write records, in order, and wait until they are there."""
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
+    """Write records, in order, and wait until they are there; with a new producer if none is given."""
+    if producer is None:
+        producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
     for value in values:
         producer.produce(topic, value, key, headers=dict(headers or {}), timestamp=timestamp_ms, partition=partition)
     assert producer.flush(PATIENCE_S) == 0

@@ -1,7 +1,8 @@
 """A real Kafka: the one given, one in Docker, or a KRaft node of our own from the broker's jars, in this order.
 
 Nothing found: the run fails and says what to install. `Broker` is the node of our own, which tests may also kill, stop
-and continue; jars are kept in the user's cache folder, by version.
+and continue. The user's cache folder keeps the jars, a formatted folder per node, and the classes as a Java machine has
+loaded them (by version): a start with these takes half of the processor time, and no format of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count, islice
@@ -25,7 +26,7 @@ from uuid import uuid4
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import InvalidReplicationFactorError, KafkaError, for_code
+from aiokafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError, for_code
 
 from aiodelay.kafka.records import partition_of
 
@@ -52,18 +53,24 @@ SETTINGS = {
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
     "offsets.topic.replication.factor": "1",
-    "offsets.topic.num.partitions": "3",
+    "offsets.topic.num.partitions": "1",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
-    "transaction.state.log.num.partitions": "3",
+    "transaction.state.log.num.partitions": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",  # tests/support/sessions.py
     "auto.create.topics.enable": "false",
     "broker.session.timeout.ms": "3000",  # so long it takes to come back after a kill
-    "broker.heartbeat.interval.ms": "250",
-    "log.cleaner.backoff.ms": "200",
+    "broker.heartbeat.interval.ms": "500",
+    "log.cleaner.backoff.ms": "500",
     "log.cleaner.dedupe.buffer.size": "20971520",
+    # Nodes stand idle for most of a run: few threads, and no record that only says that nothing happens.
+    "metadata.max.idle.interval.ms": "0",
+    "num.network.threads": "1",
+    "num.io.threads": "3",
+    "background.threads": "2",
 }
 
 
@@ -100,9 +107,9 @@ class Broker:
         ports = {"port": port, "controller": controller, "login": login}
         lines |= {name.replace("_", "."): value.format(**ports) for name, value in settings.items()}
         self._file = here / "server.properties"
-        self._file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+        _write(self._file, lines)
         self._log = here / "log"
-        self._java("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c").wait(START_S)
+        shutil.copytree(_formatted(lines), here / "logs")
 
     def setting(self, name: str) -> str:
         """Return one of its settings."""
@@ -111,7 +118,19 @@ class Broker:
 
     def start(self) -> None:
         """Start it, and return once a group and a transaction have worked."""
-        self._process = self._java("kafka.Kafka")
+        self._run(*_with_classes())
+
+    def start_and_keep_classes(self, file: Path) -> None:
+        """Start it, end it in order, and have the classes that it has loaded written to a file."""
+        self._run(f"-XX:ArchiveClassesAtExit={file}")
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(START_S)
+
+    def _run(self, *options: str) -> None:
+        with self._log.open("ab") as log:
+            command = [*_command(*options), "kafka.Kafka", f"{self._file}"]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -127,12 +146,21 @@ class Broker:
             self._process = None
 
     def freeze(self) -> None:
-        """Let it hold still, its connections open."""
+        """Let it hold still, its connections open; return once all of its threads do."""
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Let it go on."""
         self._signal(signal.SIGCONT)
+
+    def recover(self) -> None:
+        """Let it go on, or start it if it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        else:
+            self.thaw()
 
     def fill_disk(self) -> None:
         """Let its files grow no more, as on a full disk, until it is started again."""
@@ -147,11 +175,6 @@ class Broker:
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
-
-    def _java(self, *command: str) -> subprocess.Popen[bytes]:
-        options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{_jars()}/*")
-        with self._log.open("ab") as log:
-            return subprocess.Popen([_java(), *options, *command, f"{self._file}"], stdout=log, stderr=log)
 
     def _answers(self) -> bool:
         host, _, port = self.bootstrap.partition(":")
@@ -238,6 +261,7 @@ def _in_docker() -> Given:
     from testcontainers.community.kafka import KafkaContainer  # noqa: PLC0415 - slow to import
 
     container = KafkaContainer(IMAGE).with_kraft()
+    container.with_env("KAFKA_GROUP_MIN_SESSION_TIMEOUT_MS", SETTINGS["group.min.session.timeout.ms"])
     container.start()  # removed by testcontainers once this process has gone
     bootstrap: str = container.get_bootstrap_server()
     asyncio.run(_wait_until_ready(bootstrap))
@@ -259,20 +283,21 @@ async def _wait_until_ready(bootstrap: str) -> None:
 
 
 async def _group_and_transaction(bootstrap: str) -> None:
-    name = new_name("ready")
-    await create_topic(bootstrap, name)
+    topic, name = "ready", new_name("ready")
+    with suppress(TopicAlreadyExistsError):  # where it has run before
+        await create_topic(bootstrap, topic)
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
     try:  # where the broker is not ready yet, it starts half
         await producer.start()
         async with producer.transaction():
-            await producer.send_and_wait(name, b"ready")
+            await producer.send_and_wait(topic, b"ready")
     finally:
         await producer.stop()
-    consumer = AIOKafkaConsumer(name, bootstrap_servers=bootstrap, group_id=name, auto_offset_reset="earliest")
+    consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, group_id=name, auto_offset_reset="earliest")
     try:
         await consumer.start()
         await consumer.getone()
-        await consumer.commit({TopicPartition(name, 0): 1})
+        await consumer.commit({TopicPartition(topic, 0): 1})
     finally:
         await consumer.stop()
 
@@ -330,31 +355,80 @@ def _java() -> str:
     return found
 
 
+def _command(*options: str) -> list[str]:
+    """Return the start of a command that runs a class of the broker's."""
+    # By name and in order: classes that were kept are good for the same path only.
+    path = ":".join(sorted(f"{jar}" for jar in _jars().iterdir()))
+    return [_java(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *options, "-cp", path]
+
+
 def _jars() -> Path:
     """Return the folder of the broker's jars; they are fetched once."""
+    return _cached(f"kafka-{VERSION}", _fetch)
+
+
+def _formatted(settings: dict[str, str]) -> Path:
+    """Return the folder of a node with such an id and roles that has never run."""
+
+    def make(place: Path) -> None:
+        file = place.with_name("server.properties")
+        _write(file, settings | {"log.dirs": f"{place}"})
+        _done([*_command(), "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", f"{file}"], place.parent)
+
+    roles = settings["process.roles"].replace(",", "-")
+    return _cached(f"kafka-{VERSION}-{roles}-{settings['node.id']}", make)
+
+
+def _write(file: Path, settings: dict[str, str]) -> None:
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+
+def _with_classes() -> list[str]:
+    """Return the options by which a node starts with classes that another one has loaded.
+
+    Java goes without them where they are not its own, or where it could write none.
+    """
+    java = Path(_java()).resolve()
+
+    def make(place: Path) -> None:
+        broker = Broker()
+        broker.start_and_keep_classes(place)
+        broker.stop()
+        place.touch()
+
+    kept = _cached(f"kafka-{VERSION}-{java.stat().st_mtime_ns:x}-{java.stat().st_size:x}.jsa", make)
+    return [f"-XX:SharedArchiveFile={kept}"] if kept.stat().st_size else []
+
+
+def _cached(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a file or a folder of the user's cache; the first one who asks for it makes it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "aiodelay-tests")
-    jars = cache / f"kafka-{VERSION}"
-    if not jars.is_dir():
+    place = cache / name
+    if not place.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            _fetch(Path(folder))
-            with suppress(OSError):  # another process was faster
-                (Path(folder) / "jars").rename(jars)
-    assert jars.is_dir(), f"{jars} could not be made"
-    return jars
+        with (cache / f"{name}.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # others wait for what this process makes
+            if not place.exists():
+                make(Path(folder, "made"))
+                Path(folder, "made").rename(place)
+    return place
 
 
-def _fetch(folder: Path) -> None:
+def _fetch(jars: Path) -> None:
+    folder = jars.parent
     if mvn := shutil.which("mvn"):
         (folder / "pom.xml").write_text(POM)
-        command = [mvn, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'jars'}"]
+        _done([mvn, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={jars}"], folder)
     elif spec := find_spec("pyspark"):
         (ivy,) = (jar for place in spec.submodule_search_locations or [] for jar in Path(place).glob("jars/ivy-*.jar"))
         broker = ["-dependency", "org.apache.kafka", f"kafka_{SCALA}", VERSION]
-        retrieve = ["-retrieve", f"{folder}/jars/[artifact]-[revision].[ext]"]
-        command = [_java(), "-jar", f"{ivy}", "-cache", f"{folder}/cache", "-confs", "default", *broker, *retrieve]
+        retrieve = ["-retrieve", f"{jars}/[artifact]-[revision].[ext]"]
+        _done([_java(), "-jar", f"{ivy}", "-cache", f"{folder}/cache", "-confs", "default", *broker, *retrieve], folder)
     else:
         raise AssertionError("no Kafka: set AIODELAY_TEST_KAFKA=host:port, or install Maven, or pip install pyspark")
+
+
+def _done(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

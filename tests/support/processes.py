@@ -17,6 +17,7 @@ from typing import Self
 import msgspec
 
 from . import history as h
+from .forking import ForkedProcess, fork_server
 
 __all__ = ["ROOT", "Crew", "Worker"]
 
@@ -34,10 +35,18 @@ class Worker:
         folder: Where its standard error goes.
         history: Where its faults are written.
         environment: Variables beside our own.
+        forks: Fork `arguments` (`-m`, a module, its arguments) from a process that has imported the module.
     """
 
     def __init__(
-        self, name: str, arguments: list[str], folder: Path, history: h.History, environment: Mapping[str, str]
+        self,
+        name: str,
+        arguments: list[str],
+        folder: Path,
+        history: h.History,
+        environment: Mapping[str, str],
+        *,
+        forks: bool = False,
     ) -> None:
         self.name, self._history = name, history
         self._errors = folder / f"{name}.err"
@@ -45,16 +54,21 @@ class Worker:
         self._changed = threading.Condition()
         self._is_at_end = self._was_reaped = False
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
+        self._process: subprocess.Popen[str] | ForkedProcess
         with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=ROOT,
-                env=variables,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+            if forks:
+                _, module, *rest = arguments
+                self._process = fork_server().start(module, rest, environment=variables, errors=errors)
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    cwd=ROOT,
+                    env=variables,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                )
         self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._reader.start()
 
@@ -188,19 +202,23 @@ class Crew:
             print(f"--- {worker.name}\n{worker.errors[-4000:]}")  # pytest shows it where the test fails
         self.history.close()
 
-    def start(self, program: str, plan: msgspec.Struct, *, name: str) -> Worker:
+    def start(self, program: str, plan: msgspec.Struct, *, name: str, forks: bool = True) -> Worker:
         """Start a program of `tests/faults/programs`.
 
         Args:
             program: Its module.
             plan: Handed to it as JSON.
             name: What the history calls it.
+            forks: Fork it from a process that has imported it; else it gets an interpreter of its own, which takes
+                half a second of processor time, and whose memory holds nothing but what it needs.
         """
         arguments = ["-m", f"tests.faults.programs.{program}", msgspec.json.encode(plan).decode()]
-        return self.run(arguments, name=name)
+        return self.run(arguments, name=name, forks=forks)
 
-    def run(self, arguments: list[str], *, name: str, environment: Mapping[str, str] | None = None) -> Worker:
+    def run(
+        self, arguments: list[str], *, name: str, environment: Mapping[str, str] | None = None, forks: bool = False
+    ) -> Worker:
         """Start `python` with these arguments, and these variables beside our own."""
-        worker = Worker(name, arguments, self.folder, self.history, environment or {})
+        worker = Worker(name, arguments, self.folder, self.history, environment or {}, forks=forks)
         self.workers.append(worker)
         return worker

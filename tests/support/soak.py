@@ -200,7 +200,8 @@ class Load:
     Args:
         clients: Who asks.
         kafka: The broker that requests for the box are written to.
-        rate: Messages a second, of those that are scheduled one by one.
+        rate: Messages a second, of those that are scheduled one by one; half as many go to the box, and as often
+            somebody looks.
         far_ms: How far ahead messages are that will be changed.
         rng: Decides what is done.
     """
@@ -385,7 +386,7 @@ class Load:
     async def _fill_box(self) -> None:
         producer = AIOKafkaProducer(bootstrap_servers=self._kafka, acks="all", enable_idempotence=True)
         async with producer, asyncio.TaskGroup() as tasks:
-            while await self._pause(0.1):
+            while await self._pause(2 / self._rate):
                 tasks.create_task(self._request(producer, self._new("box")))
 
     async def _request(self, producer: AIOKafkaProducer, name: str) -> None:
@@ -402,7 +403,7 @@ class Load:
 
     async def _look(self) -> None:
         """Read what the API and the page show, one after the other."""
-        while await self._pause(0.1):
+        while await self._pause(2 / self._rate):
             store = self._rng.choice(STORES)
             paths = self._rng.choice((LOOKS, PAGES[store]))
             await self._clients.ask("GET", self._rng.choice(paths), store)

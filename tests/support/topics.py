@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import cache
 
 from confluent_kafka import (
     Consumer,
@@ -16,7 +17,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-__all__ = ["Group", "committed", "delete_topic", "fill", "producing", "set_offsets"]
+__all__ = ["Group", "committed", "delete_topic", "fill", "lasting_producer", "producing", "set_offsets"]
 
 PATIENCE_S = 60.0
 # So a broker answers that has just started or was busy; librdkafka does not ask again.
@@ -40,12 +41,42 @@ def producing(bootstrap: str, **options: str) -> Iterator[Producer]:
     assert producer.flush(30) == 0
 
 
-def fill(bootstrap: str, topic: str, values: Sequence[bytes | None], *, partition: int = 0, **options: str) -> None:
-    """Write records without key or headers into a partition, each once, in order."""
-    with producing(bootstrap, **options) as producer:
-        for value in values:
-            producer.produce(topic, value, partition=partition)
-            producer.poll(0)
+@cache
+def lasting_producer(bootstrap: str) -> Producer:
+    """Return this process's producer for a broker that no test stops.
+
+    An idempotent producer of librdkafka needs half a second before its first record, and none for the next.
+    """
+    return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0})
+
+
+def fill(
+    bootstrap: str,
+    topic: str,
+    values: Sequence[bytes | None],
+    *,
+    partition: int = 0,
+    producer: Producer | None = None,
+    **options: str,
+) -> None:
+    """Write records without key or headers into a partition, each once, in order.
+
+    Args:
+        bootstrap: The cluster.
+        topic: The topic.
+        values: Of the records.
+        partition: Number of the partition.
+        producer: The producer that writes them; without it, a new one with these options.
+        options: Further settings of a new producer.
+    """
+    if producer is None:
+        with producing(bootstrap, **options) as own:
+            fill(bootstrap, topic, values, partition=partition, producer=own)
+        return
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+        producer.poll(0)
+    assert producer.flush(PATIENCE_S) == 0
 
 
 class Group:

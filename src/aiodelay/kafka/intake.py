@@ -40,6 +40,8 @@ REPLACING_COST = 6
 """What a put under an id that stands may cost a store, in puts of new ids."""
 DEAD_FROM, DEAD_TIMESTAMP = "aiodelay-dead-from", "aiodelay-dead-timestamp"
 MOST_REASON = 500
+CHECK_S = 30.0
+"""While nothing is read, the intake asks so often whether the topic is still the same one."""
 CUT_OFF_S = 10.0
 """So long a partition must end before its position until that is believed: a new leader may not know its end yet."""
 
@@ -109,7 +111,7 @@ class Intake:
         self._name = f"{place.topic}/{place.partition}"
         self._id = ""
         self._written: set[int] = set()
-        self._failures, self._cut_off_at = 0, 0.0
+        self._failures, self._cut_off_at, self._check_at = 0, 0.0, 0.0
 
     async def run(self) -> None:
         """Take in until cancelled; no error ends this."""
@@ -153,7 +155,13 @@ class Intake:
         client = consumer._client
         leader = client.cluster.leader_for_partition(self._place)
         node = leader if leader is not None and leader >= 0 else client.get_random_node()
-        return str(await topic_id(client, node, self._place.topic))
+        found = str(await topic_id(client, node, self._place.topic))
+        self._check_at = self._now_s() + CHECK_S
+        return found
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _begin(self, consumer: AIOKafkaConsumer, source: str) -> int:
         """Go to the stored position, or the beginning; return what is stored, or will be taken for that."""
@@ -196,7 +204,7 @@ class Intake:
 
     def _check_cut_off(self, position: int, end: int) -> None:
         """Return once a partition has ended before its position for so long that it must have been cut off."""
-        now = asyncio.get_running_loop().time()
+        now = self._now_s()
         self._cut_off_at = self._cut_off_at or now + CUT_OFF_S
         if now < self._cut_off_at:
             raise _RecreatedError(f"it ends at {end}, and was read to {position}")
@@ -211,7 +219,8 @@ class Intake:
         except OffsetOutOfRangeError:
             raise _RecreatedError("its position is not there any more") from None
         records = found.get(self._place, ())
-        if records and await self._incarnation(consumer) != self._id:
+        # A topic that was created anew and holds as many records as the one before has none to read.
+        if (records or self._now_s() >= self._check_at) and await self._incarnation(consumer) != self._id:
             raise _RecreatedError("the topic was created anew")
         for batch in self._batches(records):
             await self._bury(batch.refused)

@@ -1,4 +1,7 @@
-"""A delay box that is killed or stopped, with SIGKILL or SIGSTOP, just before or after a step of its own."""
+"""A delay box that is killed or stopped, with SIGKILL or SIGSTOP, just before or after a step of its own.
+
+It takes small batches, and its leases and sessions are short: few messages are many batches, and others wait little.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from aiodelay.delay_box import DelayBox
-from aiodelay.kafka import positions
+from aiodelay.kafka import intake, positions
 from aiodelay.kafka.intake import Intake
 from aiodelay.kafka.transactions import Transactions
+from tests.support.sessions import shorten_sessions
 
-__all__ = ["STEPS", "Plan"]
+__all__ = ["BATCH", "LEASE_MS", "STEPS", "Plan", "with_short_lease"]
+
+BATCH, LEASE_MS = 40, 3_000
 
 
 class IntakeTransactions(Transactions):
@@ -79,11 +85,19 @@ def end_at(plan: Plan) -> None:
     setattr(owner, name, watched)
 
 
+def with_short_lease(box: DelayBox) -> DelayBox:
+    """Return the box, which keeps what it delivers for a short time only."""
+    box._scheduler._options = msgspec.structs.replace(box._scheduler._options, lease_ms=LEASE_MS)
+    return box
+
+
 async def main(plan: Plan) -> None:
     """Run the box."""
+    intake.MAX_CLAIM_MESSAGES = BATCH  # type: ignore[misc]
+    shorten_sessions()
     if plan.step:
         end_at(plan)
-    async with DelayBox(plan.store, plan.source, allow=plan.allow, namespace=plan.namespace):
+    async with with_short_lease(DelayBox(plan.store, plan.source, allow=plan.allow, namespace=plan.namespace)):
         print("open", flush=True)
         await asyncio.get_running_loop().create_future()
 

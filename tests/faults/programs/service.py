@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from aiodelay.cli import main
+from tests.support.sessions import shorten_sessions
 
 
 def tell(*_: object) -> None:
@@ -33,4 +34,5 @@ def name_of(task: asyncio.Task[object]) -> str:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, tell)
+    shorten_sessions()
     main()

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from aiodelay import Context, Received, Retry, Scheduler
+from tests.support.sessions import shorten_sessions
 
 __all__ = ["CONCURRENCY", "Plan", "fails_once"]
 
@@ -47,6 +48,7 @@ def fails_once(number: int) -> bool:
 
 async def main(plan: Plan) -> None:
     logging.basicConfig(level=logging.WARNING)
+    shorten_sessions()
     scheduler = Scheduler(plan.store, sources=[f"kafka://{plan.kafka}"], drain="2s")
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
@@ -54,7 +56,7 @@ async def main(plan: Plan) -> None:
     with await asyncio.to_thread(Path(plan.runs).open, "ab", buffering=0) as runs:
 
         async def work(payload: bytes, context: Context) -> None:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.015)  # a run's own time, in which it may be killed
             if fails_once(int(payload.split()[1])) and context.attempt == 1:
                 raise ValueError("once")
             runs.write(b"%s %d\n" % (payload, context.attempt))
