@@ -1,0 +1,57 @@
+"""Wait for a condition that nothing signals: what a server, a file or another process has come to."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, cast
+
+__all__ = ["PATIENCE_S", "until", "until_sync"]
+
+PATIENCE_S = 30.0
+"""Longest wait; a busy machine needs a tenth of it."""
+_PAUSE_S = 0.01
+
+T = TypeVar("T")
+
+
+async def until(condition: Callable[[], T | Awaitable[T]], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """Ask again and again until a condition is true, and return its answer.
+
+    Args:
+        condition: A function or a coroutine function without arguments.
+        what: The awaited state, for the error.
+        timeout_s: Longest wait, in the time of the running loop.
+
+    Raises:
+        AssertionError: The condition did not come true in time.
+    """
+    clock = asyncio.get_running_loop().time
+    ends = clock() + timeout_s
+    while True:
+        answer = condition()
+        found = await cast("Awaitable[T]", answer) if inspect.isawaitable(answer) else cast("T", answer)
+        if found:
+            return found
+        assert clock() < ends, f"not within {timeout_s:g} s: {what}"
+        await asyncio.sleep(_PAUSE_S)
+
+
+def until_sync(condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """Ask again and again until a condition is true, and return its answer; `until` for tests without a loop.
+
+    Args:
+        condition: A function without arguments.
+        what: The awaited state, for the error.
+        timeout_s: Longest wait.
+
+    Raises:
+        AssertionError: The condition did not come true in time.
+    """
+    ends = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < ends, f"not within {timeout_s:g} s: {what}"
+        time.sleep(_PAUSE_S)
+    return found
