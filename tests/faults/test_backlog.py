@@ -9,7 +9,7 @@ from tests.faults.programs.backlog import SPAN_MS, Plan, Result
 from tests.faults.scene import Scene
 
 MOST_BYTES = 110 << 20
-"""The page caches of two SQLite connections, 32 MiB each, and room; 100,000 messages at once would take twice as much."""
+"""The page caches of two SQLite connections, 32 MiB each, and room; 100,000 messages take twice as much."""
 MOST_BLOCKS = 60_000
 """20,000 messages at once would take 200,000 and more."""
 

@@ -435,7 +435,7 @@ def test_l5_a_message_that_kills_its_processes_is_given_up_and_its_neighbours_ar
 def test_f41_handlers_told_to_end_give_back_what_has_not_begun(redis_scene: RedisScene) -> None:
     scene = redis_scene
     mover = start_role(scene, "mover", "moves")
-    burst = Burst(messages=1_000, spread_ms=1, to=f"redis-list:{LIST}")
+    burst = Burst(messages=300, spread_ms=1, to=f"redis-list:{LIST}")
     scene.start("producer", burst=burst, until="produced").ended_well()
     for i in range(4):
         worker = start_role(scene, f"handler{i}", "handles")
