@@ -20,7 +20,7 @@ from tests.support.sinks import BadSink
 from tests.support.waiting import until
 
 N = 40
-LEASE_MS = 600
+LEASE_MS = 1_000
 
 
 class SlowSink(BadSink):
