@@ -9,6 +9,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from tests.support.kafka import create_topic, new_name, started
 
 
+@pytest.mark.nightly  # the tests of faults rely on it each time that they kill a broker
 @pytest.mark.asyncio
 async def test_what_was_acknowledged_is_there_after_a_kill() -> None:
     broker = await asyncio.to_thread(started)

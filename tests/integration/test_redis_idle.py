@@ -50,7 +50,7 @@ def test_what_claims_look_at_is_not_polled_besides(server_url: str) -> None:
         async with idle(server_url, uuid4().hex) as (work, moving):
             waiting = asyncio.ensure_future(moving.wait(until_ms=None))
             for _ in range(6):
-                await asyncio.sleep(POLL_S / 4)
+                await asyncio.sleep(POLL_S / 4)  # looks that come sooner than polls
                 await look(work)
             assert not waiting.done()
             await asyncio.wait_for(waiting, 2 * POLL_S)  # nobody looks any more
