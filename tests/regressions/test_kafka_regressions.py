@@ -150,7 +150,7 @@ async def test_kills_during_a_drain_double_nothing(kafka: str, tmp_path: Path) -
         await read_until(kafka, target, {f"m{i:05}" * 20 for i in range(n)}, 60)
         await asyncio.to_thread(group.end)
         group.replace(0)  # and nothing comes again at a clean start
-        await asyncio.to_thread(group.until_ready)
+        await asyncio.to_thread(group.members[0].line, "ready")
         await asyncio.sleep(2)
         await asyncio.to_thread(group.end)
     found = Counter(record.value for record in await read(kafka, target))
