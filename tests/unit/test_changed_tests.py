@@ -35,8 +35,6 @@ class Project:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.git("init", "-q", "-b", "main")
-        self.git("config", "user.email", "someone@example.org")
-        self.git("config", "user.name", "Someone")
 
     def git(self, *arguments: str) -> None:
         subprocess.run(["git", *arguments], cwd=self.root, check=True, capture_output=True)
@@ -52,7 +50,9 @@ class Project:
 
     def commit(self) -> None:
         self.git("add", "--all")
-        self.git("commit", "-q", "--allow-empty", "-m", "a change")
+        self.git(
+            "-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "-q", "--allow-empty", "-m", "a change"
+        )
 
     def selected(self, *changed: str) -> list[str]:
         """Return the names of the test files that a change selects."""
