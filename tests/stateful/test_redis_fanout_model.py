@@ -190,8 +190,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.valkey_too
-@pytest.mark.parametrize("max_messages", [0, 8])
+@pytest.mark.parametrize("max_messages", [0, pytest.param(8, marks=pytest.mark.valkey_too)])
 def test_walks(url: str, max_messages: int) -> None:
     machine = type("FanoutMachineOf", (FanoutMachine,), {"url": url, "max_messages": max_messages})
     run_state_machine_as_test(machine, settings=settings(WALKS, max_examples=20))

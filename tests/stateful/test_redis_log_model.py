@@ -249,8 +249,9 @@ def machine(url: str, limits: dict[str, Any]) -> type[RuleBasedStateMachine]:
     return type("LogMachineOf", (LogMachine,), {"url": url, **limits})
 
 
-@pytest.mark.valkey_too
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize(
+    "limits", [LIMITS[0], pytest.param(LIMITS[1], marks=pytest.mark.valkey_too), LIMITS[2]], ids=str
+)
 def test_walks(url: str, limits: dict[str, Any]) -> None:
     run_state_machine_as_test(machine(url, limits), settings=settings(WALKS, max_examples=20))
 
