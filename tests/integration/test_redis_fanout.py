@@ -166,7 +166,7 @@ async def handle_all(feed: Feed) -> list[str]:
 
 
 async def lapse() -> None:
-    await asyncio.sleep(SHORT_MS / 1000 + 0.03)
+    await asyncio.sleep(SHORT_MS / 1000 + 0.03)  # by the server's clock
 
 
 MANY = [f"m{i}" for i in range(40)]
@@ -381,7 +381,7 @@ async def test_l2_an_ordered_consumer_goes_on_when_what_was_in_flight_has_ended(
     assert await claim(feed) == []
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         waiter = tasks.create_task(feed.wait(until_ms=None))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # it must wait, and not come back at once
         assert not waiter.done(), "it would look again and again"
         await settle(feed, done(first))
     assert ids(await claim(feed)) == ["b"]
@@ -505,7 +505,7 @@ def test_what_is_too_old_is_dropped_when_the_next_is_published(server_url: str, 
         await scene.fanout.register(TOPIC, "away")
         settings: dict[str, Any] = {"max_age": "50ms", "inline_below": inline_below}
         await scene.publish("a", "b", **settings)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # older than 50 ms by the server's clock
         assert (await scene.consumer("away")).waiting == 2
         await scene.publish("c", **settings)
         (one,) = await claim(await scene.feed("away"))
