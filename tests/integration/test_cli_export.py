@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,7 @@ import pytest
 from aiodelay import Every, Reject, Retry, Scheduler
 from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
@@ -27,9 +27,8 @@ SAFE: dict[str, str | float] = {
 
 
 @pytest.fixture(scope="module")
-def redis() -> Iterator[str]:
-    with serving(redis_servers()[0]) as url:
-        yield url
+def redis(shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(redis_servers()[0])
 
 
 class Stores:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,16 +15,15 @@ from aiodelay import Reject, Retry, Scheduler
 from tests.support.clear_errors import HEADER, KEY, PAYLOAD, SECRETS
 from tests.support.cli import Cli, Ran
 from tests.support.kafka import create_topic, new_name
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def redis() -> Iterator[str]:
-    with serving(redis_servers()[0]) as url:
-        yield url
+def redis(shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(redis_servers()[0])
 
 
 @pytest.fixture(params=["sqlite", "redis"])

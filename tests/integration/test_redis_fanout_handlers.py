@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import wraps
@@ -15,7 +15,7 @@ import pytest
 from aiodelay import Context, Message, Reject, Retry, Scheduler, event
 from aiodelay.model import Promise
 from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
 TO = "redis-fanout:orders"
@@ -29,9 +29,8 @@ class OrderPlaced:
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:

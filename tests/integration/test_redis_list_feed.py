@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import wraps
 from itertools import count
@@ -37,7 +37,7 @@ from aiodelay.redis import RedisListSource, RedisStore
 from aiodelay.redis.elements import decode_element, encode_element
 from aiodelay.testing.faults import FaultyStore
 from aiodelay.transitions import delivery_id, token_counter, token_for
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 
 LANE = "orders"
 SHORT_MS, TAKING_MS = 60, 1_000
@@ -46,9 +46,8 @@ requests = count(1)
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:
@@ -323,6 +322,7 @@ async def test_l1_a_lease_that_ends_too_far_ahead_was_made_by_another_clock(scen
     assert ids(await claim(other)) == ["m"]
 
 
+@pytest.mark.valkey_too
 @on_list
 async def test_l1_more_than_one_script_may_move_returns_step_by_step_in_order(scene: Scene) -> None:
     dead_one, other = await scene.feed(), await scene.feed()
@@ -598,6 +598,7 @@ async def waiting(feed: Feed) -> AsyncIterator[asyncio.Task[None]]:
         yield waiter
 
 
+@pytest.mark.valkey_too
 @on_list
 async def test_l2_a_push_by_anybody_ends_the_wait_of_all_and_takes_nothing(scene: Scene) -> None:
     first, second = await scene.feed(), await scene.feed()
@@ -607,6 +608,7 @@ async def test_l2_a_push_by_anybody_ends_the_wait_of_all_and_takes_nothing(scene
     assert sorted(ids([*await claim(first), *await claim(second)])) == ["m"]
 
 
+@pytest.mark.valkey_too
 @on_list
 async def test_l2_a_wait_blocks_on_the_server_and_does_not_poll(scene: Scene) -> None:
     feed = await scene.feed()

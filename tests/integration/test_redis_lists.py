@@ -40,7 +40,7 @@ from aiodelay.redis.elements import Element, decode_element, encode_element
 from aiodelay.testing import on_virtual_time
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.transitions import delivery_id
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
 SOON = Retry(attempts=3, first="50ms", factor=1, jitter=0)
@@ -58,9 +58,8 @@ class Other:
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import wraps
@@ -34,16 +34,15 @@ from tests.integration.test_redis_fanout import (
     settle,
 )
 from tests.integration.test_redis_list_bounds import called_by_scripts
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
 TOPIC = "orders"
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:
@@ -636,6 +635,7 @@ async def test_holes_that_others_have_made_are_missed(scene: Scene) -> None:
     assert (await scene.consumer("billing")).missed == 3
 
 
+@pytest.mark.valkey_too
 @on_log
 async def test_l2_who_waits_is_woken_by_what_is_appended_and_what_is_given_back(scene: Scene) -> None:
     feed, other = await scene.feed("billing"), await scene.feed("billing")
