@@ -34,9 +34,9 @@ class Work:
 
 @scheduler.handler(concurrency=1)
 async def work(event: Work) -> None:
-    print("{name} started in", os.getpid(), flush=True)
-    await asyncio.sleep({takes_s})
-    print("{name} finished in", os.getpid(), flush=True)
+    print(f"{name} started in {{os.getpid()}}\\n", end="", flush=True)  # in one piece: processes share the output
+    await asyncio.sleep({takes_s})  # a handler at work
+    print(f"{name} finished in {{os.getpid()}}\\n", end="", flush=True)
 """
 
 

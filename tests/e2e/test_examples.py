@@ -71,7 +71,8 @@ def test_recurring(tmp_path: Path) -> None:
     ids=["at random", "in order"],
 )
 def test_testing_with_virtual_time(tmp_path: Path, options: tuple[str, ...]) -> None:
-    file = shutil.copy(EXAMPLES / "testing_with_virtual_time.py", tmp_path)  # away from our settings of pytest
+    file = "testing_with_virtual_time.py"
+    shutil.copy(EXAMPLES / file, tmp_path)  # away from our settings of pytest
     with Program(*PYTEST, *options, file, cwd=tmp_path) as program:
         assert program.exit_code() == 0, program.out.seen
         assert re.search(r"5 passed in [0-9.]+s", program.out.seen[-1])

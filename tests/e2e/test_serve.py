@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -206,9 +207,9 @@ def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: Redis
         try:
             asking = []
             for method, path, body in requests:
-                before = unread(redis.port)
+                more = unread(redis.port) + 1
                 asking.append(threads.submit(client.request, method, path, json=body))
-                until_sync(lambda before=before: unread(redis.port) > before, f"{method} {path} waits for Redis")
+                until_sync(partial(waits, redis.port, more), f"{method} {path} waits for Redis")
             service.send(signal.SIGTERM)
             post, get = (answer.result(DEADLINE_S) for answer in asking)
         finally:
@@ -219,6 +220,10 @@ def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: Redis
         assert post.headers["x-content-type-options"] == "nosniff"
         assert service.exit_code() == 0
         assert not [line for line in service.logged() if "exception" in line]
+
+
+def waits(port: int, size: int) -> bool:
+    return unread(port) >= size
 
 
 def unread(port: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,16 +14,15 @@ import redis as redis_py
 from aiodelay import Reject, Retry, Scheduler
 from aiodelay.handlers import Handler
 from tests.support.cli import Cli
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def redis() -> Iterator[str]:
-    with serving(redis_servers()[0]) as url:
-        yield url
+def redis(shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(redis_servers()[0])
 
 
 @pytest.fixture(params=["sqlite", "redis"])
