@@ -71,18 +71,18 @@ async def test_f21_through_an_outage_what_was_acknowledged_arrives_once(broker: 
     stored, in_doubt = set[bytes](), set[bytes]()
     async with opened(broker, new_name("schedules")) as scheduler:
         scheduling = asyncio.create_task(schedule_all(scheduler, target, stored, in_doubt))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # some are scheduled before
         if fault == "killed":
             broker.kill()
             await asyncio.to_thread(broker.start)
         elif fault == "full":
             broker.fill_disk()
-            await asyncio.sleep(2)
+            await asyncio.sleep(2)  # so long nothing can be written
             broker.kill()  # it has ended by itself, or will
             await asyncio.to_thread(broker.start)
         else:
             broker.freeze()
-            await asyncio.sleep(5)
+            await asyncio.sleep(5)  # longer than any timeout
             broker.thaw()
         async with asyncio.timeout(60):
             await scheduling
