@@ -359,7 +359,7 @@ class AwaitedSum(Sum):
 
 class Blocks(Sum):
     def on_complete(self) -> None:
-        time.sleep(0.1)
+        time.sleep(0.1)  # the fault: it blocks the loop
 
 
 class CancelsAtTheEnd(Sum):

@@ -146,7 +146,7 @@ async def at_once(payload: bytes) -> None: ...
 
 
 async def after_a_while(payload: bytes) -> None:
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)  # a run that takes real time
 
 
 async def fails(payload: bytes) -> None:
@@ -154,7 +154,7 @@ async def fails(payload: bytes) -> None:
 
 
 def in_a_thread(payload: bytes) -> None:
-    time.sleep(0.001)
+    time.sleep(0.001)  # a run that takes real time
 
 
 class TestHandler(HandlerConformance):

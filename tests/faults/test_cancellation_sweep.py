@@ -10,19 +10,21 @@ import gc
 import threading
 import types
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import aclosing
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
 
 import pytest
 
-from aiodelay import CancelOutcome, Context, Message, RescheduleOutcome, Scheduler
+from aiodelay import CancelOutcome, Context, Message, RescheduleOutcome, Scheduler, bulk
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Query, State
+from aiodelay.model import MAX_CLAIM_MESSAGES, Query, State
 from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
+from tests.support.disks import IN_MEMORY
 
 Strike: TypeAlias = Literal["waiting", "answered"]
 STRIKES: tuple[Strike, ...] = ("waiting", "answered")
@@ -130,8 +132,8 @@ async def nothing(world: World) -> None:
 class Sweep:
     """Plays an operation in one world after another, and notes what loops complain about."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        self._tmp_path = tmp_path
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._complaints: list[dict[str, Any]] = []
 
     def play(self, kind: str, operation: Operation, *, opened: bool, before: Hook = nothing) -> int:
@@ -151,7 +153,7 @@ class Sweep:
             for at in count(1):
                 assert at < MOST
                 striker = Striker(at, strike)
-                path = None if kind == "memory" else self._tmp_path / f"{strike}-{at}.db"
+                path = None if kind == "memory" else self._folder / f"{strike}-{at}.db"
                 with asyncio.Runner(loop_factory=VirtualLoop) as runner:
                     runner.run(self._play(path, operation, striker, before if opened else None))
                 if not striker.has_struck:
@@ -201,8 +203,9 @@ class Sweep:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Sweep:
-    return Sweep(tmp_path)
+def sweep() -> Iterator[Sweep]:
+    with TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY) as folder:
+        yield Sweep(Path(folder))
 
 
 KINDS = pytest.mark.parametrize("kind", ["memory", "sqlite"])
@@ -231,12 +234,16 @@ def test_f5_many_calls_that_share_a_round_trip(sweep: Sweep, kind: str) -> None:
 
 @KINDS
 @pytest.mark.parametrize("is_async", [False, True])
-def test_f5_schedule_many(sweep: Sweep, kind: str, is_async: bool) -> None:
-    messages = [Message(b"", to="handler:work", delay="60s", id=f"m{number}") for number in range(2_600)]
+@pytest.mark.parametrize("chunk", [50, pytest.param(MAX_CLAIM_MESSAGES, marks=pytest.mark.nightly)])
+def test_f5_schedule_many(sweep: Sweep, monkeypatch: pytest.MonkeyPatch, kind: str, is_async: bool, chunk: int) -> None:
+    """Of more chunks than are on their way at once."""
+    monkeypatch.setattr("aiodelay.bulk.MAX_CLAIM_MESSAGES", chunk)
+    n = chunk * (bulk.CHUNKS_AT_ONCE + 1) + chunk // 5
+    messages = [Message(b"", to="handler:work", delay="60s", id=f"m{number}") for number in range(n)]
 
     async def slowly() -> AsyncGenerator[Message, None]:
         for number, message in enumerate(messages):
-            if number % 400 == 0:
+            if number % (chunk * 4 // 5) == 0:
                 await asyncio.sleep(0.001)
             yield message
 

@@ -17,14 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from aiodelay import CancelOutcome, Scheduler
 from examples.outbox import Outbox, Table, move_rows, relay, schedule
 from tests.faults.programs.outbox_relay import STEPS
-from tests.support.command import Program
 from tests.support.judging import url_of
-from tests.support.processes import ROOT
+from tests.support.processes import Crew
 from tests.support.servers import redis_programs, redis_servers, serving, start
+from tests.support.waiting import until
 
 HOUR = timedelta(hours=1)
 NOW = timedelta()
-OUR_PATH = {"PYTHONPATH": f"{ROOT}"}
 DATABASES = ["sqlite", *filter(None, [os.environ.get("AIODELAY_TEST_POSTGRES")])]
 
 
@@ -59,6 +58,10 @@ async def rows_left(database: AsyncEngine) -> list[Outbox]:
         return list(await session.scalars(select(Outbox)))
 
 
+async def is_empty(database: AsyncEngine) -> bool:
+    return not await rows_left(database)
+
+
 def working(url: str, runs: Counter[bytes]) -> Scheduler:
     scheduler = Scheduler(url)
 
@@ -71,20 +74,23 @@ def working(url: str, runs: Counter[bytes]) -> Scheduler:
 
 async def until_done(scheduler: Scheduler) -> None:
     """Wait until nothing is left that is due."""
-    while [each async for each in scheduler.pending(before=datetime.now(UTC))]:  # noqa: ASYNC110 - nothing tells
-        await asyncio.sleep(0.01)
+
+    async def is_done() -> bool:
+        return not [each async for each in scheduler.pending(before=datetime.now(UTC))]
+
+    await until(is_done, "nothing is left that is due")
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.asyncio
 async def test_a_relay_killed_at_any_step_loses_doubles_and_resurrects_nothing(
-    database: AsyncEngine, store_url: str, step: str
+    database: AsyncEngine, store_url: str, tmp_path: Path, step: str
 ) -> None:
     await write(database, ("plain", 0, NOW), ("changed", 1, HOUR), ("changed", 2, NOW), ("cancelled", 3, HOUR))
-    arguments = (database.url.render_as_string(hide_password=False), store_url, step)
-    program = Program("-m", "tests.faults.programs.outbox_relay", *arguments, cwd=ROOT, environment=OUR_PATH)
-    with program as relay:
-        assert await asyncio.to_thread(relay.exit_code) == -9, relay.err.seen
+    arguments = [database.url.render_as_string(hide_password=False), store_url, step]
+    with Crew(tmp_path) as crew:
+        relay = crew.run(["-m", "tests.faults.programs.outbox_relay", *arguments], name="relay", forks=True)
+        assert await asyncio.to_thread(relay.wait) == -9, relay.errors
     runs: Counter[bytes] = Counter()
     async with working(store_url, runs) as scheduler:
         was_scheduled = await scheduler.cancel("cancelled") is CancelOutcome.CANCELLED
@@ -104,8 +110,7 @@ async def test_relays_side_by_side_schedule_each_message_once(database: AsyncEng
     async with working(store_url, runs) as scheduler:
         stop = asyncio.Event()
         relays = [asyncio.create_task(relay(database, scheduler, stop)) for _ in range(3)]
-        while await rows_left(database):  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.01)
+        await until(lambda: is_empty(database), "no row is left")
         stop.set()
         await asyncio.gather(*relays)
         await until_done(scheduler)
@@ -149,11 +154,10 @@ async def test_a_relay_outlives_a_store_that_is_away(database: AsyncEngine) -> N
             relaying = asyncio.create_task(relay(database, scheduler, stop))
             server.kill()
             await write(database, ("waits", 0, NOW))
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # it tries meanwhile
             assert len(await rows_left(database)) == 1
             server.start()
-            while not runs:  # noqa: ASYNC110 - until the test's time is up
-                await asyncio.sleep(0.01)
+            await until(lambda: runs, "the message has run")
             stop.set()
             await relaying
         assert runs == {b"0": 1}

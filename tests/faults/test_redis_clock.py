@@ -19,6 +19,7 @@ from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
 from tests.support.server_clock import ServerClock, SteppedClock, serving_with_clock
 from tests.support.servers import redis_programs
+from tests.support.waiting import until
 
 HOUR_S = 3_600
 LANE = "work"
@@ -70,7 +71,7 @@ async def test_f15_an_hour_back_neither_delivers_early_nor_keeps_a_lease(server:
         await put(store, "soon", 200)
         (held,) = await claim(a)
         server.step(-HOUR_S)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # longer than "soon" is ahead
         assert await claim(b) == [], "by the server's clock nothing is due"
         snapshot = await store.get("held")
         assert snapshot is not None
@@ -108,10 +109,8 @@ class Runs:
             await asyncio.sleep(takes_s)
             self.ended.append(context.id)
 
-    async def until(self, runs: int, within_s: float) -> None:
-        async with asyncio.timeout(within_s):
-            while len(self.ended) < runs:  # noqa: ASYNC110 - real time
-                await asyncio.sleep(0.01)
+    async def until(self, runs: int) -> None:
+        await until(lambda: len(self.ended) >= runs, f"{runs} runs have ended")
 
 
 @in_loop
@@ -119,13 +118,13 @@ async def test_f17_a_sleeping_dispatcher_notices_a_step_within_the_safety_poll(s
     runs = Runs(server)
     async with runs.scheduler as scheduler:
         await scheduler.schedule(b"", to=f"handler:{LANE}", delay="30m", id="m")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # the dispatcher goes to sleep
         server.step(HOUR_S)
-        await runs.until(1, within_s=10)
+        await runs.until(1)
         await scheduler.run_until_idle()
         server.step(-HOUR_S)
         await scheduler.schedule(b"", to=f"handler:{LANE}", delay="100ms", id="n")
-        await runs.until(2, within_s=10)
+        await runs.until(2)
         await scheduler.run_until_idle()
     assert runs.ended == ["m", "n"]
 
@@ -137,12 +136,10 @@ def test_f15_a_step_while_handlers_run_costs_at_most_one_more_run_each(server: S
         async with runs.scheduler as scheduler:
             for number in range(5):
                 await scheduler.schedule(b"", to=f"handler:{LANE}", delay="0s", id=f"m{number}")
-            async with asyncio.timeout(20):
-                while len(runs.started) < 5:  # noqa: ASYNC110 - real time
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(runs.started) == 5, "all run")
             server.step(step_s)
             await scheduler.schedule(b"", to=f"handler:{LANE}", delay="0s", id="wakes it")
-            await runs.until(6, within_s=10)
+            await runs.until(6)
             if step_s < 0:
                 server.step(HOUR_S)  # what lapsed is due again when it was
             async with asyncio.timeout(20):
@@ -162,7 +159,7 @@ def test_f16_a_client_whose_clock_is_wrong_goes_by_that_of_the_server(server: Se
             scheduled = await scheduler.schedule(b"", to=f"handler:{LANE}", delay="1s", id="m")
             assert abs(scheduled.due.timestamp() * 1000 - server.now_ms() - 1000) < 5_000
             assert runs.started == []
-            await runs.until(1, within_s=20)
+            await runs.until(1)
 
     asyncio.run(play())
 

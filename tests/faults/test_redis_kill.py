@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
 
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.faults.test_kill import kill_and_inherit, storm
+from tests.faults.test_kill import kill_and_inherit, pulled, storm
 from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 
@@ -36,10 +35,7 @@ def test_f1_f2_a_kill_loses_nothing_and_repeats_only_what_was_in_flight(scene: R
     kill_and_inherit(scene, point=point, serve=("work",), burst=BUSY, run_ms=20)
 
 
-PULLED = [point for point in POINTS if point.name in ("claim", "handler", "settle")]
-
-
-@pytest.mark.parametrize("point", PULLED, ids=str)
+@pytest.mark.parametrize("point", pulled(POINTS), ids=str)
 def test_f1_f2_a_kill_of_who_takes_messages_without_a_handler(scene: RedisScene, point: FailurePoint) -> None:
     kill_and_inherit(scene, point=point, serve=("work",), pulls=True, burst=BUSY, run_ms=20)
 
@@ -63,15 +59,13 @@ def test_f9_a_server_killed_under_load_comes_back_and_nothing_is_lost(scene: Red
         for i in range(2)
     ]
     for worker in workers:
-        worker.line("running")
-    time.sleep(1)
+        worker.line("run 40")
     scene.server.kill()
-    restart = threading.Timer(0.5, scene.server.start)
-    restart.start()
-    restart.join()
+    time.sleep(0.5)  # commands and claims must meet a server that is away
+    scene.server.start()
     for worker in workers:
         worker.ended_well()
-    assert scene.judge(Limits(takeover_ms=TAKEOVER_MS)).delivered > 100
+    assert scene.judge(Limits(takeover_ms=TAKEOVER_MS)).delivered > 60
 
 
 def test_f1_a_storm_of_kills(scene: RedisScene) -> None:

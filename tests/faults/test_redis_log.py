@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 
 import pytest
@@ -18,11 +17,12 @@ from tests.faults.test_redis import in_loop
 from tests.faults.test_redis_lists import STEPS, end, start_role
 from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
-from tests.support.processes import Worker
+from tests.support.processes import PATIENCE_S, Worker
 from tests.support.proxy import proxied
 from tests.support.servers import RedisServer
+from tests.support.waiting import until, until_sync
 
-TOPIC = "redis-log:orders"
+TOPIC, KEY = "redis-log:orders", "{default:00}:log:orders"
 
 
 async def taken_by(url: str, consumer: str) -> list[str]:
@@ -73,10 +73,7 @@ def test_f1_a_consumer_killed_at_each_step_loses_nothing_and_its_cursor_gets_to_
     scene.start("producer", burst=burst, until="produced").ended_well()
     assert victim.wait() == -9
     heir = start_consumer(scene, "heir")
-    deadline = time.monotonic() + 40
-    while not asyncio.run(is_settled(scene.server.url, "billing")):
-        assert time.monotonic() < deadline, "messages are left"
-        time.sleep(0.1)
+    until_sync(lambda: asyncio.run(is_settled(scene.server.url, "billing")), "no message is left", PATIENCE_S)
     for worker in (mover, heir):
         end(worker)
     report = scene.judge(Limits(takeover_ms=TAKEOVER_MS))
@@ -89,6 +86,10 @@ def test_f1_a_consumer_killed_at_each_step_loses_nothing_and_its_cursor_gets_to_
 # --- the way to the server, and the server ----------------------------------------------------------------
 
 
+async def has_two(log: RedisLog) -> bool:
+    return (await log.topics())[0].last >= 2
+
+
 @in_loop
 async def test_f6_what_is_appended_from_elsewhere_while_answers_are_lost_is_there_once(server: RedisServer) -> None:
     async with RedisLog(server.url) as log, proxied(server.port) as proxy:
@@ -99,9 +100,7 @@ async def test_f6_what_is_appended_from_elsewhere_while_answers_are_lost_is_ther
             proxy.mode = "lose answers"
             for i in range(1, 20):
                 await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=f"m{i:02}")
-            async with asyncio.timeout(5):
-                while (await log.topics())[0].last < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+            await until(lambda: has_two(log), "an entry arrived whose answer is lost")
             proxy.mode = "pass"
             await scheduler.run_until_idle()
     assert sorted(await ids_of(server.url)) == [f"m{i:02}" for i in range(20)]
@@ -153,7 +152,7 @@ async def test_f9_a_server_killed_while_messages_are_moved_to_a_log_has_each_exa
     n = 1000
     async with Scheduler(f"{server.url}?timeout_ms=500&connect_timeout_ms=500") as scheduler:
         publishing = asyncio.create_task(_schedule_all(scheduler, n))
-        await asyncio.sleep(0.2)
+        await until(lambda: server.command("XLEN", KEY) != b":0\r\n", "the first messages were moved")
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
         await publishing

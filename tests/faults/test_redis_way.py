@@ -10,16 +10,19 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.model import After, Demand, Done, Envelope, Put, Query, Refused, SettleOutcome, Stored, Unknown
-from aiodelay.redis import RedisStore
+from aiodelay.redis import RedisStore, waking
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.support.checker import Limits
+from tests.support.processes import PATIENCE_S
 from tests.support.proxy import proxied, proxied_by_thread
 from tests.support.servers import RedisServer, redis_products, start
+from tests.support.waiting import until, until_sync
 
 LANE = "work"
 LONG_LEASE_MS = 15_000
@@ -48,16 +51,16 @@ def test_f6_f7_connections_that_break_all_the_time_cost_neither_a_message_nor_a_
         for worker in workers:
             worker.line("running")
         way.mode = "lossy"
-        time.sleep(3)
+        until_sync(lambda: way.made > 20, "many connections break", PATIENCE_S)
         way.mode = "pass"
         for worker in workers:
             worker.ended_well()
-        assert way.made > 15, "few connections broke"
     report = redis_scene.judge(Limits(lapses=False))
     assert (report.delivered > 100, report.duplicates) == (True, 0)
 
 
-def test_f8_a_server_that_stands_still_for_12_seconds_does_everything_once(redis_scene: RedisScene) -> None:
+@pytest.mark.parametrize("seconds", [4, pytest.param(12, marks=pytest.mark.nightly)])
+def test_f8_a_server_that_stands_still_for_long_does_everything_once(redis_scene: RedisScene, seconds: int) -> None:
     redis_scene.url += "?timeout_ms=1000"
     flow = Stream(seconds=4, rate=40, ids=100, seed=4)
     settings = {"serve": ("work",), "run_ms": 20, "lease_ms": 2 * LONG_LEASE_MS, "stream": flow}
@@ -65,13 +68,13 @@ def test_f8_a_server_that_stands_still_for_12_seconds_does_everything_once(redis
     for worker in workers:
         worker.line("run 20")
     os.kill(redis_scene.server.pid, signal.SIGSTOP)
-    time.sleep(12)
+    time.sleep(seconds)  # the fault; several times as long as calls wait for an answer
     os.kill(redis_scene.server.pid, signal.SIGCONT)
     for worker in workers:
         worker.ended_well()
     report = redis_scene.judge(Limits(takeover_ms=TAKEOVER_MS + 2 * LONG_LEASE_MS))
-    assert report.delivered > 60
-    assert report.duplicates == 0, "12 s is less than is left of a lease that is renewed every 10 s"
+    assert report.delivered > 30
+    assert report.duplicates == 0, "it stands still for less than is left of a lease that is renewed every 10 s"
 
 
 # --- one process ------------------------------------------------------------------------------------------
@@ -85,7 +88,13 @@ def product(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     server.stop()
 
 
-def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(product: RedisServer) -> None:
+def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(
+    product: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RedisStore, "traits", replace(RedisStore.traits, safety_poll_ms=600_000))  # nobody looks
+    monkeypatch.setattr(waking, "BLOCK_MS", 500)
+    monkeypatch.setattr(waking, "GRACE_S", 0.5)
+
     async def play() -> None:
         loop = asyncio.get_running_loop()
         async with (
@@ -99,20 +108,14 @@ def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(prod
             command = put("m")
             before = loop.time()
             assert isinstance((await store.apply([command]))[0], Unknown)
-            assert loop.time() - before < 3, "much less than by default"
+            assert loop.time() - before < 5, "less than by default"
             assert isinstance((await store.apply([command]))[0], Stored), "on a connection of its own, at once"
-            heard = False
-            async with asyncio.timeout(20):
-                while not heard:
-                    work.clear()
-                    await asyncio.sleep(0.2)
-                    await other.apply([put("hint")])
-                    before = loop.time()
+            for number in range(2):  # first it notices; then it listens on a new connection
+                work.clear()
+                await work.claim({LANE: Demand(9)}, request=f"{number}", lease_ms=60_000)
+                await other.apply([put(f"hint {number}")])
+                async with asyncio.timeout(60):
                     await work.wait(until_ms=None)
-                    waited = loop.time() - before
-                    assert waited < 4, "the safety poll, after 2 s, holds meanwhile"
-                    heard = waited < 1
-                    await work.claim({LANE: Demand(9)}, request=f"{before}", lease_ms=1000)
 
     asyncio.run(play())
 
@@ -136,18 +139,13 @@ def test_f12_a_server_that_takes_no_more_connections_is_waited_for(product: Redi
             done = [Done(each.record.id, each.record.revision, each.token) for each in claims]
             assert set(await work.settle(done)) == {SettleOutcome.SETTLED}
         operator.close()
-        assert await asyncio.to_thread(clients_left, product) == 1, "the one that asks"
+        await until(lambda: clients_left(product) == 1, "no client is left but the one that asks")
 
     asyncio.run(play())
 
 
 def clients_left(server: RedisServer) -> int:
-    deadline = time.monotonic() + 20
-    while True:
-        clients = server.command("CLIENT", "LIST", "TYPE", "normal").count(b" addr=")
-        if clients == 1 or time.monotonic() > deadline:
-            return clients
-        time.sleep(0.05)
+    return server.command("CLIENT", "LIST", "TYPE", "normal").count(b" addr=")
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

@@ -12,6 +12,7 @@ from tests.faults.scene import TAKEOVER_MS, RedisScene, Scene
 from tests.support.checker import Limits
 from tests.support.processes import PATIENCE_S, Worker
 from tests.support.story import NEVER, Lease, Story
+from tests.support.waiting import until_sync
 
 LEASE_MS = 2_000
 RUN_MS = 1_500
@@ -56,10 +57,7 @@ def taken_over(story: Story) -> Iterator[tuple[Lease, Lease]]:
 
 
 def wait_for_takeover(scene: Scene) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not list(taken_over(scene.story())):
-        assert time.monotonic() < ends, "nothing was taken over"
-        time.sleep(0.01)
+    until_sync(lambda: list(taken_over(scene.story())), "something is taken over", PATIENCE_S)
 
 
 def freeze(worker: Worker, scene: Scene) -> int:
@@ -74,7 +72,7 @@ def freeze(worker: Worker, scene: Scene) -> int:
         if not is_locked(scene) and any(not attempt.result for attempt in story.attempts):
             return story.in_flight(story.faults[-1])
         worker.continue_()
-        time.sleep(0.01)
+        time.sleep(0.01)  # it must get on before it is frozen again
 
 
 def is_locked(scene: Scene) -> bool:

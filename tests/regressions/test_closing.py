@@ -17,6 +17,7 @@ from aiodelay._runtime.loops import CLOSE_S
 from aiodelay.memory import MemoryStore
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent, State
 from aiodelay.testing.clock import VirtualClock
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -227,9 +228,7 @@ class Blocker:
         self.released.wait(60)
 
     async def until_running(self, count: int) -> None:
-        async with asyncio.timeout(30):
-            while self.running < count:  # noqa: ASYNC110 - it runs in another thread
-                await asyncio.sleep(0.01)
+        await until(lambda: self.running >= count, f"{count} run, each in a thread")
 
 
 @pytest.fixture
@@ -321,9 +320,7 @@ async def test_more_concurrency_brings_more_threads() -> None:
         scheduler.add_handler(take, concurrency=2)
         for _ in range(4):
             await scheduler.schedule(Order(), delay="1ms")
-        async with asyncio.timeout(30):
-            while together.n_waiting < 2:  # noqa: ASYNC110 - they wait in other threads
-                await asyncio.sleep(0.01)
+        await until(lambda: together.n_waiting == 2, "two wait, each in a thread")
         scheduler.set_concurrency(Order, 4)
         await scheduler.run_until_idle()
     assert sorted(met) == [0, 1, 2, 3]

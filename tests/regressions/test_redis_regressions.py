@@ -41,6 +41,7 @@ from aiodelay.redis.scripts import NAMES, script
 from aiodelay.testing.faults import FaultyStore
 from tests.support.server_clock import SteppedClock
 from tests.support.servers import redis_servers, serving
+from tests.support.waiting import until
 
 
 @dataclass
@@ -98,10 +99,8 @@ class Bench:
         """Set the store's clock."""
         self.clock.offset_ns += int(timedelta(**span).total_seconds() * 1e9)
 
-    async def until(self, is_so: Callable[[], object], within_s: float = 20) -> None:
-        async with asyncio.timeout(within_s):
-            while not is_so():  # noqa: ASYNC110 - real time
-                await asyncio.sleep(0.005)
+    async def until(self, is_so: Callable[[], object]) -> None:
+        await until(is_so, f"the handlers see what they should, not only {self.ids}")
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
@@ -124,6 +123,11 @@ def in_loop(test: Callable[[Bench], Awaitable[None]]) -> Callable[[Bench], None]
         asyncio.run(play())
 
     return run
+
+
+def safety_poll(monkeypatch: pytest.MonkeyPatch, ms: int) -> None:
+    """Have stores look by themselves so often."""
+    monkeypatch.setattr(RedisStore, "traits", structs.replace(RedisStore.traits, safety_poll_ms=ms))
 
 
 def put(message_id: str, lane: str = "Tick", **envelope: Any) -> Put:  # noqa: ANN401
@@ -184,14 +188,14 @@ async def test_r03_a_lapsed_claim_neither_settles_nor_frees_the_next_ones(bench:
 
 @in_loop
 async def test_r04_a_handler_outlives_its_lease_and_waiting_costs_no_attempt(bench: Bench) -> None:
-    scheduler = bench.serving(takes_s=0.8, concurrency=2, retry=Retry(attempts=2))
-    scheduler._options = structs.replace(scheduler._options, lease_ms=300)
+    scheduler = bench.serving(takes_s=1.5, concurrency=2, retry=Retry(attempts=2))
+    scheduler._options = structs.replace(scheduler._options, lease_ms=1_000)
     async with scheduler:
-        for n in range(6):
+        for n in range(4):
             await scheduler.schedule(Tick(n), delay="0s", id=f"m{n}")
         await scheduler.run_until_idle()
         assert [letter async for letter in scheduler.dead_letters()] == []
-    assert Counter(bench.ids) == Counter(f"m{n}" for n in range(6))
+    assert Counter(bench.ids) == Counter(f"m{n}" for n in range(4))
     assert {seen.attempt for seen in bench.seen} == {1}
 
 
@@ -263,13 +267,19 @@ def test_r07_a_settlement_that_fails_costs_no_slot(bench: Bench, fault: Any) -> 
     asyncio.run(play())
 
 
-@in_loop
-async def test_r08_a_wait_below_one_unit_of_time_is_not_a_wait_for_ever(bench: Bench) -> None:
-    async with bench.serving() as scheduler:
-        for microseconds in (1, 999, 1_001, 1_500, 49_999):
-            await scheduler.schedule(Tick(), delay=timedelta(microseconds=microseconds))
-            await bench.until(lambda: bench.seen, within_s=1)
-            assert bench.seen.pop().late_s >= 0
+def test_r08_a_wait_below_one_unit_of_time_is_not_a_wait_for_ever(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    safety_poll(monkeypatch, ms=600_000)
+
+    async def play() -> None:
+        async with bench.serving() as scheduler:
+            for microseconds in (1, 999, 1_001, 1_500, 49_999):
+                await scheduler.schedule(Tick(), delay=timedelta(microseconds=microseconds))
+                await bench.until(lambda: bench.seen)
+                assert bench.seen.pop().late_s >= 0
+
+    asyncio.run(play())
 
 
 @in_loop
@@ -337,22 +347,30 @@ async def test_r11_odd_times_and_ids(bench: Bench) -> None:
     assert Counter(bench.ids) == Counter(["past", "first year", "now", made.id])
 
 
-@in_loop
-async def test_r12_an_update_at_the_firing_instant_leaves_no_zombie(bench: Bench) -> None:
+async def update_at_the_firing_instant(bench: Bench, ahead_s: float) -> set[RescheduleOutcome]:
+    """Schedule 60 messages so far ahead, and move each of them about when they come due; return what came of it."""
     outcomes: dict[str, RescheduleOutcome] = {}
     async with bench.serving(concurrency=3) as scheduler:
-        due = datetime.now(UTC) + timedelta(milliseconds=500)
+        due = datetime.now(UTC) + timedelta(seconds=ahead_s)
 
         async def move(n: int) -> None:
-            await asyncio.sleep((due - datetime.now(UTC)).total_seconds() + (n - 30) / 1000)
+            await asyncio.sleep((due - datetime.now(UTC)).total_seconds() + (n - 30) / 1000)  # real due times
             outcomes[f"m{n}"] = await scheduler.reschedule(f"m{n}", delay="500ms")
 
         await scheduler.schedule_many(Message(Tick(n), at=due, id=f"m{n}") for n in range(60))
         await asyncio.gather(*(move(n) for n in range(60)))
         await scheduler.run_until_idle()
         assert await scheduler.counts() == {}
-    assert len(set(outcomes.values())) > 1, "some came in time, some too late"
     assert Counter(bench.ids) == Counter(outcomes.keys())
+    return set(outcomes.values())
+
+
+@in_loop
+async def test_r12_an_update_at_the_firing_instant_leaves_no_zombie(bench: Bench) -> None:
+    for ahead_s in (0.5, 1, 2, 4, 8):  # a busy machine is not done with scheduling in 0.5 s: all come too late
+        if len(await update_at_the_firing_instant(Bench(bench.url), ahead_s)) > 1:
+            return
+    raise AssertionError("never came some in time and some too late")
 
 
 @in_loop
@@ -361,7 +379,7 @@ async def test_r13_a_clock_set_back_delays_and_one_set_forward_does_not_lose(ben
         await scheduler.schedule(Tick(), delay="1h", id="back")
         bench.move(minutes=59)
         bench.move(minutes=-20)
-        await asyncio.sleep(2.2)  # longer than the safety poll
+        await asyncio.sleep(2.2)  # longer than the safety poll: nothing may happen
         assert bench.seen == []
         bench.move(minutes=21)
         await bench.until(lambda: bench.seen)
@@ -411,7 +429,7 @@ async def test_r23_down_over_midnight_and_for_days(bench: Bench) -> None:
     bench.move(days=5)
     async with bench.serving() as scheduler:
         await bench.until(lambda: len(bench.seen) >= 6)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # nothing else may come
     assert Counter(bench.ids) == Counter([*(f"once {hours}" for hours in (0.5, 1, 2, 30, 100)), "coalesced"])
 
 
@@ -470,23 +488,31 @@ async def test_r28_thousands_at_once_are_cut_into_what_lua_can_take(bench: Bench
         assert (await store.counts())["Tick"].overdue == 9_000
 
 
-@in_loop
-async def test_r29_with_every_wake_up_lost_it_is_on_time_within_the_safety_poll(bench: Bench) -> None:
-    async with bench.serving() as scheduler, Scheduler(bench.store(), dispatch=False) as other:
-        (listening,) = [task for task in asyncio.all_tasks() if "wake-ups" in task.get_name()]
-        listening.cancel()
-        await asyncio.sleep(0.1)
-        for n in range(3):
-            await other.schedule(Tick(n), delay=timedelta(milliseconds=300 * n))
-        await bench.until(lambda: len(bench.seen) == 3)
-        await scheduler.run_until_idle()
-    assert all(0 <= seen.late_s <= 4 for seen in bench.seen), "the safety poll, every 2 s"
+def test_r29_with_every_wake_up_lost_the_safety_poll_finds_what_is_due(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How late it may be, test_seed_regressions.py asserts on virtual time."""
+    safety_poll(monkeypatch, ms=300)
+
+    async def play() -> None:
+        async with bench.serving() as scheduler, Scheduler(bench.store(), dispatch=False) as other:
+            (listening,) = [task for task in asyncio.all_tasks() if "wake-ups" in task.get_name()]
+            listening.cancel()
+            await asyncio.wait([listening])
+            for n in range(3):
+                await other.schedule(Tick(n), delay=timedelta(milliseconds=300 * n))
+            await bench.until(lambda: len(bench.seen) == 3)
+            await scheduler.run_until_idle()
+        assert all(seen.late_s >= 0 for seen in bench.seen)
+
+    asyncio.run(play())
 
 
 def test_r30_a_blocking_read_that_found_nothing_hears_what_comes_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waking, "BLOCK_MS", 100)
+    safety_poll(monkeypatch, ms=600_000)
 
     async def play() -> None:
         async with bench.store() as store, bench.store() as other, store.work("w", ["Tick"]) as work:
@@ -494,12 +520,11 @@ def test_r30_a_blocking_read_that_found_nothing_hears_what_comes_later(
                 await asyncio.sleep(0.15)  # each time, a read has come back empty
                 work.clear()
                 await work.claim({"Tick": Demand(9)}, request=f"{n}", lease_ms=5_000)
-                before = time.monotonic()
                 waiting = asyncio.ensure_future(work.wait(until_ms=None))
                 await asyncio.sleep(0)
                 await stored(other, put(f"m{n}"))
-                await waiting
-                assert time.monotonic() - before < 1.4, "before the safety poll"
+                async with asyncio.timeout(60):
+                    await waiting
 
     asyncio.run(play())
 

@@ -180,8 +180,9 @@ class Server:
 
     def serve(self) -> Request | None:
         """Return a request in each process forked for it, and None in the server once its socket is closed."""
+        waited_for: list[socket.socket | int] = [self._socket, self._wake_read]
         while True:
-            ready, _, _ = select.select([self._socket, self._wake_read], [], [])
+            ready, _, _ = select.select(waited_for, [], [])
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 self._tell_ends()

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, overload
 
 __all__ = ["PATIENCE_S", "until", "until_sync"]
 
@@ -17,7 +17,15 @@ _PAUSE_S = 0.01
 T = TypeVar("T")
 
 
-async def until(condition: Callable[[], T | Awaitable[T]], what: str, timeout_s: float = PATIENCE_S) -> T:
+@overload
+async def until(condition: Callable[[], Awaitable[T]], what: str, timeout_s: float = PATIENCE_S) -> T: ...
+
+
+@overload
+async def until(condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T: ...
+
+
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
     """Ask again and again until a condition is true, and return its answer.
 
     Args:
@@ -32,9 +40,10 @@ async def until(condition: Callable[[], T | Awaitable[T]], what: str, timeout_s:
     ends = clock() + timeout_s
     while True:
         answer = condition()
-        found = await cast("Awaitable[T]", answer) if inspect.isawaitable(answer) else cast("T", answer)
-        if found:
-            return found
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return answer
         assert clock() < ends, f"not within {timeout_s:g} s: {what}"
         await asyncio.sleep(_PAUSE_S)
 

@@ -220,12 +220,12 @@ ELSEWHERE = [each for each in BENCHMARKS if each.needs_kafka or each.needs_spark
 
 
 @pytest.fixture(params=[each for each in BENCHMARKS if each not in ELSEWHERE], ids=lambda benchmark: benchmark.id)
-def benchmark_at_one_percent(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> tuple[Benchmark, Plan]:
-    return request.param, Plan(tmp_path, runs=1, scale=0.01, redis=redis_url)
+def small_benchmark(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> tuple[Benchmark, Plan]:
+    return request.param, Plan(tmp_path, runs=1, scale=0.002, redis=redis_url)
 
 
-def test_each_benchmark_works_and_finds_its_results_right(benchmark_at_one_percent: tuple[Benchmark, Plan]) -> None:
-    benchmark, plan = benchmark_at_one_percent
+def test_each_benchmark_works_and_finds_its_results_right(small_benchmark: tuple[Benchmark, Plan]) -> None:
+    benchmark, plan = small_benchmark
     rows = benchmark.run(plan)
     assert {each.id for each in rows} == {benchmark.id}
     assert any(each.goal is not None for each in rows)

@@ -58,7 +58,7 @@ async def main(plan: Plan) -> None:
                 say("meanwhile none")
             except AiodelayError as error:
                 say(f"meanwhile {type(error).__name__}: {error}")
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # real time: as long as messages come due
         await scheduler.get("before-19")
         await scheduler.run_until_idle()
     history.write(count_resources("end"))
