@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 from hypothesis import settings
 
-from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers
+from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers, serving
 from tests.support import kafka as kafka_support
 from tests.support.distribution import group_of, slowest_first
 from tests.support.servers import Found, is_of_the_gate
@@ -46,6 +48,16 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[
     own = tmp_path_factory.getbasetemp()
     with kafka_support.shared(own if worker_id == "master" else own.parent) as bootstrap:
         yield bootstrap
+
+
+@pytest.fixture(scope="session")
+def shared_redis() -> Iterator[Callable[[Found], str]]:
+    """Return the URL of a server that all tests of this process share: each test has a namespace of its own.
+
+    Tests that configure, stop, fill or watch a whole server start their own.
+    """
+    with ExitStack() as servers:
+        yield cache(lambda found: servers.enter_context(serving(found)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright, expect
 
 from aiodelay import Scheduler
 from aiodelay.memory import MemoryStore
 from aiodelay.service import admin
+from aiodelay.service.page import live
 from tests.support.api import serving_app
 from tests.support.chromium import chromium
 from tests.support.scene import SceneStore, scene
@@ -20,13 +21,16 @@ from tests.support.sinks import BadSink
 
 # As root a browser has no sandbox of its own; it shows nothing but pages of ours.
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb", "--font-render-hinting=none"]
-DEADLINE_MS = 15_000
+DEADLINE_MS = 30_000
+EVERY_S = 0.5
+"""How often a page is told what is new, in the place of 2 s."""
 EMPTY: Mapping[str, Any] = {}
 DESK: Mapping[str, Any] = {"timezone_id": "UTC", "locale": "en-GB", "viewport": {"width": 1280, "height": 900}}
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
+    expect.set_options(timeout=DEADLINE_MS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
         yield browser
@@ -63,11 +67,13 @@ Watch = Callable[..., AbstractAsyncContextManager[Viewer]]
 
 
 @pytest.fixture
-def watch(browser: Browser) -> Watch:
+def watch(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Serve a store, and look at it: `async with watch(store, looks={"java_script_enabled": False}) as viewer`.
 
     Webhooks are sent from here, unless `dispatch` is False.
     """
+
+    monkeypatch.setattr(live, "EVERY_S", EVERY_S)
 
     @asynccontextmanager
     async def watching(
@@ -102,8 +108,10 @@ async def store() -> AsyncIterator[SceneStore]:
 
 
 @pytest.fixture
-def screenshots(tmp_path: Path) -> Path:
-    """Where pictures go: `AIODELAY_SCREENSHOTS=docs/screenshots` renews those of the docs."""
-    folder = Path(os.environ.get("AIODELAY_SCREENSHOTS", tmp_path))
+def screenshots() -> Path | None:
+    """Where pictures go, if they are taken: `AIODELAY_SCREENSHOTS=docs/screenshots` renews those of the docs."""
+    if not (named := os.environ.get("AIODELAY_SCREENSHOTS")):
+        return None
+    folder = Path(named)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

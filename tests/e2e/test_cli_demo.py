@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,10 @@ import httpx
 import pytest
 
 from aiodelay import Scheduler
+from tests.support.cli import Cli
 from tests.support.command import DEADLINE_S, Program, absolute_path, aiodelay
 from tests.support.servers import redis_servers, serving
+from tests.support.waiting import until_sync
 
 EVENT = re.compile(
     r"(?P<time>\d\d:\d\d:\d\d\.\d{3})  (?P<verb>scheduled|delivered|retry|cancelled|replaced|dead letter) +"
@@ -119,7 +120,11 @@ def test_three_seconds_show_all_that_can_happen(tmp_path: Path, folder: Path) ->
     assert counts["scheduled"] >= counts["pending"] + counts["cancelled"] + counts["dead"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM],  # SIGINT ends the demo with a page below
+    ids=["SIGINT", "SIGTERM"],
+)
 def test_a_signal_ends_it_in_order(demo: Program, folder: Path, number: int) -> None:
     assert demo.out.wait_for("").endswith("│ Ctrl-C to stop")
     demo.out.wait_for("  delivered  ")
@@ -129,7 +134,7 @@ def test_a_signal_ends_it_in_order(demo: Program, folder: Path, number: int) -> 
     assert_summary_agrees(told)
 
 
-@pytest.mark.parametrize("store", [None, "redis"])
+@pytest.mark.parametrize("store", [pytest.param(None, marks=pytest.mark.nightly), "redis"])
 def test_every_screen_of_its_page_has_something_on_it(store: str | None, tmp_path: Path, folder: Path) -> None:
     arguments = [] if store is None else ["--store", store]
     with aiodelay("demo", *arguments, cwd=tmp_path, environment={"TMPDIR": str(folder)}) as program:
@@ -144,13 +149,11 @@ def test_every_screen_of_its_page_has_something_on_it(store: str | None, tmp_pat
             assert screens[path] in page.text, path
             assert 'class="empty"' not in page.text, path
         program.send(signal.SIGINT)
-        assert_quiet_end(program, folder)
-
-
-def test_without_a_page(tmp_path: Path) -> None:
-    with aiodelay("demo", "--no-page", "--store", "memory://", "--seconds", "1", cwd=tmp_path) as program:
-        assert program.exit_code() == 0
-        assert "page" not in program.out.seen[0]
+        told = assert_quiet_end(program, folder)
+    if store is not None:
+        assert f" store {redis_servers()[0]}" in told.first
+        assert told.others == [], "nothing remains of a server that was started for the demo"
+    assert_summary_agrees(told)
 
 
 def test_a_summary_comes_every_few_seconds(demo: Program) -> None:
@@ -178,7 +181,7 @@ def test_it_ends_quietly_when_the_reader_goes_away(tmp_path: Path, folder: Path)
 
 
 def test_what_is_kept_is_resumed(tmp_path: Path) -> None:
-    with aiodelay("demo", "--keep", "kept.db", "--seconds", "1", cwd=tmp_path) as program:
+    with aiodelay("demo", "--no-page", "--keep", "kept.db", "--seconds", "1", cwd=tmp_path) as program:
         assert program.exit_code() == 0
         *_, remain, summary = program.out.seen
     found = re.fullmatch(r"(\d+) pending messages remain in kept\.db; the same command resumes them", remain)
@@ -186,7 +189,7 @@ def test_what_is_kept_is_resumed(tmp_path: Path) -> None:
     assert f"pending {found[1]} " in summary
     waiting = asyncio.run(waiting_checks(tmp_path / "kept.db"))
     assert waiting
-    with aiodelay("demo", "--keep", "kept.db", cwd=tmp_path) as program:
+    with aiodelay("demo", "--no-page", "--keep", "kept.db", cwd=tmp_path) as program:
         program.out.wait_for("^aiodelay .* store sqlite, kept.db")
         assert program.out.wait_for("") == f"resuming {found[1]} pending messages"
         program.out.wait_for(f"  delivered  .*({'|'.join(waiting)}) ")
@@ -198,37 +201,27 @@ async def waiting_checks(file: Path) -> list[str]:
 
 
 def test_what_is_kept_outlives_kill_9(tmp_path: Path) -> None:
-    with aiodelay("demo", "--keep", "kept.db", cwd=tmp_path) as program:
+    with aiodelay("demo", "--no-page", "--keep", "kept.db", cwd=tmp_path) as program:
         program.out.wait_for("  delivered  ")
         program.send(signal.SIGKILL)
-    with aiodelay("demo", "--keep", "kept.db", "--seconds", "1", cwd=tmp_path) as program:
+    with aiodelay("demo", "--no-page", "--keep", "kept.db", "--seconds", "1", cwd=tmp_path) as program:
         program.out.wait_for(r"^resuming 2\d\d pending messages")
         assert program.exit_code() == 0
 
 
-def test_any_store_will_do(tmp_path: Path) -> None:
-    with aiodelay("demo", "--store", "memory://", "--seconds", "1", cwd=tmp_path) as program:
+def test_any_store_will_do_and_no_page_is_needed(tmp_path: Path) -> None:
+    with aiodelay("demo", "--no-page", "--store", "memory://", "--seconds", "1", cwd=tmp_path) as program:
         assert program.exit_code() == 0
         told = taken_apart(program.out.seen)
     assert "│ store memory:// │" in told.first
+    assert "page" not in told.first
     assert told.others == [], "nothing remains of a store that survives nothing"
-    assert_summary_agrees(told)
-
-
-def test_redis_is_started_for_the_demo_and_ends_with_it(tmp_path: Path, folder: Path) -> None:
-    environment = {"TMPDIR": str(folder)}
-    with aiodelay("demo", "--store", "redis", cwd=tmp_path, environment=environment) as program:
-        assert str(redis_servers()[0]) in program.out.wait_for("^aiodelay .* store ")
-        program.out.wait_for("  delivered  ")
-        program.send(signal.SIGINT)
-        told = assert_quiet_end(program, folder)
-    assert told.others == [], "nothing remains of it"
     assert_summary_agrees(told)
 
 
 def test_no_server_outlives_a_killed_demo(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"TMPDIR": str(folder), "DOCKER_HOST": "unix:///nowhere/docker.sock", "AIODELAY_TEST_REDIS_URL": ""}
-    with aiodelay("demo", "--store", "redis", cwd=tmp_path, environment=environment) as demo:
+    with aiodelay("demo", "--no-page", "--store", "redis", cwd=tmp_path, environment=environment) as demo:
         demo.out.wait_for("  delivered  ")
         (server_folder,) = folder.glob("aiodelay-redis-*")
         monkeypatch.chdir(server_folder)
@@ -237,16 +230,13 @@ def test_no_server_outlives_a_killed_demo(tmp_path: Path, folder: Path, monkeypa
             connection.connect("redis.sock")
             demo.send(signal.SIGKILL)
             assert connection.recv(1) == b""
-    give_up = time.monotonic() + DEADLINE_S
-    while server_folder.exists():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
+    until_sync(lambda: not server_folder.exists(), f"{server_folder} is removed", DEADLINE_S)
 
 
 def test_what_remains_on_a_redis_server_is_resumed(tmp_path: Path) -> None:
     with serving(redis_servers()[0]) as url:
         for resumed in (False, True):
-            with aiodelay("demo", "--store", url, "--seconds", "1", cwd=tmp_path) as program:
+            with aiodelay("demo", "--no-page", "--store", url, "--seconds", "1", cwd=tmp_path) as program:
                 assert program.exit_code() == 0
                 assert program.err.seen == []
                 assert any(line.startswith("resuming 2") for line in program.out.seen) == resumed
@@ -271,12 +261,18 @@ def test_what_remains_on_a_redis_server_is_resumed(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_cannot_do_is_said_on_stderr(tmp_path: Path, arguments: list[str], exit_code: int, text: str) -> None:
-    with aiodelay("demo", *arguments, cwd=tmp_path) as program:
-        assert program.exit_code() == exit_code
-        said = "\n".join(program.err.seen)
-    assert text in said
-    assert "Traceback" not in said
-    assert exit_code == 2 or len(program.err.seen) == 1
+    run = Cli("", tmp_path)("demo", *arguments)
+    assert run.code == exit_code
+    assert text in run.err
+    assert "Traceback" not in run.err
+    assert exit_code == 2 or len(run.err.splitlines()) == 1
+
+
+def test_a_process_says_it_on_stderr_too(tmp_path: Path) -> None:
+    with aiodelay("demo", "--store", "nowhere://x", cwd=tmp_path) as program:
+        assert program.exit_code() == 1
+        assert [line[:35] for line in program.err.seen] == ["aiodelay: scheme of store nowhere:/"]
+        assert program.out.seen == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")

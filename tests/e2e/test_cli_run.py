@@ -17,6 +17,7 @@ from cyclopts import App
 from aiodelay import Scheduler, Snapshot
 from aiodelay.cli.app import app
 from aiodelay.cli.commands import COMMANDS, name_of, overview
+from tests.support.cli import Cli
 from tests.support.command import Program, aiodelay
 
 APP = """
@@ -181,29 +182,35 @@ def test_an_application_keeps_its_own_logging(folder: Path) -> None:
         program.err.wait_for("^mine: app:scheduler is dispatching")
 
 
-@pytest.mark.parametrize(
-    ("target", "exit_code", "pattern"),
-    [
-        ("app", 2, r"'app' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
-        (":scheduler", 2, r"':scheduler' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
-        ("./app:scheduler", 2, r"'./app:scheduler' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
-        ("ap:scheduler", 1, r"no module 'ap' in \S+, and none is installed; did you mean 'app'\?"),
-        ("no.such:scheduler", 1, r"no module 'no' in \S+, and none is installed"),
-        ("app:schedular", 1, r"app:schedular is not there: no 'schedular'; did you mean 'scheduler'\?"),
-        ("app:x", 1, r"app:x is not there: no 'x'; app has scheduler"),
-        ("app:work", 1, r"app:work is a function, not a Scheduler; app has scheduler"),
-        ("wrong:scheduler", 1, r"while importing wrong: scheme of store nowhere:// is 'nowhere'; allowed: .*"),
-    ],
-)
-def test_a_target_that_is_not_there_is_said_in_one_line(
-    tmp_path: Path, target: str, exit_code: int, pattern: str
-) -> None:
+TARGETS = [
+    ("app", 2, r"'app' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
+    (":scheduler", 2, r"':scheduler' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
+    ("./app:scheduler", 2, r"'./app:scheduler' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
+    ("ap:scheduler", 1, r"no module 'ap' in \S+, and none is installed; did you mean 'app'\?"),
+    ("no.such:scheduler", 1, r"no module 'no' in \S+, and none is installed"),
+    ("app:schedular", 1, r"app:schedular is not there: no 'schedular'; did you mean 'scheduler'\?"),
+    ("app:x", 1, r"app:x is not there: no 'x'; app has scheduler"),
+    ("app:work", 1, r"app:work is a function, not a Scheduler; app has scheduler"),
+    ("wrong:scheduler", 1, r"while importing wrong: scheme of store nowhere:// is 'nowhere'; allowed: .*"),
+]
+
+
+def test_a_target_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     write_app(tmp_path, "pass")
     (tmp_path / "wrong.py").write_text("from aiodelay import Scheduler\nscheduler = Scheduler('nowhere://')\n")
-    with aiodelay("run", target, cwd=tmp_path) as program:
-        assert program.exit_code() == exit_code
-        (line,) = program.err.seen
-    assert re.fullmatch(f"aiodelay: {pattern}", line)
+    code = f"""
+from aiodelay.cli.app import run_app
+for target in {[target for target, _, _ in TARGETS]}:
+    print(run_app(["run", target]))
+"""
+    with Program("-c", code, cwd=tmp_path) as program:
+        assert program.exit_code() == 0
+        assert program.out.seen == [str(exit_code) for _, exit_code, _ in TARGETS]
+        for line, (target, _, pattern) in zip(program.err.seen, TARGETS, strict=True):
+            assert re.fullmatch(f"aiodelay: {pattern}", line), target
+    with aiodelay("run", "app", cwd=tmp_path) as program:
+        assert program.exit_code() == 2
+        assert len(program.err.seen) == 1
 
 
 def test_a_module_that_imports_what_is_not_there_shows_where(tmp_path: Path) -> None:
@@ -226,21 +233,24 @@ def test_without_cyclopts_a_line_says_what_to_install(tmp_path: Path) -> None:
 BACKENDS = {"aiodelay.sqlite", "aiodelay.redis", "aiodelay.kafka", "redis", "aiokafka", "fastapi", "pyspark"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], [], ["schedule", "--help"], ["import", "etf1", "--help"]])
-def test_help_loads_no_client(tmp_path: Path, arguments: list[str]) -> None:
+def test_help_loads_no_client(tmp_path: Path) -> None:
+    asked = [["--help"], [], ["schedule", "--help"], ["import", "etf1", "--help"]]
     code = f"""
 import sys
-sys.argv = ["aiodelay", *{arguments}]
 from aiodelay.cli import main
-try:
-    main()
-finally:
+for arguments in {asked}:
+    sys.argv = ["aiodelay", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
     print("loaded", *sorted({BACKENDS} & sys.modules.keys()))
 """
     with Program("-c", code, cwd=tmp_path) as program:
         assert program.exit_code() == 0
-        assert program.out.seen[-1] == "loaded"
-        assert any("Usage: aiodelay" in line for line in program.out.seen)
+        said = [line for line in program.out.seen if line.startswith(("loaded", "Usage: aiodelay"))]
+    assert said[1::2] == ["loaded"] * len(asked)
+    assert all(line.startswith("Usage") for line in said[::2])
 
 
 def test_the_overview_is_of_all_commands_in_the_words_of_each() -> None:
@@ -253,11 +263,11 @@ def test_the_overview_is_of_all_commands_in_the_words_of_each() -> None:
         assert name_of(place) in app
 
 
-@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
-def test_the_version_is_told(tmp_path: Path, arguments: list[str]) -> None:
-    with aiodelay(*arguments, cwd=tmp_path) as program:
-        assert program.exit_code() == 0
-        assert re.fullmatch(r"\d+\.\d+\S*", program.out.seen[0])
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_the_version_is_told(tmp_path: Path, argument: str) -> None:
+    run = Cli("", tmp_path)(argument)
+    assert run.code == 0
+    assert re.fullmatch(r"\d+\.\d+\S*", run.lines[0])
 
 
 if sys.platform == "win32":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import Program
+from tests.support.command import PYTEST, Program
 from tests.support.disks import IN_MEMORY
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_backend"
@@ -54,7 +54,7 @@ def run(installed: Path, *arguments: str, cwd: Path) -> list[str]:
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_its_own_tests_pass(installed: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY) as folder:
-        pytest_run = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests", "tests"]
+        pytest_run = [*PYTEST, "-q", "-p", "no:randomly", f"--basetemp={folder}/tests", "tests"]
         said = run(installed, *pytest_run, cwd=installed / "source")
     found = re.search(r"^(\d+) passed", said[-1])
     assert found is not None, said

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from examples import outbox
-from tests.support.command import Program
+from tests.support.command import PYTEST, Program
 from tests.support.servers import Found, redis_servers, serving
 
 # What an example's log may say.
@@ -64,10 +65,15 @@ def test_recurring(tmp_path: Path) -> None:
     assert said[8:] == ["weekly-sales: cancelled"]
 
 
-@pytest.mark.parametrize("options", [(), ("-p", "no:randomly")], ids=["at random", "in order"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), marks=pytest.mark.nightly), ("-p", "no:randomly")],
+    ids=["at random", "in order"],
+)
 def test_testing_with_virtual_time(tmp_path: Path, options: tuple[str, ...]) -> None:
-    file = str(EXAMPLES / "testing_with_virtual_time.py")
-    with Program("-m", "pytest", "-p", "no:cacheprovider", *options, file, cwd=tmp_path) as program:
+    file = "testing_with_virtual_time.py"
+    shutil.copy(EXAMPLES / file, tmp_path)  # away from our settings of pytest
+    with Program(*PYTEST, *options, file, cwd=tmp_path) as program:
         assert program.exit_code() == 0, program.out.seen
         assert re.search(r"5 passed in [0-9.]+s", program.out.seen[-1])
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,14 +23,18 @@ from aiodelay.service import hash_token
 from aiodelay.service.health import PROBE
 from aiodelay.testing.servers import redis_programs
 from tests.support.api import problem_of
+from tests.support.cli import Cli
 from tests.support.command import DEADLINE_S, aiodelay
 from tests.support.servers import RedisServer, start
 from tests.support.service import Service, until, until_ready
+from tests.support.waiting import until_sync
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 TOKEN = "planted-secret-token-0123456789"
 PASSWORD = "planted-secret-password"
 PAYLOAD = "planted-secret-payload"
+SOON = {"aiodelay.service.health.AGAIN_S": 0.1}
+"""So long an answer of /readyz stands, in the place of a second."""
 OPEN = 'allowed_targets = ["stdout:*", "handler:*"]\n[sinks.stdout]\nurl = "stdout:"\n[api]\nread_only = false\n'
 
 
@@ -119,10 +124,15 @@ def test_a_store_that_does_not_answer_is_named(tmp_path: Path) -> None:
         assert PASSWORD not in "".join(service.err.seen)
 
 
-def test_mistakes_are_told_before_anything_begins(tmp_path: Path) -> None:
-    with Service(tmp_path, 'store = "nosql://"\n[api]\nport = -1\n', {}, "--host", "127.0.0.1") as service:
-        assert service.exit_code() == 1
-    assert list(tmp_path.iterdir()) == [tmp_path / "aiodelay.toml"]
+def test_mistakes_are_told_before_anything_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "service"
+    folder.mkdir()
+    (folder / "aiodelay.toml").write_text('store = "nosql://"\n[api]\nport = -1\n')
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("AIODELAY_STORE", raising=False)
+    run = Cli("", tmp_path)("serve", "--host", "127.0.0.1", store="nosql://")
+    assert run.code == 1
+    assert list(folder.iterdir()) == [folder / "aiodelay.toml"]
 
 
 # --- the end ----------------------------------------------------------------------------------------------
@@ -145,8 +155,7 @@ def test_a_signal_under_load_loses_nothing(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         service.out.wait_for(post(client, to="stdout:x", payload="x", delay="500ms"))
-        while len(acknowledged) <= 20:
-            time.sleep(0.01)
+        until_sync(lambda: len(acknowledged) > 20, "twenty requests are answered")
         service.send(signal.SIGTERM)
         assert service.exit_code() == 0
         for thread in threads:
@@ -165,12 +174,20 @@ async def pending(path: Path) -> list[str]:
 def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: RedisServer) -> None:
     text = f'store = "{redis.url}?timeout_ms=20000"\n{OPEN}[limits]\ndrain = "1s"\n'
     requests = [("POST", "/v1/messages", {"to": "stdout:x", "payload": "x", "delay": "1h"}), ("GET", "/v1/dead", None)]
-    with Service(tmp_path, text) as service, service.client() as client, ThreadPoolExecutor() as threads:
+    periods = {"aiodelay.service.connections.REQUESTS_END_S": 1, "aiodelay._runtime.lifecycle.CLOSE_S": 2}
+    with (
+        Service(tmp_path, text, periods=periods) as service,
+        service.client() as client,
+        ThreadPoolExecutor() as threads,
+    ):
         until_ready(client)
         os.kill(redis.pid, signal.SIGSTOP)
         try:
-            asking = [threads.submit(client.request, method, path, json=body) for method, path, body in requests]
-            time.sleep(1)
+            asking = []
+            for method, path, body in requests:
+                more = unread(redis.port) + 1
+                asking.append(threads.submit(client.request, method, path, json=body))
+                until_sync(partial(waits, redis.port, more), f"{method} {path} waits for Redis")
             service.send(signal.SIGTERM)
             post, get = (answer.result(DEADLINE_S) for answer in asking)
         finally:
@@ -181,6 +198,16 @@ def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: Redis
         assert post.headers["x-content-type-options"] == "nosniff"
         assert service.exit_code() == 0
         assert not [line for line in service.logged() if "exception" in line]
+
+
+def waits(port: int, size: int) -> bool:
+    return unread(port) >= size
+
+
+def unread(port: int) -> int:
+    """Return the number of bytes that wait for a server that holds still."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "01")
 
 
 def test_it_says_that_it_leaves_and_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
@@ -201,7 +228,8 @@ def test_it_says_that_it_leaves_and_a_second_signal_ends_it_at_once(tmp_path: Pa
 def test_not_ready_while_something_is_overdue(tmp_path: Path) -> None:
     path = tmp_path / "aiodelay.db"
     asyncio.run(leave_overdue(path))
-    with Service(tmp_path, '[limits]\noverdue = "100ms"\n') as service, service.client() as client:
+    periods = {"aiodelay._runtime.housekeeping.STEP_S": 0.5}
+    with Service(tmp_path, '[limits]\noverdue = "100ms"\n', periods=periods) as service, service.client() as client:
         answer = until(client, lambda answer: "overdue" in "".join(answer.json()["reasons"]))
         (reason,) = answer.json()["reasons"]
         assert reason.startswith("default: the oldest overdue message has waited")
@@ -212,7 +240,6 @@ def test_not_ready_while_something_is_overdue(tmp_path: Path) -> None:
 async def leave_overdue(path: Path) -> None:
     async with Scheduler(f"sqlite:///{path}", dispatch=False) as scheduler:
         await scheduler.schedule(b"", to="handler:nobody", delay="0s", id="left")
-    await asyncio.sleep(0.2)
 
 
 async def cancel(path: Path) -> CancelOutcome:
@@ -220,8 +247,9 @@ async def cancel(path: Path) -> CancelOutcome:
         return await scheduler.cancel("left")
 
 
-def test_not_ready_before_redis_is_full(tmp_path: Path, redis: RedisServer) -> None:
-    with Service(tmp_path, f'store = "{redis.url}"\n') as service, service.client() as client:
+def test_not_ready_before_redis_is_full_and_while_nothing_can_be_written(tmp_path: Path, redis: RedisServer) -> None:
+    text = f'store = "{redis.url}"\n[limits]\nprobe_every = "0s"\nprobe_timeout = "5s"\n'
+    with Service(tmp_path, text, periods=SOON) as service, service.client() as client:
         until_ready(client)
         assert client.get("/readyz").json()["stores"]["default"]["fill"] is None
         used = int(redis.command("INFO", "memory").partition(b"used_memory:")[2].split()[0])
@@ -231,12 +259,6 @@ def test_not_ready_before_redis_is_full(tmp_path: Path, redis: RedisServer) -> N
         assert answer.json()["stores"]["default"]["fill"] > 0.9
         redis.command("CONFIG", "SET", "maxmemory", "0")
         until_ready(client)
-
-
-def test_not_ready_while_nothing_can_be_written(tmp_path: Path, redis: RedisServer) -> None:
-    limits = '[limits]\nmemory = 1\nprobe_every = "0s"\nprobe_timeout = "500ms"\n'
-    with Service(tmp_path, f'store = "{redis.url}"\n{limits}') as service, service.client() as client:
-        until_ready(client)
         redis.command("CONFIG", "SET", "min-replicas-to-write", "1")
         answer = until(client, lambda answer: answer.status_code == 503)
         assert answer.json()["stores"]["default"]["phase"] == "ready"
@@ -245,9 +267,10 @@ def test_not_ready_while_nothing_can_be_written(tmp_path: Path, redis: RedisServ
 
 
 def test_a_probe_leaves_nothing_and_is_rare(tmp_path: Path) -> None:
-    with Service(tmp_path, 'store = "sqlite:///d.db?journal=100"\n') as service, service.client() as client:
+    text = 'store = "sqlite:///d.db?journal=100"\n'
+    with Service(tmp_path, text, periods=SOON) as service, service.client() as client:
         until_ready(client)
-        ends = time.monotonic() + 2.5  # answers stand for a second
+        ends = time.monotonic() + 0.5  # five times as long as an answer stands
         while time.monotonic() < ends:
             assert client.get("/readyz").status_code == 200
         service.send(signal.SIGTERM)
@@ -273,7 +296,12 @@ def token(name: str, secret: str) -> str:
 
 def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
     other = TOKEN[::-1]
-    with Service(tmp_path, token("old", TOKEN)) as service, service.client(TOKEN) as old, service.client(other) as new:
+    periods = {"aiodelay.service.token_file.LOOK_S": 0.1}
+    with (
+        Service(tmp_path, token("old", TOKEN), periods=periods) as service,
+        service.client(TOKEN) as old,
+        service.client(other) as new,
+    ):
         until_ready(old)
         assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (200, 401)
         (tmp_path / "aiodelay.toml").write_text("[api]\ntokens = 7\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +20,7 @@ from aiodelay.errors import ConfigurationError
 from aiodelay.service.config import TelemetrySettings
 from aiodelay.service.emitting import emitting
 from tests.support.service import Service, until_ready
+from tests.support.waiting import until_sync
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -50,10 +50,12 @@ def test_prometheus_reads_at_a_port_of_its_own(tmp_path: Path) -> None:
         found = re.search(r"http://[^\s\"]+/metrics", "\n".join(service.err.seen))
         assert found is not None
         schedule(client, "10ms")
-        ends = time.monotonic() + 30
-        while "aiodelay_delivery_lateness_seconds_count{" not in (text := httpx.get(found[0], trust_env=False).text):
-            assert time.monotonic() < ends, text
-            time.sleep(0.1)
+
+        def lateness() -> str:
+            text = httpx.get(found[0], trust_env=False).text
+            return text if "aiodelay_delivery_lateness_seconds_count{" in text else ""
+
+        text = until_sync(lateness, "its lateness is measured")
     assert 'messaging_destination_name="stdout:out"' in text
     assert 'service_name="aiodelay"' in text  # of target_info
 

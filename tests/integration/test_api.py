@@ -221,7 +221,7 @@ async def test_a_stream_is_read_no_faster_than_the_store_takes_it(url: str) -> N
         before = -1
         while sent != before:
             before = sent
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # nothing tells that no more is read
         assert sent < 2_000, "of 30 MB, what is in flight, in the kernel's buffers and no more has been read"
         free.set()
         answer = await posting

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from aiodelay import Scheduler
 from tests.support.api import ALL, problem_of, serving_api
 from tests.support.kafka import new_name
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,10 +34,12 @@ async def test_an_owner_answers_as_other_stores_do_and_etf1s_routes_in_its_shape
         }
         producer.produce(topic, "video 1", "vid1-online", headers=list(headers.items()))
         assert producer.flush(30) == 0
-        async with asyncio.timeout(30):
-            while not (found := (await client.get("/schedules")).json()):  # noqa: ASYNC110 - it is read over HTTP
-                await asyncio.sleep(0.1)
-        (schedule,) = found
+
+        async def schedules() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = (await client.get("/schedules")).json()
+            return found
+
+        (schedule,) = await until(schedules, "the schedule is read")
         assert abs(schedule.pop("timestamp") - datetime.now(UTC).timestamp()) < 120
         assert schedule == {
             "id": "vid1-online",

@@ -277,7 +277,7 @@ async def test_a_client_that_asks_too_often_is_told_how_long_to_wait() -> None:
         guesses = [await client.get("/v1/counts", headers=bearer(f"guess {n}")) for n in range(6)]
         assert {each.status_code for each in guesses[:3]} == {401}
         problem_of(guesses[-1], 429, "TooManyRequestsError")
-        await asyncio.sleep(1.1)
+        await asyncio.sleep(1.1)  # one request a second
         assert (await client.get("/v1/counts", headers=reader)).status_code == 200
 
 

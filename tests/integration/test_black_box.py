@@ -22,6 +22,8 @@ from aiodelay.redis.black_box import take_over_black_box
 from tests.support.boxes import Out, request, send
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
+from tests.support.topics import lasting_producer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -91,7 +93,7 @@ async def test_a_running_box_is_taken_over_with_nothing_lost_or_doubled(server: 
     intake, out = await create_topic(kafka, new_name("TB")), Out(kafka, target)
     async with DelayBox(server.url, f"kafka://{kafka}/{intake}", allow=[target], namespace="shop"):
         await out.until(1_241)
-        records = await out.quiet()
+        records = await out.quiet(0.5)
     assert sorted(int(record.value() or b"") for record in records) == list(range(1_241))
     for record in records:
         number = int(record.value() or b"")
@@ -103,14 +105,15 @@ async def test_a_running_box_is_taken_over_with_nothing_lost_or_doubled(server: 
 async def test_its_topic_is_taken_over_where_its_group_stands(server: RedisServer, kafka: str) -> None:
     intake, target = await create_topic(kafka, new_name("TB")), await create_topic(kafka, new_name("T"))
     box, out = BlackBox(server, kafka), Out(kafka, target)
-    await asyncio.to_thread(send, kafka, intake, [request(target, f"{number}", 1) for number in range(50)])
+    requests = [request(target, f"{number}", 1) for number in range(50)]
+    await asyncio.to_thread(send, kafka, intake, requests, producer=lasting_producer(kafka))
     await asyncio.to_thread(box.consume, intake, 30)
     async with RedisStore(server.url) as store:
         assert (await take_over_black_box(server.url, store, allow=[target])).stored == 30
     for _ in range(2):  # the second time its own position stands
         async with DelayBox(server.url, f"kafka://{kafka}/{intake}", allow=[target], begin_after="black-box"):
             await out.until(50)
-            await out.quiet()
+            await out.quiet(0.5)
     assert sorted(map(int, out.values)) == list(range(50))
     out.close()
 
@@ -161,7 +164,7 @@ async def test_what_cannot_be_taken_over_stays_and_is_named(server: RedisServer)
     box.add("x" * 256, "T", "m", due)
     box.redis.set("no json", "nope")
     box.redis.zadd(KEY, {"no json": due})
-    await asyncio.sleep(0.05)
+    await until(lambda: not box.redis.exists("gone"), "the message has gone")
     store = MemoryStore()
     found = await take_over_black_box(server.url, store, allow=["T"])
     assert (found.stored, len(found.skipped)) == (1, 6)

@@ -16,6 +16,7 @@ from aiodelay import Scheduler
 from tests.support.cli import Cli, Ran
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -124,9 +125,8 @@ def test_another_layout_and_a_destination_that_takes_nothing(server: RedisServer
     cli("schedule", "redis-list:no-list", "x", "--delay", "0s")
 
     async def play() -> None:
-        async with Scheduler(cli.url) as scheduler, asyncio.timeout(30):
-            while not await scheduler.blocked():  # noqa: ASYNC110 - what the server finds tells nobody
-                await asyncio.sleep(0.02)
+        async with Scheduler(cli.url) as scheduler:
+            await until(scheduler.blocked, "its destination takes nothing")
 
     asyncio.run(play())
     warning = findings(cli("check", "--json"), "warning")["redis-list:no-list"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,8 @@ import pytest
 from aiodelay import Every, Reject, Retry, Scheduler
 from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -26,9 +27,8 @@ SAFE: dict[str, str | float] = {
 
 
 @pytest.fixture(scope="module")
-def redis() -> Iterator[str]:
-    with serving(redis_servers()[0]) as url:
-        yield url
+def redis(shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(redis_servers()[0])
 
 
 class Stores:
@@ -74,11 +74,14 @@ def fill(cli: Cli) -> None:
             raise ValueError("no answer")
 
         scheduler.add_handler(work, name="work")
-        async with scheduler, asyncio.timeout(30):
-            while len(seen) < 2 or not [each async for each in scheduler.dead_letters()]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            while (await scheduler.get("retry")).record.attempt == 0:  # type: ignore[union-attr] # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+
+        async def is_done() -> bool:
+            retry = await scheduler.get("retry")
+            letters = [each async for each in scheduler.dead_letters()]
+            return len(seen) >= 2 and bool(letters) and retry is not None and retry.record.attempt > 0
+
+        async with scheduler:
+            await until(is_done, "a dead letter and a retry")
 
     asyncio.run(play())
     assert cli("pause", "sms").code == 0
@@ -225,11 +228,14 @@ def test_a_series_goes_on_where_it_was(stores: Stores) -> None:
             raise ValueError("no answer")
 
         scheduler.add_handler(work, name="work")
-        async with scheduler, asyncio.timeout(30):
+
+        async def are_both_pending() -> bool:
+            return len([each async for each in scheduler.pending()]) >= 2
+
+        async with scheduler:
             await scheduler.schedule(b"x", to="handler:work", every=Every("1d"), id="series")
             await scheduler.fire("series")
-            while len([each async for each in scheduler.pending()]) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            await until(are_both_pending, "the next of the series is pending")
 
     asyncio.run(play())
     assert new("import", stdin=old("export").out.encode()).code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,15 +15,15 @@ from aiodelay import Reject, Retry, Scheduler
 from tests.support.clear_errors import HEADER, KEY, PAYLOAD, SECRETS
 from tests.support.cli import Cli, Ran
 from tests.support.kafka import create_topic, new_name
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def redis() -> Iterator[str]:
-    with serving(redis_servers()[0]) as url:
-        yield url
+def redis(shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(redis_servers()[0])
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -378,9 +378,12 @@ def test_nothing_that_was_stored_moves_the_cursor_of_a_terminal_or_forges_a_line
             evil = EVIL.encode()
             await scheduler.schedule(evil, to="handler:bad", delay="0s", id=name)
             await scheduler.schedule(evil, to="handler:worse", delay="0s", id="c", headers={"x": evil}, key=evil)
-            async with asyncio.timeout(30):
-                while not ((found := await scheduler.get("c")) and found.record.attempt == 1):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+
+            async def has_failed() -> bool:
+                found = await scheduler.get("c")
+                return found is not None and found.record.attempt == 1
+
+            await until(has_failed, "c has failed once")
 
     asyncio.run(play())
     for command in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from aiodelay.cli.app import INTERRUPTED, app
 from aiodelay.cli.commands import COMMANDS, name_of
 from aiodelay.cli.errors import FAILED, NOT_FOUND, NOT_UNDERSTOOD, TOO_LATE, UNAVAILABLE, UNKNOWN
+from tests.support.cli import Cli
 from tests.support.command import absolute_path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -28,7 +30,10 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_what_the_page_shows_happens(tmp_path: Path) -> None:
+def test_what_the_page_shows_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in this process, pipelines in a shell."""
+    monkeypatch.chdir(tmp_path)
+    cli = Cli("sqlite:///delay.db", tmp_path)
     (tmp_path / "aiodelay").write_text(f'#!/bin/sh\nexec {sys.executable} -m aiodelay "$@"\n')
     (tmp_path / "aiodelay").chmod(0o755)
     environment = {
@@ -40,15 +45,16 @@ def test_what_the_page_shows_happens(tmp_path: Path) -> None:
     shown = 0
     for block in BLOCKS:
         for command, wanted in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-            run = subprocess.run(
-                ["/bin/sh", "-c", f"{command} 2>&1"],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert plain(run.stdout) == plain(wanted), command
+            if "|" in command:
+                said = subprocess.run(
+                    ["/bin/sh", "-c", f"{command} 2>&1"], env=environment, capture_output=True, text=True, check=False
+                ).stdout
+            else:
+                name, *arguments = shlex.split(command)
+                assert name == "aiodelay"
+                run = cli(*arguments)
+                said = run.out + run.err
+            assert plain(said) == plain(wanted), command
             shown += 1
     assert shown >= 10
 

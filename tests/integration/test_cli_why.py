@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,15 +14,15 @@ import redis as redis_py
 from aiodelay import Reject, Retry, Scheduler
 from aiodelay.handlers import Handler
 from tests.support.cli import Cli
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def redis() -> Iterator[str]:
-    with serving(redis_servers()[0]) as url:
-        yield url
+def redis(shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(redis_servers()[0])
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -38,16 +38,14 @@ def add(cli: Cli, name: str, *options: str, to: str = "handler:mail") -> None:
     assert cli("schedule", to, "x", "--id", name, *(options or ("--delay", "0s"))).code == 0
 
 
-def serve(cli: Cli, handle: Handler, until: Callable[[Scheduler], Awaitable[bool]]) -> None:
+def serve(cli: Cli, handle: Handler, holds: Callable[[Scheduler], Awaitable[bool]]) -> None:
     """Dispatch `mail` until something holds."""
 
     async def play() -> None:
         scheduler = Scheduler(cli.url, namespace=cli.namespace, retry=Retry.intervals(["1h"]), drain="1s")
         scheduler.add_handler(handle, name="mail")
         async with scheduler:
-            async with asyncio.timeout(30):
-                while not await until(scheduler):  # noqa: ASYNC110 - what another process sees tells nobody
-                    await asyncio.sleep(0.02)
+            await until(lambda: holds(scheduler), "what is dispatched for")
 
     asyncio.run(play())
 
@@ -124,8 +122,9 @@ def test_in_flight_and_retrying_with_the_last_error(cli: Cli) -> None:
 
 
 def test_its_lane_is_busy(cli: Cli) -> None:
-    for i in range(40):
-        add(cli, f"m{i:02}", "--at", f"2030-01-01T00:00:{i:02}Z")
+    ids = [(f"m{i:02}", f"2030-01-01T00:00:{i:02}Z") for i in range(40)]
+    lines = [json.dumps({"to": "handler:mail", "payload": "x", "at": at, "id": name}) for name, at in ids]
+    assert cli("schedule", "--lines", stdin="\n".join(lines).encode()).code == 0
     cli("fire", *(f"m{i:02}" for i in range(40)))
     begun, enough = 0, asyncio.Event()
 
@@ -173,9 +172,8 @@ def test_a_destination_that_takes_nothing(redis: str, tmp_path: Path) -> None:
     add(cli, "a", to="redis-list:no-list")
 
     async def play() -> None:
-        async with Scheduler(cli.url, namespace=cli.namespace) as scheduler, asyncio.timeout(30):
-            while not await scheduler.blocked():  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.02)
+        async with Scheduler(cli.url, namespace=cli.namespace) as scheduler:
+            await until(scheduler.blocked, "its destination takes nothing")
 
     asyncio.run(play())
     told(cli, "a", "blocked", "redis-list:no-list takes nothing:", advice="mend redis-list:no-list")

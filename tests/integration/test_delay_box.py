@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from aiodelay.errors import (
 from aiodelay.kafka import KafkaSink
 from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP
 from aiodelay.kafka.records import DEAD_REASON
-from aiodelay.testing.servers import redis_servers, serving
+from aiodelay.testing.servers import Found, redis_servers
 from tests.support.bad_requests import BAD
 from tests.support.boxes import Out, headers_of, request, send
 from tests.support.cli import Cli
@@ -42,9 +42,8 @@ QUIET_S = 0.5
 
 
 @pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with serving(redis_servers()[0]) as url:
-        yield url
+def redis_url(shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(redis_servers()[0])
 
 
 @pytest.fixture

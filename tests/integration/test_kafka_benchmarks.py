@@ -19,8 +19,14 @@ def redis_url() -> Iterator[str]:
         yield url
 
 
+ON_KAFKA = [each for each in BENCHMARKS if each.needs_kafka and not each.needs_spark]
+LONG = {"BK6"}
+"""A member is killed, and its group waits for it: half a minute, however small the scale."""
+
+
 @pytest.mark.parametrize(
-    "benchmark", [each for each in BENCHMARKS if each.needs_kafka and not each.needs_spark], ids=lambda each: each.id
+    "benchmark",
+    [pytest.param(each, id=each.id, marks=[pytest.mark.nightly] if each.id in LONG else []) for each in ON_KAFKA],
 )
 def test_each_benchmark_works_and_finds_its_results_right(
     benchmark: Benchmark, kafka: str, redis_url: str, tmp_path: Path

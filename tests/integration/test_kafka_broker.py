@@ -9,6 +9,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from tests.support.kafka import create_topic, new_name, started
 
 
+@pytest.mark.nightly  # the tests of faults rely on it each time that they kill a broker
 @pytest.mark.asyncio
 async def test_what_was_acknowledged_is_there_after_a_kill() -> None:
     broker = await asyncio.to_thread(started)
@@ -33,7 +34,7 @@ async def test_the_cleaner_removes_what_was_replaced(kafka: str) -> None:
         assert time.monotonic() < deadline, f"all {produced} records of one key are still there"
         await produce(kafka, topic, [(b"k", b"%d" % produced)])
         produced += 1
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # the cleaner passes each 0.2 s, over segments of 0.1 s
         kept = len(await read(kafka, topic))
 
 

@@ -27,7 +27,7 @@ from aiodelay.model import (
 from aiodelay.ports import Feed
 from aiodelay.transitions import token_counter, token_for
 from tests.support.kafka import create_topic, new_name
-from tests.support.topics import committed, fill
+from tests.support.topics import committed, fill, lasting_producer
 
 pytestmark = pytest.mark.asyncio
 
@@ -63,7 +63,8 @@ class Scene:
 async def scene(bootstrap: str, n: int, partitions: int = 1) -> AsyncIterator[Scene]:
     topic = await create_topic(bootstrap, new_name(), partitions)
     for number in range(partitions):
-        fill(bootstrap, topic, [b"%d" % (number * n + i) for i in range(n)], partition=number)
+        values = [b"%d" % (number * n + i) for i in range(n)]
+        fill(bootstrap, topic, values, partition=number, producer=lasting_producer(bootstrap))
     before = asyncio.all_tasks()
     async with MemoryStore() as store:
         yield Scene(bootstrap, topic, store)

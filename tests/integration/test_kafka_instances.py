@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from aiodelay.model import Instance
 from aiodelay.service import admin
 from tests.support.api import client_of, serving_app
 from tests.support.kafka import new_name
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -31,12 +31,12 @@ def sees_part(store: KafkaStore) -> bool:
 
 async def shared_by(store: KafkaStore, number: int) -> Sequence[Instance]:
     """Return the instances once so many share all partitions."""
-    async with asyncio.timeout(60):
-        while True:
-            found = await store.instances()
-            if len(found) == number and sum(len(each.parts) for each in found) == PARTITIONS:
-                return found
-            await asyncio.sleep(0.1)
+
+    async def found() -> Sequence[Instance]:
+        each = await store.instances()
+        return each if len(each) == number and sum(len(one.parts) for one in each) == PARTITIONS else []
+
+    return await until(found, f"{number} instances share {PARTITIONS} partitions", 60)
 
 
 async def test_each_member_knows_all_with_their_partitions_and_its_own_with_its_lanes(kafka: str) -> None:

@@ -6,7 +6,6 @@ The topic is written by librdkafka, as that scheduler, its client library, and c
 from __future__ import annotations
 
 import ast
-import asyncio
 import inspect
 import re
 import time
@@ -21,6 +20,7 @@ from aiodelay import Every, Scheduler
 from aiodelay.errors import StoreMismatchError
 from aiodelay.kafka.records import java_partition
 from tests.support.kafka import create_topic, new_name
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -170,8 +170,11 @@ async def test_a_topic_is_taken_over_and_given_back(kafka: str, capsys: pytest.C
         await scheduler.schedule(
             b"soon", to=f"kafka:{target}", delay="1ms", id="soon", headers={"customer-header": b"x"}
         )
-        while {each.record.id async for each in scheduler.pending()} != {"ours", "later"}:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+
+        async def are_two_left() -> bool:
+            return {each.record.id async for each in scheduler.pending()} == {"ours", "later"}
+
+        await until(are_two_left, "only what is due later is pending")
         assert [each.record.id async for each in scheduler.dead_letters()] == ["bad"]
     assert _delivered(kafka, target) == sorted([*expected, (b"soon", b"soon", None, b"x")], key=repr)
     await _run(BLOCKS[2:], kafka, topic, names)

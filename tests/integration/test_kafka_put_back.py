@@ -13,6 +13,7 @@ from aiodelay.kafka import KafkaStore
 from aiodelay.model import After, Claim, Demand, Envelope, Put, PutBack, Record, Stored
 from aiodelay.ports import Work
 from tests.support.kafka import new_name
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -46,7 +47,7 @@ async def claimed(works: list[Work], n: int) -> list[tuple[Work, Claim]]:
             found += [(work, claim) for claim in got.claims]
         if len(found) >= n:
             ends = min(ends, asyncio.get_running_loop().time() + 0.5)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # nothing tells that no more comes
     return found
 
 
@@ -88,7 +89,7 @@ async def test_s1_what_is_put_back_waits_for_its_time(kafka: str) -> None:
                 got = await work.claim({LANE: Demand(100)}, request=new_name(), lease_ms=15_000)
                 n += len(got.claims)
                 assert not got.claims or schedules.now_ms() >= due_ms
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # it is asked all the time, so that one that comes too early is seen
         assert n == N
 
 
@@ -98,9 +99,11 @@ async def test_s6_a_dead_letter_is_put_back_once_by_anybody(kafka: str) -> None:
         messages = [PutBack(failed(i, due_ms=now), now, "rejected") for i in range(N)]
         for _ in range(2):
             await schedules.put_back(messages)
-        async with asyncio.timeout(30):
-            while sum([len(await member.dead_letters()) for member in members]) < N:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.02)
+
+        async def are_all_there() -> bool:
+            return sum([len(await member.dead_letters()) for member in members]) >= N
+
+        await until(are_all_there, "all are dead letters")
         letters = [letter for member in members for letter in await member.dead_letters()]
         assert sorted(each.record.id for each in letters) == sorted(f"m{i}" for i in range(N))
         assert {(each.reason, each.record.attempt, each.record.last_error) for each in letters} == {

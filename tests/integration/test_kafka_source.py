@@ -6,19 +6,22 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from functools import cached_property
 from typing import Literal
 
 import msgspec
 import pytest
 from aiokafka.consumer.fetcher import FetchResult
+from aiokafka.errors import TopicAlreadyExistsError
 
 from aiodelay import ConfigurationError, Context, Reject, Retry, Scheduler
 from aiodelay.errors import TargetError
 from aiodelay.kafka import KafkaSink
 from aiodelay.kafka.feed import MOST_AHEAD
+from tests.support import waiting
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import redis_servers, serving
-from tests.support.topics import committed, delete_topic, fill, producing, set_offsets
+from tests.support.topics import Group, delete_topic, fill, lasting_producer, producing, set_offsets
 
 pytestmark = pytest.mark.asyncio
 
@@ -68,14 +71,21 @@ class Scene:
         return scheduler
 
     def fill(self, n: int, *, first: int = 0, partition: int = 0) -> None:
-        fill(self.bootstrap, self.topic, [b"%d" % i for i in range(first, first + n)], partition=partition)
+        values, producer = [b"%d" % i for i in range(first, first + n)], lasting_producer(self.bootstrap)
+        fill(self.bootstrap, self.topic, values, partition=partition, producer=producer)
+
+    @cached_property
+    def _seen_group(self) -> Group:
+        return Group(self.bootstrap, self.group)
 
     async def committed(self) -> list[int]:
-        return await asyncio.to_thread(committed, self.bootstrap, self.group, self.topic, self.partitions)
+        return await asyncio.to_thread(self._seen_group.committed, self.topic, self.partitions)
 
     async def has_committed(self, *offsets: int) -> None:
-        while await self.committed() != list(offsets):  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.05)
+        async def has() -> bool:
+            return await self.committed() == list(offsets)
+
+        await waiting.until(has, f"{self.group} has committed {offsets}", 60)
 
 
 async def scene(bootstrap: str, partitions: int = 1) -> Scene:
@@ -83,8 +93,7 @@ async def scene(bootstrap: str, partitions: int = 1) -> Scene:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - nothing tells
-        await asyncio.sleep(0.01)
+    await waiting.until(condition, "the records have been handled", 60)
 
 
 async def nothing(payload: bytes) -> None:
@@ -193,7 +202,8 @@ async def test_retries_and_dead_letters_go_through_the_store(kafka: str, store: 
             raise ValueError("no answer")
         return None
 
-    fill(kafka, at.topic, [b'{"number":%d}' % i for i in range(5)] + [b"poison", None])
+    values = [*(b'{"number":%d}' % i for i in range(5)), b"poison", None]
+    fill(kafka, at.topic, values, producer=lasting_producer(kafka))
     async with scheduler:
         await until(lambda: len(attempts.get(4, ())) == 2 and len(attempts.get(1, ())) == 2)
         await at.has_committed(7)
@@ -229,7 +239,7 @@ async def test_b1_offsets_do_not_pass_what_hangs_and_the_rest_goes_on(kafka: str
         await at.has_committed(3)
         at.fill(5, first=10)
         await until(lambda: len(at.seen) == 14)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # no offset may be committed meanwhile
         assert await at.committed() == [3]
     assert await at.committed() == [3]
     async with at.handled_by(nothing):
@@ -239,15 +249,16 @@ async def test_b1_offsets_do_not_pass_what_hangs_and_the_rest_goes_on(kafka: str
 
 async def test_l3_one_partition_whose_records_take_long_holds_up_no_other(kafka: str) -> None:
     at = await scene(kafka, 2)
-    release = asyncio.Event()
+    release, begun = asyncio.Event(), list[bytes]()
 
     async def handle(payload: bytes) -> None:
         if int(payload) < 100:
+            begun.append(payload)
             await release.wait()
 
     at.fill(50)
     async with at.handled_by(handle, concurrency=4):
-        await asyncio.sleep(0.5)  # as many as may are at it
+        await until(lambda: len(begun) == 3)  # all but the place that is kept for the other partition
         at.fill(60, first=100, partition=1)
         await until(lambda: len(at.seen) == 60)
         await at.has_committed(NONE, 60)
@@ -267,7 +278,7 @@ async def test_no_more_is_read_of_a_partition_than_may_be_open(kafka: str) -> No
     at.fill(MOST_AHEAD + 2_000)
     async with at.handled_by(handle):
         await until(lambda: len(at.seen) >= MOST_AHEAD - 1)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # no more may be read meanwhile
         assert len(at.seen) < MOST_AHEAD + 500
         release.set()
         await at.has_committed(MOST_AHEAD + 2_000)
@@ -322,17 +333,19 @@ async def test_s2_a_topic_that_is_created_anew_is_read_from_its_beginning(kafka:
     async with at.handled_by(nothing):
         await at.has_committed(50)
         delete_topic(kafka, at.topic)
-        while True:
-            try:
-                await create_topic(kafka, at.topic)
-            except AssertionError:
-                await asyncio.sleep(0.1)
-            else:
-                break
+        await waiting.until(lambda: is_created(kafka, at.topic), f"{at.topic} is created anew")
         at.fill(20, first=1000)
         await until(lambda: sum(int(each) >= 1000 for each in at.seen) == 20)
         await at.has_committed(20)
     assert set(at.seen.values()) == {1}
+
+
+async def is_created(bootstrap: str, topic: str) -> bool:
+    """Create a topic; return whether the cluster has forgotten the one before of this name."""
+    try:
+        return bool(await create_topic(bootstrap, topic))
+    except TopicAlreadyExistsError:
+        return False
 
 
 async def test_k23_what_was_read_beside_a_batch_that_cannot_be_read_is_read_again(
@@ -362,7 +375,7 @@ async def test_a_topic_that_is_not_there_yet_is_waited_for(kafka: str, monkeypat
     monkeypatch.setattr("aiodelay.kafka.group.METADATA_MS", 200)
     at = Scene(kafka, new_name(), 1)
     async with at.handled_by(nothing):
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # the cluster must have been asked for a topic that is missing
         await create_topic(kafka, at.topic)
         at.fill(3)
         await until(lambda: len(at.seen) == 3)
@@ -372,34 +385,35 @@ async def test_a_topic_that_is_not_there_yet_is_waited_for(kafka: str, monkeypat
 
 
 async def test_members_that_come_and_go_lose_and_double_nothing_that_ended(kafka: str) -> None:
-    at = await scene(kafka, 6)
+    at, filled = await scene(kafka, 6), 0
     moves: list[list[int]] = []
 
     async def watch() -> None:
         while True:
             moves.append([max(each, 0) for each in await at.committed()])
+            await asyncio.sleep(0.02)
 
     async def slowly(payload: bytes) -> None:
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # so that some are under way at each rebalance
 
     async def come_and_go(pause_s: float) -> None:
         for _ in range(3):
             async with at.handled_by(slowly):
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(pause_s)  # a member stays for a while
 
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch())
         async with at.handled_by(slowly):
             coming = [tasks.create_task(come_and_go(0.4 + 0.3 * i)) for i in range(2)]
-            for first in range(0, 6000, 600):
+            while not all(each.done() for each in coming):
                 for partition in range(6):
-                    at.fill(100, first=first + 100 * partition, partition=partition)
-                await asyncio.sleep(0.2)
-            await asyncio.wait(coming)
-            await at.has_committed(*[1000] * 6)
+                    at.fill(50, first=6 * filled + 50 * partition, partition=partition)
+                filled += 50
+                await asyncio.sleep(0.2)  # a stream of records for as long as members come and go
+            await at.has_committed(*[filled] * 6)
         watching.cancel()
-    assert len(at.seen) == 6000
-    twice = sum(at.seen.values()) - 6000
+    assert len(at.seen) == 6 * filled
+    twice = sum(at.seen.values()) - 6 * filled
     assert twice <= 16 * 3 * 12, twice  # what was under way at each of the rebalances
     for partition in range(6):
         offsets = [each[partition] for each in moves]

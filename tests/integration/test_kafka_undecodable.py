@@ -15,6 +15,7 @@ from aiodelay.model import DeadLetter, Refused
 from tests.support.api import ALL, serving_api
 from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,10 +30,12 @@ def write(kafka: str, topic: str, target: str, names: list[str]) -> None:
 
 
 async def letters_of(scheduler: Scheduler, n: int) -> list[DeadLetter]:
-    async with asyncio.timeout(30):
-        while len(letters := [each async for each in scheduler.dead_letters()]) < n:  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.05)
-    return letters
+
+    async def letters() -> list[DeadLetter]:
+        found = [each async for each in scheduler.dead_letters()]
+        return found if len(found) >= n else []
+
+    return await until(letters, f"{n} dead letters")
 
 
 async def confirmed(client: httpx.AsyncClient, form: dict[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from aiodelay.model import After, Claim, Dead, Demand, Envelope, Late, Put, Quer
 from aiodelay.redis import RedisStore
 from aiodelay.redis.scripts import Arg
 from aiodelay.testing.clock import VirtualClock
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 
 LANE = "work"
 N, SIZE = 24, 1 << 18
@@ -22,9 +22,8 @@ AT_ONCE = 5
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Watched(RedisStore):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import wraps
 from itertools import count
@@ -35,7 +35,7 @@ from aiodelay.model import (
 from aiodelay.ports import Feed
 from aiodelay.redis import Consumer, RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
 from tests.integration.test_redis_list_bounds import called_by_scripts
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 
 LANE, TOPIC = "order.placed", "orders"
 SHORT_MS = 60
@@ -43,9 +43,8 @@ requests = count(1)
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:
@@ -166,7 +165,7 @@ async def handle_all(feed: Feed) -> list[str]:
 
 
 async def lapse() -> None:
-    await asyncio.sleep(SHORT_MS / 1000 + 0.03)
+    await asyncio.sleep(SHORT_MS / 1000 + 0.03)  # by the server's clock
 
 
 MANY = [f"m{i}" for i in range(40)]
@@ -372,6 +371,7 @@ async def test_s9_an_ordered_consumer_has_one_message_in_flight_also_over_retrie
     assert [*await handle_all(one), *await handle_all(two)] == ["b", "c"]
 
 
+@pytest.mark.valkey_too
 @on_topic
 async def test_l2_an_ordered_consumer_goes_on_when_what_was_in_flight_has_ended(scene: Scene) -> None:
     feed = await scene.feed("billing", "&ordered=true")
@@ -381,7 +381,7 @@ async def test_l2_an_ordered_consumer_goes_on_when_what_was_in_flight_has_ended(
     assert await claim(feed) == []
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         waiter = tasks.create_task(feed.wait(until_ms=None))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # it must wait, and not come back at once
         assert not waiter.done(), "it would look again and again"
         await settle(feed, done(first))
     assert ids(await claim(feed)) == ["b"]
@@ -505,7 +505,7 @@ def test_what_is_too_old_is_dropped_when_the_next_is_published(server_url: str, 
         await scene.fanout.register(TOPIC, "away")
         settings: dict[str, Any] = {"max_age": "50ms", "inline_below": inline_below}
         await scene.publish("a", "b", **settings)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # older than 50 ms by the server's clock
         assert (await scene.consumer("away")).waiting == 2
         await scene.publish("c", **settings)
         (one,) = await claim(await scene.feed("away"))
@@ -570,6 +570,7 @@ async def test_large_contents_are_taken_without_reading_those_behind_them(scene:
     assert 1 <= len(indexes) <= 2
 
 
+@pytest.mark.valkey_too
 @on_topic
 async def test_no_script_gives_out_more_than_a_bounded_number_of_references(scene: Scene) -> None:
     await scene.direct.command("SADD", scene.key("consumers"), *[f"c{i}" for i in range(2000)])

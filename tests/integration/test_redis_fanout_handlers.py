@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import wraps
@@ -15,7 +15,8 @@ import pytest
 from aiodelay import Context, Message, Reject, Retry, Scheduler, event
 from aiodelay.model import Promise
 from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
+from tests.support.waiting import until
 
 TO = "redis-fanout:orders"
 SOON = Retry(attempts=3, first="50ms", factor=1, jitter=0)
@@ -28,9 +29,8 @@ class OrderPlaced:
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:
@@ -57,21 +57,21 @@ class Scene:
         @scheduler.handler(source=f"{TO}?consumer={name}{options}", retry=SOON, concurrency=at_once)
         async def handle(event: OrderPlaced, context: Context) -> Reject | None:
             runs.append((event.number, context.attempt))
-            await asyncio.sleep(run_s)
+            await asyncio.sleep(run_s)  # a handler at work
             if context.attempt <= fails:
                 raise RuntimeError("no answer")
             return Reject("no") if event.number < 0 else None
 
         await self.open(scheduler)
-        async with asyncio.timeout(5):
-            while name not in {each.name for each in await self.fanout.consumers("orders")}:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def is_registered() -> bool:
+            return name in {each.name for each in await self.fanout.consumers("orders")}
+
+        await until(is_registered, f"{name} is registered")
         return scheduler
 
     async def until(self, condition: Callable[[], Awaitable[object]]) -> None:
-        async with asyncio.timeout(20):
-            while not await condition():  # noqa: ASYNC110 - what a server holds signals nothing
-                await asyncio.sleep(0.02)
+        await until(condition, "the server holds what is waited for")
 
     async def until_settled(self, *names: str) -> None:
         async def are_settled() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
@@ -14,16 +14,15 @@ from aiodelay.model import After, Demand, Envelope, Put, Stored
 from aiodelay.ports import Transferring, Work
 from aiodelay.redis import RedisListSink, RedisStore, transfer
 from aiodelay.redis.work import RedisWork
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 
 POLL_S = 2.0
 """Without a hint, nothing is looked for later than this."""
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 @asynccontextmanager
@@ -50,7 +49,7 @@ def test_what_claims_look_at_is_not_polled_besides(server_url: str) -> None:
         async with idle(server_url, uuid4().hex) as (work, moving):
             waiting = asyncio.ensure_future(moving.wait(until_ms=None))
             for _ in range(6):
-                await asyncio.sleep(POLL_S / 4)
+                await asyncio.sleep(POLL_S / 4)  # looks that come sooner than polls
                 await look(work)
             assert not waiting.done()
             await asyncio.wait_for(waiting, 2 * POLL_S)  # nobody looks any more

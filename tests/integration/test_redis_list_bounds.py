@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from aiodelay.model import After, Delivery, Demand, Envelope, Put
 from aiodelay.ports import Feed
 from aiodelay.redis import RedisListSource, RedisStore
 from aiodelay.redis.elements import encode_element
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 
 SINK, LANE = "redis-list", "work"
 LARGE = 600_000
@@ -25,9 +25,8 @@ LISTS_AT_ONCE = 250
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 async def put(store: RedisStore, n: int, size: int, address: str) -> None:
@@ -107,6 +106,7 @@ def test_what_many_dead_consumers_had_taken_returns_a_bounded_number_at_a_time(
     asyncio.run(play())
 
 
+@pytest.mark.valkey_too
 def test_messages_for_more_lists_than_one_script_may_touch_are_moved_in_several(url: str) -> None:
     async def play() -> None:
         async with RedisStore(url, namespace="lists") as store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import wraps
 from itertools import count
@@ -37,7 +37,7 @@ from aiodelay.redis import RedisListSource, RedisStore
 from aiodelay.redis.elements import decode_element, encode_element
 from aiodelay.testing.faults import FaultyStore
 from aiodelay.transitions import delivery_id, token_counter, token_for
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
 
 LANE = "orders"
 SHORT_MS, TAKING_MS = 60, 1_000
@@ -46,9 +46,8 @@ requests = count(1)
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:
@@ -137,7 +136,7 @@ def renewal(each: Claim, ends_ms: int) -> Renewal:
 
 
 async def lapse() -> None:
-    await asyncio.sleep(SHORT_MS / 1000 + 0.03)
+    await asyncio.sleep(SHORT_MS / 1000 + 0.03)  # by the server's clock
 
 
 # --- taking and settling ----------------------------------------------------------------------------------
@@ -323,6 +322,7 @@ async def test_l1_a_lease_that_ends_too_far_ahead_was_made_by_another_clock(scen
     assert ids(await claim(other)) == ["m"]
 
 
+@pytest.mark.valkey_too
 @on_list
 async def test_l1_more_than_one_script_may_move_returns_step_by_step_in_order(scene: Scene) -> None:
     dead_one, other = await scene.feed(), await scene.feed()
@@ -330,7 +330,7 @@ async def test_l1_more_than_one_script_may_move_returns_step_by_step_in_order(sc
         await scene.push(*[element(f"m{first + i:04}") for i in range(100)])
     while await claim(dead_one, lease_ms=TAKING_MS):
         pass
-    await asyncio.sleep(TAKING_MS / 1000 + 0.03)
+    await asyncio.sleep(TAKING_MS / 1000 + 0.03)  # by the server's clock
     for _ in range(3):
         await other.claim({LANE: Demand(0)}, request="r", lease_ms=15_000)
     assert await scene.ids() == [f"m{i:04}" for i in range(1300)]
@@ -486,7 +486,7 @@ def test_what_is_too_late_is_not_given_out(server_url: str, policy: Late) -> Non
         )
         with scene.direct.transferring(scene.direct.sinks[0]) as moves:
             await moves.transfer(Demand(500))
-        await asyncio.sleep(1.1)
+        await asyncio.sleep(1.1)  # too late, by the server's clock
         assert ids(await claim(await scene.feed())) == ["fine"]
         assert await scene.dead() == ([("late", "late")] if policy.action == 2 else [])
         assert await scene.elements() == []
@@ -593,11 +593,12 @@ async def waiting(feed: Feed) -> AsyncIterator[asyncio.Task[None]]:
     assert await claim(feed) == []
     async with asyncio.TaskGroup() as tasks:
         waiter = tasks.create_task(feed.wait(until_ms=None))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # it must wait, and not come back at once
         assert not waiter.done()
         yield waiter
 
 
+@pytest.mark.valkey_too
 @on_list
 async def test_l2_a_push_by_anybody_ends_the_wait_of_all_and_takes_nothing(scene: Scene) -> None:
     first, second = await scene.feed(), await scene.feed()
@@ -607,12 +608,13 @@ async def test_l2_a_push_by_anybody_ends_the_wait_of_all_and_takes_nothing(scene
     assert sorted(ids([*await claim(first), *await claim(second)])) == ["m"]
 
 
+@pytest.mark.valkey_too
 @on_list
 async def test_l2_a_wait_blocks_on_the_server_and_does_not_poll(scene: Scene) -> None:
     feed = await scene.feed()
     async with waiting(feed) as waiter:
         before = await _calls(scene)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.6)  # commands are counted meanwhile
         assert await _calls(scene) - before <= 3  # those that count
         await scene.push(element("m"))
         await asyncio.wait([waiter], timeout=10)
@@ -629,9 +631,9 @@ async def test_l2_a_cut_connection_is_made_again(scene: Scene) -> None:
         try:
             assert await claim(feed) == []
         except StoreUnavailableError:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # as a dispatcher pauses after an error
     async with asyncio.timeout(10), waiting(feed):
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # it must have come to wait on the server again
         await scene.push(element("m"))
     assert ids(await claim(feed)) == ["m"]
 

@@ -40,7 +40,8 @@ from aiodelay.redis.elements import Element, decode_element, encode_element
 from aiodelay.testing import on_virtual_time
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.transitions import delivery_id
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
+from tests.support.waiting import until
 
 SOON = Retry(attempts=3, first="50ms", factor=1, jitter=0)
 
@@ -57,9 +58,8 @@ class Other:
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:
@@ -100,9 +100,7 @@ class Scene:
         return [decode_element(each, lane="x") for each in await self.elements()]
 
     async def until(self, condition: Callable[[], Awaitable[object]]) -> None:
-        async with asyncio.timeout(10):
-            while not await condition():  # noqa: ASYNC110 - what a server holds signals nothing
-                await asyncio.sleep(0.01)
+        await until(condition, "the server holds what is waited for")
 
     async def until_length(self, length: int) -> None:
         async def is_reached() -> bool:
@@ -229,7 +227,7 @@ async def test_a_full_list_elsewhere_costs_no_attempt_and_holds_up_no_other(scen
         return await scene.direct.command("LLEN", f"{scene.key}-other")
 
     await scene.until(has_arrived)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # it may not be tried again and again meanwhile
     waiting = [each async for each in scheduler.pending()]
     assert [(each.record.attempt, each.record.last_error) for each in waiting] == [(0, "full: 2 elements")] * 2
     await scene.direct.command("DEL", scene.key)
@@ -400,7 +398,7 @@ async def test_queued_is_how_long_it_waited_in_the_list(scene: Scene) -> None:
     mover = await scene.open(scene.scheduler(lanes=["redis-list"]))
     await mover.schedule(CheckPayment(1), to=scene.to, delay="0s", id="m")
     await scene.until_length(1)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # so long it waits in the list
     handler = scene.scheduler(lanes=["payment.check"])
     scene.serve(handler)
     await scene.open(handler)
@@ -471,7 +469,7 @@ async def test_demand_one_handler_never_runs_more_than_its_concurrency_from_both
         if runs == 3:
             as_many_as_may.set()
         await as_many_as_may.wait()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # a handler at work
         runs -= 1
         scene.seen.append((context.id, context.attempt, context.queued_ms))
 
@@ -511,7 +509,7 @@ async def test_l5_suspects_of_two_sources_run_one_after_the_other(scene: Scene) 
         nonlocal most
         running.append(name)
         most = max(most, len(running))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # a handler at work
         running.remove(name)
         scene.seen.append((name, 0, 0))
 
@@ -541,7 +539,7 @@ async def test_l3_who_never_ends_holds_up_neither_others_of_its_list_nor_other_l
 
     @stuck.handler(source=scene.source, concurrency=4)
     async def check(event: CheckPayment) -> None:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     @stuck.handler(source=f"{scene.source}-others")
     async def other(event: Other, context: Context) -> None:
@@ -567,7 +565,7 @@ async def test_closing_gives_back_what_has_not_begun(scene: Scene) -> None:
     @scheduler.handler(source=scene.source, concurrency=2)
     async def check(event: CheckPayment) -> None:
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     mover = await scene.open(scene.scheduler(lanes=["redis-list"]))
     for i in range(5):

@@ -176,7 +176,7 @@ async def use(url: str) -> None:
             await feed.claim({"lane": Demand(3)}, request="r3", lease_ms=15_000)
             async with asyncio.TaskGroup() as tasks:
                 waiter = tasks.create_task(feed.wait(until_ms=None))
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # it must wait, and not come back at once
                 assert not waiter.done()
                 assert not isinstance((await sink.send([Delivery(envelope, "", 1, 1, 1, 0)]))[0], NotTaken)
                 async with asyncio.timeout(3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import wraps
@@ -34,15 +34,15 @@ from tests.integration.test_redis_fanout import (
     settle,
 )
 from tests.integration.test_redis_list_bounds import called_by_scripts
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
+from tests.support.waiting import until
 
 TOPIC = "orders"
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:
@@ -178,7 +178,7 @@ async def test_what_is_appended_again_under_its_id_is_there_once(scene: Scene) -
 async def test_reading_begins_with_an_index_a_time_the_oldest_or_what_comes(scene: Scene) -> None:
     for part in (["a", "b"], ["c"], ["d", "e"]):
         await scene.send(*part)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # each has a time of its own, by the server's clock
     found = await scene.entries()
     middle = found[2].at
     assert middle is not None
@@ -195,7 +195,7 @@ async def test_reading_begins_with_an_index_a_time_the_oldest_or_what_comes(scen
 async def test_a_time_is_found_among_many_large_and_some_that_do_not_say_when(scene: Scene) -> None:
     await scene.log.append(TOPIC, [bytes(300_000)] * 20)
     await scene.direct.command("XADD", scene.key(), "0-21", "payload", "when?")
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # a later time, by the server's clock
     await scene.log.append(TOPIC, [bytes(300_000)] * 20)
     at = (await scene.entries(start=22))[0].at
     assert at is not None
@@ -480,7 +480,7 @@ async def test_who_has_left_is_given_nothing_and_leaves_nothing_behind(
 async def test_a_consumer_goes_back_to_an_index_a_time_or_the_beginning_or_skips(scene: Scene) -> None:
     feed, other = await scene.feed("billing"), await scene.feed("shipping")
     await scene.send(*MANY[:20])
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # a later time, by the server's clock
     await scene.send(*MANY[20:])
     at = (await scene.entries())[20].at
     assert at is not None
@@ -509,8 +509,7 @@ async def test_s2_going_elsewhere_loses_nothing_that_is_in_flight_or_tried_again
     assert (await scene.consumer("billing")).cursor == 1
     await settle(feed, done(claims[2]))
     assert await handle_all(feed) == [MANY[1], MANY[5]]
-    await asyncio.sleep(0.55)
-    assert await handle_all(feed) == [MANY[0]]
+    assert await until(lambda: handle_all(feed), "it comes again after half a second") == [MANY[0]]
     assert (await scene.consumer("billing")).cursor == 6
 
 
@@ -577,11 +576,11 @@ async def test_what_was_given_back_and_then_dropped_is_missed(scene: Scene) -> N
 @on_log
 async def test_the_oldest_are_dropped_by_age_and_all_of_them_if_they_are_too_old(scene: Scene) -> None:
     await scene.send(*MANY[:10])
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.15)  # older than 100 ms by the server's clock
     await scene.send(*MANY[10:20])
     assert await scene.log.trim(TOPIC, max_age="100ms") == 10
     assert await scene.indexes() == list(range(11, 21))
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.15)  # older than 100 ms by the server's clock
     assert await scene.log.trim(TOPIC, max_age="100ms") == 10
     topic = await scene.topic()
     assert (topic.first, topic.last) == (21, 20)
@@ -636,6 +635,7 @@ async def test_holes_that_others_have_made_are_missed(scene: Scene) -> None:
     assert (await scene.consumer("billing")).missed == 3
 
 
+@pytest.mark.valkey_too
 @on_log
 async def test_l2_who_waits_is_woken_by_what_is_appended_and_what_is_given_back(scene: Scene) -> None:
     feed, other = await scene.feed("billing"), await scene.feed("billing")
@@ -645,7 +645,7 @@ async def test_l2_who_waits_is_woken_by_what_is_appended_and_what_is_given_back(
         assert await claim(feed) == []
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(feed.wait(until_ms=None))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # it must wait, and not come back at once
             assert not waiting.done()
             await doing()
             async with asyncio.timeout(1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import wraps
@@ -16,7 +16,8 @@ from aiodelay import Context, Message, Reject, Retry, Scheduler, event
 from aiodelay.errors import TargetError
 from aiodelay.model import Promise
 from aiodelay.redis import LogConsumer, RedisLog
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import Found, redis_servers
+from tests.support.waiting import until
 
 TO = "redis-log:orders"
 SOON = Retry(attempts=3, first="50ms", factor=1, jitter=0)
@@ -29,9 +30,8 @@ class OrderPlaced:
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with serving(request.param) as url:
-        yield url
+def server_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
 
 
 class Scene:
@@ -58,7 +58,7 @@ class Scene:
         @scheduler.handler(source=f"{TO}?consumer={name}{options}", retry=SOON, concurrency=at_once)
         async def handle(event: OrderPlaced, context: Context) -> Reject | None:
             runs.append((event.number, context.attempt))
-            await asyncio.sleep(run_s)
+            await asyncio.sleep(run_s)  # a handler at work
             if context.attempt <= fails:
                 raise RuntimeError("no answer")
             return Reject("no") if event.number < 0 else None
@@ -71,9 +71,7 @@ class Scene:
         return {each.name: each for each in await self.log.consumers("orders")}.get(name)
 
     async def until(self, condition: Callable[[], Awaitable[object]]) -> None:
-        async with asyncio.timeout(20):
-            while not await condition():  # noqa: ASYNC110 - what a server holds signals nothing
-                await asyncio.sleep(0.02)
+        await until(condition, "the server holds what is waited for")
 
     async def until_settled(self, *names: str) -> None:
         async def are_settled() -> bool:
@@ -255,7 +253,7 @@ async def test_a_log_trimmed_while_a_slow_consumer_reads_gives_it_the_rest_and_s
     async def handle(event: OrderPlaced, context: Context) -> None:
         told.append(context.missed)
         handled.append(event.number)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # slower than what is published
 
     await scene.open(scheduler)
     limited = RedisLog(scene.url, namespace=scene.namespace, max_messages=20)

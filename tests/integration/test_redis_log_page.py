@@ -124,7 +124,7 @@ async def use(url: str, midway: Callable[[], Awaitable[None]] = nothing) -> None
             await feed.claim({"lane": Demand(3)}, request="r4", lease_ms=15_000)
             async with asyncio.TaskGroup() as tasks:
                 waiter = tasks.create_task(feed.wait(until_ms=None))
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # it must wait, and not come back at once
                 assert not waiter.done()
                 only = Envelope("x", "redis-log", "orders?consumer=billing", payload=b"p")
                 assert list(await log.send([Delivery(only, "x", 1, 1, 1, 0)])) == [Sent()]

@@ -151,7 +151,7 @@ def test_dead_letters_that_were_purged_meanwhile_are_followed_by_the_next(url: s
     async def play() -> None:
         async with Interrupted(url, namespace="purged") as store, store.work("w", [LANE]) as work:
             await put(store, [f"m{i}" for i in range(6)])
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # all are due, by the server's clock
             claims = (await work.claim({LANE: Demand(9)}, request="r", lease_ms=15_000)).claims
             dead = [Dead(each.record.id, each.record.revision, each.token, "rejected", 1) for each in claims]
             await work.settle(dead)

@@ -17,13 +17,16 @@ from aiodelay.testing.servers import redis_servers, serving
 from tests.support.boxes import Out, headers_of, request, send
 from tests.support.kafka import create_topic, new_name, started
 from tests.support.service import Service, until, until_ready
+from tests.support.topics import lasting_producer
+from tests.support.waiting import until_sync
 
 pytestmark = pytest.mark.timeout(120)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 MANY = 100_000
 AHEAD_S = 100_000
-REQUESTS = 3_000
+QUIET_S = 0.5
+"""Longer than a record needs that was written; nothing signals that no further record comes."""
 
 
 @pytest.fixture
@@ -77,17 +80,20 @@ class Scheduling:
 def test_ten_lines_take_the_place_of_a_scheduler_of_topics(kafka: str, tmp_path: Path) -> None:
     topic, videos = new_name("schedules"), create(kafka, "online-videos")
     text = file_of_the_page("scheduler.toml", **{"localhost:9092": kafka, "schedules": topic, "online-videos": videos})
-    out, now = Out(kafka, videos, read="committed"), time.time()
+    out = Out(kafka, videos, read="committed")
     with Service(tmp_path, text) as service, service.client() as client:
         until_ready(client)
         user = Scheduling(kafka, topic, videos)
+        user.write(
+            "vid3-online", b"video 3", time.time() + 3600
+        )  # half a second, for it is the producer's first record
+        now = time.time()
         user.write("vid1-online", b"video 1", now + 30)
-        user.write("vid1-online", b"video 1, the latest version", now + 4)
-        user.write("vid2-online", b"video 2", now + 4)
+        user.write("vid2-online", b"video 2", now + 2)
         user.delete("vid2-online")
-        user.write("vid3-online", b"video 3", now + 3600)
+        user.write("vid1-online", b"video 1, the latest version", now + 2)
         (record,) = asyncio.run(out.until(1))
-        assert time.time() >= int(now + 4)
+        assert time.time() >= int(now + 2)
         assert (record.key(), record.value()) == (b"vid1", b"video 1, the latest version")
         headers = headers_of(record)
         assert (headers["scheduler-key"], headers["scheduler-topic"]) == (b"vid1-online", topic.encode())
@@ -96,7 +102,7 @@ def test_ten_lines_take_the_place_of_a_scheduler_of_topics(kafka: str, tmp_path:
         assert "vid3-online" in client.get("/schedules").text
         service.send(signal.SIGTERM)
         assert service.exit_code() == 0
-    assert [each.value() for each in asyncio.run(out.quiet())] == [b"video 1, the latest version"]
+    assert [each.value() for each in asyncio.run(out.quiet(QUIET_S))] == [b"video 1, the latest version"]
     out.close()
 
 
@@ -108,10 +114,11 @@ def test_ten_lines_are_a_delay_box(kafka: str, redis_url: str, tmp_path: Path) -
         until_ready(client)
         refused = Out(kafka, f"{delays}.dead")
         begun = time.time()
-        send(kafka, delays, [request(orders, "not paid", 2)], headers={"CALLER_SERVICE": "S"})
-        send(kafka, delays, [request("elsewhere", "x", 0)])
+        producer = lasting_producer(kafka)
+        send(kafka, delays, [request(orders, "not paid", 1)], headers={"CALLER_SERVICE": "S"}, producer=producer)
+        send(kafka, delays, [request("elsewhere", "x", 0)], producer=producer)
         (record,) = asyncio.run(out.until(1))
-        assert time.time() - begun >= 2
+        assert time.time() - begun >= 1
         assert (record.value(), headers_of(record)["CALLER_SERVICE"]) == (b"not paid", b"S")
         assert len(asyncio.run(refused.until(1))) == 1
         service.send(signal.SIGTERM)
@@ -129,16 +136,12 @@ def test_what_others_write_goes_where_it_may_and_nowhere_else(kafka: str, tmp_pa
         Scheduling(kafka, topic, other).write("a", b"a", time.time())
         Scheduling(kafka, topic, allowed).write("b", b"b", time.time() + 1)
         assert [each.value() for each in asyncio.run(out.until(1))] == [b"b"]
-        ends = time.monotonic() + 30
-        while not (letters := client.get("/v1/dead").json()["letters"]):
-            assert time.monotonic() < ends
-            time.sleep(0.05)
-        (letter,) = letters
+        (letter,) = until_sync(lambda: client.get("/v1/dead").json()["letters"], "a dead letter")
         assert (letter["id"], letter["reason"]) == ("a", "undecodable")
         assert f"to is 'kafka:{other}'; allowed:" in json.dumps(letter)
         service.send(signal.SIGTERM)
         assert service.exit_code() == 0
-    assert asyncio.run(elsewhere.quiet()) == []
+    assert asyncio.run(elsewhere.quiet(QUIET_S)) == []
     out.close()
     elsewhere.close()
 
@@ -181,38 +184,41 @@ def test_it_tells_how_much_is_read_and_ends_meanwhile(kafka: str, tmp_path: Path
         assert service.exit_code() == 0
 
 
-def test_not_ready_while_the_broker_is_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["frozen", pytest.param("killed", marks=pytest.mark.nightly)])
+def test_not_ready_while_the_broker_is_away(tmp_path: Path, fault: str) -> None:
     broker = started()
     try:
         store = f"kafka://{broker.bootstrap}/schedules?create_topic=true"
         text = f'store = "{store}"\n[limits]\nprobe_every = "0s"\nprobe_timeout = "2s"\n'
         with Service(tmp_path, text) as service, service.client() as client:
             until_ready(client)
-            broker.kill()
+            broker.kill() if fault == "killed" else broker.freeze()
             answer = until(client, lambda answer: answer.status_code == 503)
             assert "no answer within 2s" in answer.text
-            broker.start()
+            broker.start() if fault == "killed" else broker.thaw()
             until_ready(client)
     finally:
         broker.stop()
 
 
-def test_signals_under_load_lose_nothing(kafka: str, redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("requests", [1_000, pytest.param(3_000, marks=pytest.mark.nightly)])
+def test_signals_under_load_lose_nothing(kafka: str, redis_url: str, tmp_path: Path, requests: int) -> None:
     delays, orders = new_name("delays"), create(kafka, "orders")
     places = {"localhost:9092": kafka, "redis://localhost": redis_url, "delays": delays, "orders": orders}
     text = file_of_the_page("box.toml", **places)
     out = Out(kafka, orders)
-    wanted = {f"request {n}".encode() for n in range(REQUESTS)}
-    for taken in (1, REQUESTS // 3, REQUESTS):
+    wanted = {f"request {n}".encode() for n in range(requests)}
+    for taken in (1, requests // 3, requests):
         with Service(tmp_path, text) as service, service.client() as client:
             until_ready(client)
             if taken == 1:
-                send(kafka, delays, [request(orders, value.decode(), 0.2) for value in sorted(wanted)])
+                values = [request(orders, value.decode(), 0.2) for value in sorted(wanted)]
+                send(kafka, delays, values, producer=lasting_producer(kafka))
             asyncio.run(out.until(taken))
             service.send(signal.SIGTERM)
             assert service.exit_code() == 0
             assert not [line for line in service.logged() if line["level"] == "error"]
-    values = [record.value() for record in asyncio.run(out.quiet())]
-    assert set(values) == wanted
-    assert len(values) == len(wanted)
+    asyncio.run(out.quiet(QUIET_S))
+    assert set(out.values) == wanted
+    assert len(out.values) == len(wanted)
     out.close()

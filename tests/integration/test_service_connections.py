@@ -13,12 +13,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from aiodelay.service import connections
 from aiodelay.service.connections import Server
 from aiodelay.service.serve import listening
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
 STILL_S = 1.0
+SOON_S = 0.2
+"""So long a connection may stand still that is expected to end for it."""
 WITHIN_S = 10.0
 HEAD = b"GET /hello HTTP/1.1\r\nhost: localhost\r\n"
 PART = b"x" * 65_536
@@ -31,7 +35,7 @@ async def hello(request: Request) -> Response:
 
 async def slow(request: Request) -> Response:
     del request
-    await asyncio.sleep(3 * STILL_S)
+    await asyncio.sleep(2 * STILL_S)  # longer than a connection may stand still
     return PlainTextResponse("at last")
 
 
@@ -47,12 +51,18 @@ async def endless(request: Request) -> Response:
     return StreamingResponse(parts())
 
 
+@pytest.fixture(autouse=True)
+def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server look after its connections ten times as often as once a second."""
+    monkeypatch.setattr(connections, "TICKS", 1)
+
+
 @asynccontextmanager
-async def serving(most: int = 100) -> AsyncIterator[tuple[int, Starlette]]:
+async def serving(most: int = 100, still_s: float = SOON_S) -> AsyncIterator[tuple[int, Starlette]]:
     """An app behind the service's server: its port, and the app."""
     app = Starlette(routes=[Route("/hello", hello), Route("/slow", slow), Route("/endless", endless)])
     app.state.ended = asyncio.Event()
-    server = Server(app, most=most, still_s=STILL_S)
+    server = Server(app, most=most, still_s=still_s)
     with listening("127.0.0.1", 0) as listener:
         running = asyncio.create_task(server.serve([listener]))
         try:
@@ -121,18 +131,27 @@ async def test_who_does_not_read_the_answer_is_let_go() -> None:
 
 
 async def test_who_reads_slowly_and_who_waits_for_a_slow_answer_are_served() -> None:
-    async with serving() as (port, _), connected(port) as (reader, writer), connected(port) as (other, asking):
+    async with (
+        serving(still_s=STILL_S) as (port, _),
+        connected(port) as (reader, writer),
+        connected(port) as (other, asking),
+    ):
         writer.write(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
         asking.write(b"GET /slow HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        for _ in range(30):
+        for _ in range(15):
             assert len(await reader.readexactly(50 * len(PART))) == 50 * len(PART)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # a slow reader
         assert (await rest_of(other)).endswith(b"at last")
 
 
 async def test_one_connection_too_many_is_refused_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "aiodelay.service")
-    async with serving(most=3) as (port, _), connected(port), connected(port) as (reader, writer), connected(port):
+    async with (
+        serving(most=3, still_s=WITHIN_S) as (port, _),
+        connected(port),
+        connected(port) as (reader, writer),
+        connected(port),
+    ):
         async with connected(port) as (refused, _):
             assert await rest_of(refused) == b""
         writer.write(HEAD + b"connection: close\r\n\r\n")
@@ -140,7 +159,5 @@ async def test_one_connection_too_many_is_refused_and_the_log_says_so(caplog: py
         async with connected(port) as (again, asking):
             asking.write(HEAD + b"connection: close\r\n\r\n")
             assert b"hello" in await rest_of(again), "and there is room again"
-        async with asyncio.timeout(WITHIN_S):
-            while not caplog.messages:  # noqa: ASYNC110 - it is told once a second
-                await asyncio.sleep(0.05)
+        await until(lambda: caplog.messages, "the refusal is logged")
     assert caplog.messages == ["1 connections were refused: no more than 3 are taken at once"]

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer
 from opentelemetry import propagate, trace
 from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
 from opentelemetry.instrumentation.redis import RedisInstrumentor
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Link, SpanKind
 from redis.asyncio import Redis
 
 from aiodelay import Every, Message, Retry, Scheduler
@@ -21,6 +21,8 @@ from tests.support.boxes import request, send
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import redis_products, serving
 from tests.support.telemetry import Emitted, id_of, linked
+from tests.support.topics import lasting_producer
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -107,9 +109,8 @@ async def test_what_kafka_moves_by_itself_carries_the_context_of_what_scheduled_
     async with Scheduler(url, telemetry=emitted.telemetry(delayed="continue")) as scheduler:
         await scheduler.schedule(b"x", to=f"kafka:{target}", delay="1s")
         headers = await read(kafka, target)
-        async with asyncio.timeout(20):
-            while "aiodelay.delivery.lateness" not in (points := emitted.points()):  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.01)
+        await until(lambda: "aiodelay.delivery.lateness" in emitted.points(), "its lateness is measured")
+        points = emitted.points()
     assert carried_in(headers) == id_of(emitted.one(f"schedule kafka:{target}"))
     assert [name for name in headers if name.startswith("aiodelay-c")] == []
     moved = emitted.one("deliver kafka")
@@ -151,9 +152,12 @@ async def test_what_redis_moves_by_itself_is_linked_to_what_scheduled_it(
         await scheduler.schedule(b"x", to=to, every=Every("1s"), id="series")
         scheduled = {*map(id_of, emitted.named(f"schedule {to}"))}
         await scheduler.resume(sink)
-        async with asyncio.timeout(20):
-            while len(links := [link for each in emitted.named(f"deliver {sink}") for link in each.links]) < 4:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        def linked_so_far() -> list[Link]:
+            return [link for each in emitted.named(f"deliver {sink}") for link in each.links]
+
+        await until(lambda: len(linked_so_far()) >= 4, "all four are delivered")
+        links = linked_so_far()
     assert {(link.context.trace_id, link.context.span_id) for link in links} == scheduled
     ids = sorted(str((link.attributes or {})["messaging.message.id"]) for link in links)
     assert ids[:4] == ["m0", "m1", "m2", "series"]
@@ -176,9 +180,7 @@ async def test_partitions_that_come_by_a_rebalance_are_timed_until_they_serve(ka
     url, telemetry = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2", emitted.telemetry()
 
     async def until_restored(n: int) -> None:
-        async with asyncio.timeout(30):
-            while emitted.total("aiodelay.restore.duration") < n:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.05)
+        await until(lambda: emitted.total("aiodelay.restore.duration") >= n, f"{n} partitions are restored")
 
     async with Scheduler(url, telemetry=telemetry):
         async with Scheduler(url, telemetry=telemetry):
@@ -198,7 +200,7 @@ async def test_what_a_handler_reads_from_a_topic_tells_its_partition_and_offset(
 
     async with scheduler:
         for i in range(2):
-            await asyncio.to_thread(send, kafka, topic, [b"%d" % i], partition=2)
+            await asyncio.to_thread(send, kafka, topic, [b"%d" % i], partition=2, producer=lasting_producer(kafka))
         await handled.wait()
         await scheduler.run_until_idle()
     found = [dict(span.attributes or {}) for span in emitted.named("process read")]
@@ -265,7 +267,7 @@ async def test_an_idle_process_makes_no_spans_although_its_clients_are_instrumen
     async with scheduler, Redis.from_url(redis_url) as client:
         await client.ping()
         assert [span.name for span in instrumented.spans] == ["PING"]  # it does emit here
-        await asyncio.sleep(IDLE_S)
+        await asyncio.sleep(IDLE_S)  # nothing may be emitted meanwhile
         assert [span.name for span in instrumented.spans] == ["PING"]
         await scheduler.schedule(Check(1), delay="10ms")
         await scheduler.run_until_idle()
@@ -296,7 +298,8 @@ async def test_what_a_delay_box_takes_in_is_linked_to_who_asked(kafka: str, emit
     scheduler = Scheduler("memory://", sinks=[f"kafka://{kafka}"], telemetry=emitted.telemetry())
     async with scheduler, DelayBox(scheduler, f"kafka://{kafka}/{requests}", allow=[target]):
         value = request(target, "x", 0)
-        await asyncio.to_thread(send, kafka, requests, [value], headers={"traceparent": asked})
+        sent, producer = {"traceparent": asked}, lasting_producer(kafka)
+        await asyncio.to_thread(send, kafka, requests, [value], headers=sent, producer=producer)
         headers = await read(kafka, target)
         await scheduler.run_until_idle()
     taken, deliver = emitted.one(f"process kafka:{requests}"), emitted.one(f"deliver kafka:{target}")

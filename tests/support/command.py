@@ -14,6 +14,18 @@ from pathlib import Path
 from typing import IO, Self
 
 DEADLINE_S = 120.0
+PYTEST = (
+    "-m",
+    "pytest",
+    "-p",
+    "no:cacheprovider",
+    *(
+        word
+        for name in ("schemathesis", "faker", "valkey", "hypothesispytest", "xdist", "anyio")
+        for word in ("-p", f"no:{name}")
+    ),
+)
+"""Starts pytest as users do, without plugins of ours that take two seconds to import."""
 
 
 class Program:

@@ -16,6 +16,15 @@ from tests.support.command import Program
 __all__ = ["Service", "until", "until_ready"]
 
 READY_S = 50.0
+PROGRAM = """
+from importlib import import_module
+from aiodelay.cli import main
+for name, value in {periods}.items():
+    module, _, constant = name.rpartition(".")
+    assert hasattr(import_module(module), constant), name
+    setattr(import_module(module), constant, value)
+main()
+"""
 
 
 class Service(Program):
@@ -26,15 +35,22 @@ class Service(Program):
         text: Its file; None = none.
         environment: Variables beside our own.
         arguments: After `serve`.
+        periods: Constants of modules that have other values, such as `{"aiodelay.service.health.AGAIN_S": 0.1}`.
     """
 
     def __init__(
-        self, folder: Path, text: str | None = None, environment: Mapping[str, str] | None = None, *arguments: str
+        self,
+        folder: Path,
+        text: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        *arguments: str,
+        periods: Mapping[str, float] | None = None,
     ) -> None:
         if text is not None:
             (folder / "aiodelay.toml").write_text(text)
         port = () if "--port" in arguments else ("--port", "0")
-        super().__init__("-m", "aiodelay", "serve", *port, *arguments, cwd=folder, environment=environment)
+        program = ("-c", PROGRAM.format(periods=periods)) if periods else ("-m", "aiodelay")
+        super().__init__(*program, "serve", *port, *arguments, cwd=folder, environment=environment)
 
     def client(self, token: str = "") -> httpx.Client:
         """Wait until it listens, and return a client."""

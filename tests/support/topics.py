@@ -83,7 +83,8 @@ class Group:
     """What somebody who is no member sees of a group."""
 
     def __init__(self, bootstrap: str, name: str) -> None:
-        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": name, "enable.auto.commit": False})
+        options = {"bootstrap.servers": bootstrap, "group.id": name, "enable.auto.commit": False}
+        self._consumer = Consumer(options | {"log_level": 0})
 
     def close(self) -> None:
         self._consumer.close()
