@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -24,10 +25,15 @@ nox.options.error_on_missing_interpreters = True
 nox.options.default_venv_backend = "venv"
 
 ROOT = Path(__file__).parent
+sys.path.insert(0, f"{ROOT / '.ci'}")
+import changed_tests  # noqa: E402
+
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 DOCS = ["docs", "README.md"]  # in one process: the blocks of a page build on each other
 # Tests of faults mostly wait, so there are more processes than cores. `tests/support/distribution.py` groups the tests.
 IN_PARALLEL = ["--numprocesses=5", "--dist=loadgroup", "--no-loadscope-reorder"]
+IN_TWO = ["--numprocesses=2", *IN_PARALLEL[1:]]  # tests that need no server do not wait
+FEW_FILES = 8  # `changed` runs them in one process, because starting others takes longer
 # The tests that cover the pure modules, which pyproject.toml lists for coverage.
 PURE = [
     *(f"tests/unit/test_{name}.py" for name in ("errors", "memory", "model", "recurrence", "retry", "timeunits")),
@@ -52,11 +58,29 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
-def unit(session: nox.Session) -> None:
-    """Did I break it? Under 30 seconds, no service."""
-    install(session, "test")
-    of_servers = [f"--ignore=tests/conformance/test_{name}.py" for name in ("kafka", "redis")]
-    session.run("pytest", "tests/unit", "tests/conformance", *of_servers, *session.posargs)
+def quick(session: nox.Session) -> None:
+    """Did I break something? Under a minute, on the sources as they are, no server. Arguments go to pytest."""
+    install_editable(session, "test")
+    planned = changed_tests.quick(ROOT)
+    session.log("\n".join(planned.report))
+    session.run("pytest", *IN_TWO, "-q", "--durations=10", *session.posargs, *planned.tests)
+
+
+@nox.session
+def changed(session: nox.Session) -> None:
+    """Did I break what depends on my change? With servers. `--since REV`, `--why`; other arguments go to pytest."""
+    options, arguments = changed_tests.options_of(session.posargs)
+    planned = changed_tests.plan(ROOT, options.since, why=options.why)
+    session.log("\n".join(planned.report))
+    if not planned.tests:
+        return
+    has_spark = any(path.startswith("tests/spark/") for path in planned.tests)
+    install_editable(session, "spark" if has_spark else "test", *([f"pyspark=={PYSPARK}"] if has_spark else []))
+    add_redis(session)
+    if any(path.startswith(("tests/browser/", "tests/spark/")) for path in planned.tests):
+        add_chromium(session)
+    in_parallel = IN_PARALLEL if len(planned.tests) > FEW_FILES else []
+    session.run("pytest", *in_parallel, "-q", *arguments, *planned.tests)
 
 
 @nox.session
@@ -147,6 +171,17 @@ def changelog(session: nox.Session) -> None:
 def install(session: nox.Session, dependency_group: str) -> None:
     """Install the package as users get it, not editable, and a dependency group."""
     session.install(".[cli]", *group(dependency_group))
+
+
+def install_editable(session: nox.Session, dependency_group: str, *requirements: str) -> None:
+    """Install the dependencies once for each state of pyproject.toml, and the package from src, as it is."""
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""  # compiling the tests takes longer than running many of them
+    session.env["PYTHONPYCACHEPREFIX"] = f"{Path(session.cache_dir, 'bytecode').resolve()}"
+    installed = Path(session.virtualenv.location, f"installed-{dependency_group}.toml")
+    if not installed.exists() or installed.read_bytes() != Path("pyproject.toml").read_bytes():
+        session.install("--editable", ".[cli]", *group(dependency_group), *requirements)
+        note = "import shutil, sys; shutil.copy(*sys.argv[1:])"
+        session.run_install("python", "-c", note, "pyproject.toml", f"{installed}", silent=True)
 
 
 def prepare(session: nox.Session, *, spark: str = PYSPARK) -> None:

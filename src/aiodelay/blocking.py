@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from threading import Lock, Thread
@@ -48,6 +49,7 @@ class BlockingScheduler:
         max_payload: Most bytes of an encoded event.
         allowed_targets: Destinations that may be scheduled to; None = all.
         store_timeout: How long a call waits to be sent, and then for the answer, before it fails.
+        open_timeout: How long connecting tries again while the store does not answer; None = one attempt.
 
     Raises:
         ConfigurationError: A setting is wrong; names it, its value and what is allowed.
@@ -63,6 +65,7 @@ class BlockingScheduler:
         max_payload: int = 262_144,
         allowed_targets: Collection[str] | None = None,
         store_timeout: Duration = "10s",
+        open_timeout: Duration | None = None,
     ) -> None:
         if not isinstance(store, str):
             raise ConfigurationError("store", kind_of(store), "a URL: each connection makes a store of its own")
@@ -76,6 +79,7 @@ class BlockingScheduler:
             max_payload=max_payload,
             allowed_targets=allowed_targets,
             store_timeout=store_timeout,
+            open_timeout=open_timeout,
         )
         self._shown = repr(self._make())  # refuses what is wrong here, not at the first call
         self._begin()
@@ -240,17 +244,23 @@ class _Connection:
         try:
             self._portal = self._opening.result()
         finally:
-            self._opening.cancel()  # interrupted: what opens nevertheless is closed at once
+            self._opening.cancel()  # interrupted: the opening is cancelled, or closed at once where it has just ended
 
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            if not self._opening.cancelled():
+                raise
         except Exception as error:
             if self._opening.done():
                 raise
             self._opening.set_exception(error)
 
     async def _serve(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._opening.add_done_callback(partial(_cancel_too, task))
         async with self._scheduler, BlockingPortal() as portal:
             if self._opening.set_running_or_notify_cancel():
                 self._opening.set_result(portal)
@@ -274,6 +284,13 @@ class _Connection:
         if stopped is not None:
             stopped.result()
         self._thread.join()
+
+
+def _cancel_too(task: asyncio.Task[object], opening: Future[BlockingPortal]) -> None:
+    """Cancel the task that opens, from any thread, if the opening was cancelled."""
+    if opening.cancelled():
+        with suppress(RuntimeError):  # its loop has ended meanwhile
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def _chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:

@@ -109,8 +109,10 @@ class DelayBox:
     async def __aenter__(self) -> Self:
         """Connect, and start to take in.
 
+        While the store or the cluster does not answer, it tries again for the scheduler's `open_timeout`.
+
         Raises:
-            StoreUnavailableError, SinkUnavailableError: The store or the cluster does not answer.
+            StoreUnavailableError, SinkUnavailableError: The store or the cluster did not answer in time.
             StoreMismatchError: A topic is missing, or the store's data cannot be used by this version.
             UnsupportedByStoreError: The store keeps no positions.
             UnknownSinkError: The scheduler has no Kafka sink.
@@ -123,8 +125,11 @@ class DelayBox:
             sink = self._scheduler._sink(SINK)
             for topic in self._rules.allowed:
                 sink.check(topic)
-            topics = await prepare_intake(
-                self._cluster, self._dead_topics, create=self._create, partitions=self._partitions
+            topics = await self._scheduler._until_answered(
+                f"opening the intake from {self._cluster.name}",
+                lambda: prepare_intake(
+                    self._cluster, self._dead_topics, create=self._create, partitions=self._partitions
+                ),
             )
             self._dead = await stack.enter_async_context(Writer(self._cluster))
             self._tasks = asyncio.TaskGroup()

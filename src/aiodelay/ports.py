@@ -216,10 +216,12 @@ class Store(Protocol):
         ...
 
     async def __aenter__(self) -> Self:
-        """Connect.
+        """Connect; an error leaves nothing open.
+
+        A scheduler that waits for its store enters it again: after an error here or in `work`, or of a sink.
 
         Raises:
-            StoreUnavailableError: It cannot be reached.
+            StoreUnavailableError: It cannot be reached; another attempt may succeed.
             StoreMismatchError: Its data cannot be used by this version.
         """
         ...
@@ -419,7 +421,11 @@ class Sink(Protocol):
         ...
 
     async def __aenter__(self) -> Self:
-        """Connect."""
+        """Connect; an error leaves nothing open. After one, here or elsewhere, the sink may be entered again.
+
+        Raises:
+            SinkUnavailableError: It cannot be reached; another attempt may succeed.
+        """
         ...
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -622,7 +628,11 @@ class Source(Protocol):
         ...
 
     async def __aenter__(self) -> Self:
-        """Connect."""
+        """Connect; an error leaves nothing open. After one, here or elsewhere, the source may be entered again.
+
+        Raises:
+            StoreUnavailableError, SinkUnavailableError: It cannot be reached; another attempt may succeed.
+        """
         ...
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -15,6 +25,7 @@ from contextlib import (
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
@@ -133,6 +144,9 @@ class Scheduler(Operations):
         max_payload: Most bytes of an encoded event.
         allowed_targets: Destinations that may be scheduled to: exact, or a prefix ending in `*`; None = all.
         store_timeout: How long a call waits to be sent, and then for the answer, before it fails.
+        open_timeout: How long opening tries again while the store, a sink or a source does not answer. The last attempt
+            may take as long as the store's own timeouts. "0s": one attempt. None = 30 s, or one attempt with
+            `dispatch=False`.
         drain: How long closing waits for what is in flight, before it is cancelled and given back.
         overdue_alarm: Age of the oldest overdue message from which an alarm is raised.
         on_alarm: A plain function, called with each `Alarm`, and again when it is over; alarms are logged in any case.
@@ -157,6 +171,7 @@ class Scheduler(Operations):
         max_payload: int = 262_144,
         allowed_targets: Collection[str] | None = None,
         store_timeout: Duration = "10s",
+        open_timeout: Duration | None = None,
         drain: Duration = "30s",
         overdue_alarm: Duration = "60s",
         on_alarm: Callable[[Alarm], object] | None = None,
@@ -173,6 +188,8 @@ class Scheduler(Operations):
         self._lanes = None if lanes is None else _checked_lanes(lanes)
         self._retry = Retry() if retry is None else _checked(retry, Retry, "retry")
         self._telemetry = Telemetry() if telemetry is None else _checked(telemetry, Telemetry, "telemetry")
+        if open_timeout is None:  # a process that only schedules has a caller who waits for the error
+            open_timeout = "30s" if self._dispatch else "0s"
         if on_alarm is not None and not _is_plain_function(on_alarm):
             raise ConfigurationError("on_alarm", _kind_of_function(on_alarm), "a plain function that takes an Alarm")
         if clock is not None and not hasattr(clock, "now_ms"):
@@ -182,6 +199,7 @@ class Scheduler(Operations):
         self._options = RuntimeOptions(
             clock or SystemClock(),
             parse_duration(store_timeout, field="store_timeout", error=ConfigurationError, least_ms=1),
+            parse_duration(open_timeout, field="open_timeout", error=ConfigurationError),
             parse_duration(drain, field="drain", error=ConfigurationError),
             parse_duration(overdue_alarm, field="overdue_alarm", error=ConfigurationError, least_ms=1),
             self._retry,
@@ -204,8 +222,9 @@ class Scheduler(Operations):
         self._subscribed: list[HandlerSpec] = []
         self._series: dict[Lane, Message] = {}
         self._running: Running | None = None
+        self._opening: Running | None = None
         self._commands: Carrier | None = None
-        self._is_opening = self._was_closed = False
+        self._was_closed = False
         self._closing = asyncio.Lock()
         # Not with the module, as what imports aiodelay need not wait for it; nor later, when files may be short.
         from .telemetry.observer import observer_of  # noqa: PLC0415
@@ -646,14 +665,15 @@ class Scheduler(Operations):
     # --- open and closed ----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Connect, and start to dispatch.
+        """Connect, and start to dispatch; nothing is left open by an error or a cancellation.
 
         Raises:
-            StoreUnavailableError: The store cannot be reached.
-            StoreMismatchError: Its data cannot be used by this version.
+            StoreUnavailableError, SinkUnavailableError: The store, a sink or a source did not answer within
+                `open_timeout`; the error is that of the last attempt.
+            StoreMismatchError: The store's data cannot be used by this version.
             ConfigurationError: `lanes` names something that is neither a handler nor a sink.
         """
-        if self._running is not None or self._is_opening:
+        if self._running is not None or self._opening is not None:
             raise ClosedError("scheduler", "open already")
         sinks = [sink for name, sink in self._sinks.items() if self._lanes is None or name in self._lanes]
         specs = [spec for spec in self._handlers.values() if self._serves(spec)]
@@ -666,11 +686,11 @@ class Scheduler(Operations):
         options = structs.replace(self._options, observer=observer)
         running = Running(self._store, sinks, sources, options, self._context)
         lanes = [lane for spec in specs for lane in (spec.name, *spec.aliases)] + [sink.name for sink in sinks]
-        self._is_opening = True
+        self._opening = running
         try:
             await running.open(dispatch=self._dispatch, lanes=lanes)
         finally:
-            self._is_opening = False
+            self._opening = None
         self._running, self._closing = running, asyncio.Lock()
         commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
         self._commands = commands if observer is None else observer.commands(commands)
@@ -680,11 +700,15 @@ class Scheduler(Operations):
             for spec in specs:
                 running.add_handler(spec)
             for spec in specs if self._dispatch else ():
-                await self._arm(spec.name)
+                await self._until_answered(f"arming the series of {spec.name}", partial(self._arm, spec.name))
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
+
+    async def _until_answered(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of an attempt that is part of opening; repeat it for `open_timeout` (see `Patience`)."""
+        return await self._ready().patience.answered(what, attempt)
 
     def _observer(self) -> Observer | None:
         places = [":".join(spec.source) for spec in self._handlers.values() if spec.source is not None]
@@ -804,10 +828,14 @@ class Scheduler(Operations):
         """Say whether messages are dispatched yet: while it opens, a Kafka store tells how much it has read."""
         if self._running is not None:
             return self._running.status()
-        if not self._is_opening:
+        if self._opening is None:
             return WorkStatus("ended", why="not open")
         found = self._store.status() if isinstance(self._store, Loads) else WorkStatus("loading")
-        return found if found.phase == "ended" else structs.replace(found, phase="loading")
+        if found.phase == "ended":
+            return found
+        # A store that counts partitions has answered, so that the reason of an earlier attempt no longer holds.
+        why = found.why or ("" if found.of else self._opening.patience.reason)
+        return structs.replace(found, phase="loading", why=why)
 
     def demand(self) -> Mapping[Lane, int]:
         """Return how many more messages each handler and sink of this process requests now; empty if it is not open."""

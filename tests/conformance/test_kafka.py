@@ -22,9 +22,9 @@ from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance, TransferConformance
 from aiodelay.testing.conformance.stage import Stage, again, staged
 from aiodelay.transitions import NO_OP, occurrence_id
-from tests.conformance.test_publishers import MessagesConformance
-from tests.conformance.test_subscribers import SinkConformance
 from tests.support.kafka import create_topic, new_name
+from tests.support.publishing import MessagesConformance
+from tests.support.subscribing import SinkConformance
 from tests.support.topics import fill
 
 

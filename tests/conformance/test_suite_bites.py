@@ -106,6 +106,16 @@ class Shares(MemoryStore):
         return claim
 
 
+class EntersOnce(MemoryStore):
+    _is_left = False
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._is_left = True
+
+    def _first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
+        return None if self._is_left else super()._first_due(lanes, now)
+
+
 class TrimsPayloads(MemoryStore):
     def _insert(self, record: Record, place_ms: int) -> None:
         envelope = replace(record.envelope, payload=record.envelope.payload.rstrip(b"\xff"))
@@ -254,6 +264,7 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (CancelsNothingInFlight, "test_s5_cancelled_in_flight_ends_with_this_attempt", ("again",)),
     (Resurrects, "test_s6_nothing_ended_comes_back", ()),
     (Shares, "test_s7_two_workers_never_hold_the_same_message", ()),
+    (EntersOnce, "test_r1_a_store_that_was_left_is_entered_again", ()),
     (TrimsPayloads, "test_s8_payload_arrives_identical", (b"\xff",)),
     (LastFirst, "test_s9_by_due_time_then_scheduling_order", ()),
     (ForgetsOps, "test_a_repeated_put_changes_nothing", ("done",)),

@@ -230,6 +230,34 @@ def test_without_cyclopts_a_line_says_what_to_install(tmp_path: Path) -> None:
         ]
 
 
+AWAY = """
+from aiodelay import Scheduler
+
+scheduler = Scheduler("redis://127.0.0.1:1?connect_timeout_ms=500", open_timeout="{open_timeout}")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["alone", "workers"])
+def test_a_signal_ends_it_while_it_waits_for_its_store(tmp_path: Path, number: int, options: list[str]) -> None:
+    (tmp_path / "app.py").write_text(AWAY.format(open_timeout="1h"))
+    with aiodelay("run", "app:scheduler", *options, cwd=tmp_path) as program:
+        for _ in range(2 if options else 1):
+            program.err.wait_for("redis://127.0.0.1:1.* is unavailable: .*; trying again for up to 1h")
+        program.send(number)
+        assert program.exit_code() == 0
+        assert program.err.seen[-1].endswith("app:scheduler has stopped")
+        assert "Traceback" not in "\n".join(program.err.seen)
+
+
+def test_a_store_that_does_not_answer_in_time_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(AWAY.format(open_timeout="200ms"))
+    with aiodelay("run", "app:scheduler", cwd=tmp_path) as program:
+        assert program.exit_code() == 5
+        assert len([line for line in program.err.seen if "trying again" in line]) == 1
+        assert program.err.seen[-1].startswith("aiodelay: redis://127.0.0.1:1")
+
+
 BACKENDS = {"aiodelay.sqlite", "aiodelay.redis", "aiodelay.kafka", "redis", "aiokafka", "fastapi", "pyspark"}
 
 

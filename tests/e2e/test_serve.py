@@ -33,6 +33,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 TOKEN = "planted-secret-token-0123456789"
 PASSWORD = "planted-secret-password"
 PAYLOAD = "planted-secret-payload"
+AWAY = f'store = "redis://:{PASSWORD}@127.0.0.1:1?connect_timeout_ms=100"\n'
 SOON = {"aiodelay.service.health.AGAIN_S": 0.1}
 """So long an answer of /readyz stands, in the place of a second."""
 OPEN = 'allowed_targets = ["stdout:*", "handler:*"]\n[sinks.stdout]\nurl = "stdout:"\n[api]\nread_only = false\n'
@@ -118,10 +119,31 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 
 
 def test_a_store_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    with Service(tmp_path, f'store = "redis://:{PASSWORD}@127.0.0.1:1?connect_timeout_ms=100"\n') as service:
+    with Service(tmp_path, AWAY + '[limits]\nopen_timeout = "200ms"\n') as service:
         assert service.exit_code() == 5, "".join(service.err.seen)
         assert "aiodelay: store default: redis://:***@127.0.0.1:1" in service.err.seen[-1]
         assert PASSWORD not in "".join(service.err.seen)
+
+
+def test_while_it_waits_for_a_store_it_lives_says_so_and_heeds_signals(tmp_path: Path) -> None:
+    with Service(tmp_path, AWAY + '[limits]\nopen_timeout = "1h"\n') as service, service.client() as client:
+        answer = until(client, lambda answer: "127.0.0.1:1" in answer.text)
+        assert (answer.status_code, answer.json()["stores"]["default"]["phase"]) == (503, "loading")
+        assert answer.json()["reasons"][0] == "default: it is being opened"
+        assert PASSWORD not in answer.text
+        assert client.get("/livez").status_code == 200
+        service.send(signal.SIGTERM)
+        assert service.exit_code() == 0
+        assert len([line for line in service.err.seen if "trying again for up to 1h" in line]) == 1
+
+
+def test_it_opens_once_its_store_answers(tmp_path: Path, redis: RedisServer) -> None:
+    redis.kill()
+    with Service(tmp_path, f'store = "{redis.url}"\n', {"AIODELAY_LIMITS__OPEN_TIMEOUT": "1h"}) as service:
+        service.err.wait_for("trying again for up to 1h")
+        redis.start()
+        with service.client() as client:
+            until_ready(client)
 
 
 def test_mistakes_are_told_before_anything_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

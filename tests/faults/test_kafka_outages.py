@@ -29,10 +29,12 @@ def broker(own_broker: Broker) -> Broker:
 
 
 @asynccontextmanager
-async def opened(broker: Broker, topic: str, timeout_ms: int = 2000) -> AsyncIterator[Scheduler]:
+async def opened(
+    broker: Broker, topic: str, timeout_ms: int = 2000, open_timeout: str | None = None
+) -> AsyncIterator[Scheduler]:
     before = asyncio.all_tasks()
     url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2&timeout_ms={timeout_ms}"
-    async with Scheduler(url, store_timeout="3s") as scheduler:
+    async with Scheduler(url, store_timeout="3s", open_timeout=open_timeout) as scheduler:
         yield scheduler
     assert asyncio.all_tasks() <= before
 
@@ -119,8 +121,56 @@ async def test_f22_opening_fails_in_time_while_the_broker_is_away(broker: Broker
     try:
         async with asyncio.timeout(20):
             with pytest.raises(StoreUnavailableError, match=r"no answer in time|Unable to bootstrap"):
-                async with opened(broker, topic):
+                async with opened(broker, topic, open_timeout="0s"):
                     pass
+    finally:
+        broker.thaw()
+
+
+async def until_it_waits(scheduler: Scheduler) -> None:
+    """Wait until the cluster has not answered to an opening."""
+    async with asyncio.timeout(60):
+        while "is unavailable" not in scheduler.status().why:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+async def test_f22_a_scheduler_that_starts_while_the_broker_is_away_delivers_once_it_is_back(
+    broker: Broker, fault: str
+) -> None:
+    before, target = asyncio.all_tasks(), await create_topic(broker.bootstrap, new_name())
+    url = f"kafka://{broker.bootstrap}/{new_name('schedules')}?create_topic=true&partitions=2&timeout_ms=2000"
+    async with Scheduler(url, dispatch=False) as client:
+        await client.schedule(b"x", to=f"kafka:{target}", delay="1ms")
+    scheduler = Scheduler(url, open_timeout="2m")
+    take_away, bring_back = (broker.kill, broker.start) if fault == "killed" else (broker.freeze, broker.thaw)
+    take_away()
+    opening = asyncio.create_task(scheduler.__aenter__())
+    try:
+        await until_it_waits(scheduler)
+    finally:
+        await asyncio.to_thread(bring_back)
+    await opening
+    assert await arrived(broker.bootstrap, target, 1) == Counter([b"x"])
+    assert scheduler.status().phase == "ready"
+    await scheduler.__aexit__(None, None, None)
+    assert asyncio.all_tasks() <= before
+
+
+async def test_f22_a_start_without_a_broker_ends_at_once_when_it_is_cancelled(broker: Broker) -> None:
+    before, topic = asyncio.all_tasks(), new_name("schedules")
+    scheduler = Scheduler(f"kafka://{broker.bootstrap}/{topic}?timeout_ms=2000", open_timeout="1h")
+    broker.freeze()
+    try:
+        for pause_s in (0, 0.5, 1, 3):  # within an attempt, and between two
+            opening = asyncio.create_task(scheduler.__aenter__())
+            await until_it_waits(scheduler)
+            await asyncio.sleep(pause_s)
+            opening.cancel()
+            async with asyncio.timeout(30):
+                await asyncio.wait([opening])
+            assert opening.cancelled()
+            assert asyncio.all_tasks() <= before
     finally:
         broker.thaw()
 

@@ -65,27 +65,19 @@ class Group:
 
     def __init__(self, crew: Crew, store: str, n: int) -> None:
         self._crew, self._store, self._started = crew, store, 0
-        self._starting: set[Worker] = set()
         self.runs_path = crew.folder / "runs.jsonl"
         self.members = [self._start() for _ in range(n)]
-        self.until_ready()
+        for member in self.members:
+            member.line("ready")
 
     def _start(self) -> Worker:
         self._started += 1
         name = f"owner-{self._started}"
         plan = Plan(name=name, store=self._store, runs=f"{self.runs_path}")
-        member = self._crew.start("kafka_owner", plan, name=name)
-        self._starting.add(member)
-        return member
-
-    def until_ready(self) -> None:
-        """Wait until all have opened."""
-        while self._starting:
-            self._starting.pop().line("ready")
+        return self._crew.start("kafka_owner", plan, name=name)
 
     def replace(self, i: int) -> None:
-        """Put another process in the place of one that has ended."""
-        self._starting.discard(self.members[i])
+        """Put another process in the place of one that has ended; the broker may be away while it starts."""
         self.members[i] = self._start()
 
     def end(self) -> None:
@@ -161,11 +153,13 @@ async def befall(group: Group, until_s: float, rng: random.Random, broker: Broke
         await asyncio.sleep(rng.uniform(0.5, 2.5))
         i = rng.randrange(len(group.members))
         member = group.members[i]
-        what = rng.choice(("kill", "stop", "pause", "leave", "kill the broker"))
+        what = rng.choice(("kill", "stop", "pause", "leave", "kill the broker", "kill both"))
         done[what] += 1
-        if what == "kill the broker":
-            await asyncio.to_thread(group.until_ready)  # without a broker none opens
+        if what in ("kill the broker", "kill both"):
             broker.kill()
+            if what == "kill both":  # the next member starts without a broker
+                member.kill()
+                group.replace(i)
             await asyncio.sleep(rng.uniform(0, 3))
             await asyncio.to_thread(broker.start)
             continue

@@ -228,10 +228,9 @@ class Stage:
     async def _service_ended_without_redis(self) -> None:
         self.redis.kill()
         assert await self.end(signal.SIGTERM) == 0
-        self._start()
-        assert await self._has_ended() == 5, "a store does not answer"
-        await asyncio.to_thread(self.redis.start)
         await self.begin()
+        await asyncio.to_thread(self.service.err.wait_for, "trying again for up to")
+        await asyncio.to_thread(self.redis.start)
 
     async def _tokens_exchanged(self) -> None:
         old, new = self.book.token, self._new_token()

@@ -7,6 +7,7 @@ import inspect
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -30,7 +31,7 @@ from aiodelay import (
 )
 from aiodelay.blocking import BlockingScheduler
 from aiodelay.memory import MemoryStore
-from tests.support.command import Program
+from tests.support.command import DEADLINE_S, Program
 from tests.support.servers import Found, redis_servers, serving
 
 
@@ -189,6 +190,20 @@ def test_a_store_that_cannot_be_opened_is_tried_again_by_the_next_call(tmp_path:
     (tmp_path / "later").mkdir()
     with scheduler:
         scheduler.schedule(Remind(7), delay="1h")
+
+
+def test_it_waits_for_a_store_as_long_as_it_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"sqlite:///{tmp_path}/later/shop.db"
+    with closing(BlockingScheduler(url, open_timeout="1h")) as scheduler, ThreadPoolExecutor(1) as pool:
+        call = pool.submit(scheduler.schedule, Remind(7), delay="1h", id="1")
+        ends = time.monotonic() + DEADLINE_S
+        while "trying again for up to 1h" not in caplog.text:
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        (tmp_path / "later").mkdir()
+        assert call.result(DEADLINE_S).id == "1"
+    assert our_threads() == []
+    assert pending(url) == ["1"]
 
 
 def test_calls_of_other_threads_are_answered_before_it_closes_or_connect_again(url: str) -> None:
@@ -358,6 +373,31 @@ def test_ctrl_c_ends_a_call_that_waits(url: str, tmp_path: Path) -> None:
         assert program.exit_code() == 0, program.err.seen
         assert sorted(program.out.seen) == ["cancelled", "interrupted", "waiting"]
     assert pending(url) == ["1", "2"]
+
+
+IN_VAIN = """
+import logging
+
+logging.basicConfig()
+try:
+    BlockingScheduler('sqlite:///none/shop.db', open_timeout='1h').schedule(Remind(7), delay='1h')
+except KeyboardInterrupt:
+    for thread in threading.enumerate():
+        if thread.name.startswith('aiodelay'):
+            thread.join()
+    os.write(1, b'interrupted\\n')
+"""
+
+
+def test_ctrl_c_ends_a_wait_for_a_store_and_its_thread(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM + IN_VAIN)
+    with Program(str(path), url, cwd=tmp_path) as program:
+        program.err.wait_for("trying again for up to 1h")
+        program.send(signal.SIGINT)
+        assert program.exit_code() == 0, program.err.seen
+        assert program.out.seen == ["interrupted"]
+        assert "Traceback" not in "\n".join(program.err.seen)
 
 
 def test_ctrl_c_while_it_connects(url: str, tmp_path: Path) -> None:

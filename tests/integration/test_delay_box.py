@@ -32,6 +32,7 @@ from tests.support.boxes import Out, headers_of, request, send
 from tests.support.cli import Cli
 from tests.support.command import Program
 from tests.support.kafka import create_topic, new_name
+from tests.support.proxy import proxied
 from tests.support.topics import lasting_producer
 
 pytestmark = pytest.mark.asyncio
@@ -331,8 +332,47 @@ async def test_the_schedules_topic_takes_no_messages(kafka: str, urls: dict[str,
 
 
 async def test_a_cluster_that_does_not_answer_is_told() -> None:
-    with pytest.raises((StoreUnavailableError, SinkUnavailableError)):
-        await DelayBox("memory://", "kafka://127.0.0.1:1/TB?timeout_ms=500", allow=["T"]).__aenter__()
+    nowhere = "kafka://127.0.0.1:1"
+    with pytest.raises(SinkUnavailableError):
+        await Scheduler("memory://", sinks=[nowhere], open_timeout="0s").__aenter__()
+    async with Scheduler("memory://", sinks=[nowhere], lanes=[], open_timeout="0s") as scheduler:
+        with pytest.raises(StoreUnavailableError):
+            await DelayBox(scheduler, f"{nowhere}/TB", allow=["T"]).__aenter__()
+
+
+async def test_a_box_that_starts_while_its_cluster_does_not_answer_waits_for_it(
+    kafka: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = await placed(kafka, "memory://")
+    host, _, port = kafka.partition(":")
+    async with proxied(int(port), host) as proxy, Scheduler("memory://", sinks=[f"kafka://{kafka}"]) as scheduler:
+        proxy.mode = "refuse"
+        box = DelayBox(scheduler, f"kafka://127.0.0.1:{proxy.port}/{place.intake}", allow=[place.target])
+        await place.send(request(place.target, "m", 0))
+        async with asyncio.TaskGroup() as tasks:
+            opening = tasks.create_task(box.__aenter__())
+            await until_said(caplog, "opening the intake from kafka://127.0.0.1")
+            assert not opening.done()
+            proxy.mode = "pass"
+        async with place.out() as out:
+            await out.until(1)
+        await box.__aexit__(None, None, None)
+
+
+async def until_said(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Wait for a line of the log."""
+    async with asyncio.timeout(60):
+        while not any(text in each for each in caplog.messages):  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
+
+
+async def test_a_command_that_waits_for_a_cluster_ends_at_a_signal(tmp_path: Path) -> None:
+    where = ["--from", "kafka://127.0.0.1:1/TB", "--store", "memory://", "--allow", "T"]
+    with Program("-m", "aiodelay", "delay-box", *where, cwd=tmp_path) as box:
+        await asyncio.to_thread(box.err.wait_for, "trying again for up to 30s")
+        box.send(signal.SIGTERM)
+        assert await asyncio.to_thread(box.exit_code) == 0
+        assert "the delay box has stopped" in box.err.seen[-1]
 
 
 # --- the command ------------------------------------------------------------------------------------------

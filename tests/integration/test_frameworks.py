@@ -167,7 +167,7 @@ async def test_a_scheduler_that_cannot_open_fails_the_servers_start(
 
     async def place(order: int) -> None: ...
 
-    app = make(Scheduler(f"sqlite:///{tmp_path}/none/shop.db"), own, place)
+    app = make(Scheduler(f"sqlite:///{tmp_path}/none/shop.db", open_timeout="0s"), own, place)
     with pytest.raises(ExceptionGroup) as failed:
         async with served(app):
             pass

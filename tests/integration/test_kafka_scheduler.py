@@ -14,6 +14,7 @@ from aiodelay.kafka.client import Producer
 from aiodelay.kafka.writer import Writer
 from aiodelay.model import Promise
 from tests.support.kafka import create_topic, new_name
+from tests.support.proxy import proxied
 
 pytestmark = pytest.mark.asyncio
 
@@ -21,6 +22,27 @@ pytestmark = pytest.mark.asyncio
 @dataclass
 class Check:
     number: int
+
+
+async def test_r1_the_store_and_a_sink_are_entered_again_after_the_sink_did_not_answer(kafka: str) -> None:
+    before, target = asyncio.all_tasks(), await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2"
+    host, _, port = kafka.partition(":")
+    async with proxied(int(port), host) as proxy:
+        proxy.mode = "refuse"
+        scheduler = Scheduler(url, sinks=[KafkaSink(f"127.0.0.1:{proxy.port}", name="far")])
+        opening = asyncio.create_task(scheduler.__aenter__())
+        async with asyncio.timeout(60):
+            while "sink far is unavailable" not in scheduler.status().why:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.02)
+        proxy.mode = "pass"
+        await opening
+        for sink in ("kafka", "far"):
+            await scheduler.schedule(sink.encode(), to=f"{sink}:{target}", delay="1ms")
+        async with AIOKafkaConsumer(target, bootstrap_servers=kafka, auto_offset_reset="earliest") as consumer:
+            assert {(await consumer.getone()).value for _ in range(2)} == {b"kafka", b"far"}
+        await scheduler.__aexit__(None, None, None)
+    assert asyncio.all_tasks() <= before
 
 
 async def test_a_scheduler_delivers_retries_recurs_and_cancels(kafka: str) -> None:

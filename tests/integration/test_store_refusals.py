@@ -49,6 +49,7 @@ def served(url: str, namespace: str = "default") -> AiodelayError:
 
     async def serve() -> None:
         flags: Any = {("store",): ("", url), ("namespace",): ("", namespace), ("api", "port"): ("", 0)}
+        flags["limits", "open_timeout"] = ("", "0s")
         configuration = read_configuration(flags=flags)
         await run_service(configuration.settings(), asyncio.Event(), configuration)
 

@@ -1,4 +1,8 @@
-"""One Spark session for all tests of a process, and a namespace of its own for each test."""
+"""One Spark session and one Connect server for all tests of a process, and a namespace of its own for each test.
+
+Every fixture that starts Java takes the fixture `java`, and so does every test that starts Java by itself. A test needs
+Spark if and only if `java` is among its fixtures (`item.fixturenames`); every other test runs without Spark.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,30 @@ from playwright.async_api import Browser, async_playwright
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.session import register
+from tests.spark.connect import Client, serving_connect
 from tests.support.chromium import chromium
 from tests.support.servers import RedisServer, redis_products, start
 
+LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""The second compiler and a parallel collector pay after minutes; most JVMs of these tests live for seconds."""
+
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def java() -> Iterator[None]:
+    """Give each JVM that this process starts from now on settings that save processor time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", LIGHT_JAVA)
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, java: None) -> Iterator[SparkSession]:
     """A session in this process: two cores, a task may fail twice, nothing outside the test's folders."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     folder = tmp_path_factory.mktemp("spark")
     settings = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.python.authenticate.socketTimeout": "120s",  # so long a worker may take to start on a loaded machine
@@ -42,6 +59,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def connect(tmp_path_factory: pytest.TempPathFactory, java: None) -> Iterator[Client]:
+    """A Spark Connect server, and the folder where it runs."""
+    with serving_connect(tmp_path_factory.mktemp("connect"), tmp_path_factory.mktemp("log") / "log") as client:
+        yield client
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,26 +21,37 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.cold import Tier
-from aiodelay.spark.jobs import migrate, promote
+from aiodelay.spark.jobs import archive, engine, migrate, promote
+from aiodelay.spark.moving import Place, Taker
 from aiodelay.spark.session import local_session
 from aiodelay.spark.writing import write_frame
 from tests.spark.messages import frame_of, given
 
+at = datetime.fromisoformat
 ROWS = 2_000
+ARCHIVED: Mapping[str, Any] = {"max_rows_per_batch": 10, "every": "3s"}
 OWN_PORT = {"SPARK_TESTING": "yes"}
 """What lets Spark start a session's own Connect server at a free port: else all of them want port 15002 at once."""
 
 
 def session(master: str, conf: Mapping[str, str] | None = None) -> SparkSession:
-    settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.sql.shuffle.partitions": "2"}
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+    }
     return local_session(master or None, settings | dict(conf or {}))
 
 
 def write_slowly(url: str, namespace: str) -> None:
     """Write at a rate at which it takes minutes."""
-    frame = frame_of(session("local[2]"), ROWS, due="2020-01-01")
-    options = given(url, namespace, rate="20", concurrency="2")
-    frame.write.format("aiodelay").mode("append").options(**options).save()
+    write(session("local[2]"), url, namespace, rate="20", concurrency="2")
+
+
+def write(spark: SparkSession, url: str, namespace: str, **options: str) -> None:
+    frame = frame_of(spark, ROWS, due="2020-01-01")
+    frame.write.format("aiodelay").mode("append").options(**given(url, namespace, **options)).save()
 
 
 def stream_slowly(url: str, namespace: str, folder: str) -> None:
@@ -105,6 +118,59 @@ def serve_connect() -> None:
     sys.stdin.read()
 
 
+def do_all_slowly(url: str, kafka: str, folder: str, now: str, cutover: str) -> None:
+    """Write, stream, promote, migrate and archive at once, each for minutes; run an engine too once a line is read."""
+    place, spark = Path(folder), session("local[16]")
+    take_out_slowly()
+    jobs: list[Callable[[], object]] = [
+        lambda: write(spark, url, "written", rate="2", concurrency="1"),
+        lambda: follow(spark, url, "streamed", folder, rate="2", concurrency="2"),
+        lambda: promote.run(
+            spark, tier=f"{place / 'tier'}", store=url, namespace="promoted", now=at(now), rate=2, concurrency=1
+        ),
+        lambda: migrate.run(spark, **migration(url, "copied", cutover, folder), rate=1, concurrency=1),
+        lambda: migrate.run(spark, **migration(url, "taken", cutover, folder), rate=0, concurrency=1),
+        lambda: archive.run(
+            spark, store=f"sqlite:///{place / 'noted.db'}?journal=100000", **ARCHIVED, to=f"{place / 'archive'}"
+        ),
+    ]
+
+    def deliver() -> None:
+        sys.stdin.readline()  # its batches, two a second, cost more than all else
+        engine.run(spark, source=kafka, checkpoint=f"{place / 'engine'}", shards=2)
+
+    def run(job: Callable[[], object]) -> None:
+        try:
+            spark.createDataFrame([], "n INT")  # makes this session that of the thread, by which Spark finds a source
+            job()
+        except Exception:
+            traceback.print_exc()
+            raise
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # it should go on for minutes
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in (*jobs, deliver)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def take_out_slowly() -> None:
+    """Let migrations of this process take messages out of their source one a second, at whatever rate they copy."""
+
+    def slow(source: Place, margin_ms: int, _: float, patience_ms: int) -> Taker:
+        return Taker(source, margin_ms, 1, patience_ms)
+
+    migrate.Taker = slow  # type: ignore[assignment,misc]
+
+
+def migration(url: str, name: str, cutover: str, folder: str) -> dict[str, Any]:
+    """Return where a migration moves messages from and to."""
+    places = {"source": url, "namespace": f"{name}-from", "target": url, "to_namespace": f"{name}-to"}
+    return {**places, "cutover": at(cutover), "work": f"{folder}/{name}"}
+
+
 def promote_and_die(step: str, tier: str, url: str, namespace: str, now: str) -> None:
     """Promote, and be killed when days were claimed, are to be marked as promoted, or while it writes for minutes."""
 
@@ -117,15 +183,13 @@ def promote_and_die(step: str, tier: str, url: str, namespace: str, now: str) ->
     if step != "write":
         setattr(Tier, step, dying)
     rate = 20 if step == "write" else 0
-    promote.run(
-        spark, tier=tier, store=url, namespace=namespace, now=datetime.fromisoformat(now), rate=rate, concurrency=1
-    )
+    promote.run(spark, tier=tier, store=url, namespace=namespace, now=at(now), rate=rate, concurrency=1)
 
 
 def migrate_slowly(url: str, source: str, target: str, cutover: str, folder: str) -> None:
     """Move what one namespace holds to another, at a rate at which each step takes long."""
     places = {"source": url, "namespace": source, "target": url, "to_namespace": target}
-    given = {"cutover": datetime.fromisoformat(cutover), "work": folder, "rate": 100, "concurrency": 2}
+    given = {"cutover": at(cutover), "work": folder, "rate": 100, "concurrency": 2}
     migrate.run(session("local[2]"), **places, **given)  # type: ignore[arg-type]
 
 

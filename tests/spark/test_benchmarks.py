@@ -14,8 +14,15 @@ from benchmarks.redis_server import running_server
 from benchmarks.report import surroundings
 
 SCALE = 0.002
-SCALES = {"BD6": 1.0}
-"""Of what is not nightly: a tenth of a tier of 20 million, of which only the files of one day may be read."""
+SCALES = {"BD6": 0.02}
+"""A tier of 20 days, of which only the files of one may be read."""
+LARGE = {"BD6": 1.0}
+"""A tenth of a tier of 20 million, at night."""
+SIZES = [pytest.param(each, SCALES.get(each.id, SCALE), id=each.id) for each in BENCHMARKS if each.needs_spark] + [
+    pytest.param(each, LARGE[each.id], id=f"{each.id}-large", marks=pytest.mark.nightly)
+    for each in BENCHMARKS
+    if each.id in LARGE
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +31,22 @@ def redis_url() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("benchmark", [each for each in BENCHMARKS if each.needs_spark], ids=lambda each: each.id)
+@pytest.fixture
+def _settings_kept(spark: SparkSession) -> Iterator[None]:
+    """A benchmark sets what it likes in the session that is there."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    yield
+    spark.conf.set(name, before)
+
+
+@pytest.mark.usefixtures("_settings_kept")
+@pytest.mark.parametrize(("benchmark", "scale"), SIZES)
 def test_each_benchmark_works_and_finds_its_results_right(
-    benchmark: Benchmark, redis_url: str, request: pytest.FixtureRequest, tmp_path: Path
+    benchmark: Benchmark, scale: float, redis_url: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     kafka = request.getfixturevalue("kafka") if benchmark.needs_kafka else ""
-    plan = Plan(tmp_path, runs=1, scale=SCALES.get(benchmark.id, SCALE), redis=redis_url, kafka=kafka)
+    plan = Plan(tmp_path, runs=1, scale=scale, redis=redis_url, kafka=kafka)
     rows = benchmark.run(plan)
     assert {each.id for each in rows} == {benchmark.id}
     assert any(each.goal is not None for each in rows)

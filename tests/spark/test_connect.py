@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +19,7 @@ import pytest
 
 from aiodelay import Scheduler
 from tests.integration.test_redis_fred84 import enqueue
+from tests.spark.connect import Client
 from tests.spark.messages import stored
 from tests.spark.test_engine import Topics, check_none_early, ids, now_ms
 from tests.spark.test_migrate import CALM, CUTOVER, FAR, Delivered, Traffic
@@ -36,87 +32,17 @@ pytestmark = pytest.mark.timeout(600)
 
 ROUNDS = 40
 PAGES = ROOT / "docs" / "spark"
-AIODELAY = 'aiodelay() { python -m aiodelay "$@"; }'
 WRITTEN = 2026
 """When the pages were: what they have in the next year, or in two years, is as far ahead whenever this runs."""
 
 
-class Client:
-    """A client of the server.
-
-    Args:
-        url: The server's.
-        folder: Where both run, so that both mean the same files.
-    """
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self.folder = folder
-        clean = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
-        ours = {"PATH": f"{Path(sys.executable).parent}", "PYTHONPATH": f"{ROOT}", "SPARK_REMOTE": url}
-        self.environment = clean | ours
-
-    def ran(self, script: str, code: int = 0) -> list[dict[str, Any]]:
-        """Run a script; return the summaries that it printed."""
-        bash = shutil.which("bash")
-        assert bash is not None
-        command = [bash, "-e", "-c", f"{AIODELAY}\n{script}"]
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == code, done.stdout + done.stderr[-5_000:]
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-    @property
-    def errors(self) -> str:
-        """What the last that was running wrote to stderr so far."""
-        return (self.folder / "errors").read_text("utf-8")
-
-    @contextmanager
-    def running(self, line: str) -> Iterator[subprocess.Popen[str]]:
-        """Run a line of `aiodelay` for as long as a block."""
-        command = [sys.executable, "-m", *shlex.split(line.replace("\\\n", ""))]
-        with (self.folder / "errors").open("w") as errors:
-            process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        with process:
-            try:
-                yield process
-            finally:
-                process.kill()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A server, and where it runs."""
-    folder, log = tmp_path_factory.mktemp("connect"), tmp_path_factory.mktemp("log") / "log"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.program", "serve_connect"],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    with process:
-        assert process.stdout is not None
-        port = process.stdout.readline().strip()
-        assert port, log.read_text("utf-8")[-5_000:]
-        try:
-            yield Client(f"sc://localhost:{port}", folder)
-        finally:
-            process.communicate()
-
-
 @pytest.fixture
-def client(server: Client) -> Client:
-    """The server's client, in a folder that has nothing but the examples."""
-    for each in server.folder.iterdir():
+def client(connect: Client) -> Client:
+    """A client of the server, in a folder that has nothing but the examples."""
+    for each in connect.folder.iterdir():
         shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
-    (server.folder / "examples").symlink_to(ROOT / "examples")
-    return server
+    (connect.folder / "examples").symlink_to(ROOT / "examples")
+    return connect
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ def command(folder: Path) -> list[str]:
     return [f"{Path(pyspark.__file__).parent / 'bin' / program}", *arguments]
 
 
+@pytest.mark.usefixtures("java")
 def test_a_second_run_takes_what_has_happened_since(
     spark: SparkSession, redis_server: RedisServer, tmp_path: Path
 ) -> None:

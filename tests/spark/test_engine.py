@@ -149,6 +149,8 @@ def test_schedules_cancels_and_changes_come_to_what_was_asked_last(
         engine.start(spark, source=topics.url, checkpoint=checkpoint, shards=2, slot="2s").awaitTermination()
 
 
+@pytest.mark.nightly  # killed: test_kills; the command: test_connect
+@pytest.mark.usefixtures("java")
 def test_what_waits_when_the_engine_is_killed_comes_once_and_none_early(topics: Topics, tmp_path: Path) -> None:
     with running(topics, tmp_path) as killed:
         topics.send(topics.put("first", 0))

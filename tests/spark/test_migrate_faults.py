@@ -136,6 +136,8 @@ def test_a_retry_stays_with_its_series_and_what_another_migration_brought_stays(
     assert stored(c, "default").keys() == {"s", "x", "y"}
 
 
+@pytest.mark.nightly  # each in test_kills
+@pytest.mark.usefixtures("java")
 def test_a_migration_is_killed_while_it_copies_and_while_it_takes_out(
     spark: SparkSession, redis_server: RedisServer, tmp_path: Path, namespace: str
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -65,6 +66,32 @@ def test_a_schedule_of_two_years_ahead_is_put_promoted_and_delivered(spark: Spar
     assert timedelta() <= when - due < timedelta(milliseconds=1), "never early"
 
 
+@pytest.mark.parametrize("step", ["claim", "promoted"])
+def test_a_promotion_that_ends_before_it_writes_or_is_marked_is_made_up_for_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    tier, store = f"{tmp_path / 'tier'}", f"sqlite:///{tmp_path / 'delay.db'}"
+    put(rows(spark, *((f"{n}", 10 + n % 3 / 2, 1) for n in range(9)), ("far", 90, 1)), tier)
+    claim = Tier.claim
+
+    def claimed(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - of the step
+        claim(*arguments, **options)
+        raise InterruptedError
+
+    monkeypatch.setattr(Tier, step, claimed if step == "claim" else raise_)
+    with pytest.raises(InterruptedError):
+        moved(spark, tier, store, NOW + days(9))
+    monkeypatch.undo()
+    there = 0 if step == "claim" else 9
+    assert len(stored(store, "default") if there else ()) == there
+    again = moved(spark, tier, store, NOW + days(9))
+    assert (again.rows, again.counts["stored"], again.counts["known"]) == (9, 9 - there, there)
+    assert moved(spark, tier, store, NOW + days(9)).rows == 0
+    assert stored(store, "default").keys() == {f"{n}" for n in range(9)}
+
+
+@pytest.mark.nightly  # killed while it writes: test_kills; the other steps: above
+@pytest.mark.usefixtures("java")
 def test_each_message_is_in_the_store_once_whatever_step_a_promotion_is_killed_at(
     spark: SparkSession, redis_server: RedisServer, namespace: str, tmp_path: Path
 ) -> None:

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.connect import Client
 from tests.spark.messages import stored
 from tests.spark.program import OWN_PORT, ROWS
 from tests.support.processes import ROOT
 from tests.support.servers import RedisServer
 from tests.support.spark_cluster import two_hosts
+
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(600)]
 
 KNOWN = f"Counts(stored=0, replaced=0, known={ROWS})"
 
@@ -28,7 +31,13 @@ def ran(*arguments: str, environment: Mapping[str, str] | None = None) -> list[s
     return ended.stdout.splitlines()
 
 
-def test_a_connect_session_writes_and_reads(redis_server: RedisServer, namespace: str) -> None:
+def test_a_connect_session_writes_and_reads(connect: Client, redis_server: RedisServer, namespace: str) -> None:
+    lines = ran("count_again", "", redis_server.url, namespace, environment={"SPARK_REMOTE": connect.url})
+    assert lines == [f"{ROWS}", KNOWN]
+
+
+@pytest.mark.nightly  # a server of its own: test_declarative has one too
+def test_a_connect_session_with_a_server_of_its_own_writes_and_reads(redis_server: RedisServer, namespace: str) -> None:
     lines = ran("count_again", "", redis_server.url, namespace, environment={"SPARK_REMOTE": "local[2]"} | OWN_PORT)
     assert lines == [f"{ROWS}", KNOWN]
 
@@ -38,7 +47,7 @@ def test_executors_in_processes_of_their_own_write_and_read(redis_server: RedisS
     assert lines == [f"{ROWS}", KNOWN]
 
 
-@pytest.mark.timeout(600)  # seven programs in Java
+@pytest.mark.nightly  # seven programs in Java
 def test_a_speculative_copy_beside_a_slow_task_stores_every_message_once(
     redis_server: RedisServer, namespace: str, tmp_path: Path
 ) -> None:

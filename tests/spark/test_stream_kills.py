@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.commands import command_running
@@ -23,6 +24,8 @@ BUSY = "Python worker failed to connect back"
 """How Spark ends a stream whose Python took more than ten seconds to start, which may be on a loaded machine."""
 
 
+@pytest.mark.nightly  # killed at one point: test_kills; interrupted: test_connect
+@pytest.mark.usefixtures("java")
 def test_every_event_is_archived_once_over_kills_and_an_interrupted_job_tells_what_it_did(
     spark: SparkSession, tmp_path: Path
 ) -> None:

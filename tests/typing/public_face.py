@@ -228,7 +228,9 @@ async def looks() -> None:
 
 
 def settings(alarm: Callable[[Alarm], object], store: Store) -> None:
-    Scheduler(store, on_alarm=alarm, store_timeout="10s", drain=timedelta(seconds=30), encoding="msgpack")
+    Scheduler(
+        store, on_alarm=alarm, store_timeout="10s", open_timeout=None, drain=timedelta(seconds=30), encoding="msgpack"
+    )
     Scheduler(MemoryStore(), lanes={"pay"}, allowed_targets=["stdout:*"], max_payload=1024, dispatch=False)
     Scheduler(5)  # type: ignore[arg-type]
     Scheduler(store, encoding="xml")  # type: ignore[arg-type]

@@ -12,8 +12,9 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
@@ -33,6 +34,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs"}, set()),
     "decisions": (
         {
+            "completion",
             "imports",
             "inputs",
             "pausing",
@@ -105,6 +107,7 @@ CLOCKS = {
 LOOP_TIMES = {
     "_runtime.housekeeping": "how long the loop was blocked",
     "_runtime.lifecycle": "how long closing takes",
+    "_runtime.patience": "how long opening takes",
     "redis.base": "how far the server's clock is ahead of ours",
     "redis.transfer": "how long ago the lanes that are moved were looked at",
     "telemetry.instruments": "how long calls and runs take",
@@ -137,24 +140,29 @@ class Source:
     at_run_time: set[str] = field(default_factory=set)
     for_types: set[str] = field(default_factory=set)
 
+    def __str__(self) -> str:
+        return f"aiodelay.{self.name}".rstrip(".")
+
     @property
     def layer(self) -> str:
         return next(layer for layer, (members, _) in LAYERS.items() if self.name.partition(".")[0] in members)
 
 
-def read() -> dict[str, Source]:
-    sources = {}
+@cache
+def sources() -> dict[str, Source]:
+    """Read every module, at the first call: a run that only collects this file does not wait for it."""
+    found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        sources[name] = Source(name, path, tree, list(ast.walk(tree)))
-    for source in sources.values():
+        found[name] = Source(name, path, tree, list(ast.walk(tree)))
+    for source in found.values():
         for_types = {id(node) for node in nodes_for_types(source.nodes)}
         for node in source.nodes:
-            found = set(imported(node, source, sources))
-            (source.for_types if id(node) in for_types else source.at_run_time).update(found)
-    return sources
+            modules = set(imported(node, source, found))
+            (source.for_types if id(node) in for_types else source.at_run_time).update(modules)
+    return found
 
 
 def nodes_for_types(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -164,7 +172,7 @@ def nodes_for_types(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
                 yield from ast.walk(statement)
 
 
-def imported(node: ast.AST, source: Source, sources: Iterable[str]) -> Iterator[str]:
+def imported(node: ast.AST, source: Source, known: Container[str]) -> Iterator[str]:
     """Modules of the package that a statement imports."""
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
@@ -180,30 +188,44 @@ def imported(node: ast.AST, source: Source, sources: Iterable[str]) -> Iterator[
     for name in names:
         if name.split(".")[0] == "aiodelay":
             inner = name.removeprefix("aiodelay").removeprefix(".")
-            while inner not in sources:
+            while inner not in known:
                 inner = inner.rpartition(".")[0]
             yield inner
 
 
-SOURCES = read()
-EACH = pytest.mark.parametrize("source", SOURCES.values(), ids=lambda source: source.name or "aiodelay")
+def report(offences: Iterable[str]) -> None:
+    """Fail with every offence in one text: each names its module, so one run shows all that there is to mend."""
+    found = sorted(offences)
+    assert not found, "\n".join(["the architecture forbids:", *found])
+
+
+def unlike(source: Source, listed: Container[str], names: list[str], what: str) -> Iterator[str]:
+    """Yield an offence if a module has such names without being listed, or is listed without having any."""
+    if names and source.name not in listed:
+        yield f"{source}: {what}: {', '.join(sorted(set(names)))}"
+    if not names and source.name in listed:
+        yield f"{source}: is listed, but {what} nowhere: take it off the list"
 
 
 # --- imports ----------------------------------------------------------------------------------------------
 
 
-@EACH
-def test_imports_point_one_way(source: Source) -> None:
+def test_imports_point_one_way() -> None:
+    report(offence for source in sources().values() for offence in upward_imports(source))
+
+
+def upward_imports(source: Source) -> Iterator[str]:
     allowed = LAYERS[source.layer][1] | {source.layer}
-    upward = {name for name in source.at_run_time if SOURCES[name].layer not in allowed}
-    assert upward == set()
-    upward = {name for name in source.for_types if SOURCES[name].layer not in allowed}
-    assert {(source.name, name) for name in upward} <= UPWARD_FOR_TYPES
+    for_types = {name for name in source.for_types if (source.name, name) not in UPWARD_FOR_TYPES}
+    for names, when in ((source.at_run_time, "at run time"), (for_types, "for types")):
+        for name in names:
+            if sources()[name].layer not in allowed:
+                yield f"{source} ({source.layer}): imports {sources()[name]} ({sources()[name].layer}) {when}"
 
 
 def test_every_module_has_a_layer_and_every_layer_a_module() -> None:
     members = [member for members, _ in LAYERS.values() for member in members]
-    assert sorted(members) == sorted({name.partition(".")[0] for name in SOURCES})
+    assert sorted(members) == sorted({name.partition(".")[0] for name in sources()})
 
 
 def test_layers_are_listed_from_below() -> None:
@@ -214,7 +236,7 @@ def test_layers_are_listed_from_below() -> None:
 
 
 def test_imports_form_no_circle() -> None:
-    graph = {name: source.at_run_time - {name, ""} for name, source in SOURCES.items()}
+    graph = {name: source.at_run_time - {name, ""} for name, source in sources().items()}
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
@@ -224,7 +246,7 @@ def test_imports_form_no_circle() -> None:
 @pytest.mark.parametrize("backend", ["memory", "sqlite", "redis", "kafka", "sinks"])
 def test_backends_know_neither_the_runtime_nor_each_other(backend: str) -> None:
     known = {
-        SOURCES[name].layer for source in SOURCES.values() if source.layer == backend for name in source.at_run_time
+        sources()[name].layer for source in sources().values() if source.layer == backend for name in source.at_run_time
     }
     # What a Kafka partition holds is looked at and claimed by the reference store's rules: one copy of them.
     allowed = {backend, "values", "decisions"} | ({"memory"} if backend == "kafka" else set())
@@ -233,8 +255,8 @@ def test_backends_know_neither_the_runtime_nor_each_other(backend: str) -> None:
 
 def test_nothing_imports_the_test_kit_or_the_command_line() -> None:
     outside = {"testing", "cli", "service"}
-    users = [source for source in SOURCES.values() if source.layer not in outside]
-    assert {name for source in users for name in source.at_run_time if SOURCES[name].layer in outside} == set()
+    users = [source for source in sources().values() if source.layer not in outside]
+    assert {name for source in users for name in source.at_run_time if sources()[name].layer in outside} == set()
 
 
 # --- one clock, no loose task -----------------------------------------------------------------------------
@@ -258,21 +280,26 @@ def names_in(source: Source, pattern: re.Pattern[str]) -> list[str]:
     return [name for node in source.nodes if pattern.search(name := dotted(node))]
 
 
-@EACH
-def test_only_the_clock_reads_a_clock(source: Source) -> None:
-    reads = names_in(source, CLOCK_CALL)
-    assert bool(reads) == (source.name in CLOCKS), reads
-    reads = [] if source.layer == "testing" else names_in(source, re.compile(r"loop\.time$"))
-    assert bool(reads) == (source.name in LOOP_TIMES), reads
-    from_time = [node.names for node in source.nodes if isinstance(node, ast.ImportFrom) and node.module == "time"]
-    assert from_time == []
+def test_only_the_clock_reads_a_clock() -> None:
+    report(offence for source in sources().values() for offence in clock_reads(source))
 
 
-@EACH
-def test_every_task_has_a_group(source: Source) -> None:
-    loose = names_in(source, re.compile(r"(^|\.)(create_task|ensure_future)$"))
-    loose = [name for name in loose if not re.search(r"(^|\.)_?tasks\.\w+$", name)]
-    assert bool(loose) == (source.name in LOOSE_TASKS), loose
+def clock_reads(source: Source) -> Iterator[str]:
+    yield from unlike(source, CLOCKS, names_in(source, CLOCK_CALL), "reads a clock")
+    of_loop = [] if source.layer == "testing" else names_in(source, re.compile(r"loop\.time$"))
+    yield from unlike(source, LOOP_TIMES, of_loop, "reads the loop's clock")
+    if any(isinstance(node, ast.ImportFrom) and node.module == "time" for node in source.nodes):
+        yield f"{source}: imports from `time`, which hides clocks from this test: import the module"
+
+
+def test_every_task_has_a_group() -> None:
+    report(offence for source in sources().values() for offence in loose_tasks(source))
+
+
+def loose_tasks(source: Source) -> Iterator[str]:
+    made = names_in(source, re.compile(r"(^|\.)(create_task|ensure_future)$"))
+    loose = [name for name in made if not re.search(r"(^|\.)_?tasks\.\w+$", name)]
+    yield from unlike(source, LOOSE_TASKS, loose, "starts a task outside a group")
 
 
 # --- what an import brings --------------------------------------------------------------------------------
@@ -339,7 +366,7 @@ def test_import_needs_nothing_optional() -> None:
     asked, inner, loaded = (set(line.split()) for line in run.stdout.splitlines())
     assert asked & OPTIONAL == set()
     assert loaded & OPTIONAL == set()
-    assert {SOURCES[name.removeprefix("aiodelay.")].layer for name in inner} <= LAYERS["package"][1]
+    assert {sources()[name.removeprefix("aiodelay.")].layer for name in inner} <= LAYERS["package"][1]
     third_party = loaded & set(packages_distributions())
     assert third_party <= {"aiodelay"} | required() | {"idna", "sniffio", "typing_extensions"}
 
@@ -375,7 +402,7 @@ def modules() -> list[ModuleType]:
 
 
 def source_of(module: ModuleType) -> Source:
-    return SOURCES[module.__name__.removeprefix("aiodelay.")]
+    return sources()[module.__name__.removeprefix("aiodelay.")]
 
 
 def defined(module: ModuleType) -> set[str]:
@@ -395,22 +422,32 @@ def defined(module: ModuleType) -> set[str]:
     return {name for name in found if not name.startswith(("_", "pytest_"))}
 
 
-MODULES = pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+def test_all_names_what_is_defined() -> None:
+    report(offence for module in modules() for offence in wrong_in_all(module))
 
 
-@MODULES
-def test_all_names_what_is_defined(module: ModuleType) -> None:
+def wrong_in_all(module: ModuleType) -> Iterator[str]:
+    if not hasattr(module, "__all__"):
+        yield f"{module.__name__}: has no __all__"
+        return
     named = set(module.__all__)
-    assert len(named) == len(module.__all__)
-    assert defined(module) - named == set()
-    assert {name for name in named if name not in vars(module)} == set()
     imported_here = {
         alias.asname or alias.name
         for node in source_of(module).nodes
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert hasattr(module, "__path__") or named & imported_here - RE_EXPORTED.get(module.__name__, set()) == set()
+    wrong = {
+        "named twice": {name for name in named if module.__all__.count(name) > 1},
+        "defined, not named": defined(module) - named,
+        "named, not there": named - vars(module).keys(),
+        "only imported here": set()
+        if hasattr(module, "__path__")
+        else named & imported_here - RE_EXPORTED.get(module.__name__, set()),
+    }
+    for what, names in wrong.items():
+        if names:
+            yield f"{module.__name__}.__all__: {what}: {', '.join(sorted(names))}"
 
 
 RE_EXPORTED = {
@@ -424,7 +461,7 @@ def test_all_of_the_package_is_sorted_and_complete() -> None:
     assert sorted(aiodelay.__all__) == aiodelay.__all__
     for_types = {
         alias.name: node.module
-        for node in SOURCES[""].nodes
+        for node in sources()[""].nodes
         if isinstance(node, ast.ImportFrom) and node.level
         for alias in node.names
     }
@@ -464,12 +501,16 @@ def test_every_public_name_has_a_docstring() -> None:
                 assert inspect.getdoc(getattr(thing, attribute)), f"{name}.{attribute}"
 
 
-@EACH
-def test_docstrings(source: Source) -> None:
-    assert ast.get_docstring(source.tree)
+def test_docstrings() -> None:
+    report(offence for source in sources().values() for offence in missing_docstrings(source))
+
+
+def missing_docstrings(source: Source) -> Iterator[str]:
+    if not ast.get_docstring(source.tree):
+        yield f"{source}: the module has no docstring"
     if source.layer in {"values", "decisions", "telemetry", "arguments", "face", "package"}:
         missing = {name for name, ok in documented(source.tree) if not ok and not name.startswith("_")}
-        assert missing - UNDOCUMENTED == set()
+        yield from (f"{source}: {name} has no docstring" for name in missing - UNDOCUMENTED)
 
 
 UNDOCUMENTED = {"Command", "DeadReason", "Outcome", "RetryDecision", "Rule", "SendOutcome"}

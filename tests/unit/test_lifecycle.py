@@ -166,7 +166,7 @@ async def test_r1_what_fails_while_opening_leaves_nothing_open(
     stage: Stage, clock: VirtualClock, at: int, error: type[BaseException]
 ) -> None:
     stage.fails = {OPENING[at]: error if error is not StoreUnavailableError else StoreAwayError}
-    scheduler = scheduler_on(stage, clock)
+    scheduler = scheduler_on(stage, clock, open_timeout="0s")
     with pytest.raises(error, match=OPENING[at]):
         await scheduler.__aenter__()
     assert stage.opened_and_closed == OPENING[: at + 1] + CLOSING[len(CLOSING) - at :]

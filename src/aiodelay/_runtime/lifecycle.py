@@ -14,6 +14,7 @@ from uuid import uuid4
 import anyio
 
 from aiodelay import reactive
+from aiodelay.completion import run_to_completion
 from aiodelay.context import Context
 from aiodelay.errors import ClosedError, WrongLoopError
 from aiodelay.model import Claim, Lane, Promise, Query, WorkStatus
@@ -25,6 +26,7 @@ from .dispatcher import Subscriber, Subscription
 from .group_commit import GroupCommit
 from .loops import CLOSE_S, Loops, RuntimeOptions, ended_within
 from .observer import Observer
+from .patience import Patience
 from .publication import Publication
 from .runners import Runners
 from .sink_subscription import SinkSubscription
@@ -64,6 +66,7 @@ class Running:
         self._sources = {source.name: source for source in sources}
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         self._worker = f"{socket.gethostname()}-{self._pid}-{uuid4().hex[:8]}"
+        self.patience = Patience(options.open_timeout_ms)
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self.commit = GroupCommit(store, options.clock, options.store_timeout_ms)
@@ -77,17 +80,16 @@ class Running:
     async def open(self, *, dispatch: bool, lanes: Sequence[Lane]) -> None:
         """Connect, and start what runs in the background.
 
+        While the store, a sink or a source does not answer, it tries again for `open_timeout`.
+
         Args:
             dispatch: Also claim and deliver.
             lanes: What is served at first.
         """
-        try:
-            with self._apart(silent=True):
-                work = await self._connect(lanes, dispatch=dispatch)
-            await self._tasks.__aenter__()
-        except BaseException:
-            await self._stack.aclose()
-            raise
+        what = f"opening {self._store.name}"
+        with self._apart(silent=True):
+            work = await self.patience.answered(what, lambda: self._connect(lanes, dispatch=dispatch))
+        await self._tasks.__aenter__()
         with self._apart():
             self._start(work)
 
@@ -96,6 +98,14 @@ class Running:
         return nullcontext() if observer is None else observer.apart(silent=silent)
 
     async def _connect(self, lanes: Sequence[Lane], *, dispatch: bool) -> Work | None:
+        """Open everything, or nothing: the next attempt enters the store, the sinks and the sources again."""
+        try:
+            return await self._enter_all(lanes, dispatch=dispatch)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _enter_all(self, lanes: Sequence[Lane], *, dispatch: bool) -> Work | None:
         await self._stack.enter_async_context(self._store)
         if not dispatch:
             return None
@@ -375,7 +385,7 @@ class Running:
         self.is_closing = True
         try:
             with anyio.CancelScope(shield=True):
-                await self._stop_whatever_comes()
+                await run_to_completion(self._stop_in_order(), name="aiodelay close", on_cancel=self._hurry)
         finally:
             with anyio.CancelScope(shield=True):
                 try:
@@ -386,20 +396,9 @@ class Running:
                     if closing.cancelled_caught:
                         log.error("closing the store and sinks took longer than %.0f s and was given up", CLOSE_S)
 
-    async def _stop_whatever_comes(self) -> None:
-        """Stop in order, in a task of its own: anyio's shield does not keep off `Task.cancel()`."""
-        cancelled: asyncio.CancelledError | None = None
-        async with asyncio.TaskGroup() as tasks:
-            stopping = tasks.create_task(self._stop_in_order(), name="aiodelay close")
-            while not stopping.done():
-                try:
-                    await asyncio.wait([stopping])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-                    for subscription in self._all():
-                        subscription.stop()
-        if cancelled is not None:
-            raise cancelled
+    def _hurry(self) -> None:
+        for subscription in self._all():
+            subscription.stop()
 
     async def _stop_in_order(self) -> None:
         if self._loops is not None:

@@ -37,6 +37,7 @@ class RuntimeOptions(Struct, frozen=True):
 
     clock: Clock
     store_timeout_ms: int
+    open_timeout_ms: int
     drain_ms: int
     alarm_ms: int
     retry: Retry

@@ -75,7 +75,7 @@ def _number(value: float | None) -> str:
 async def _measure(place: Place, n: int) -> Figures:
     loop = asyncio.get_running_loop()
     counter = _Counter()
-    scheduler = Scheduler(place.url, namespace=place.namespace)
+    scheduler = Scheduler(place.url, namespace=place.namespace, open_timeout="0s")
     scheduler.add_handler(counter.handle, name=NAME, concurrency=500)
     async with scheduler:
         counter.expect(n)

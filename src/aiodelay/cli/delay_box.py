@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -72,8 +73,9 @@ def delay_box(
 
 async def _run(box: DelayBox, what: str) -> None:
     with stop_signals() as stop:
-        async with box:
-            log.info("delaying from %s; SIGTERM or Ctrl-C ends it", what)
-            await stop.wait()
-            log.info("stopping; a second signal stops at once")
+        async with AsyncExitStack() as stack:
+            if await stop.opens(stack, box):
+                log.info("delaying from %s; SIGTERM or Ctrl-C ends it", what)
+                await stop.wait()
+                log.info("stopping; a second signal stops at once")
     log.info("the delay box has stopped")

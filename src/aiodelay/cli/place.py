@@ -66,7 +66,9 @@ class Place:
         log_as_text(logging.WARNING, "aiodelay: %(message)s")
         lanes: tuple[str, ...] | None = () if self.own else None
         store = self.url if store is None else store
-        scheduler = Scheduler(store, namespace=self.namespace, sinks=sinks, dispatch=self.own, lanes=lanes)
+        scheduler = Scheduler(
+            store, namespace=self.namespace, sinks=sinks, dispatch=self.own, lanes=lanes, open_timeout="0s"
+        )
         if not may_create:
             _check_there(scheduler._store)
         async with scheduler:

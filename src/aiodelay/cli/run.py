@@ -9,6 +9,7 @@ import os
 import pkgutil
 import sys
 import threading
+from contextlib import AsyncExitStack
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Annotated
@@ -76,10 +77,11 @@ async def _dispatch(scheduler: Scheduler, target: str, lifeline: int | None) -> 
     with stop_signals() as stop:
         if lifeline is not None:
             follow(lifeline, stop)
-        async with scheduler:
-            log.info("%s is dispatching; SIGTERM or Ctrl-C drains it", target)
-            await stop.wait()
-            log.info("draining; a second signal stops at once")
+        async with AsyncExitStack() as stack:
+            if await stop.opens(stack, scheduler):
+                log.info("%s is dispatching; SIGTERM or Ctrl-C drains it", target)
+                await stop.wait()
+                log.info("draining; a second signal stops at once")
         log.info("%s has stopped", target)
     timer = threading.Timer(LEAVE_S, _leave_handlers, [asyncio.get_running_loop()])
     timer.daemon = True

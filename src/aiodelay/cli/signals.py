@@ -5,21 +5,58 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from types import FrameType
 
-__all__ = ["stop_signals"]
+__all__ = ["Stop", "stop_signals"]
+
+
+class Stop(asyncio.Event):
+    """An event that asks the process to end in order."""
+
+    _opening: asyncio.Timeout | None = None
+
+    def set(self) -> None:
+        """Ask for the end; an opening under way is cancelled."""
+        super().set()
+        if self._opening is not None:
+            self._opening.reschedule(asyncio.get_running_loop().time())
+
+    async def opens(self, stack: AsyncExitStack, what: AbstractAsyncContextManager[object]) -> bool:
+        """Enter a context, unless the end is asked for first: opening may wait for a store that does not answer.
+
+        Args:
+            stack: Leaves the context at its own end.
+            what: The context. It is entered in the caller's task.
+
+        Returns:
+            Whether it was entered.
+        """
+        if self.is_set():
+            return False
+        opening = asyncio.timeout(None)
+        try:
+            async with opening:
+                self._opening = opening
+                await stack.enter_async_context(what)
+        except TimeoutError:
+            if not opening.expired():
+                raise
+            return False
+        finally:
+            self._opening = None
+        return True
 
 
 @contextmanager
-def stop_signals() -> Iterator[asyncio.Event]:
+def stop_signals() -> Iterator[Stop]:
     """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets; the second one ends the process at once.
 
     The signals' default action is put back at the first one, so that the second works even while something blocks the
     event loop; `loop.add_signal_handler` would have to wait for the loop. SIGHUP is left alone where it is ignored, as
     under `nohup`.
     """
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop, stop = asyncio.get_running_loop(), Stop()
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         numbers.append(signal.SIGHUP)

@@ -24,6 +24,7 @@ from aiokafka.errors import (
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from msgspec import Struct
 
+from aiodelay.completion import run_to_completion
 from aiodelay.errors import cut
 
 from . import connecting, metadata, parsing
@@ -194,7 +195,13 @@ class Producer:
             raise
 
     async def close(self) -> None:
-        """End it within twice `CLOSE_S`, also while the cluster is away (K6); what it still held fails."""
+        """End it within twice `CLOSE_S`, also while the cluster is away (K6); what it still held fails.
+
+        A caller that is cancelled meanwhile goes on waiting: a producer that is half closed keeps its connections.
+        """
+        await run_to_completion(self._close(), name="aiodelay kafka producer closes")
+
+    async def _close(self) -> None:
         self.is_spent = True
         sender = self._client._sender
         if sender.sender_task is not None:

@@ -174,7 +174,7 @@ class ApiSettings(_Part):
 
 
 class Limits(_Part):
-    """When the service is no longer ready, and how long it takes for its end.
+    """When the service is no longer ready, and how long it takes for its start and its end.
 
     Attributes:
         max_payload: Most bytes of a message.
@@ -182,6 +182,7 @@ class Limits(_Part):
         memory: Part of a Redis server's maxmemory from which it is not ready.
         probe_every: How often a probe is written, at most; one that failed is repeated sooner.
         probe_timeout: How long a store may take to answer.
+        open_timeout: How long the service waits at its start for a store, a sink or an intake that does not answer.
         leave: How long it goes on after a signal while it says that it is not ready.
         drain: Then, how long deliveries may take to end.
     """
@@ -191,6 +192,7 @@ class Limits(_Part):
     memory: float = Field(default=0.9, gt=0, le=1)
     probe_every: Length = timedelta(seconds=30)
     probe_timeout: Length = timedelta(seconds=5)
+    open_timeout: Length = timedelta(seconds=30)
     leave: Length = timedelta()
     drain: Length = timedelta(seconds=30)
 

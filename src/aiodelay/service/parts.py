@@ -41,6 +41,7 @@ def make_scheduler(settings: Settings, store: StoreSettings) -> Scheduler:
         allowed_targets=store.allowed_targets,
         max_payload=settings.limits.max_payload,
         drain=settings.limits.drain,
+        open_timeout=settings.limits.open_timeout,
     )
 
 

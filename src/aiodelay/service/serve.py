@@ -42,7 +42,7 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
 
     Raises:
         ConfigurationError: It cannot listen where it is told to, or a store, sink or topic cannot be used.
-        StoreUnavailableError, SinkUnavailableError: One does not answer when it is opened.
+        StoreUnavailableError, SinkUnavailableError: One did not answer within `limits.open_timeout`.
     """
     schedulers = {name: make_scheduler(settings, store) for name, store in settings.named_stores.items()}
     boxes: dict[str, list[DelayBox]] = {name: [] for name in schedulers}

@@ -45,7 +45,9 @@ class Run(msgspec.Struct, frozen=True):
 async def main(plan: Plan) -> None:
     logging.basicConfig(level=logging.WARNING)
     topics.check = lambda topic, bootstrap: None  # also one that is cleaned sooner than is allowed
-    scheduler = Scheduler(plan.store, retry=Retry(attempts=20, first="200ms", factor=1), drain="2s")
+    retry = Retry(attempts=20, first="200ms", factor=1)
+    # In a storm the broker is killed again and again: a member that starts then waits for as long as that takes.
+    scheduler = Scheduler(plan.store, retry=retry, drain="2s", open_timeout="2m")
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
     with await asyncio.to_thread(Path(plan.runs).open, "ab", buffering=0) as runs:

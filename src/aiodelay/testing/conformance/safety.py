@@ -1,4 +1,4 @@
-"""Rules S1 to S9: what must hold whatever happens."""
+"""Rules S1 to S9, and R1 of a store by itself: what must hold whatever happens."""
 
 # ruff: noqa: D102 - the name of a rule's test says what it promises
 
@@ -97,6 +97,14 @@ class SafetyRules(Bench):
         before = await stage.picture()
         await stage.reopen()
         assert await stage.picture() == before
+
+    @staged
+    async def test_r1_a_store_that_was_left_is_entered_again(self, stage: Stage) -> None:
+        for number in range(3):  # as by a scheduler that waits for a sink
+            await stage.enter_again()
+            await stage.stored(stage.put(f"{number}"))
+            await stage.end(done(await stage.claim_one()))
+        assert await stage.picture() == ([], [])
 
     @staged
     async def test_s2_a_claim_survives_reopening_or_is_given_again(self, stage: Stage) -> None:

@@ -156,6 +156,11 @@ class Stage:
         self.store = self.bench.reopen(self.store, self.clock)
         await self.__aenter__()
 
+    async def enter_again(self) -> None:
+        """Leave the store, with all its workers, and enter the same object once more."""
+        await self._opened.aclose()
+        await self.__aenter__()
+
     # --- what the store can do ----------------------------------------------------------------------------
 
     def _skip(self, reason: str) -> NoReturn:

@@ -1,0 +1,75 @@
+"""How opening lives through a store, sink or source that does not answer yet: it tries again, up to a stated time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiodelay.errors import OutcomeUnknownError, SinkUnavailableError, StoreBusyError, StoreUnavailableError
+from aiodelay.pausing import pause_s
+from aiodelay.timeunits import format_duration
+
+__all__ = ["Patience"]
+
+T = TypeVar("T")
+
+log = logging.getLogger("aiodelay")
+
+LONGEST_PAUSE_S = 2.0
+MAY_PASS = (StoreUnavailableError, StoreBusyError, OutcomeUnknownError, SinkUnavailableError)
+"""Errors that another attempt may not meet. All others end the opening at once."""
+
+
+class Patience:
+    """Repeats attempts that fail because something does not answer.
+
+    Args:
+        timeout_ms: Repeat an attempt for so long after its first try began; 0 = make one attempt.
+    """
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._loop = asyncio.get_running_loop()
+        self.reason: str = ""
+        """Why the last attempt failed; "" while nothing is tried again."""
+
+    async def answered(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of the first attempt that succeeds.
+
+        An attempt under way is never cut off: it ends by its own timeouts, or succeeds. Cancelled, it ends at once.
+
+        Args:
+            what: Names the attempt in the log, such as `opening redis://host`.
+            attempt: Leaves nothing open when it raises.
+
+        Raises:
+            StoreUnavailableError, StoreBusyError, OutcomeUnknownError, SinkUnavailableError: From the last attempt.
+        """
+        began_s, failures = self._loop.time(), 0
+        try:
+            while True:
+                try:
+                    result = await attempt()
+                except MAY_PASS as error:
+                    left_s = began_s + self._timeout_ms / 1000 - self._loop.time()
+                    if left_s <= 0:
+                        raise
+                    self._failed(what, error, failures)
+                else:
+                    self._succeeded(what, failures, self._loop.time() - began_s)
+                    return result
+                await asyncio.sleep(min(pause_s(failures, longest_s=LONGEST_PAUSE_S), left_s))
+                failures += 1
+        finally:
+            self.reason = ""
+
+    def _failed(self, what: str, error: Exception, failures: int) -> None:
+        self.reason = str(error)
+        if not failures:
+            log.warning("%s failed: %s; trying again for up to %s", what, error, format_duration(self._timeout_ms))
+
+    def _succeeded(self, what: str, failures: int, took_s: float) -> None:
+        if failures:
+            log.info("%s succeeded after %d failures in %.1f s", what, failures, took_s)
