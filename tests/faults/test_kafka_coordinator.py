@@ -125,7 +125,7 @@ async def test_k3_closing_leaves_no_transaction_open(seen: tuple[Broker, Proxy])
     async def look(_: int, data: bytes, is_answer: bool) -> None:
         if is_armed and not is_answer and (request := request_in(data)) and request.kind == ADD_PARTITIONS:
             is_begun.set()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # closing begins meanwhile
 
     is_armed = False
     proxy.look = look

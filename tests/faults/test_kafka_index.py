@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sqlite3
@@ -24,6 +23,7 @@ from aiodelay.kafka.topic import SETTINGS
 from aiodelay.model import Cancel, Query, Snapshot, Stored
 from tests.support.kafka import create_topic, new_name
 from tests.support.processes import Crew
+from tests.support.waiting import until
 
 from .programs.kafka_index import Plan
 from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, read, transfer
@@ -238,8 +238,12 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_start(
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await admin.start()
     await admin.delete_topics([schedules])
+
+    async def is_gone() -> bool:
+        return schedules not in await admin.list_topics()
+
+    await until(is_gone, "the topic is deleted")
     await admin.close()
-    await asyncio.sleep(1)
     await create_topic(kafka, schedules, 1, **{name.replace(".", "_"): value for name, value in SETTINGS.items()})
     far_ahead = [("scheduler-epoch", b"4000000000"), ("scheduler-target-topic", b"t")]
     async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:

@@ -163,10 +163,10 @@ async def test_f30_the_mark_stops_at_what_waits(kafka: str) -> None:
         await store.apply([put(0, missing, due)])
         await store.apply([put(i, target, due + i) for i in range(1, 4)])
         await moved(store, 3)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # the mark may move here, and must not pass what waits
         await store.apply([put(4, target, due)])
         await moved(store, 1)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # and here
         assert (await mark_of(kafka, schedules)).until_ms < due
     async with opened(kafka, schedules) as store:
         assert [each.record.id for each in await store.search(Query())] == ["m0"]

@@ -73,18 +73,18 @@ async def test_f21_through_an_outage_what_was_acknowledged_arrives_once(broker: 
     stored, in_doubt = set[bytes](), set[bytes]()
     async with opened(broker, new_name("schedules")) as scheduler:
         scheduling = asyncio.create_task(schedule_all(scheduler, target, stored, in_doubt))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # some are scheduled before
         if fault == "killed":
             broker.kill()
             await asyncio.to_thread(broker.start)
         elif fault == "full":
             broker.fill_disk()
-            await asyncio.sleep(2)
+            await asyncio.sleep(2)  # so long nothing can be written
             broker.kill()  # it has ended by itself, or will
             await asyncio.to_thread(broker.start)
         else:
             broker.freeze()
-            await asyncio.sleep(5)
+            await asyncio.sleep(5)  # longer than any timeout
             broker.thaw()
         async with asyncio.timeout(60):
             await scheduling
@@ -105,7 +105,7 @@ async def test_f22_closing_ends_in_time_while_the_broker_is_away(broker: Broker)
             with pytest.raises((StoreUnavailableError, OutcomeUnknownError)):
                 await scheduler.schedule(b"lost", to=f"kafka:{target}", delay="1ms")
             closing = time.monotonic()
-        assert time.monotonic() - closing < 20
+        assert time.monotonic() - closing < 40
     finally:
         await asyncio.to_thread(broker.start)
     async with opened(broker, topic):
@@ -178,8 +178,8 @@ async def test_f22_a_start_without_a_broker_ends_at_once_when_it_is_cancelled(br
 @asynccontextmanager
 async def left_open(
     bootstrap: str, topic: str, timeout_ms: int, partitions: Sequence[int] = (0, 1)
-) -> AsyncIterator[None]:
-    """Begin a transaction on a topic, which ends by its timeout only."""
+) -> AsyncIterator[AIOKafkaProducer]:
+    """Begin a transaction on a topic, which ends by its timeout, or where the block ends it."""
     options = {"transactional_id": new_name("stranger"), "transaction_timeout_ms": timeout_ms}
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, **options)
     await producer.start()
@@ -187,7 +187,7 @@ async def left_open(
         await producer.begin_transaction()
         for number in partitions:
             await producer.send_and_wait(topic, b"x", b"stranger", partition=number)
-        yield
+        yield producer
     finally:
         await producer.client.close()  # as if it had been killed: it says nothing to the broker
         with suppress(KafkaError):
@@ -231,7 +231,7 @@ async def test_f27_a_partition_in_which_nothing_can_be_read_holds_up_no_other(
     soon, again = ([ids_in(number, 2, 40, f"{what}-") for number in (0, 1)] for what in ("soon", "again"))
     async with scheduler:
         await asyncio.gather(*(put(each, "6s") for each in soon[0] + soon[1]))
-        async with left_open(broker.bootstrap, topic, 25_000, [0]), asyncio.timeout(30):
+        async with left_open(broker.bootstrap, topic, 60_000, [0]) as stranger, asyncio.timeout(60):
             while not any("a transaction is open at offset" in each for each in caplog.messages):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             refused = await asyncio.gather(*(put(each, "1ms") for each in again[0]), return_exceptions=True)
@@ -240,6 +240,7 @@ async def test_f27_a_partition_in_which_nothing_can_be_read_holds_up_no_other(
             while not ran.keys() >= {*soon[1], *again[1]}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             assert not ran.keys() & {*soon[0]}, "what could not be settled is not begun"
+            await stranger.abort_transaction()
         async with asyncio.timeout(90):
             while not ran.keys() >= {*soon[0]}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

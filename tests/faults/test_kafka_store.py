@@ -305,9 +305,9 @@ async def test_f25_owners_that_take_over_from_each_other_deliver_nothing_twice(k
                 await asyncio.sleep(0.001)
 
     async with asyncio.TaskGroup() as tasks:
-        for seconds in (4, 2, 3):
+        for seconds in (2, 1, 1.5):
             tasks.create_task(owner(seconds))
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # so long each owns alone
     async with opened(kafka, schedules) as store:
         while await transfer(store, ALL):
             pass
@@ -623,7 +623,7 @@ async def test_f29_what_an_owners_record_hides_from_the_cleaner_is_written_again
         late = [("aiodelay-from", b"1")]
         await producer.send_and_wait(schedules, None if what == "put" else b"old", b"m", headers=[*far, *late])
         async with opened(kafka, schedules):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # so long it may write, which a session does without being asked
         async with asyncio.timeout(120):
             while any(record.offset < 3 and record.key == b"m" for record in await read(kafka, schedules)):
                 await producer.send_and_wait(schedules, b"", b"traffic", headers=far)

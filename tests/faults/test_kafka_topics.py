@@ -202,7 +202,7 @@ async def test_f31_f32_a_topic_that_was_deleted_and_made_anew_is_told_apart(
             async with asyncio.timeout(30):
                 while topic not in work.status().why:  # noqa: ASYNC110 - as a user would look
                     await asyncio.sleep(0.01)
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # so long it may begin sessions, and must not do so all the time
             assert len([each for each in caplog.records if "the session ends" in each.message]) < 20
         async with opened(url) as new:  # another process, which finds it missing, and makes it
             async with asyncio.timeout(30):
@@ -239,7 +239,7 @@ async def test_what_one_process_holds_is_held_by_all_of_every_topic(kafka: str) 
                 assert (await moves.transfer(Demand(500))).moved == 0
     async with Scheduler(url_of(kafka, *topics)) as scheduler:  # as long as nobody releases it
         assert await scheduler.paused() == [f"kafka:{target}"]
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # nothing may be delivered
         assert await scheduler.cancel("m7") is CancelOutcome.CANCELLED
         await scheduler.resume(f"kafka:{target}")
         found = await values(kafka, target, 39)

@@ -167,7 +167,7 @@ class Stage:
 
     async def held(self) -> dict[str, Any]:
         """Return what the service holds when nobody asks it for anything."""
-        await asyncio.sleep(CLOSED_S)
+        await asyncio.sleep(CLOSED_S)  # nothing tells when it has noticed
         self.service.send(signal.SIGUSR1)
         held: dict[str, Any] = json.loads(await asyncio.to_thread(self.service.out.wait_for, "^{"))
         return held
@@ -195,7 +195,7 @@ class Stage:
 
     async def _stays_away(self, store: str) -> None:
         await self._until(lambda answer: answer.status_code == 503 and f"{store}: " in answer.text, RED_S)
-        await asyncio.sleep(random.uniform(0, self.away_s))
+        await asyncio.sleep(random.uniform(0, self.away_s))  # a storm's pause
 
     async def _redis_killed(self) -> None:
         self.redis.kill()
@@ -369,10 +369,10 @@ async def soak(stage: Stage, *faults: Sequence[str], rate: float, far_ms: int, c
         for these in faults:
             async with clients.connected():
                 async with load.running():
-                    await asyncio.sleep(calm_s)
+                    await asyncio.sleep(calm_s)  # as in calm
                     for what in these:
                         await stage.befall(what)
-                        await asyncio.sleep(calm_s)
+                        await asyncio.sleep(calm_s)  # as in calm
                 await stage.until_empty(clients, far_ms / 1000 + 30)
             held.append(await stage.held())
     book = stage.book

@@ -93,7 +93,7 @@ def with_short_lease(box: DelayBox) -> DelayBox:
 
 async def main(plan: Plan) -> None:
     """Run the box."""
-    intake.MAX_CLAIM_MESSAGES = BATCH  # type: ignore[misc]
+    intake.MAX_CLAIM_MESSAGES = BATCH  # type: ignore[attr-defined]
     shorten_sessions()
     if plan.step:
         end_at(plan)
