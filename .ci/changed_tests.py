@@ -9,7 +9,7 @@ A file uses another file, whether the statement stands in a function or under `T
 - names it as a program or an import: `-m tests.spark.program`, `crew.start("worker", ...)`, `"aiodelay.sqlite"`, and
   `"demo:demo"` within a package;
 - holds a URL whose scheme pyproject.toml registers for it: `redis://`, `kafka:topic`;
-- holds its path, or that of its folder: `ROOT / "docs" / "kafka.md"`, `"examples/spark"`;
+- is a test, or a module of tests or examples, and holds its path or that of its folder: `ROOT / "docs" / "kafka.md"`;
 - is a module of the package whose folder holds it as data: Lua scripts, `schema.sql`, templates;
 - asks for a fixture that a conftest.py, or the pytest plugin of this project, makes with its help.
 
@@ -225,6 +225,7 @@ class Tree:
 
     def _named(self, code: Code, path: str) -> Iterator[Use]:
         in_src = path.startswith("src/")
+        names_paths = path.startswith(("examples/", "tests/"))
         package = module_name(path) if path.endswith("/__init__.py") else module_name(path).rpartition(".")[0]
         for text in code.texts:
             if ":" in text:
@@ -235,10 +236,10 @@ class Tree:
             if not in_src and _DOTTED.fullmatch(text):
                 files = self.resolve(text.partition(":")[0])
                 yield from (Use(file, f"names {text}") for file in files if len(files) > 1)
-            if not in_src and ("/" in text or "." in text):
+            if names_paths and ("/" in text or "." in text):
                 yield from self._by_path(text)
         inner = set[int]()
-        for node in code.nodes if not in_src else ():
+        for node in code.nodes if names_paths else ():
             if isinstance(node, ast.BinOp) and id(node) not in inner:
                 nodes, runs = chain(node)
                 inner |= nodes

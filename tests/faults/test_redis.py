@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay import Scheduler
-from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+from aiodelay.errors import AiodelayError, StoreMismatchError, StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.model import (
     After,
@@ -343,12 +343,18 @@ async def test_connections_that_lead_to_a_replica_now_are_made_anew(server: Redi
 
 
 def node_of_a_cluster(program: str) -> RedisServer:
-    """Start one; its second port is 10,000 above the first."""
-    options = "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"
-    while (node := RedisServer(program, *options)).port > 55_000:
+    """Start one; its second port, 10,000 above the first, may be taken: then another one."""
+    while True:
+        node = RedisServer(program, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+        try:
+            if node.port <= 55_000:
+                node.start()
+                return node
+        except AiodelayError:
+            if "Address already in use" not in node.log:
+                node.stop()
+                raise
         node.stop()
-    node.start()
-    return node
 
 
 def answers_with(node: RedisServer, text: bytes, *command: str) -> None:

@@ -305,13 +305,16 @@ def b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def _duplicates(story: Story) -> Iterator[tuple[Attempt, Attempt]]:
-    """Yield runs of something that ran before, or still ran, and had not failed; with the run before."""
-    runs: dict[str, list[Attempt]] = defaultdict(list)
+    """Yield runs of a message whose run before ended well, or was cut off, or goes on; with the run before.
+
+    A run after one that failed is a retry, also if the run before that one was cut off.
+    """
+    latest: dict[str, Attempt] = {}
     for attempt in story.attempts:
-        earlier = [each for each in runs[attempt.start.delivery_id] if each.result in ("", "ok")]
-        if earlier:
-            yield attempt, earlier[-1]
-        runs[attempt.start.delivery_id].append(attempt)
+        before = latest.get(attempt.start.delivery_id)
+        if before is not None and before.result in ("", "ok"):
+            yield attempt, before
+        latest[attempt.start.delivery_id] = attempt
 
 
 def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Literal["fault", "lapse", ""]:

@@ -167,6 +167,14 @@ def taken_over(*, at: int) -> Tale:
     return story.wait(at).claim(by="q").run(by="q").settle(by="q").final()
 
 
+def killed_then_failed() -> Tale:
+    """Process p dies with a message; q takes it over, fails, and tries again: one run again, for one in flight."""
+    story = Tale().process("ready").process("ready", by="q").put().wait(10).claim().run(result="")
+    story.process("killed").process("ended", code=-9).wait(1_100)
+    story.claim(by="q").run(by="q", result="failed").settle(by="q", kind="again")
+    return story.claim(by="q", attempt=1).run(by="q", attempt=2).settle(by="q").final()
+
+
 def zombie_settles() -> Tale:
     """Process p settles although q has taken over."""
     story = Tale().put().wait(10).claim().run()
@@ -255,6 +263,7 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     "put back, and its process killed before the source heard of it": lambda: put_back(answer=""),
     "given up": lambda: Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").final(dead=("a",)),
     "run again after a kill": lambda: taken_over(at=1_100),
+    "run again after a kill, and once more since it failed": killed_then_failed,
     "run again after its lease ended": lambda: (
         Tale().put().wait(10).claim().run(result="").wait(1_100).claim(by="q").run(by="q").settle(by="q").final()
     ),
