@@ -602,7 +602,7 @@ async def waiting(feed: Feed) -> AsyncIterator[asyncio.Task[None]]:
 @on_list
 async def test_l2_a_push_by_anybody_ends_the_wait_of_all_and_takes_nothing(scene: Scene) -> None:
     first, second = await scene.feed(), await scene.feed()
-    async with asyncio.timeout(10), waiting(first), waiting(second):
+    async with asyncio.timeout(20), waiting(first), waiting(second):
         await scene.push(element("m"))
     assert await scene.ids() == ["m"]
     assert sorted(ids([*await claim(first), *await claim(second)])) == ["m"]
@@ -617,14 +617,14 @@ async def test_l2_a_wait_blocks_on_the_server_and_does_not_poll(scene: Scene) ->
         await asyncio.sleep(0.6)  # commands are counted meanwhile
         assert await _calls(scene) - before <= 3  # those that count
         await scene.push(element("m"))
-        await asyncio.wait([waiter], timeout=10)
+        await asyncio.wait([waiter], timeout=20)
         assert waiter.done()
 
 
 @on_list
 async def test_l2_a_cut_connection_is_made_again(scene: Scene) -> None:
     feed = await scene.feed()
-    async with asyncio.timeout(10), waiting(feed):
+    async with asyncio.timeout(20), waiting(feed):
         await scene.direct.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     feed.clear()
     for _ in range(3):
@@ -632,7 +632,7 @@ async def test_l2_a_cut_connection_is_made_again(scene: Scene) -> None:
             assert await claim(feed) == []
         except StoreUnavailableError:
             await asyncio.sleep(0.2)  # as a dispatcher pauses after an error
-    async with asyncio.timeout(10), waiting(feed):
+    async with asyncio.timeout(20), waiting(feed):
         await asyncio.sleep(0.5)  # it must have come to wait on the server again
         await scene.push(element("m"))
     assert ids(await claim(feed)) == ["m"]
@@ -641,7 +641,7 @@ async def test_l2_a_cut_connection_is_made_again(scene: Scene) -> None:
 @on_list
 async def test_l2_wake_ends_a_wait(scene: Scene) -> None:
     feed = await scene.feed()
-    async with asyncio.timeout(10), waiting(feed):
+    async with asyncio.timeout(20), waiting(feed):
         feed.wake()
 
 

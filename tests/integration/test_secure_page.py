@@ -83,7 +83,7 @@ async def test_larger_headers_are_not_read() -> None:
         running = asyncio.create_task(server.serve([listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"x" * DEFAULT_MAX_INCOMPLETE_EVENT_SIZE)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             assert (await reader.read(12)).startswith(b"HTTP/1.1 4")
         writer.close()
         server.should_exit = True
