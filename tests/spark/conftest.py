@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import chdir
+from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -18,12 +21,20 @@ from playwright.async_api import Browser, async_playwright
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.session import register
-from tests.spark.connect import Client, serving_connect
+from tests.spark.connect import SERVER, Client, port_of
 from tests.support.chromium import chromium
+from tests.support.cli import Ran, ran
 from tests.support.servers import RedisServer, redis_products, start
 
 LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """The second compiler and a parallel collector pay after minutes; most JVMs of these tests live for seconds."""
+
+QUICK_QUERIES = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""A query of ten rows takes less to interpret than to compile, and to plan once than stage by stage."""
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +46,12 @@ def java() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, java: None) -> Iterator[SparkSession]:
-    """A session in this process: two cores, a task may fail twice, nothing outside the test's folders."""
+def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, java: None) -> Iterator[SparkSession]:
+    """A session in this process: two cores, a task may fail twice, nothing outside the test's folders.
+
+    It is a Spark Connect server too, for `connect`, and its JVM runs in a folder of its own. At night it plans and
+    compiles queries as Spark does by default; processes that tests start always do.
+    """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     folder = tmp_path_factory.mktemp("spark")
     settings = {
@@ -51,21 +66,32 @@ def spark(tmp_path_factory: pytest.TempPathFactory, java: None) -> Iterator[Spar
         "spark.local.dir": f"{folder / 'local'}",
         "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder} -Djava.io.tmpdir={folder}",
     }
+    if "not nightly" in pytestconfig.option.markexpr:
+        settings |= QUICK_QUERIES
     builder = SparkSession.builder.master("local[2,3]").appName("tests")
-    for name, value in settings.items():
+    for name, value in (settings | SERVER).items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    (folder / "here").mkdir()
+    with chdir(folder / "here"):
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     register(session)
     yield session
     session.stop()
 
 
-@pytest.fixture(scope="session")
-def connect(tmp_path_factory: pytest.TempPathFactory, java: None) -> Iterator[Client]:
-    """A Spark Connect server, and the folder where it runs."""
-    with serving_connect(tmp_path_factory.mktemp("connect"), tmp_path_factory.mktemp("log") / "log") as client:
-        yield client
+@pytest.fixture
+def connect(spark: SparkSession) -> Client:
+    """A client of the session's Spark Connect server, in the folder where its JVM runs."""
+    jvm: Any = spark._jvm
+    return Client(f"sc://localhost:{port_of(spark)}", Path(jvm.System.getProperty("user.dir")))
+
+
+@pytest.fixture
+def job(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Run `aiodelay spark` with these arguments in this process, in the session of the other tests."""
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    return partial(ran, "spark")
 
 
 @pytest.fixture

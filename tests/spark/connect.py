@@ -1,4 +1,4 @@
-"""A Spark Connect server in a process of its own, and `aiodelay` as its client without Java."""
+"""A Spark Connect server beside a session, and `aiodelay` as its client without Java."""
 
 from __future__ import annotations
 
@@ -13,11 +13,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from tests.support.processes import ROOT
 
-__all__ = ["Client", "serving_connect"]
+__all__ = ["EACH", "SERVER", "SHELL", "Client", "port_of"]
 
-AIODELAY = 'aiodelay() { python -m aiodelay "$@"; }'
+SERVER = {
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+    "spark.connect.grpc.binding.port": "0",
+}
+"""Settings that make a session a server too, at a free port."""
+
+EACH = 'aiodelay() { python -m aiodelay "$@"; }'
+"""Makes the command `aiodelay` in a script of bash: each a process of its own."""
+SHELL = r"""
+exec 3>&1
+coproc AIODELAY_RESIDENT { python -m tests.spark.resident; }
+aiodelay() {
+  printf '%s\0' "${AIODELAY_STORE-}" "$@" >&"${AIODELAY_RESIDENT[1]}"
+  echo >&"${AIODELAY_RESIDENT[1]}"
+  read -r code <&"${AIODELAY_RESIDENT[0]}"
+  return "$code"
+}
+"""
+"""Makes the command `aiodelay` in a script of bash: all of them in one process."""
+
+
+def port_of(spark: SparkSession) -> int:
+    """Return where the server of a session listens."""
+    service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+    port: int = getattr(service, "MODULE$").localPort()
+    return port
 
 
 class Client:
@@ -35,15 +62,20 @@ class Client:
         ours = {"PATH": f"{Path(sys.executable).parent}", "PYTHONPATH": f"{ROOT}", "SPARK_REMOTE": url}
         self.environment = clean | ours
 
-    def ran(self, script: str, code: int = 0) -> list[dict[str, Any]]:
-        """Run a script; return the summaries that it printed."""
+    def ran(self, script: str, aiodelay: str = EACH) -> list[dict[str, Any]]:
+        """Run a script; return the summaries that it printed.
+
+        Args:
+            script: For bash.
+            aiodelay: `EACH` or `SHELL`.
+        """
         bash = shutil.which("bash")
         assert bash is not None
-        command = [bash, "-e", "-c", f"{AIODELAY}\n{script}"]
+        command = [bash, "-e", "-c", f"{aiodelay}\n{script}"]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
         )
-        assert done.returncode == code, done.stdout + done.stderr[-5_000:]
+        assert done.returncode == 0, done.stdout + done.stderr[-5_000:]
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     @property
@@ -64,26 +96,3 @@ class Client:
                 yield process
             finally:
                 process.kill()
-
-
-@contextmanager
-def serving_connect(folder: Path, log: Path) -> Iterator[Client]:
-    """Run a server in a folder for as long as a block; `log` takes its standard error."""
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.program", "serve_connect"],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    with process:
-        assert process.stdout is not None
-        port = process.stdout.readline().strip()
-        assert port, log.read_text("utf-8")[-5_000:]
-        try:
-            yield Client(f"sc://localhost:{port}", folder)
-        finally:
-            process.communicate()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -109,15 +110,6 @@ def speculate(master: str, url: str, namespace: str, folder: str) -> None:
     print(write_frame(frame.mapInArrow(slow, frame.schema), given(url, namespace)).rows)
 
 
-def serve_connect() -> None:
-    """Be a Spark Connect server until stdin ends: prints its port, of its own choice."""
-    plugin = "org.apache.spark.sql.connect.SparkConnectPlugin"
-    spark = session("local[2]", {"spark.plugins": plugin, "spark.connect.grpc.binding.port": "0"})
-    service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
-    print(getattr(service, "MODULE$").localPort(), flush=True)
-    sys.stdin.read()
-
-
 def do_all_slowly(url: str, kafka: str, folder: str, now: str, cutover: str) -> None:
     """Write, stream, promote, migrate and archive at once, each for minutes; run an engine too once a line is read."""
     place, spark = Path(folder), session("local[16]")
@@ -162,7 +154,7 @@ def take_out_slowly() -> None:
     def slow(source: Place, margin_ms: int, _: float, patience_ms: int) -> Taker:
         return Taker(source, margin_ms, 1, patience_ms)
 
-    migrate.Taker = slow  # type: ignore[assignment,misc]
+    mock.patch.object(migrate, "Taker", slow).start()
 
 
 def migration(url: str, name: str, cutover: str, folder: str) -> dict[str, Any]:

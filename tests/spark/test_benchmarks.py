@@ -35,7 +35,7 @@ def redis_url() -> Iterator[str]:
 def _settings_kept(spark: SparkSession) -> Iterator[None]:
     """A benchmark sets what it likes in the session that is there."""
     name = "spark.sql.shuffle.partitions"
-    before = spark.conf.get(name)
+    before = f"{spark.conf.get(name)}"
     yield
     spark.conf.set(name, before)
 

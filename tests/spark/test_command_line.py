@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from aiodelay.cli.app import app
 from aiodelay.cli.commands import name_of
 from aiodelay.cli.spark import JOBS
+from tests.support.cli import Ran
 from tests.support.command import absolute_path
 
 pytestmark = pytest.mark.timeout(600)  # a process starts a JVM of its own, which takes a loaded machine long
@@ -44,7 +46,14 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
 
 
 def aiodelay(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", "aiodelay", "spark", *arguments, cwd=cwd, **environment)
+    return run(sys.executable, "-m", "aiodelay", "spark", *arguments, *QUIET, cwd=cwd, **environment)
+
+
+def submitted(*arguments: str, cwd: Path, url: str) -> subprocess.CompletedProcess[str]:
+    (script,) = run(sys.executable, "-m", "pyspark_aiodelay", cwd=cwd).stdout.split()
+    submit = [f"{Path(pyspark.__file__).parent / 'bin' / 'spark-submit'}", *QUIET, "--conf", "spark.log.level=ERROR"]
+    python = {"PYSPARK_PYTHON": sys.executable, "AIODELAY_STORE": "env:WHERE"}
+    return run(*submit, script, *arguments, cwd=cwd, WHERE=url, **python)
 
 
 def summary_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -62,26 +71,28 @@ def told_by(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-def test_a_backfill_and_its_repetition(orders: Path, tmp_path: Path) -> None:
-    (tmp_path / "url").write_text(f"sqlite:///{tmp_path / 'delay.db'}\n")
-    line = ("backfill", "--from", f"parquet:{orders}", "--to", "redis-list:orders", "--map", MAP, *QUIET)
-    first = aiodelay(*line, "--store", f"file:{tmp_path / 'url'}", cwd=tmp_path)
+@pytest.mark.parametrize("is_submitted", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_a_backfill_and_its_repetition(
+    orders: Path, tmp_path: Path, job: Callable[..., Ran], *, is_submitted: bool
+) -> None:
+    line = ("backfill", "--from", f"parquet:{orders}", "--to", "redis-list:orders", "--map", MAP)
+    url = f"sqlite:///{tmp_path / 'delay.db'}"
+    first = submitted(*line, cwd=tmp_path, url=url) if is_submitted else aiodelay(*line, "--store", url, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     found = summary_of(first)
     assert (found["job"], found["rows"], found["rejected"]) == ("backfill", 300, 0)
     assert found["counts"] == COUNTS | {"accepted": 300, "stored": 300}
     assert found["facts"] == {"dry_run": False, "reasons": {}, "tombstone_window": "1d"}
 
-    (script,) = run(sys.executable, "-m", "pyspark_aiodelay", cwd=tmp_path).stdout.split()
-    submit = [f"{Path(pyspark.__file__).parent / 'bin' / 'spark-submit'}", "--master", "local[2]"]
-    submit += ["--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR", script]
-    python = {"PYSPARK_PYTHON": sys.executable, "AIODELAY_STORE": "env:WHERE"}
-    again = run(*submit, *line[:7], cwd=tmp_path, WHERE=f"sqlite:///{tmp_path / 'delay.db'}", **python)
-    assert again.returncode == 0, again.stderr
-    assert summary_of(again)["counts"]["known"] == 300
+    (tmp_path / "url").write_text(f"{url}\n")
+    again = job(*line, "--store", f"file:{tmp_path / 'url'}")
+    assert again.code == 0, again.err
+    assert again.object["counts"]["known"] == 300
 
 
-def test_rejected_rows_fail_the_job_above_a_threshold_and_are_written_down(orders: Path, tmp_path: Path) -> None:
+def test_rejected_rows_fail_the_job_above_a_threshold_and_are_written_down(
+    orders: Path, tmp_path: Path, job: Callable[..., Ran]
+) -> None:
     mapping = "id=if(order_id < 'order-0000003', null, order_id),due_at=remind_at,payload=struct(*)"
     line = (
         "backfill",
@@ -91,21 +102,24 @@ def test_rejected_rows_fail_the_job_above_a_threshold_and_are_written_down(order
         "redis-list:orders",
         "--map",
         mapping,
-        *QUIET,
         "--dry-run",
     )
     places = ("--store", f"sqlite:///{tmp_path / 'delay.db'}", "--rejects", f"{tmp_path / 'rejects'}")
-    done = aiodelay(*line, *places, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert summary_of(done)["facts"]["reasons"] == {"id.missing": 3}
+    done = job(*line, *places)
+    assert done.code == 1, done.err
+    assert done.object["facts"]["reasons"] == {"id.missing": 3}
     assert not (tmp_path / "delay.db").exists()
     assert list((tmp_path / "rejects").glob("*.parquet"))
 
 
+@pytest.mark.usefixtures("java")
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (["--map", "id=order"], 2, "map is without 'due_at'; allowed: due_at=COLUMN; columns: order_id, "),
+        pytest.param(
+            *(["--map", "id=order"], 2, "map is without 'due_at'; allowed: due_at=COLUMN; columns: order_id, "),
+            marks=pytest.mark.nightly,  # in process: test_backfill
+        ),
         (["--map", MAP, "--store", "redis://:secret@127.0.0.1:1", "--timeout", "1s"], 5, "is unavailable: "),
         (["--map", MAP, "--conf", "ui=false"], 2, "--conf is 'ui'; allowed: spark.NAME=VALUE"),
     ],
@@ -113,7 +127,7 @@ def test_rejected_rows_fail_the_job_above_a_threshold_and_are_written_down(order
 def test_what_goes_wrong_is_one_line_and_a_code(
     orders: Path, tmp_path: Path, arguments: list[str], code: int, line: str
 ) -> None:
-    first = ["backfill", "--from", f"parquet:{orders}", "--to", "redis-list:orders", *QUIET]
+    first = ["backfill", "--from", f"parquet:{orders}", "--to", "redis-list:orders"]
     if "--store" not in arguments:
         first += ["--store", "sqlite:///delay.db"]
     done = aiodelay(*first, *arguments, cwd=tmp_path)

@@ -19,17 +19,21 @@ import pytest
 
 from aiodelay import Scheduler
 from tests.integration.test_redis_fred84 import enqueue
-from tests.spark.connect import Client
+from tests.spark.connect import EACH, SHELL, Client
 from tests.spark.messages import stored
 from tests.spark.test_engine import Topics, check_none_early, ids, now_ms
+from tests.spark.test_kills import wait_until
 from tests.spark.test_migrate import CALM, CUTOVER, FAR, Delivered, Traffic
 from tests.spark.test_takeover import DUE_MS, send_etf1
+from tests.support.journals import note
 from tests.support.kafka import new_name
 from tests.support.processes import ROOT
 from tests.support.servers import RedisServer, redis_products, start
 
 pytestmark = pytest.mark.timeout(600)
 
+ONE_BY_ONE = pytest.param(EACH, id="one-by-one", marks=pytest.mark.nightly)
+"""A process for each line, which takes three times as long."""
 ROUNDS = 40
 PAGES = ROOT / "docs" / "spark"
 WRITTEN = 2026
@@ -73,8 +77,9 @@ def told(summary: Mapping[str, Any]) -> dict[str, int]:
     return {name: n for name, n in summary["counts"].items() if n}
 
 
-def test_every_job_runs_by_its_line_on_the_example_data(client: Client) -> None:
-    summaries = {each["job"]: each for each in client.ran(block("README.md", "## Every job once"))}
+@pytest.mark.parametrize("aiodelay", [pytest.param(SHELL, id="at-once"), ONE_BY_ONE])
+def test_every_job_runs_by_its_line_on_the_example_data(client: Client, aiodelay: str) -> None:
+    summaries = {each["job"]: each for each in client.ran(block("README.md", "## Every job once"), aiodelay)}
     assert {job: told(each) for job, each in summaries.items()} == {
         "backfill": {"accepted": 1000, "stored": 1000},
         "simulate": {"messages": 1000},
@@ -97,20 +102,21 @@ def test_every_job_runs_by_its_line_on_the_example_data(client: Client) -> None:
     assert "Dispatch simulation" in (client.folder / "next-week" / "simulate.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("aiodelay", [pytest.param(SHELL, id="at-once"), ONE_BY_ONE])
 def test_what_is_two_years_ahead_is_put_promoted_and_delivered_by_the_lines_of_the_page(
-    client: Client, redis: RedisServer
+    client: Client, redis: RedisServer, aiodelay: str
 ) -> None:
     store = {"redis://localhost": redis.url}
     *lines, deliver = block("cold.md", **store).splitlines()
-    put, cancelled, promoted = client.ran("\n".join(lines))
+    put, cancelled, promoted = client.ran("\n".join(lines), aiodelay)
     assert (put["counts"]["put"], cancelled["counts"]["ended"], promoted["rows"]) == (1000, 2, 0)
     (now,) = re.findall(r"`(--now 2028-\S+)`", (PAGES / "cold.md").read_text("utf-8"))
-    (promoted,) = client.ran(f"{lines[-1]} {placed(now)}")
+    (promoted,) = client.ran(f"{lines[-1]} {placed(now)}", aiodelay)
     assert told(promoted) == {"stored": 998}
-    client.ran(f"aiodelay fire {' '.join(stored(redis.url, 'default'))} --store {redis.url}\n{deliver}")
+    client.ran(f"aiodelay fire {' '.join(stored(redis.url, 'default'))} --store {redis.url}\n{deliver}", aiodelay)
     assert not stored(redis.url, "default")
     pq.write_table(pa.table({"id": ["order-0000000", "order-0000007"]}), client.folder / "withdrawn")
-    (cancelled,) = client.ran(block("cold.md", "## Cancel", **store))
+    (cancelled,) = client.ran(block("cold.md", "## Cancel", **store), aiodelay)
     assert told(cancelled) == {"promoted": 2, "ended": 1, "hot_ended": 1, "hot_barred": 1}
     load = next((client.folder / "cold" / "facts").glob("load=*"))
     kept, over = {*load.iterdir()}, load / "due_day=2025-01-01"
@@ -119,6 +125,7 @@ def test_what_is_two_years_ahead_is_put_promoted_and_delivered_by_the_lines_of_t
     assert {*load.iterdir()} == kept
 
 
+@pytest.mark.nightly  # waits for 20 seconds; in process: test_promote
 def test_what_was_put_two_years_ago_is_delivered_at_its_time(client: Client) -> None:
     now = datetime.now(UTC)
     due = now + timedelta(seconds=20)
@@ -214,6 +221,22 @@ def test_the_engine_delivers_by_its_line(client: Client, kafka: str) -> None:
     assert summary["facts"]["lateness_ms"]["max"] > 0
     check_none_early(found)
     assert ids(found) == sorted(["first", *(f"m{n}" for n in range(50))])
+
+
+def test_an_interrupted_archive_job_tells_what_it_did(client: Client) -> None:
+    url, folder = f"sqlite:///{client.folder / 'delay.db'}?journal=1000", client.folder / "events"
+    commits = folder / "_checkpoint" / "commits"
+    with client.running(f"aiodelay spark archive --store {url} --to {folder} --every 1s") as process:
+        for number in range(2):
+            before = len(list(commits.glob("[0-9]*")))
+            asyncio.run(note(url, 1 + 30 * number, 30))
+            wait_until(process, lambda: len(list(commits.glob("[0-9]*"))) > before)  # noqa: B023 - it ends here
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate()
+    assert process.returncode == 0, client.errors[-5_000:]
+    summary = json.loads(output)
+    assert summary["job"] == "archive"
+    assert summary["rows"] in (30, 60), "what the second batch came to may not have been told yet"
 
 
 def delivered_by(client: Client) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -60,7 +61,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def wait_until(process: subprocess.Popen[bytes], is_so: Callable[[], bool]) -> None:
+def wait_until(process: subprocess.Popen[Any], is_so: Callable[[], bool]) -> None:
     """Return once something is so of a program that is still going on."""
     deadline = time.monotonic() + START_S
     while not is_so():

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 from aiodelay.errors import ConfigurationError, InputError
-from aiodelay.spark.jobs import report as job
+from aiodelay.spark.jobs import report as report_job
 from aiodelay.spark.jobs.report import report, run
 from aiodelay.spark.schemas import EVENTS
+from tests.support.cli import Ran
 
 DAY = datetime(2026, 3, 28, tzinfo=UTC)
 DUE = DAY + timedelta(hours=9, minutes=30)
@@ -212,7 +210,7 @@ def test_the_figures_are_written_as_parquet_csv_and_a_page(spark: SparkSession, 
 def test_what_is_too_much_for_a_page_is_left_out_and_said(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "MOST_ROWS", 4)
+    monkeypatch.setattr(report_job, "MOST_ROWS", 4)
     archive = busy_journal().archive(spark, tmp_path / "archive")
     run(spark, archive=archive, html=tmp_path / "report.html", csv=tmp_path / "report.csv")
     page = (tmp_path / "report.html").read_text("utf-8")
@@ -222,8 +220,9 @@ def test_what_is_too_much_for_a_page_is_left_out_and_said(
     assert len((tmp_path / "report.csv").read_text("utf-8").splitlines()) == 6
 
 
-@pytest.mark.timeout(600)  # a process starts a JVM of its own, which takes a loaded machine long
-def test_the_command_writes_a_page_and_one_line_of_json(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_command_writes_a_page_and_one_line_of_json(
+    spark: SparkSession, job: Callable[..., Ran], tmp_path: Path
+) -> None:
     archive = busy_journal().archive(spark, tmp_path / "archive")
     arguments = [
         "--archive",
@@ -235,11 +234,9 @@ def test_the_command_writes_a_page_and_one_line_of_json(spark: SparkSession, tmp
         "--to",
         "2026-03-29T00:00Z",
     ]
-    command = [sys.executable, "-m", "aiodelay", "spark", "report", *arguments, "--html", "report.html"]
-    command += ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    summary = json.loads(ended.stdout)
+    ended = job("report", *arguments, "--html", f"{tmp_path / 'report.html'}")
+    assert ended.code == 0, ended.err
+    summary = ended.object
     assert (summary["job"], summary["counts"]["delivered"]) == ("report", 1)
     assert summary["facts"]["within"] == "from 2026-03-28 10:00:00 before 2026-03-29 00:00:00"
     assert "Figures of each lane" in (tmp_path / "report.html").read_text("utf-8")

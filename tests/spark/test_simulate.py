@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
-import subprocess
-import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,8 @@ from aiodelay.spark.forecast import HOUR_MS, Span
 from aiodelay.spark.jobs.simulate import MOST_RATES, pending, read_rates, run, slots, span_of
 from aiodelay.spark.summary import Summary
 from tests.spark.messages import given
+from tests.support.cli import Ran
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.timeout(600)  # a command starts a JVM of its own, which takes a loaded machine long
 
 START = datetime(2031, 3, 3, 9, tzinfo=UTC)
 FROM_MS = int(START.timestamp()) * 1000
@@ -160,21 +157,22 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
     assert span_of(START) == Span(FROM_MS, FROM_MS + 7 * 24 * HOUR_MS)
 
 
-def test_the_command_simulates_files_and_prints_one_line(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_command_simulates_files_and_prints_one_line(
+    spark: SparkSession, job: Callable[..., Ran], tmp_path: Path
+) -> None:
     due_frame(spark, [60.0] * 100).withColumnRenamed("due_at", "remind_at").write.parquet(f"{tmp_path / 'orders'}")
-    common = ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2"]
-    command = [sys.executable, "-m", "aiodelay", "spark", "simulate", "--rate", "5,50", *common]
+    command = ["simulate", "--rate", "5,50"]
     command += ["--from-time", "2031-03-03T10:00:00+01:00", "--to-time", "2031-03-04T00:00Z"]
-    files = ["--from", "parquet:orders", "--map", "due_at=remind_at", "--out", "out"]
-    ended = subprocess.run([*command, *files], cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
-    assert ended.returncode == 0, ended.stderr
-    summary = json.loads(ended.stdout)
-    assert [each["max_ms"] for each in summary["facts"]["rates"]] == [19_800, 1_980]
-    assert summary["facts"]["written"] == ["out/simulate.csv", "out/simulate.html"]
+    files = ["--from", f"parquet:{tmp_path / 'orders'}", "--map", "due_at=remind_at", "--out", f"{tmp_path / 'out'}"]
+    ended = job(*command, *files)
+    assert ended.code == 0, ended.err
+    facts = ended.object["facts"]
+    assert [each["max_ms"] for each in facts["rates"]] == [19_800, 1_980]
+    assert facts["written"] == [f"{tmp_path / 'out' / name}" for name in ("simulate.csv", "simulate.html")]
     for arguments, line in (
         ([], "--store is missing"),
         ([*files, "--lane", "kafka"], "--lane is 'kafka'; allowed: with"),
     ):
-        wrong = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert wrong.returncode == 2
-        assert line in wrong.stderr
+        wrong = job(*command, *arguments)
+        assert wrong.code == 2
+        assert line in wrong.err

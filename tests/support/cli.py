@@ -42,6 +42,14 @@ class Ran:
         return found
 
 
+def ran(*arguments: str) -> Ran:
+    """Run a command."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run_app(arguments)
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
 class Cli:
     """Runs commands on one store.
 
@@ -57,14 +65,10 @@ class Cli:
     def __call__(self, *arguments: str, stdin: bytes = b"", store: str | None = None) -> Ran:
         path = self._folder / "stdin"
         path.write_bytes(stdin)
-        out, err = io.StringIO(), io.StringIO()
         environment = {"AIODELAY_STORE": store or self.url, "AIODELAY_NAMESPACE": self.namespace}
         with (
             mock.patch.dict(os.environ, {**environment, "COLUMNS": "120"}),
             path.open(encoding="utf-8") as file,
             mock.patch.object(sys, "stdin", file),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
         ):
-            code = run_app(arguments)
-        return Ran(code, out.getvalue(), err.getvalue())
+            return ran(*arguments)
