@@ -37,6 +37,16 @@ QUICK_QUERIES = {
 """A query of ten rows takes less to interpret than to compile, and to plan once than stage by stage."""
 
 
+PATIENCE = pytest.mark.timeout(600)
+"""A timeout in the middle of a call to Java spoils the session for all later tests, so a busy machine has more time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "java" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(PATIENCE)
+
+
 @pytest.fixture(scope="session")
 def java() -> Iterator[None]:
     """Give each JVM that this process starts from now on settings that save processor time."""

@@ -12,8 +12,8 @@ FOLDERS = ("spark", "faults", "e2e", "integration", "browser", "stateful", "conf
 """Folders of tests, those with the longest tests first: a long test at the end would keep all other processes idle."""
 APART = FOLDERS[1:4]
 """Folders whose tests are given out one by one, as many of them wait for seconds; others go by file."""
-COSTLY = ("spark", "own_broker", "browser")
-"""Session fixtures that take seconds to start: the tests that use one share a process, which starts it once."""
+COSTLY = ("java", "own_broker", "browser")
+"""Fixtures whose servers take seconds to start: the tests that use one share a process, which starts it once."""
 
 
 def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
