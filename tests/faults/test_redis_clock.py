@@ -106,7 +106,7 @@ class Runs:
         async def work(payload: bytes, context: Context) -> None:
             assert server.now_ms() >= int(context.delivery_id.rsplit("/", 1)[1]), "early (S1)"
             self.started.append(context.id)
-            await asyncio.sleep(takes_s)
+            await asyncio.sleep(takes_s)  # a run that takes real time
             self.ended.append(context.id)
 
     async def until(self, runs: int) -> None:

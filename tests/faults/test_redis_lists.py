@@ -317,8 +317,12 @@ def test_a_list_without_the_right_to_write_loses_nothing_and_holds_up_no_other(
             reasons = {each.address: each.reason for each in await store.blocked()}
             assert "permission" in reasons[LIST] or "can't access" in reasons[LIST] or "can't run" in reasons[LIST]
             server.command("ACL", "SETUSER", "mover", "~*", "+@all")
-            await asyncio.sleep(0.2)
-            await move_all(store)
+
+            async def all_moved() -> bool:
+                await move_all(store)
+                return not await left(store)
+
+            await until(all_moved, "what was set aside is tried again")
             assert (await ids_in(admin), await ids_in(admin, OTHER)) == (ids, others)
 
     play(server)

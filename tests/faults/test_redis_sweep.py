@@ -202,7 +202,7 @@ def test_f5_a_whole_life_of_a_scheduler(server: RedisServer) -> None:
 
             @scheduler.handler(name=LANE)
             async def work(payload: bytes, context: Context) -> None:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.005)  # a run that takes real time
                 ended[context.id] += 1
 
             return scheduler
@@ -213,7 +213,7 @@ def test_f5_a_whole_life_of_a_scheduler(server: RedisServer) -> None:
                     tried.add(f"m{number}")
                     await own.schedule(b"", to=f"handler:{LANE}", id=f"m{number}", delay=f"{10 * number}ms")
                     stored.add(f"m{number}")
-                await asyncio.sleep(0.015)
+                await asyncio.sleep(0.015)  # two of three come due
 
         await world.strike(striker, live)
         async with scheduler() as heir:

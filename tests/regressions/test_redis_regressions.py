@@ -89,7 +89,7 @@ class Bench:
     async def note(self, event: object, context: Context, takes_s: float) -> None:
         late_s = self.clock.now_ms() / 1000 - context.due.timestamp()
         self.seen.append(Seen(context.id, event, context.attempt, late_s))
-        await asyncio.sleep(takes_s)
+        await asyncio.sleep(takes_s)  # a run that takes real time
 
     @property
     def ids(self) -> list[str]:

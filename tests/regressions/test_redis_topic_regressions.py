@@ -48,7 +48,7 @@ class Scene:
             retry=Retry(attempts=5, first="50ms", jitter=0),
         )
         async def handle(payload: bytes, context: Context) -> None:
-            await asyncio.sleep(run_s)
+            await asyncio.sleep(run_s)  # a run that takes real time
             self.seen.put_nowait((payload, context.delivery_id, context.attempt))
             if context.attempt <= fails:
                 raise RuntimeError("no answer")

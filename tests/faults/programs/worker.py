@@ -144,6 +144,7 @@ class Handling:
             self._history.write(h.Blocked(ms=int(number)))
             say("blocking")
             time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
+        # A run takes real time, and so does what a producer pauses for below: processes share no virtual clock.
         await asyncio.sleep(int(number) / 1000 if what == "sleep" else self._plan.run_ms / 1000)
 
 
