@@ -26,8 +26,14 @@ from tests.support.chromium import chromium
 from tests.support.cli import Ran, ran
 from tests.support.servers import RedisServer, redis_products, start
 
-LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The second compiler and a parallel collector pay after minutes; most JVMs of these tests live for seconds."""
+LIGHT_JAVA = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""A second compiler and a parallel collector pay after minutes, and most JVMs of these tests live for seconds.
+
+The classes of Spark need no verifier.
+"""
 
 QUICK_QUERIES = {
     "spark.sql.adaptive.enabled": "false",

@@ -108,13 +108,13 @@ def test_schedules_cancels_and_changes_come_to_what_was_asked_last(
     spark: SparkSession, topics: Topics, tmp_path: Path
 ) -> None:
     checkpoint = f"{tmp_path / 'checkpoint'}"
-    query = engine.start(spark, source=topics.url, checkpoint=checkpoint, shards=2)
+    query = engine.start(spark, source=topics.url, checkpoint=checkpoint, shards=2, trigger="1s")
     try:
         topics.send(topics.put("first", 0))
         topics.read(topics.out, 1, is_going=lambda: bool(query.isActive))
-        soon, far = now_ms() + 6_000, now_ms() + 3_600_000
+        soon, far = now_ms() + 6_000, now_ms() + 3_600_000  # changes must be read before they are due
         topics.send(
-            *(topics.put(f"m{n}", soon + n * 100) for n in range(20)),
+            *(topics.put(f"m{n}", soon + n * 50) for n in range(20)),
             topics.put("moved here", far, value=b"old"),
             topics.put("moved away", soon),
             topics.put("cancelled", soon),
