@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if group := group_of(item):
                 item.add_marker(pytest.mark.xdist_group(group))
     items[:] = slowest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests out of garbage collections: each would look at all of them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -31,14 +30,6 @@ from benchmarks.harness import (
 )
 from benchmarks.redis_server import running_server
 from benchmarks.report import as_json, as_line, as_markdown, put_between_markers, surroundings
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_heap() -> Iterator[None]:
-    """Benchmarks collect garbage before each measurement, which would look at all that the suite has loaded."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 AT_LEAST_HALF = Goal("at least", 0.5)
