@@ -31,7 +31,6 @@ from benchmarks.harness import (
 from benchmarks.redis_server import running_server
 from benchmarks.report import as_json, as_line, as_markdown, put_between_markers, surroundings
 
-
 AT_LEAST_HALF = Goal("at least", 0.5)
 
 
