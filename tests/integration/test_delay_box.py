@@ -34,6 +34,7 @@ from tests.support.command import Program
 from tests.support.kafka import create_topic, new_name
 from tests.support.proxy import proxied
 from tests.support.topics import lasting_producer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -143,8 +144,8 @@ async def test_fields_of_our_own(kafka: str, urls: dict[str, str], kind: str) ->
     place = await placed(kafka, urls[kind], partitions=1)
     due_s = int(time.time()) + 2
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(due_s))
-    async with place.box(), place.out() as out:
-        await place.send(request(place.target, "replaced", 60, id="m"))
+    async with place.box() as box, place.out() as out:
+        await place.send(request(place.target, "replaced", 600, id="m"))
         fields: dict[str, Any] = {"at": at, "id": "m", "key": "k", "headers": {"h": "é"}}
         await place.send(request(place.target, {"a": [1.50]}, **fields), headers={"CALLER_SERVICE": "S", "n": None})
         (record,) = await out.until(1)
@@ -157,10 +158,15 @@ async def test_fields_of_our_own(kafka: str, urls: dict[str, str], kind: str) ->
             "n": b"",
             "scheduler-key": b"m",
         }
+
+        async def is_empty() -> bool:
+            return [each async for each in box._scheduler.pending()] == []
+
+        await until(is_empty, "neither of the two is pending")
         assert len(await out.quiet(QUIET_S)) == 1
 
 
-@pytest.mark.parametrize(("countdown_from", "countdown"), [("record", 32), ("arrival", 1)])
+@pytest.mark.parametrize(("countdown_from", "countdown"), [("record", 32), ("arrival", 2)])
 async def test_where_a_countdown_begins(kafka: str, urls: dict[str, str], countdown_from: str, countdown: int) -> None:
     """The record is 30 s old, or a little more, when it is read."""
     place = await placed(kafka, urls["sqlite"])
