@@ -175,8 +175,7 @@ def install(session: nox.Session, dependency_group: str) -> None:
 
 def install_editable(session: nox.Session, dependency_group: str, *requirements: str) -> None:
     """Install the dependencies once for each state of pyproject.toml, and the package from src, as it is."""
-    session.env["PYTHONDONTWRITEBYTECODE"] = ""  # compiling the tests takes longer than running many of them
-    session.env["PYTHONPYCACHEPREFIX"] = f"{Path(session.cache_dir, 'bytecode').resolve()}"
+    keep_bytecode(session)
     installed = Path(session.virtualenv.location, f"installed-{dependency_group}.toml")
     if not installed.exists() or installed.read_bytes() != Path("pyproject.toml").read_bytes():
         session.install("--editable", ".[cli]", *group(dependency_group), *requirements)
@@ -184,8 +183,15 @@ def install_editable(session: nox.Session, dependency_group: str, *requirements:
         session.run_install("python", "-c", note, "pyproject.toml", f"{installed}", silent=True)
 
 
+def keep_bytecode(session: nox.Session) -> None:
+    """Compile the tests once, outside the tree: that takes longer than running many of them."""
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    session.env["PYTHONPYCACHEPREFIX"] = f"{Path(session.cache_dir, 'bytecode').resolve()}"
+
+
 def prepare(session: nox.Session, *, spark: str = PYSPARK) -> None:
     """Install the package, what its tests need, a Redis, a Chromium, and PySpark of a version, half a gigabyte."""
+    keep_bytecode(session)
     session.install(".[cli]", *(group("spark") if spark else group("test")), *([f"pyspark=={spark}"] if spark else []))
     add_redis(session)
     add_chromium(session)

@@ -214,8 +214,13 @@ class TestInstants:
 
     def test_a_zone_that_raises_is_refused(self) -> None:
         class Broken(tzinfo):
-            def utcoffset(self, at: datetime | None) -> timedelta:
+            def utcoffset(self, _: datetime | None) -> timedelta:
                 raise LookupError("no such zone")
+
+            dst = utcoffset
+
+            def tzname(self, _: datetime | None) -> None:
+                return None
 
         with pytest.raises(ScheduleTimeError, match="a datetime whose time zone raises LookupError"):
             to_epoch_ms(datetime(2027, 1, 1, tzinfo=Broken()), field="at")
