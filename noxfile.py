@@ -184,9 +184,8 @@ def install_editable(session: nox.Session, dependency_group: str, *requirements:
 
 
 def keep_bytecode(session: nox.Session) -> None:
-    """Compile the tests once, outside the tree: that takes longer than running many of them."""
+    """Compile the tests once, also where Python is told to write no byte code: compiling them takes long."""
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    session.env["PYTHONPYCACHEPREFIX"] = f"{Path(session.cache_dir, 'bytecode').resolve()}"
 
 
 def prepare(session: nox.Session, *, spark: str = PYSPARK) -> None:
