@@ -53,12 +53,9 @@ pytest_collect_file = Sybil(
 ).pytest()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the blocks of a document in their order and in one process, because they build on each other."""
+    """The blocks of a document build on each other: put back the order that pytest-randomly takes away."""
     blocks = [item for item in items if isinstance(item, SybilItem)]
-    for block in blocks:
-        block.add_marker(pytest.mark.xdist_group(block.nodeid.partition("::")[0]))
     blocks.sort(key=lambda block: (block.example.path, block.example.line))
     in_order = iter(blocks)
     items[:] = [next(in_order) if isinstance(item, SybilItem) else item for item in items]

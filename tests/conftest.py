@@ -4,13 +4,14 @@ import gc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers, serving
 from tests.support import kafka as kafka_support
-from tests.support.distribution import group_of, slowest_first
+from tests.support.distribution import InGroups, slowest_first
 from tests.support.servers import Found, is_of_the_gate
 
 # The gate draws the same examples each time, and no deadline, since a slow machine says nothing about the code.
@@ -30,7 +31,7 @@ def pytest_report_header() -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests `nightly` that repeat a rule on a further Redis product; order and group all for several processes."""
+    """Mark tests `nightly` that repeat a rule on a further Redis product, and order all tests."""
     for item in items:
         if isinstance(item, pytest.Function):
             call = getattr(item, "callspec", None)
@@ -38,9 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             valkey_too = item.get_closest_marker("valkey_too") is not None
             if not all(is_of_the_gate(server, valkey_too=valkey_too) for server in servers):
                 item.add_marker("nightly")
-            if group := group_of(item):
-                item.add_marker(pytest.mark.xdist_group(group))
     items[:] = slowest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InGroups:  # noqa: ANN401 - xdist's
+    return InGroups(config, log)
 
 
 def pytest_collection_finish() -> None:

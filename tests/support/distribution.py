@@ -1,38 +1,57 @@
-"""The order of tests in a run, and which of them pytest-xdist keeps in one process; used by `tests/conftest.py`."""
+"""The order of tests in a run, and which of them pytest-xdist gives to one process; used by `tests/conftest.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["group_of", "slowest_first"]
+__all__ = ["InGroups", "slowest_first"]
 
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("spark", "faults", "e2e", "integration", "browser", "stateful", "conformance", "regressions", "unit")
 """Folders of tests, those with the longest tests first: a long test at the end would keep all other processes idle."""
-APART = FOLDERS[1:4]
-"""Folders whose tests are given out one by one, as many of them wait for seconds; others go by file."""
-COSTLY = ("java", "own_broker", "browser")
-"""Fixtures whose servers take seconds to start: the tests that use one share a process, which starts it once."""
+ONE_BY_ONE = ("faults", "e2e", "integration")
+"""Folders whose tests wait for seconds: any process may take any of them, unless their file has a fixture of its own."""
+TOGETHER = ("spark", "browser")
+"""Folders whose tests share what takes seconds to start, a JVM or a browser."""
+COSTLY = "own_broker"
+"""A fixture that takes seconds to start: the tests of all files that name it share a process, which starts it once."""
 
 
 def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Return tests in the order in which processes should begin them; within a folder, as they were collected."""
     places = {folder: place for place, folder in enumerate(FOLDERS)}
-    return sorted(items, key=lambda item: places.get(folder_of(item), len(places)))
+    return sorted(items, key=lambda item: places.get(folder_of(item.nodeid), len(places)))
 
 
-def group_of(item: pytest.Function) -> str:
-    """Return the name of the group whose tests run in one process; "" if any process may run this test."""
-    definitions = item._fixtureinfo.name2fixturedefs
-    for name in COSTLY:
-        if name in definitions:
-            return name
-    if folder_of(item) not in APART or any(each[-1].scope == "module" for each in definitions.values()):
-        return item.nodeid.partition("::")[0]
-    return ""
+class InGroups(LoadScopeScheduling):
+    """Gives each group of tests to one process.
+
+    It does by itself what `--dist=loadgroup` would do by marks, because pytest 9.2 ignores what xdist 3.8 makes of them.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder, file = folder_of(nodeid), nodeid.partition("::")[0]
+        if folder in TOGETHER:
+            return folder
+        if folder not in ONE_BY_ONE:
+            return file
+        return shared_by(file) or nodeid
 
 
-def folder_of(item: pytest.Item) -> str:
+@cache
+def shared_by(file: str) -> str:
+    """Return what the tests of a file share with each other, or with other files; "" if they share nothing."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    if COSTLY in text:
+        return COSTLY
+    return file if 'scope="module"' in text else ""
+
+
+def folder_of(nodeid: str) -> str:
     """Return the folder below `tests` that a test stands in."""
-    return item.nodeid.removeprefix("tests/").partition("/")[0]
+    return nodeid.removeprefix("tests/").partition("/")[0]
