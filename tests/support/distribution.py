@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("spark", "faults", "e2e", "integration", "browser", "stateful", "conformance", "regressions", "unit")
 """Folders of tests, those with the longest tests first: a long test at the end would keep all other processes idle."""
 ONE_BY_ONE = ("faults", "e2e", "integration")
-"""Folders whose tests wait for seconds: any process may take any of them, unless their file has a fixture of its own."""
+"""Folders whose tests wait for seconds: any process may take each, unless the file has a fixture of its own."""
 TOGETHER = ("spark", "browser")
 """Folders whose tests share what takes seconds to start, a JVM or a browser."""
 COSTLY = "own_broker"
@@ -31,7 +31,7 @@ def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 class InGroups(LoadScopeScheduling):
     """Gives each group of tests to one process.
 
-    It does by itself what `--dist=loadgroup` would do by marks, because pytest 9.2 ignores what xdist 3.8 makes of them.
+    `--dist=loadgroup` would do so by marks, but pytest 9.2 ignores what pytest-xdist 3.8 makes of the marks.
     """
 
     def _split_scope(self, nodeid: str) -> str:
