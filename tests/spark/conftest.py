@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from aiodelay.spark.session import register
 from tests.spark.connect import SERVER, Client, port_of
+from tests.spark.program import QUICK_QUERIES
 from tests.support.chromium import chromium
 from tests.support.cli import Ran, ran
 from tests.support.servers import RedisServer, redis_products, start
@@ -34,13 +35,6 @@ LIGHT_JAVA = (
 
 The classes of Spark need no verifier.
 """
-
-QUICK_QUERIES = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-"""A query of ten rows takes less to interpret than to compile, and to plan once than stage by stage."""
 
 
 PATIENCE = pytest.mark.timeout(600)
@@ -66,7 +60,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
     """A session in this process: two cores, a task may fail twice, nothing outside the test's folders.
 
     It is a Spark Connect server too, for `connect`, and its JVM runs in a folder of its own. At night it plans and
-    compiles queries as Spark does by default; processes that tests start always do.
+    compiles queries as Spark does by default; most processes that tests start always do.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     folder = tmp_path_factory.mktemp("spark")

@@ -30,6 +30,12 @@ from tests.spark.messages import frame_of, given
 
 at = datetime.fromisoformat
 ROWS = 2_000
+QUICK_QUERIES = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""A query of ten rows takes less to interpret than to compile, and to plan once than stage by stage."""
 ARCHIVED: Mapping[str, Any] = {"max_rows_per_batch": 10, "every": "3s"}
 OWN_PORT = {"SPARK_TESTING": "yes"}
 """What lets Spark start a session's own Connect server at a free port: else all of them want port 15002 at once."""
@@ -112,7 +118,7 @@ def speculate(master: str, url: str, namespace: str, folder: str) -> None:
 
 def do_all_slowly(url: str, kafka: str, folder: str, now: str, cutover: str) -> None:
     """Write, stream, promote, migrate and archive at once, each for minutes; run an engine too once a line is read."""
-    place, spark = Path(folder), session("local[16]")
+    place, spark = Path(folder), session("local[16]", QUICK_QUERIES)
     take_out_slowly()
     jobs: list[Callable[[], object]] = [
         lambda: write(spark, url, "written", rate="2", concurrency="1"),

@@ -108,7 +108,7 @@ def test_schedules_cancels_and_changes_come_to_what_was_asked_last(
     spark: SparkSession, topics: Topics, tmp_path: Path
 ) -> None:
     checkpoint = f"{tmp_path / 'checkpoint'}"
-    query = engine.start(spark, source=topics.url, checkpoint=checkpoint, shards=2, trigger="1s")
+    query = engine.start(spark, source=topics.url, checkpoint=checkpoint, shards=2, trigger="2s")
     try:
         topics.send(topics.put("first", 0))
         topics.read(topics.out, 1, is_going=lambda: bool(query.isActive))
