@@ -16,10 +16,8 @@ FOLDERS = ("spark", "faults", "e2e", "integration", "browser", "stateful", "conf
 """Folders of tests, those with the longest tests first: a long test at the end would keep all other processes idle."""
 ONE_BY_ONE = ("faults", "e2e", "integration")
 """Folders whose tests wait for seconds: any process may take each, unless the file has a fixture of its own."""
-TOGETHER = ("spark", "browser")
-"""Folders whose tests share what takes seconds to start, a JVM or a browser."""
-COSTLY = "own_broker"
-"""A fixture that takes seconds to start: the tests of all files that name it share a process, which starts it once."""
+OF_FILES = ('scope="module"', "own_broker")
+"""What a file names whose tests share a server of their own: one process runs them all, and starts it once."""
 
 
 def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -36,20 +34,25 @@ class InGroups(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         folder, file = folder_of(nodeid), nodeid.partition("::")[0]
-        if folder in TOGETHER:
+        if folder == "spark":
+            return half_of_spark(file)
+        if folder == "browser":
             return folder
-        if folder not in ONE_BY_ONE:
-            return file
-        return shared_by(file) or nodeid
+        return nodeid if folder in ONE_BY_ONE and not shares_a_server(file) else file
 
 
 @cache
-def shared_by(file: str) -> str:
-    """Return what the tests of a file share with each other, or with other files; "" if they share nothing."""
+def half_of_spark(file: str) -> str:
+    """Return which of two groups a file of Spark tests is in: each has a session, whose JVM takes 15 s to start."""
+    files = sorted(each.name for each in (ROOT / "tests" / "spark").glob("test_*.py"))
+    return f"spark {files.index(Path(file).name) % 2}"
+
+
+@cache
+def shares_a_server(file: str) -> bool:
+    """Say whether the tests of a file share a server that no other file uses."""
     text = (ROOT / file).read_text(encoding="utf-8")
-    if COSTLY in text:
-        return COSTLY
-    return file if 'scope="module"' in text else ""
+    return any(name in text for name in OF_FILES)
 
 
 def folder_of(nodeid: str) -> str:

@@ -37,6 +37,7 @@ def no_files_left() -> Iterator[None]:
 async def main(plan: Plan) -> None:
     history = h.History(plan.history, plan.name)
     scheduler = scheduler_of(plan, history, FailurePoints(None, lambda: None))
+    scheduler._options = msgspec.structs.replace(scheduler._options, open_timeout_ms=0)  # no file comes free meanwhile
     await asyncio.to_thread(int)
     history.write(count_resources("baseline"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
