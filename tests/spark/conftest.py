@@ -37,6 +37,7 @@ The classes of Spark need no verifier.
 """
 
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = pytest.mark.timeout(600)
 """A timeout in the middle of a call to Java spoils the session for all later tests, so a busy machine has more time."""
 
@@ -82,7 +83,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
     for name, value in (settings | SERVER).items():
         builder = builder.config(name, value)
     (folder / "here").mkdir()
-    with chdir(folder / "here"):
+    with chdir(folder / "here"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT}", prepend=os.pathsep)  # for functions of tests that Spark's workers run
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     register(session)

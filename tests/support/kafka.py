@@ -74,6 +74,10 @@ SETTINGS = {
 }
 
 
+_END_LAST = 'cat "$2" > /dev/null; kill -9 "$0"; rm -rf "$1"'
+"""Reads a pipe until nobody holds it open any more, and then ends a broker and removes its folder."""
+
+
 class Given:
     """A broker that runs already."""
 
@@ -172,6 +176,22 @@ class Broker:
         self.kill()
         self._folder.cleanup()
 
+    def share(self, pipe: Path) -> int:
+        """Leave the broker to all processes that hold a pipe open for writing; return our end of the pipe.
+
+        The broker ends, and its folder goes, when the last process has closed the pipe, or has been killed.
+        """
+        assert self._process is not None
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe)
+        command = ["/bin/sh", "-c", _END_LAST, f"{self._process.pid}", self._folder.name, f"{pipe}"]
+        watcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        user = os.open(pipe, os.O_WRONLY)
+        self._folder._finalizer.detach()  # type: ignore[attr-defined] # the watcher removes it
+        for each in (self._process, watcher):
+            each.returncode = 0  # they outlive this process, of which Python would warn
+        return user
+
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
@@ -205,26 +225,32 @@ def find() -> Broker | Given:
 def shared(folder: Path) -> Iterator[str]:
     """Yield the bootstrap address of one broker for all processes that name the same folder.
 
-    The process that comes first starts the broker, and stops it once no other process uses it.
+    The process that comes first starts the broker. All hold a pipe open; the broker ends when the last one closes it.
     """
-    address, broker = folder / "kafka.address", None
-    with (folder / "kafka.users").open("w") as users, (folder / "kafka.start").open("w") as start:
-        fcntl.flock(users, fcntl.LOCK_SH)
+    address, pipe = folder / "kafka.address", folder / "kafka.users"
+    with (folder / "kafka.start").open("w") as start:
         fcntl.flock(start, fcntl.LOCK_EX)
-        if not address.exists():
+        user = _joined(pipe) if address.exists() else None
+        if user is None:
             broker = find()
+            user = broker.share(pipe) if isinstance(broker, Broker) else -1
             address.write_text(broker.bootstrap)
         bootstrap = address.read_text()
-        fcntl.flock(start, fcntl.LOCK_UN)
-        try:
-            yield bootstrap
-        finally:
-            fcntl.flock(users, fcntl.LOCK_UN)
-            if broker is not None:
-                fcntl.flock(users, fcntl.LOCK_EX)  # granted when the others have ended
-                fcntl.flock(start, fcntl.LOCK_EX)
-                address.unlink()  # a process that comes now starts its own
-                broker.stop()
+    try:
+        yield bootstrap
+    finally:
+        if user >= 0:
+            os.close(user)
+
+
+def _joined(pipe: Path) -> int | None:
+    """Open the pipe that keeps a shared broker alive; -1: the broker is not ours to end, None: it has ended."""
+    if not pipe.exists():
+        return -1
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # nobody reads from it any more
+        return None
 
 
 def started(**settings: str) -> Broker:
