@@ -26,7 +26,7 @@ def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     return sorted(items, key=lambda item: places.get(folder_of(item.nodeid), len(places)))
 
 
-class InGroups(LoadScopeScheduling):
+class InGroups(LoadScopeScheduling):  # type: ignore[misc] # it has no types
     """Gives each group of tests to one process.
 
     `--dist=loadgroup` would do so by marks, but pytest 9.2 ignores what pytest-xdist 3.8 makes of the marks.
