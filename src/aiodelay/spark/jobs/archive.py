@@ -14,6 +14,7 @@ from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.spark.archived import CHECKPOINT, LOG, local_path
 from aiodelay.spark.following import MOST_ROWS
+from aiodelay.spark.interrupts import noted_interrupts
 from aiodelay.spark.progress import Batches
 from aiodelay.spark.session import register
 from aiodelay.spark.summary import Summary
@@ -23,7 +24,7 @@ from .given import setting
 
 __all__ = ["by_day", "run"]
 
-_LOOK_S: Final = 5
+_LOOK_S: Final = 1
 _EVERY_BATCH: Final = "spark.sql.streaming.fileSink.log.compactInterval"
 """How many batches the sink's log of files is written for at once; 1: each time the whole of it, in one file."""
 
@@ -88,13 +89,13 @@ def run(
     with setting(spark, _EVERY_BATCH, "1"):
         query = writer.trigger(**trigger).start(to)
     try:
-        while not query.awaitTermination(_LOOK_S):
-            written.note(query)
-    except KeyboardInterrupt:
-        if every is None:
-            raise
+        with noted_interrupts() as interrupted:
+            while not interrupted.is_set() and not query.awaitTermination(_LOOK_S):
+                written.note(query)
     finally:
         query.stop()
+    if interrupted.is_set() and every is None:
+        raise KeyboardInterrupt
     written.note(query)
     facts = {"to": to, "checkpoint": checkpoint, "days": sorted(written.days)}
     seconds = (clock.monotonic_ms() - started_ms) / 1000

@@ -15,6 +15,7 @@ from aiodelay.inputs import check_count
 from aiodelay.kafka.records import is_topic
 from aiodelay.kafka.topic import prepare_dead
 from aiodelay.spark.engine import due, placed
+from aiodelay.spark.interrupts import noted_interrupts
 from aiodelay.spark.places import read_cluster_of, read_topic
 from aiodelay.spark.producing import check_writable
 from aiodelay.spark.progress import Batch, Batches
@@ -128,10 +129,9 @@ def run(spark: SparkSession, *, on_batch: OnBatch | None = None, **options: Any)
     query = start(spark, **options)
     told = _Told(on_batch)
     try:
-        while not query.awaitTermination(_LOOK_S):
-            told.note(query)
-    except KeyboardInterrupt:
-        pass
+        with noted_interrupts() as interrupted:
+            while not interrupted.is_set() and not query.awaitTermination(_LOOK_S):
+                told.note(query)
     finally:
         query.stop()
     told.note(query)
