@@ -59,8 +59,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """Did I break something? Under a minute, on the sources as they are, no server. Arguments go to pytest."""
-    install_editable(session, "test")
+    """Did I break something? A minute and a half, the sources as they are, no server. Arguments go to pytest."""
+    install_editable(session, spark="")
     planned = changed_tests.quick(ROOT)
     session.log("\n".join(planned.report))
     session.run("pytest", *IN_TWO, "-q", "--durations=10", *session.posargs, *planned.tests)
@@ -75,7 +75,7 @@ def changed(session: nox.Session) -> None:
     if not planned.tests:
         return
     has_spark = any(path.startswith("tests/spark/") for path in planned.tests)
-    install_editable(session, "spark" if has_spark else "test", *([f"pyspark=={PYSPARK}"] if has_spark else []))
+    install_editable(session, spark=PYSPARK if has_spark else "")
     add_redis(session)
     if any(path.startswith(("tests/browser/", "tests/spark/")) for path in planned.tests):
         add_chromium(session)
@@ -173,12 +173,17 @@ def install(session: nox.Session, dependency_group: str) -> None:
     session.install(".[cli]", *group(dependency_group))
 
 
-def install_editable(session: nox.Session, dependency_group: str, *requirements: str) -> None:
+def requirements(spark: str) -> list[str]:
+    """Return what the tests need; with a version of PySpark, what the tests of Spark need too."""
+    return [*group("spark"), f"pyspark=={spark}"] if spark else [*group("test")]
+
+
+def install_editable(session: nox.Session, *, spark: str) -> None:
     """Install the dependencies once for each state of pyproject.toml, and the package from src, as it is."""
     keep_bytecode(session)
-    installed = Path(session.virtualenv.location, f"installed-{dependency_group}.toml")
+    installed = Path(session.virtualenv.location, f"installed-{'spark' if spark else 'test'}.toml")
     if not installed.exists() or installed.read_bytes() != Path("pyproject.toml").read_bytes():
-        session.install("--editable", ".[cli]", *group(dependency_group), *requirements)
+        session.install("--editable", ".[cli]", *requirements(spark))
         note = "import shutil, sys; shutil.copy(*sys.argv[1:])"
         session.run_install("python", "-c", note, "pyproject.toml", f"{installed}", silent=True)
 
@@ -191,7 +196,7 @@ def keep_bytecode(session: nox.Session) -> None:
 def prepare(session: nox.Session, *, spark: str = PYSPARK) -> None:
     """Install the package, what its tests need, a Redis, a Chromium, and PySpark of a version, half a gigabyte."""
     keep_bytecode(session)
-    session.install(".[cli]", *(group("spark") if spark else group("test")), *([f"pyspark=={spark}"] if spark else []))
+    session.install(".[cli]", *requirements(spark))
     add_redis(session)
     add_chromium(session)
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
@@ -34,6 +31,7 @@ from aiodelay.model import (
 from aiodelay.ports import Work
 from aiodelay.testing import FaultyStore, RecordingSink, VirtualClock, VirtualLoop
 from tests.support.disks import IN_MEMORY
+from tests.support.leftovers import open_files, threads
 
 Event = str
 
@@ -466,19 +464,6 @@ async def test_its_state_can_be_seen(clock: VirtualClock) -> None:
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     with TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY) as folder:
         yield "memory://" if request.param == "memory" else f"sqlite:///{folder}/delay.db"
-
-
-def open_files() -> set[str]:
-    names = (Path("/dev/fd") / name for name in os.listdir("/dev/fd"))
-    return {f"{name.name} {os.readlink(name)}" for name in names if name.is_symlink()}
-
-
-def threads() -> set[threading.Thread]:
-    """The threads there are, but for those of ours that are about to end."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("aiodelay"):
-            thread.join(5)
-    return set(threading.enumerate())
 
 
 async def ends_well(scheduler: Scheduler) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from aiodelay.model import Lane, PutBack, Stored, WorkStatus
 from aiodelay.ports import Feed, Work
 from aiodelay.testing import FaultyStore, RecordingSink, VirtualClock
 from tests.support.disks import IN_MEMORY
+from tests.support.leftovers import open_files, threads
 
 pytestmark = pytest.mark.asyncio
 
@@ -323,19 +322,6 @@ async def test_what_is_opening_cannot_be_opened_again(stage: Stage, clock: Virtu
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     with TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY) as folder:
         yield "memory://" if request.param == "memory" else f"sqlite:///{folder}/delay.db"
-
-
-def open_files() -> set[str]:
-    names = (Path("/dev/fd") / name for name in os.listdir("/dev/fd"))
-    return {f"{name.name} {os.readlink(name)}" for name in names if name.is_symlink()}
-
-
-def threads() -> set[threading.Thread]:
-    """The threads there are, but for those of ours that are about to end."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("aiodelay"):
-            thread.join(5)
-    return set(threading.enumerate())
 
 
 async def test_r1_a_store_is_entered_again_after_a_sink_did_not_answer(
