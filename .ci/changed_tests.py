@@ -96,7 +96,7 @@ def changes(root: Path, base: str) -> set[str]:
 
 
 def files_of(root: Path) -> list[str]:
-    """Return all files but those that git ignores."""
+    """Return all files that git does not ignore."""
     names = git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     return sorted({name for name in names if (root / name).is_file()})
 
