@@ -9,8 +9,6 @@ import pytest
 from aiodelay import CancelOutcome, Conflict, Scheduler, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
-from aiodelay.kafka.options import read_url
-from aiodelay.kafka.transactions import Transactions
 from aiodelay.model import After, Cancel, Demand, Envelope, Fire, Put, Refused, Stored
 from tests.support.kafka import Broker, create_topic, new_name
 
@@ -98,17 +96,3 @@ async def test_f21_while_the_cluster_is_away_nothing_is_said_to_be_stored(own_br
             while isinstance(outcome, Refused):
                 (outcome,) = await producer.apply([Cancel(new_op(), "m")])
         assert outcome == Stored("recorded", 0, 0)
-
-
-@pytest.mark.parametrize("steps", range(1, 7))
-async def test_r1_a_producer_whose_closing_is_cancelled_at_any_step_is_closed(kafka: str, steps: int) -> None:
-    producer = Transactions(read_url(kafka, "test"), new_name())
-    await producer.start()
-    closing = asyncio.ensure_future(producer.close())
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    assert closing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await closing
-    assert producer._client._closed
-    assert not any(connection.connected() for connection in producer._client.client._conns.values())

@@ -134,16 +134,23 @@ def reason_of(error: BaseException) -> str:
 
 
 async def stop(consumer: AIOKafkaConsumer) -> None:
-    """End a consumer; what it cannot do in time, or at all, because the cluster is away, ends with its connections."""
-    async with asyncio.TaskGroup() as tasks:
-        stopping = tasks.create_task(_stop(consumer), name="aiodelay kafka consumer stops")
-        await asyncio.wait([stopping], timeout=CLOSE_S)
-        await consumer._client.close()
-        await asyncio.wait([stopping], timeout=CLOSE_S)
-        stopping.cancel()
+    """Stop a consumer within twice `CLOSE_S`, also while the cluster is away; its connections are closed afterwards.
+
+    A caller that is cancelled meanwhile goes on waiting: a consumer that is half closed keeps its connections.
+    """
+    await run_to_completion(_stop(consumer), name="aiodelay kafka consumer closes")
 
 
 async def _stop(consumer: AIOKafkaConsumer) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        leaving = tasks.create_task(_leave(consumer), name="aiodelay kafka consumer leaves")
+        await asyncio.wait([leaving], timeout=CLOSE_S)
+        await consumer._client.close()
+        await asyncio.wait([leaving], timeout=CLOSE_S)
+        leaving.cancel()
+
+
+async def _leave(consumer: AIOKafkaConsumer) -> None:
     with suppress(KafkaError, OSError):
         await consumer.stop()
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
 
-from .client import CLOSE_S, consumer_of
+from .client import consumer_of, stop
 from .index import Read
 from .options import Cluster
 
@@ -93,6 +91,4 @@ class Fetcher:
     async def _close(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            with suppress(TimeoutError, KafkaError):
-                async with asyncio.timeout(CLOSE_S):
-                    await consumer.stop()
+            await stop(consumer)
