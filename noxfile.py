@@ -31,8 +31,10 @@ import changed_tests  # noqa: E402
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 DOCS = ["docs", "README.md"]  # in one process: the blocks of a page build on each other
 # Tests of faults mostly wait, so there are more processes than cores. `tests/support/distribution.py` groups the tests.
-IN_PARALLEL = ["--numprocesses=5", "--dist=loadscope", "--no-loadscope-reorder"]
+IN_PARALLEL = ["--numprocesses=7", "--dist=loadscope", "--no-loadscope-reorder"]
 IN_TWO = ["--numprocesses=2", *IN_PARALLEL[1:]]  # tests that need no server do not wait
+# pip compiles what no test imports, and PySpark comes as a source archive: half a gigabyte that it would compress.
+AS_IT_IS = ["--no-compile", "--config-settings=--build-option=--compression=stored"]
 FEW_FILES = 8  # `changed` runs them in one process, because starting others takes longer
 # The tests that cover the pure modules, which pyproject.toml lists for coverage.
 PURE = [
@@ -196,7 +198,7 @@ def keep_bytecode(session: nox.Session) -> None:
 def prepare(session: nox.Session, *, spark: str = PYSPARK) -> None:
     """Install the package, what its tests need, a Redis, a Chromium, and PySpark of a version, half a gigabyte."""
     keep_bytecode(session)
-    session.install(".[cli]", *requirements(spark))
+    session.install(*AS_IT_IS, ".[cli]", *requirements(spark))
     add_redis(session)
     add_chromium(session)
 

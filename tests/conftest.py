@@ -20,6 +20,8 @@ settings.register_profile("ours", deadline=None, derandomize=True)
 settings.register_profile("nightly", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("ours")
 
+gc.disable()  # until the tests begin: collecting them makes no garbage worth looking for
+
 
 def pytest_report_header() -> list[str]:
     try:
@@ -49,8 +51,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InGroups:  #
 
 def pytest_collection_finish() -> None:
     """Keep the collected tests out of garbage collections: each would look at all of them again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, async_playwright
+from py4j.java_gateway import java_import
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.session import register
@@ -28,7 +29,7 @@ from tests.support.cli import Ran, ran
 from tests.support.servers import RedisServer, redis_products, start
 
 LIGHT_JAVA = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m "
     "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 """A second compiler and a parallel collector pay after minutes, and most JVMs of these tests live for seconds.
@@ -88,6 +89,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     register(session)
+    for name in ("sql.functions", "api.python.PythonUtils"):  # else py4j searches all jars for them, time and again
+        java_import(session._jvm, f"org.apache.spark.{name}")
     yield session
     session.stop()
 

@@ -34,8 +34,12 @@ QUICK_QUERIES = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
-"""A query of ten rows takes less to interpret than to compile, and to plan once than stage by stage."""
+"""A query of ten rows takes less to interpret than to compile, and to plan once than stage by stage.
+
+PySpark asks Java twice for each column where in Python it is used, for its errors, unless told not to.
+"""
 ARCHIVED: Mapping[str, Any] = {"max_rows_per_batch": 10, "every": "3s"}
 OWN_PORT = {"SPARK_TESTING": "yes"}
 """What lets Spark start a session's own Connect server at a free port: else all of them want port 15002 at once."""
@@ -117,7 +121,7 @@ def speculate(master: str, url: str, namespace: str, folder: str) -> None:
 
 
 def do_all_slowly(url: str, kafka: str, folder: str, now: str, cutover: str) -> None:
-    """Write, stream, promote, migrate and archive at once, each for minutes; run an engine too once a line is read."""
+    """Write, stream, promote, migrate and archive at once, and run an engine: each for minutes."""
     place, spark = Path(folder), session("local[16]", QUICK_QUERIES)
     take_out_slowly()
     jobs: list[Callable[[], object]] = [
@@ -134,8 +138,7 @@ def do_all_slowly(url: str, kafka: str, folder: str, now: str, cutover: str) -> 
     ]
 
     def deliver() -> None:
-        sys.stdin.readline()  # its batches, two a second, cost more than all else
-        engine.run(spark, source=kafka, checkpoint=f"{place / 'engine'}", shards=2)
+        engine.run(spark, source=kafka, checkpoint=f"{place / 'engine'}", shards=2, trigger="3s")
 
     def run(job: Callable[[], object]) -> None:
         try:

@@ -19,6 +19,7 @@ import pytest
 from aiodelay.cli.app import app
 from aiodelay.cli.commands import name_of
 from aiodelay.cli.spark import JOBS
+from tests.spark.connect import Client
 from tests.support.cli import Ran
 from tests.support.command import absolute_path
 
@@ -112,28 +113,40 @@ def test_rejected_rows_fail_the_job_above_a_threshold_and_are_written_down(
     assert list((tmp_path / "rejects").glob("*.parquet"))
 
 
+@pytest.mark.parametrize(
+    "session",
+    [pytest.param(QUIET, id="local", marks=pytest.mark.nightly), pytest.param((), id="connect")],
+)
+def test_a_store_that_does_not_answer_is_told_in_one_line_and_a_code(
+    orders: Path, tmp_path: Path, connect: Client, session: tuple[str, ...]
+) -> None:
+    store = ("--store", "redis://:secret@127.0.0.1:1", "--timeout", "1s")
+    remote = {} if session else {"SPARK_REMOTE": connect.url}
+    line = ("backfill", "--from", f"parquet:{orders}", "--to", "redis-list:orders", "--map", MAP, *store, *session)
+    done = run(sys.executable, "-m", "aiodelay", "spark", *line, cwd=tmp_path, **remote)
+    assert "is unavailable: " in told_by(done)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "secret" not in done.stderr
+
+
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize(
-    ("arguments", "code", "line"),
+    ("arguments", "line"),
     [
         pytest.param(
-            *(["--map", "id=order"], 2, "map is without 'due_at'; allowed: due_at=COLUMN; columns: order_id, "),
+            *(["--map", "id=order"], "map is without 'due_at'; allowed: due_at=COLUMN; columns: order_id, "),
             marks=pytest.mark.nightly,  # in process: test_backfill
         ),
-        (["--map", MAP, "--store", "redis://:secret@127.0.0.1:1", "--timeout", "1s"], 5, "is unavailable: "),
-        (["--map", MAP, "--conf", "ui=false"], 2, "--conf is 'ui'; allowed: spark.NAME=VALUE"),
+        (["--map", MAP, "--conf", "ui=false"], "--conf is 'ui'; allowed: spark.NAME=VALUE"),
     ],
 )
-def test_what_goes_wrong_is_one_line_and_a_code(
-    orders: Path, tmp_path: Path, arguments: list[str], code: int, line: str
+def test_what_is_wrong_is_told_in_one_line_and_a_code(
+    orders: Path, tmp_path: Path, arguments: list[str], line: str
 ) -> None:
-    first = ["backfill", "--from", f"parquet:{orders}", "--to", "redis-list:orders"]
-    if "--store" not in arguments:
-        first += ["--store", "sqlite:///delay.db"]
+    first = ("backfill", "--from", f"parquet:{orders}", "--to", "redis-list:orders", "--store", "sqlite:///delay.db")
     done = aiodelay(*first, *arguments, cwd=tmp_path)
     assert line in told_by(done)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert "secret" not in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_a_shift_may_begin_with_a_minus() -> None:

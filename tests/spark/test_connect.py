@@ -204,7 +204,8 @@ def test_simulate_runs_by_its_lines(client: Client, redis: RedisServer) -> None:
 
 def test_the_engine_delivers_by_its_line(client: Client, kafka: str) -> None:
     topics = Topics(kafka)
-    with client.running(block("engine.md", **{"kafka://localhost:9092/schedules": topics.url})) as process:
+    line = block("engine.md", **{"kafka://localhost:9092/schedules": topics.url})
+    with client.running(f"{line} --trigger 2s") as process:
         topics.send(topics.put("first", 0))
         topics.read(topics.out, 1, is_going=lambda: process.poll() is None)
         topics.send(*(topics.put(f"m{n}", now_ms() + 2_000) for n in range(50)))

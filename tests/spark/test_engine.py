@@ -47,14 +47,14 @@ class Topics:
         self.url = f"kafka://{bootstrap}/{self.schedules}"
 
     def send(self, *given: Asked) -> None:
-        """Write records of id, value and headers, each to the partition of its id."""
+        """Write records of id, value and headers, each to the partition of its id; readers find all or none of them."""
 
         async def send() -> None:
-            async with AIOKafkaProducer(bootstrap_servers=self.bootstrap, acks="all") as producer:
+            producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, transactional_id=new_name())
+            async with producer, producer.transaction():
                 for key, value, headers in given:
                     place = java_partition(key.encode(), PARTITIONS)
                     await producer.send(self.schedules, value, key.encode(), place, headers=[*headers.items()])
-                await producer.flush()
 
         asyncio.run(send())
 
@@ -110,19 +110,17 @@ def test_schedules_cancels_and_changes_come_to_what_was_asked_last(
     checkpoint = f"{tmp_path / 'checkpoint'}"
     query = engine.start(spark, source=topics.url, checkpoint=checkpoint, shards=2, trigger="2s")
     try:
-        topics.send(topics.put("first", 0))
+        far = now_ms() + 3_600_000
+        topics.send(topics.put("first", 0), topics.put("moved here", far, value=b"old"))
         topics.read(topics.out, 1, is_going=lambda: bool(query.isActive))
-        soon, far = now_ms() + 6_000, now_ms() + 3_600_000  # changes must be read before they are due
+        soon = now_ms() + 3_000
         topics.send(
             *(topics.put(f"m{n}", soon + n * 50) for n in range(20)),
-            topics.put("moved here", far, value=b"old"),
             topics.put("moved away", soon),
             topics.put("cancelled", soon),
             topics.put("nowhere", soon, to="no-such-topic"),
             ("bad", b"v", {"scheduler-target-topic": b"out", "scheduler-epoch": b"soon"}),
             ("cancel", None, {}),
-        )
-        topics.send(
             topics.put("moved here", soon, was_due_ms=far, value=b"new"),
             topics.put("moved away", far, was_due_ms=soon),
             ("cancelled", None, {WAS_DUE: b"%d" % soon}),

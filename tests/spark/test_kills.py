@@ -114,15 +114,12 @@ def killed(
     place = Killed(redis_of_module.url, tmp_path_factory.mktemp("killed"), Topics(kafka))
     prepare(spark, place)
     arguments = (place.url, place.topics.url, f"{place.folder}", (NOW + days(9)).isoformat(), CUTOVER.isoformat())
+    place.topics.send(place.topics.put("first", 0))
     with running("do_all_slowly", *arguments) as process:
         for name, n in (("written", 1), ("streamed", 2), ("promoted", 3), ("copied-to", 1)):
             wait_for_rows(process, place.url, name, rows=n)
         wait_until(process, lambda: len(stored(place.url, "taken-from")) < MIGRATED)
         wait_until(process, (place.folder / "archive" / "_checkpoint" / "offsets" / "1").exists)
-        assert process.stdin is not None
-        process.stdin.write(b"deliver\n")
-        process.stdin.flush()
-        place.topics.send(place.topics.put("first", 0))
         place.topics.read(place.topics.out, 1, is_going=lambda: process.poll() is None)
         start_ms = now_ms() + 1_000
         place.topics.send(*(place.topics.put(f"m{n}", start_ms + n * 50) for n in range(ASKED)))
@@ -230,7 +227,8 @@ def test_an_archive_job_that_was_killed_goes_on_and_every_event_is_archived_once
 
 
 def test_what_waits_when_an_engine_is_killed_comes_once_and_none_early(spark: SparkSession, killed: Killed) -> None:
-    query = engine.start(spark, source=killed.topics.url, checkpoint=f"{killed.folder / 'engine'}", shards=2)
+    given: dict[str, Any] = {"source": killed.topics.url, "checkpoint": f"{killed.folder / 'engine'}", "shards": 2}
+    query = engine.start(spark, **given, trigger="2s")
     try:
         found = asyncio.run(until_all(killed.topics, ASKED + 1))
     finally:

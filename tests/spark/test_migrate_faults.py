@@ -120,7 +120,7 @@ def test_a_retry_stays_with_its_series_and_what_another_migration_brought_stays(
     apply(a, "default", Put(new_op(), series, At(0)))
     retried = retry_first_of(a, "s")
     apply(a, "default", put(Envelope("x", "lane", payload=b"a")))
-    given: dict[str, Any] = {"target": c, "cutover": CUTOVER, "concurrency": 1}
+    given: dict[str, Any] = {"target": c, "cutover": CUTOVER, "concurrency": 1, "passes": 1}
     first = migrate.run(spark, source=a, work=f"{tmp_path / 'work-a'}", **given)
     assert (first.counts["moved"], first.counts["left"]) == (1, 1)
     assert stored(a, "default").keys() == {"s", retried}, "to take out the series would end the retry too"

@@ -58,6 +58,7 @@ def test_a_speculative_copy_beside_a_slow_task_stores_every_message_once(
     assert stored(redis_server.url, namespace).keys() == {f"{n}" for n in range(ROWS)}
 
 
+@pytest.mark.nightly  # a JVM of its own; that our modules import no pandas: tests/unit/test_architecture.py
 def test_the_data_source_needs_no_pandas(redis_server: RedisServer, namespace: str, tmp_path: Path) -> None:
     (tmp_path / "pandas").mkdir()
     (tmp_path / "pandas" / "__init__.py").write_text("raise ImportError('this environment has no pandas')\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -16,14 +17,18 @@ FOLDERS = ("spark", "faults", "e2e", "integration", "browser", "stateful", "conf
 """Folders of tests, those with the longest tests first: a long test at the end would keep all other processes idle."""
 ONE_BY_ONE = ("faults", "e2e", "integration")
 """Folders whose tests wait for seconds: any process may take each, unless the file has a fixture of its own."""
-OF_FILES = ('scope="module"', "own_broker")
-"""What a file names whose tests share a server of their own: one process runs them all, and starts it once."""
+OF_FILE = 'scope="module"'
+"""What a file says whose tests share a server of their own: one process runs them all, and starts it once."""
+OWN_BROKER = r"\([^)]*\bown_broker\b"
+"""The parameters of a test or a fixture that kills the broker: one process runs all these tests, with one broker."""
 
 
 def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Return tests in the order in which processes should begin them; within a folder, as they were collected."""
     places = {folder: place for place, folder in enumerate(FOLDERS)}
-    return sorted(items, key=lambda item: places.get(folder_of(item.nodeid), len(places)))
+    return sorted(
+        items, key=lambda item: (places.get(folder_of(item.nodeid), len(places)), not kills_the_broker(item.nodeid))
+    )
 
 
 class InGroups(LoadScopeScheduling):  # type: ignore[misc] # it has no types
@@ -38,6 +43,8 @@ class InGroups(LoadScopeScheduling):  # type: ignore[misc] # it has no types
             return half_of_spark(file)
         if folder == "browser":
             return folder
+        if kills_the_broker(nodeid):
+            return "own broker"
         return nodeid if folder in ONE_BY_ONE and not shares_a_server(file) else file
 
 
@@ -51,8 +58,25 @@ def half_of_spark(file: str) -> str:
 @cache
 def shares_a_server(file: str) -> bool:
     """Say whether the tests of a file share a server that no other file uses."""
-    text = (ROOT / file).read_text(encoding="utf-8")
-    return any(name in text for name in OF_FILES)
+    return OF_FILE in text_of(file)
+
+
+def kills_the_broker(nodeid: str) -> bool:
+    """Say whether a test, or a fixture of its file, takes the broker that may be killed."""
+    if not nodeid.startswith("tests/faults/"):
+        return False
+    file, _, test = nodeid.partition("[")[0].partition("::")
+    return takes_own_broker(file, test.rpartition("::")[2])
+
+
+@cache
+def takes_own_broker(file: str, test: str) -> bool:
+    return re.search(rf"(def {test}|@pytest\.fixture\ndef \w+){OWN_BROKER}", text_of(file)) is not None
+
+
+@cache
+def text_of(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
 
 
 def folder_of(nodeid: str) -> str:

@@ -259,6 +259,19 @@ def test_nothing_imports_the_test_kit_or_the_command_line() -> None:
     assert {name for source in users for name in source.at_run_time if sources()[name].layer in outside} == set()
 
 
+def test_nothing_imports_pandas() -> None:
+    """The data source works without: PySpark itself asks for pandas in the jobs alone."""
+    report(
+        f"{source}: imports pandas" for source in sources().values() for node in source.nodes if imports_pandas(node)
+    )
+
+
+def imports_pandas(node: ast.AST) -> bool:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return any(name.partition(".")[0] == "pandas" for name in names)
+
+
 # --- one clock, no loose task -----------------------------------------------------------------------------
 
 
