@@ -61,7 +61,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """Did I break something? A minute and a half, the sources as they are, no server. Arguments go to pytest."""
+    """Did I break something? Units and rules without a server, in a minute at most. Arguments go to pytest."""
     install_editable(session, spark="")
     planned = changed_tests.quick(ROOT)
     session.log("\n".join(planned.report))

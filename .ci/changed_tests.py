@@ -42,7 +42,7 @@ SERVERS = (
     "tests/support/spark_cluster.py",
 )
 """Modules that find or start a server; a test file that uses one is left out of `nox -s quick`."""
-QUICK_FOLDERS = ("tests/conformance", "tests/integration", "tests/regressions", "tests/stateful", "tests/unit")
+QUICK_FOLDERS = ("tests/conformance", "tests/regressions", "tests/unit")
 SPARK_FOLDER = "tests/spark"
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+(:[\w.]+)?")

@@ -391,7 +391,7 @@ async def test_members_that_come_and_go_lose_and_double_nothing_that_ended(kafka
     async def watch() -> None:
         while True:
             moves.append([max(each, 0) for each in await at.committed()])
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # one sample of many: whichever it finds must hold
 
     async def slowly(payload: bytes) -> None:
         await asyncio.sleep(0.005)  # so that some are under way at each rebalance

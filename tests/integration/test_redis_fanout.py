@@ -36,6 +36,7 @@ from aiodelay.ports import Feed
 from aiodelay.redis import Consumer, RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
 from tests.integration.test_redis_list_bounds import called_by_scripts
 from tests.support.servers import Found, redis_servers
+from tests.support.waiting import until
 
 LANE, TOPIC = "order.placed", "orders"
 SHORT_MS = 60
@@ -243,8 +244,7 @@ async def test_s2_what_nobody_is_registered_for_waits(scene: Scene) -> None:
         assert await scene.transfer(f"to-{to}", to=to) == 0
     assert {each.reason for each in await scene.direct.blocked()} == {"no such consumer is registered"}
     feed = await scene.feed("billing")
-    await asyncio.sleep(0.2)
-    assert await scene.transfer() == 2
+    assert await until(scene.transfer, "what waited goes on") == 2
     assert sorted(await handle_all(feed)) == ["to-orders", "to-orders@billing"]
 
 

@@ -96,7 +96,7 @@ async def drip(writer: asyncio.StreamWriter, text: bytes) -> None:
     while True:
         for byte in text:
             writer.write(bytes([byte]))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the pace of the attack: each byte by itself, none of them late
 
 
 @pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"], ids=["first", "next"])

@@ -20,6 +20,7 @@ from aiodelay import Conflict, Context, DuplicateIdError, Retry, Scheduler, Tele
 from aiodelay.telemetry.names import METRICS
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -87,7 +88,7 @@ async def emit_all(redis: RedisServer, kafka: str, telemetry: Telemetry) -> dict
             await scheduler._running._loops.housekeeping._step()  # type: ignore[union-attr]
             await scheduler.schedule(Check(2), delay="1ms")
             await lost.wait()
-            await asyncio.sleep(0.1)
+            await until(lambda: "aiodelay_leases_lost_total{" in generate_latest(REGISTRY).decode(), "the lease is lost")
             text = generate_latest(REGISTRY).decode()
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
