@@ -214,6 +214,7 @@ def small_benchmark(request: pytest.FixtureRequest, tmp_path: Path, redis_url: s
     return request.param, Plan(tmp_path, runs=1, scale=0.002, redis=redis_url)
 
 
+@pytest.mark.nightly  # it proves the measuring, not aiodelay
 def test_each_benchmark_works_and_finds_its_results_right(small_benchmark: tuple[Benchmark, Plan]) -> None:
     benchmark, plan = small_benchmark
     rows = benchmark.run(plan)

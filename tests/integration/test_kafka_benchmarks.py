@@ -19,15 +19,11 @@ def redis_url() -> Iterator[str]:
         yield url
 
 
-ON_KAFKA = [each for each in BENCHMARKS if each.needs_kafka and not each.needs_spark]
-LONG = {"BK6"}
-"""A member is killed, and its group waits for it: half a minute, however small the scale."""
+ON_KAFKA = [pytest.param(each, id=each.id) for each in BENCHMARKS if each.needs_kafka and not each.needs_spark]
 
 
-@pytest.mark.parametrize(
-    "benchmark",
-    [pytest.param(each, id=each.id, marks=[pytest.mark.nightly] if each.id in LONG else []) for each in ON_KAFKA],
-)
+@pytest.mark.nightly  # it proves the measuring, not aiodelay
+@pytest.mark.parametrize("benchmark", ON_KAFKA)
 def test_each_benchmark_works_and_finds_its_results_right(
     benchmark: Benchmark, kafka: str, redis_url: str, tmp_path: Path
 ) -> None:

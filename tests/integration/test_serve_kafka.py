@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from aiodelay.testing.servers import redis_servers, serving
 from tests.support.boxes import Out, headers_of, request, send
-from tests.support.kafka import create_topic, new_name, started
+from tests.support.kafka import create_topic, new_name
 from tests.support.service import Service, until, until_ready
 from tests.support.topics import lasting_producer
 from tests.support.waiting import until_sync
@@ -182,23 +182,6 @@ def test_it_tells_how_much_is_read_and_ends_meanwhile(kafka: str, tmp_path: Path
         until(client, lambda answer: answer.json()["stores"]["default"]["of"] == 6)
         service.send(signal.SIGTERM)
         assert service.exit_code() == 0
-
-
-@pytest.mark.parametrize("fault", ["frozen", pytest.param("killed", marks=pytest.mark.nightly)])
-def test_not_ready_while_the_broker_is_away(tmp_path: Path, fault: str) -> None:
-    broker = started()
-    try:
-        store = f"kafka://{broker.bootstrap}/schedules?create_topic=true"
-        text = f'store = "{store}"\n[limits]\nprobe_every = "0s"\nprobe_timeout = "2s"\n'
-        with Service(tmp_path, text) as service, service.client() as client:
-            until_ready(client)
-            broker.kill() if fault == "killed" else broker.freeze()
-            answer = until(client, lambda answer: answer.status_code == 503)
-            assert "no answer within 2s" in answer.text
-            broker.start() if fault == "killed" else broker.thaw()
-            until_ready(client)
-    finally:
-        broker.stop()
 
 
 @pytest.mark.parametrize("requests", [1_000, pytest.param(3_000, marks=pytest.mark.nightly)])

@@ -88,7 +88,9 @@ async def emit_all(redis: RedisServer, kafka: str, telemetry: Telemetry) -> dict
             await scheduler._running._loops.housekeeping._step()  # type: ignore[union-attr]
             await scheduler.schedule(Check(2), delay="1ms")
             await lost.wait()
-            await until(lambda: "aiodelay_leases_lost_total{" in generate_latest(REGISTRY).decode(), "the lease is lost")
+            await until(
+                lambda: "aiodelay_leases_lost_total{" in generate_latest(REGISTRY).decode(), "the lease is lost"
+            )
             text = generate_latest(REGISTRY).decode()
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):

@@ -121,7 +121,7 @@ def redis_server() -> Iterator[RedisServer]:
     server.stop()
 
 
-@pytest.fixture(params=["redis", "sqlite"])
+@pytest.fixture(params=["redis", pytest.param("sqlite", marks=pytest.mark.nightly)])
 def url(request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path) -> str:
     """The URL of a store that jobs can write; on Redis, the server is that of the other tests too."""
     return redis_server.url if request.param == "redis" else f"sqlite:///{tmp_path / 'delay.db'}"

@@ -18,21 +18,8 @@ SCALES = {"BD6": 0.02}
 """A tier of 20 days, of which only the files of one may be read."""
 LARGE = {"BD6": 1.0}
 """A tenth of a tier of 20 million, at night."""
-OF_THE_GATE = ("BD3", "BD8")
-"""A report and a simulation; the others repeat with many rows what tests of jobs prove with few."""
-SIZES = [
-    pytest.param(
-        each,
-        SCALES.get(each.id, SCALE),
-        id=each.id,
-        marks=() if each.id in OF_THE_GATE else pytest.mark.nightly,
-    )
-    for each in BENCHMARKS
-    if each.needs_spark
-] + [
-    pytest.param(each, LARGE[each.id], id=f"{each.id}-large", marks=pytest.mark.nightly)
-    for each in BENCHMARKS
-    if each.id in LARGE
+SIZES = [pytest.param(each, SCALES.get(each.id, SCALE), id=each.id) for each in BENCHMARKS if each.needs_spark] + [
+    pytest.param(each, LARGE[each.id], id=f"{each.id}-large") for each in BENCHMARKS if each.id in LARGE
 ]
 
 
@@ -51,6 +38,7 @@ def _settings_kept(spark: SparkSession) -> Iterator[None]:
     spark.conf.set(name, before)
 
 
+@pytest.mark.nightly  # it proves the measuring, not aiodelay
 @pytest.mark.usefixtures("_settings_kept")
 @pytest.mark.parametrize(("benchmark", "scale"), SIZES)
 def test_each_benchmark_works_and_finds_its_results_right(

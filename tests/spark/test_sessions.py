@@ -31,6 +31,7 @@ def ran(*arguments: str, environment: Mapping[str, str] | None = None) -> list[s
     return ended.stdout.splitlines()
 
 
+@pytest.mark.nightly  # every job of the pages runs in one: test_connect
 def test_a_connect_session_writes_and_reads(connect: Client, redis_server: RedisServer, namespace: str) -> None:
     lines = ran("count_again", "", redis_server.url, namespace, environment={"SPARK_REMOTE": connect.url})
     assert lines == [f"{ROWS}", KNOWN]
@@ -42,8 +43,8 @@ def test_a_connect_session_with_a_server_of_its_own_writes_and_reads(redis_serve
     assert lines == [f"{ROWS}", KNOWN]
 
 
-def test_executors_in_processes_of_their_own_write_and_read(redis_server: RedisServer, namespace: str) -> None:
-    lines = ran("count_again", "local-cluster[2,1,1024]", redis_server.url, namespace)
+def test_an_executor_in_a_process_of_its_own_writes_and_reads(redis_server: RedisServer, namespace: str) -> None:
+    lines = ran("count_again", "local-cluster[1,2,1024]", redis_server.url, namespace)
     assert lines == [f"{ROWS}", KNOWN]
 
 

@@ -363,6 +363,7 @@ def ours() -> Tree:
     return Tree(ROOT, files_of(ROOT))
 
 
+@pytest.mark.nightly  # reads and links all files of the tree
 @IN_REPOSITORY
 def test_of_our_own_tree_a_change_selects_what_can_notice_it() -> None:
     found = {path: ours().select({path}).because for path in ("src/aiodelay/redis/lua/claim.lua", "docs/api.md")}
@@ -376,6 +377,7 @@ def test_of_our_own_tree_a_change_selects_what_can_notice_it() -> None:
     assert "tests/unit/test_recurrence.py" in ours().select({"src/aiodelay/recurrence.py"}).because
 
 
+@pytest.mark.nightly  # as above
 @IN_REPOSITORY
 def test_of_our_own_tree_no_unit_test_needs_a_server() -> None:
     chosen = set(ours().without_servers())
