@@ -144,18 +144,18 @@ async def test_f7_a_request_that_was_not_sent_is_refused(server: RedisServer) ->
 
 @in_loop
 async def test_f8_a_server_that_stands_still_is_given_up_in_time_and_comes_back(server: RedisServer) -> None:
-    async with opened(server.port, timeout_ms=200) as store, store.work("w", [LANE]) as work:
+    async with opened(server.port, timeout_ms=1000) as store, store.work("w", [LANE]) as work:
         command = put()
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            async with asyncio.timeout(4):
+            async with asyncio.timeout(30):
                 outcome = await do(store, command)
                 with pytest.raises(StoreUnavailableError):
                     await claim(work)
         finally:
             os.kill(server.pid, signal.SIGCONT)
         assert isinstance(outcome, Unknown)
-        assert "200 ms" in outcome.detail
+        assert "1000 ms" in outcome.detail
         assert isinstance(await do(store, command), Stored)
         assert await ids(store) == ["m"]
 
@@ -237,10 +237,10 @@ async def test_f9_a_server_that_lost_everything_gives_lanes_other_numbers_and_no
 
 @in_loop
 async def test_f11_a_black_hole_is_noticed(server: RedisServer) -> None:
-    async with proxied(server.port) as proxy, opened(proxy.port, timeout_ms=200) as store:
+    async with proxied(server.port) as proxy, opened(proxy.port, timeout_ms=1000) as store:
         assert isinstance(await do(store, put("before")), Stored)
         proxy.mode = "black hole"
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             assert isinstance(await do(store, put("lost")), Unknown)
         proxy.mode = "pass"
         assert isinstance(await do(store, put("after")), Stored)

@@ -161,7 +161,7 @@ def test_f6_what_was_unknown_for_longer_than_a_topic_remembers_is_given_up_or_se
     @in_loop
     async def play(server: RedisServer) -> None:
         async with proxied(server.port) as proxy:
-            url = f"redis://127.0.0.1:{proxy.port}?timeout_ms=300"
+            url = f"redis://127.0.0.1:{proxy.port}?timeout_ms=1000"
             scheduler = Scheduler("memory://", sinks=[RedisFanoutSink(url, resend_unknown=resend)])
             async with scheduler:
                 await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id="m0")

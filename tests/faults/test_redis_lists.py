@@ -277,7 +277,7 @@ async def _keep_moving(store: RedisStore) -> None:
 
 @in_loop
 async def test_f8_a_server_that_stands_still_moves_nothing_twice(server: RedisServer) -> None:
-    async with opened(server.port, timeout_ms=200) as store:
+    async with opened(server.port, timeout_ms=1000) as store:
         ids = await put(store, 100)
         os.kill(server.pid, signal.SIGSTOP)
         try:

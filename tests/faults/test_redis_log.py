@@ -109,7 +109,7 @@ async def test_f6_what_is_appended_from_elsewhere_while_answers_are_lost_is_ther
 @in_loop
 async def test_f6_appending_by_hand_is_repeated_under_ids(server: RedisServer) -> None:
     messages = [LogMessage(b"payload", id=f"m{i}") for i in range(5)]
-    async with proxied(server.port) as proxy, RedisLog(f"redis://127.0.0.1:{proxy.port}?timeout_ms=300") as log:
+    async with proxied(server.port) as proxy, RedisLog(f"redis://127.0.0.1:{proxy.port}?timeout_ms=1000") as log:
         assert await log.append("orders", messages[:1]) == [1]
         proxy.mode = "lose answers"
         with pytest.raises(StoreUnavailableError):

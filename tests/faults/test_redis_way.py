@@ -99,7 +99,7 @@ def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(
         loop = asyncio.get_running_loop()
         async with (
             proxied(product.port) as way,
-            store_at(way.port, timeout_ms=300, connections=1) as store,
+            store_at(way.port, timeout_ms=1000, connections=1) as store,
             store_at(product.port) as other,
             store.work("w", [LANE]) as work,
         ):

@@ -168,7 +168,7 @@ def test_a_store_that_becomes_full_or_goes_away(redis: RedisServer, tmp_path: Pa
 
     async def play() -> None:
         async with (
-            Scheduler(f"{redis.url}?timeout_ms=500", dispatch=False, store_timeout="1s") as scheduler,
+            Scheduler(f"{redis.url}", dispatch=False, store_timeout="1s") as scheduler,
             serving_api(scheduler, **ALL) as client,
         ):
             assert (await client.post("/v1/messages", json=WORK)).status_code == 201

@@ -124,7 +124,7 @@ async def test_r04_a_run_longer_than_its_lease_and_a_wait_behind_it_cost_no_atte
 async def test_r07_a_settlement_that_fails_costs_no_slot(scene: Scene) -> None:
     async with (
         proxied(scene.server.port) as proxy,
-        scene.scheduler(f"redis://127.0.0.1:{proxy.port}?timeout_ms=300", concurrency=1, run_s=0.2) as scheduler,
+        scene.scheduler(f"redis://127.0.0.1:{proxy.port}?timeout_ms=1000", concurrency=1, run_s=0.2) as scheduler,
     ):
         for i in range(3):
             await scheduler.schedule(b"%d" % i, to=scene.to, delay="0s")

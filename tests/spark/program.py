@@ -50,6 +50,7 @@ def session(master: str, conf: Mapping[str, str] | None = None) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
         "spark.driver.host": "127.0.0.1",
+        "spark.python.authenticate.socketTimeout": "120s",  # so long a worker may take to start on a loaded machine
         "spark.sql.shuffle.partitions": "2",
     }
     return local_session(master or None, settings | dict(conf or {}))

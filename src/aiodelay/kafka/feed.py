@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from aiokafka.errors import CommitFailedError, OffsetOutOfRangeError
+from aiokafka.errors import CommitFailedError, KafkaError, OffsetOutOfRangeError
 from aiokafka.structs import OffsetAndMetadata
 from msgspec import Struct
 
@@ -54,6 +54,8 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 LONGEST_WAIT_S = 10.0
 COMMIT_S = 0.1
 """Pause between commits."""
+CHECK_S = 30.0
+"""Pause between two questions whether the topic is still the same one."""
 MOST_AHEAD = 2_000
 """A partition is read no further while so many records were read from the first one on that has not ended."""
 NOTE = "aiodelay-topic="
@@ -174,6 +176,7 @@ class TopicFeed:
         self._consumer: AIOKafkaConsumer | None = None
         self._assigned: Collection[int] = ()
         self._followed: Collection[int] | None = None
+        self._check_at = 0.0
         self._parts: dict[TopicPartition, _Part] = {}
         self._taken: dict[_Key, _Taken] = {}
         self._turn = self._number = 0
@@ -208,7 +211,7 @@ class TopicFeed:
         """
         while True:
             consumer = await self._opened()
-            if self._followed is not None:
+            if self._followed is not None and not await self._was_created_anew():
                 return consumer
             assigned, commits = self._assigned, self._commits_ended
             places = [TopicPartition(self._topic, number) for number in sorted(assigned)]
@@ -223,6 +226,18 @@ class TopicFeed:
                 self._adopt(place, committed.get(place), range(begins[place], ends[place] + 1))
             self._read_from_here(consumer)
             self._followed = assigned
+
+    async def _was_created_anew(self) -> bool:
+        """Ask, every `CHECK_S`, whether the topic is another one than before: it may hold as many records."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._check_at or not self._assigned:
+            return False
+        self._check_at = now_s + CHECK_S
+        try:
+            found = await self.group.topic_id(TopicPartition(self._topic, min(self._assigned)))
+        except (KafkaError, TimeoutError):  # the next poll finds out why
+            return False
+        return found != self._topic_id
 
     def _adopt(self, place: TopicPartition, found: OffsetAndMetadata | None, there: range) -> None:
         """Go on with a partition, if nobody else has had it, else begin with what is committed."""
