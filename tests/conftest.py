@@ -20,8 +20,6 @@ settings.register_profile("ours", deadline=None, derandomize=True)
 settings.register_profile("nightly", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("ours")
 
-gc.disable()  # until the tests begin: collecting them makes no garbage worth looking for
-
 
 def pytest_report_header() -> list[str]:
     try:
@@ -49,10 +47,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InGroups:  #
     return InGroups(config, log)
 
 
-def pytest_collection_finish() -> None:
-    """Keep the collected tests out of garbage collections: each would look at all of them again."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected, and keep them out of later garbage collections."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

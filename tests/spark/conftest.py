@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from aiodelay.spark.session import register
 from tests.spark.connect import SERVER, Client, port_of
-from tests.spark.program import QUICK_QUERIES
+from tests.spark.program import PATIENT, QUICK_QUERIES
 from tests.support.chromium import chromium
 from tests.support.cli import Ran, ran
 from tests.support.servers import RedisServer, redis_products, start
@@ -71,7 +71,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.python.authenticate.socketTimeout": "120s",  # so long a worker may take to start on a loaded machine
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": f"{folder / 'warehouse'}",
@@ -81,7 +80,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
     if "not nightly" in pytestconfig.option.markexpr:
         settings |= QUICK_QUERIES
     builder = SparkSession.builder.master("local[2,3]").appName("tests")
-    for name, value in (settings | SERVER).items():
+    for name, value in (settings | PATIENT | SERVER).items():
         builder = builder.config(name, value)
     (folder / "here").mkdir()
     with chdir(folder / "here"), pytest.MonkeyPatch.context() as patch:

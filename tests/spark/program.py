@@ -40,6 +40,8 @@ QUICK_QUERIES = {
 
 PySpark asks Java twice for each column where in Python it is used, for its errors, unless told not to.
 """
+PATIENT = {"spark.python.authenticate.socketTimeout": "120s"}
+"""So long a Python worker may take to start on a loaded machine."""
 ARCHIVED: Mapping[str, Any] = {"max_rows_per_batch": 10, "every": "3s"}
 OWN_PORT = {"SPARK_TESTING": "yes"}
 """What lets Spark start a session's own Connect server at a free port: else all of them want port 15002 at once."""
@@ -50,10 +52,9 @@ def session(master: str, conf: Mapping[str, str] | None = None) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
         "spark.driver.host": "127.0.0.1",
-        "spark.python.authenticate.socketTimeout": "120s",  # so long a worker may take to start on a loaded machine
         "spark.sql.shuffle.partitions": "2",
     }
-    return local_session(master or None, settings | dict(conf or {}))
+    return local_session(master or None, settings | PATIENT | dict(conf or {}))
 
 
 def write_slowly(url: str, namespace: str) -> None:

@@ -24,12 +24,12 @@ from aiodelay.spark.engine import pending
 from aiodelay.spark.jobs import engine
 from aiodelay.spark.slots import WAS_DUE
 from tests.spark.commands import command_running
+from tests.spark.program import PATIENT
 from tests.support.kafka import create_topic, new_name
 
 pytestmark = pytest.mark.timeout(900)  # a process starts a JVM of its own, which takes a loaded machine long
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark" / "engine.md"
-PATIENT = ("--conf", "spark.python.authenticate.socketTimeout=120s")
 PARTITIONS = 2
 WAIT_S = 300.0
 NONE = {"delivered": 0}
@@ -186,7 +186,8 @@ async def until_all(topics: Topics, n: int) -> list[Any]:
 
 def running(topics: Topics, folder: Path) -> AbstractContextManager[subprocess.Popen[str]]:
     """Run the command for as long as a block."""
-    line = ("--in", topics.url, "--checkpoint", f"{folder / 'checkpoint'}", "--shards", "2", *PATIENT)
+    patient = (argument for name, value in PATIENT.items() for argument in ("--conf", f"{name}={value}"))
+    line = ("--in", topics.url, "--checkpoint", f"{folder / 'checkpoint'}", "--shards", "2", *patient)
     return command_running(folder, "engine", *line)
 
 

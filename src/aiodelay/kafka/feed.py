@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from aiokafka.errors import CommitFailedError, KafkaError, OffsetOutOfRangeError
+from aiokafka.errors import CommitFailedError, OffsetOutOfRangeError
 from aiokafka.structs import OffsetAndMetadata
 from msgspec import Struct
 
@@ -211,11 +211,12 @@ class TopicFeed:
         """
         while True:
             consumer = await self._opened()
-            if self._followed is not None and not await self._was_created_anew():
+            await self._check_topic()
+            if self._followed is not None:
                 return consumer
             assigned, commits = self._assigned, self._commits_ended
             places = [TopicPartition(self._topic, number) for number in sorted(assigned)]
-            topic_id = await self.group.topic_id(places[0]) if places else ""
+            topic_id = await self._asked_id(places[0]) if places else ""
             committed = await self.group.committed(places) if places else {}
             begins, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
             if assigned is not self._assigned or commits != self._commits_ended:
@@ -227,17 +228,17 @@ class TopicFeed:
             self._read_from_here(consumer)
             self._followed = assigned
 
-    async def _was_created_anew(self) -> bool:
-        """Ask, every `CHECK_S`, whether the topic is another one than before: it may hold as many records."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s < self._check_at or not self._assigned:
-            return False
-        self._check_at = now_s + CHECK_S
-        try:
-            found = await self.group.topic_id(TopicPartition(self._topic, min(self._assigned)))
-        except (KafkaError, TimeoutError):  # the next poll finds out why
-            return False
-        return found != self._topic_id
+    async def _check_topic(self) -> None:
+        """Ask, every `CHECK_S`, whether another topic bears the name now; if so, stop following the old one."""
+        if self._followed is None or not self._assigned or asyncio.get_running_loop().time() < self._check_at:
+            return
+        with suppress(*UNAVAILABLE):  # the next poll finds out why
+            if await self._asked_id(TopicPartition(self._topic, min(self._assigned))) != self._topic_id:
+                self._followed = None
+
+    async def _asked_id(self, place: TopicPartition) -> str:
+        self._check_at = asyncio.get_running_loop().time() + CHECK_S
+        return await self.group.topic_id(place)
 
     def _adopt(self, place: TopicPartition, found: OffsetAndMetadata | None, there: range) -> None:
         """Go on with a partition, if nobody else has had it, else begin with what is committed."""
