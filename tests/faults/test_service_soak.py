@@ -86,8 +86,12 @@ CLOSED_S = 1.0
 """By then the service knows that its clients have gone."""
 OURS = ("of-", "requests", "schedules", "history")
 TOPICS = {"of-redis": "redis to kafka", "of-kafka": "kafka to kafka", "of-box": "box"}
-MORE_TASKS, MORE_THREADS, MORE_FILES, MORE_KB = 3, 6, 5, 40_000
-"""What a process may hold more at the end than before: threads that were needed once stay."""
+MORE_TASKS, MORE_THREADS, MORE_FILES, MORE_KB = 3, 6, 5 + 2 * 7, 40_000
+"""What a process may hold more at the end than before.
+
+Threads that were needed once stay. So do connections to Redis: the pools of the store and of the lists grow from one to
+eight each.
+"""
 
 
 class Stage:

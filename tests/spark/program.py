@@ -19,6 +19,7 @@ from unittest import mock
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.cold import Tier
@@ -41,7 +42,7 @@ QUICK_QUERIES = {
 PySpark asks Java twice for each column where in Python it is used, for its errors, unless told not to.
 """
 PATIENT = {"spark.python.authenticate.socketTimeout": "120s"}
-"""So long a Python worker may take to start on a loaded machine."""
+"""So long Spark and a Python worker wait for each other on a loaded machine, once the worker has started."""
 ARCHIVED: Mapping[str, Any] = {"max_rows_per_batch": 10, "every": "3s"}
 OWN_PORT = {"SPARK_TESTING": "yes"}
 """What lets Spark start a session's own Connect server at a free port: else all of them want port 15002 at once."""
@@ -145,7 +146,7 @@ def do_all_slowly(url: str, kafka: str, folder: str, now: str, cutover: str) -> 
     def run(job: Callable[[], object]) -> None:
         try:
             spark.createDataFrame([], "n INT")  # makes this session that of the thread, by which Spark finds a source
-            job()
+            begin_again_if_slow(job)
         except Exception:
             traceback.print_exc()
             raise
@@ -157,6 +158,19 @@ def do_all_slowly(url: str, kafka: str, folder: str, now: str, cutover: str) -> 
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def begin_again_if_slow(job: Callable[[], object]) -> None:
+    """Run a job, and run it again each time a Python worker took longer to start than Spark waits: ten seconds."""
+    while True:
+        try:
+            job()
+        except StreamingQueryException as error:
+            if "Python worker failed to connect back" not in f"{error}":
+                raise
+            traceback.print_exc()
+        else:
+            return
 
 
 def take_out_slowly() -> None:
