@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,18 @@ STORM_TIMEOUT_S = 3600
 @nox.session
 def tests(session: nox.Session) -> None:
     """Does everything work here? All tests of the gate and all docs examples; with arguments: those tests."""
-    prepare(session)
     if session.posargs:
+        prepare(session, requirements(spark=PYSPARK))
         session.run("pytest", *session.posargs)
         return
-    session.run("coverage", "run", "-m", "pytest", "-q", *PURE)
-    session.run("coverage", "report")
+    prepare(session, group("spark"))
+    with ThreadPoolExecutor() as beside:
+        installed = beside.submit(session.install, *AS_IT_IS, f"pyspark=={PYSPARK}")  # half a gigabyte
+        session.run("coverage", "run", "-m", "pytest", "-q", *PURE)
+        session.run("coverage", "report")
+        # Compiles what each of the processes below would compile for itself, since they start at the same time.
+        session.run("pytest", "--collect-only", "-qq", "--ignore=tests/spark", "tests", *DOCS, silent=True)
+        installed.result()
     session.run("pytest", *IN_PARALLEL, "--durations=25", *(f"--ignore={path}" for path in PURE), "tests", *DOCS)
 
 
@@ -130,28 +137,28 @@ def package(session: nox.Session) -> None:
 @nox.session(tags=["nightly"])
 def products(session: nox.Session) -> None:
     """Do the gate's rules hold on the other Redis and Valkey servers, protocol versions and sizes?"""
-    prepare(session)
+    prepare(session, requirements(spark=PYSPARK))
     at_night(session, "nightly")
 
 
 @nox.session(tags=["nightly"])
 def storms(session: nox.Session) -> None:
     """Does it last? Long random runs, with a new seed each time."""
-    prepare(session)
+    prepare(session, requirements(spark=PYSPARK))
     at_night(session, "storm", "--numprocesses=0", f"--timeout={STORM_TIMEOUT_S}", "--hypothesis-profile=nightly")
 
 
 @nox.session(python=["3.12", "3.13", "3.14"], tags=["nightly"])
 def tests_other_pythons(session: nox.Session) -> None:
     """Does everything but Spark work on the other Pythons?"""
-    prepare(session, spark="")
+    prepare(session, requirements(spark=""))
     at_night(session, "not nightly and not storm", "--ignore=tests/spark")
 
 
 @nox.session(tags=["nightly"])
 def spark_floor(session: nox.Session) -> None:
     """Does it work with the oldest PySpark that we allow?"""
-    prepare(session, spark="4.2.*")
+    prepare(session, requirements(spark="4.2.*"))
     at_night(session, "not storm", folder="tests/spark")
 
 
@@ -175,7 +182,7 @@ def install(session: nox.Session, dependency_group: str) -> None:
     session.install(".[cli]", *group(dependency_group))
 
 
-def requirements(spark: str) -> list[str]:
+def requirements(*, spark: str) -> list[str]:
     """Return what the tests need; with a version of PySpark, what the tests of Spark need too."""
     return [*group("spark"), f"pyspark=={spark}"] if spark else [*group("test")]
 
@@ -185,7 +192,7 @@ def install_editable(session: nox.Session, *, spark: str) -> None:
     keep_bytecode(session)
     installed = Path(session.virtualenv.location, f"installed-{'spark' if spark else 'test'}.toml")
     if not installed.exists() or installed.read_bytes() != Path("pyproject.toml").read_bytes():
-        session.install("--editable", ".[cli]", *requirements(spark))
+        session.install("--editable", ".[cli]", *requirements(spark=spark))
         note = "import shutil, sys; shutil.copy(*sys.argv[1:])"
         session.run_install("python", "-c", note, "pyproject.toml", f"{installed}", silent=True)
 
@@ -195,10 +202,10 @@ def keep_bytecode(session: nox.Session) -> None:
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
 
 
-def prepare(session: nox.Session, *, spark: str = PYSPARK) -> None:
-    """Install the package, what its tests need, a Redis, a Chromium, and PySpark of a version, half a gigabyte."""
+def prepare(session: nox.Session, needed: Iterable[str]) -> None:
+    """Install the package, what its tests need, a Redis and a Chromium."""
     keep_bytecode(session)
-    session.install(*AS_IT_IS, ".[cli]", *requirements(spark))
+    session.install(*AS_IT_IS, ".[cli]", *needed)
     add_redis(session)
     add_chromium(session)
 

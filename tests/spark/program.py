@@ -43,7 +43,7 @@ PySpark asks Java twice for each column where in Python it is used, for its erro
 """
 PATIENT = {"spark.python.authenticate.socketTimeout": "120s"}
 """So long Spark and a Python worker wait for each other on a loaded machine, once the worker has started."""
-ARCHIVED: Mapping[str, Any] = {"max_rows_per_batch": 10, "every": "3s"}
+ARCHIVED: Mapping[str, Any] = {"max_rows_per_batch": 5, "every": "3s"}
 OWN_PORT = {"SPARK_TESTING": "yes"}
 """What lets Spark start a session's own Connect server at a free port: else all of them want port 15002 at once."""
 
@@ -129,9 +129,9 @@ def do_all_slowly(url: str, kafka: str, folder: str, now: str, cutover: str) -> 
     take_out_slowly()
     jobs: list[Callable[[], object]] = [
         lambda: write(spark, url, "written", rate="2", concurrency="1"),
-        lambda: follow(spark, url, "streamed", folder, rate="2", concurrency="2"),
+        lambda: follow(spark, url, "streamed", folder, rate="1", concurrency="1"),
         lambda: promote.run(
-            spark, tier=f"{place / 'tier'}", store=url, namespace="promoted", now=at(now), rate=2, concurrency=1
+            spark, tier=f"{place / 'tier'}", store=url, namespace="promoted", now=at(now), rate=1, concurrency=1
         ),
         lambda: migrate.run(spark, **migration(url, "copied", cutover, folder), rate=1, concurrency=1),
         lambda: migrate.run(spark, **migration(url, "taken", cutover, folder), rate=0, concurrency=1),

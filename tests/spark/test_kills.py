@@ -37,7 +37,8 @@ from tests.support.servers import RedisServer, redis_products, start
 
 pytestmark = pytest.mark.timeout(600)  # a process starts a JVM of its own, which takes a loaded machine long
 
-STREAMED, PROMOTED, MIGRATED, NOTED, ASKED = 200, 100, 150, 1_000, 200
+STREAMED, PROMOTED, MIGRATED, NOTED, ASKED = 600, 600, 600, 1_000, 200
+"""How much there is to do: at its rate each job would take ten minutes."""
 CUTOVER = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
 START_S = 300.0
 
