@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers, serving
 from tests.support import kafka as kafka_support
-from tests.support.distribution import InGroups, slowest_first
+from tests.support.distribution import InGroups, give_way, slowest_first
 from tests.support.servers import Found, is_of_the_gate
 
 # The gate draws the same examples each time, and no deadline, since a slow machine says nothing about the code.
@@ -45,6 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InGroups:  # noqa: ANN401 - xdist's
     return InGroups(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    give_way(item)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -22,15 +22,19 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture(scope="session")
 def _brittle_broker() -> Iterator[kafka_support.Broker]:
-    """One for all tests of this process, which looks often for transactions that nobody has ended in time."""
-    broker = kafka_support.started(transaction_abort_timed_out_transaction_cleanup_interval_ms="500")
+    """One for all tests of this process.
+
+    It looks often for transactions that nobody has ended in time, and two users may do only what they were granted.
+    """
+    users = kafka_support.logins("owner", "producer")
+    broker = kafka_support.started(transaction_abort_timed_out_transaction_cleanup_interval_ms="500", **users)
     yield broker
     broker.stop()
 
 
 @pytest.fixture
 def own_broker(_brittle_broker: kafka_support.Broker) -> Iterator[kafka_support.Broker]:
-    """A broker that may be frozen and killed; it runs again afterwards."""
+    """A broker that may be frozen and killed, and where the users `owner` and `producer` need rights."""
     yield _brittle_broker
     _brittle_broker.recover()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 from aiodelay import Scheduler
 from aiodelay.errors import AiodelayError
 from aiodelay.kafka import KafkaStore
-from tests.support.kafka import Broker, create_topic, logins, new_name, started
+from tests.support.kafka import Broker, create_topic, new_name
 from tests.support.kafka_rights import grant, revoke
 
 pytestmark = pytest.mark.asyncio
@@ -48,14 +48,7 @@ def rights_of(who: str) -> dict[str, Right]:
 
 
 OWNER, PRODUCER = rights_of("dispatches"), rights_of("only schedules")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    """One that asks who is there, and lets users do only what they may."""
-    broker = started(**logins("owner", "producer"))
-    yield broker
-    broker.stop()
+"""What users of these names, whom `own_broker` knows, need."""
 
 
 class Rights:
@@ -103,8 +96,8 @@ async def rights_on(broker: Broker) -> AsyncIterator[Rights]:
         yield rights
 
 
-async def test_what_the_page_names_is_enough(broker: Broker) -> None:
-    async with rights_on(broker) as rights:
+async def test_what_the_page_names_is_enough(own_broker: Broker) -> None:
+    async with rights_on(own_broker) as rights:
         await rights.grant("owner", *OWNER.values())
         await rights.grant("producer", *PRODUCER.values())
         target = f"kafka:{rights.name('target')}"
@@ -135,9 +128,9 @@ TOLD = {
 
 @pytest.mark.parametrize("missing", TOLD)
 async def test_what_is_missing_is_told_and_costs_nothing_but_time(
-    broker: Broker, missing: str, caplog: pytest.LogCaptureFixture
+    own_broker: Broker, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with rights_on(broker) as rights:
+    async with rights_on(own_broker) as rights:
         await rights.grant("owner", *OWNER.values())
         await rights.grant("producer", *PRODUCER.values())
         async with Scheduler(rights.url("producer"), dispatch=False) as producer:

@@ -58,19 +58,14 @@ def session(master: str, conf: Mapping[str, str] | None = None) -> SparkSession:
     return local_session(master or None, settings | PATIENT | dict(conf or {}))
 
 
-def write_slowly(url: str, namespace: str) -> None:
+def write_slowly(master: str, url: str, namespace: str) -> None:
     """Write at a rate at which it takes minutes."""
-    write(session("local[2]"), url, namespace, rate="20", concurrency="2")
+    write(session(master), url, namespace, rate="2", concurrency="1")
 
 
 def write(spark: SparkSession, url: str, namespace: str, **options: str) -> None:
     frame = frame_of(spark, ROWS, due="2020-01-01")
     frame.write.format("aiodelay").mode("append").options(**given(url, namespace, **options)).save()
-
-
-def stream_slowly(url: str, namespace: str, folder: str) -> None:
-    """Write a stream at a rate at which it takes minutes."""
-    follow(session("local[2]"), url, namespace, folder, rate="60", concurrency="2")
 
 
 def follow(spark: SparkSession, url: str, namespace: str, folder: str, **options: str) -> None:

@@ -25,7 +25,8 @@ from tests.spark.test_engine import PARTITIONS, Topics, ids
 from tests.support.kafka import Broker, create_topic, logins, new_name, started
 from tests.support.kafka_rights import grant
 
-pytestmark = pytest.mark.timeout(600)
+# At night, since it starts a broker of its own. What a topic refuses: test_engine; rights: faults/test_kafka_rights.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 READER, WRITER = "reader", "writer"
 """Who may write to any topic may ask for a producer's number too: that a user may not is told of one without."""

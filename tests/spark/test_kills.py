@@ -35,7 +35,9 @@ from tests.support.planted import apply
 from tests.support.processes import ROOT
 from tests.support.servers import RedisServer, redis_products, start
 
-pytestmark = pytest.mark.timeout(600)  # a process starts a JVM of its own, which takes a loaded machine long
+# At night, since a cold JVM with seven jobs takes a tenth of the gate's time. The gate kills a driver in test_sessions,
+# and ends jobs at each of their steps in test_promote, test_cold, test_archive, test_migrate_faults, test_write_faults.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 STREAMED, PROMOTED, MIGRATED, NOTED, ASKED = 600, 600, 600, 1_000, 200
 """How much there is to do: at its rate each job would take ten minutes."""

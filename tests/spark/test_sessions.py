@@ -9,16 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from aiodelay.spark.writing import write_frame
 from tests.spark.connect import Client
-from tests.spark.messages import stored
+from tests.spark.messages import end_some, frame_of, given, stored
 from tests.spark.program import OWN_PORT, ROWS
+from tests.spark.test_kills import running, wait_for_rows
 from tests.support.processes import ROOT
 from tests.support.servers import RedisServer
 from tests.support.spark_cluster import two_hosts
 
 pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(600)]
 
+ELSEWHERE = "local-cluster[1,2,1024]"
+"""The master of a session whose executor is a process beside the driver's."""
 KNOWN = f"Counts(stored=0, replaced=0, known={ROWS})"
 
 
@@ -43,8 +48,23 @@ def test_a_connect_session_with_a_server_of_its_own_writes_and_reads(redis_serve
     assert lines == [f"{ROWS}", KNOWN]
 
 
+def test_what_a_killed_driver_with_an_executor_elsewhere_has_left_is_completed_by_another(
+    spark: SparkSession, redis_server: RedisServer, namespace: str
+) -> None:
+    url = redis_server.url
+    with running("write_slowly", ELSEWHERE, url, namespace) as process:
+        wait_for_rows(process, url, namespace)
+    some = stored(url, namespace)
+    assert 0 < len(some) < ROWS
+    ended = end_some(url, namespace, deliver=1)
+    counts = write_frame(frame_of(spark, ROWS, due="2020-01-01"), given(url, namespace))
+    assert (counts.rows, counts.known >= len(some)) == (ROWS, True)
+    assert stored(url, namespace).keys() == {f"{n}" for n in range(ROWS)} - ended
+
+
+@pytest.mark.nightly  # it writes: above
 def test_an_executor_in_a_process_of_its_own_writes_and_reads(redis_server: RedisServer, namespace: str) -> None:
-    lines = ran("count_again", "local-cluster[1,2,1024]", redis_server.url, namespace)
+    lines = ran("count_again", ELSEWHERE, redis_server.url, namespace)
     assert lines == [f"{ROWS}", KNOWN]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -10,13 +11,15 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["InGroups", "slowest_first"]
+__all__ = ["InGroups", "give_way", "slowest_first"]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("spark", "faults", "e2e", "integration", "browser", "stateful", "conformance", "regressions", "unit")
 """Folders of tests, those with the longest tests first: a long test at the end would keep all other processes idle."""
 ONE_BY_ONE = ("faults", "e2e", "integration")
 """Folders whose tests wait for seconds: any process may take each, unless the file has a fixture of its own."""
+OF_ONE_PROCESS = ("spark", "browser")
+"""Folders whose tests share what takes long to start: a Spark session with its JVM, a browser."""
 OF_FILE = 'scope="module"'
 """What a file says whose tests share a server of their own: one process runs them all, and starts it once."""
 OWN_BROKER = r"\([^)]*\bown_broker\b"
@@ -31,6 +34,17 @@ def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     )
 
 
+def give_way(item: pytest.Item) -> None:
+    """Let the one process that runs Spark's tests have the processor first: else the others would end long before it."""
+    if "PYTEST_XDIST_WORKER" in os.environ and folder_of(item.nodeid) != "spark":
+        lower_priority()
+
+
+@cache
+def lower_priority() -> None:
+    os.nice(10)
+
+
 class InGroups(LoadScopeScheduling):  # type: ignore[misc] # it has no types
     """Gives each group of tests to one process.
 
@@ -39,20 +53,11 @@ class InGroups(LoadScopeScheduling):  # type: ignore[misc] # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         folder, file = folder_of(nodeid), nodeid.partition("::")[0]
-        if folder == "spark":
-            return half_of_spark(file)
-        if folder == "browser":
+        if folder in OF_ONE_PROCESS:
             return folder
         if kills_the_broker(nodeid):
             return "own broker"
         return nodeid if folder in ONE_BY_ONE and not shares_a_server(file) else file
-
-
-@cache
-def half_of_spark(file: str) -> str:
-    """Return which of two groups a file of Spark tests is in: each has a session, whose JVM takes 15 s to start."""
-    files = sorted(each.name for each in (ROOT / "tests" / "spark").glob("test_*.py"))
-    return f"spark {files.index(Path(file).name) % 2}"
 
 
 @cache
