@@ -16,8 +16,8 @@ __all__ = ["InGroups", "give_way", "slowest_first"]
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("spark", "faults", "e2e", "integration", "browser", "stateful", "conformance", "regressions", "unit")
 """Folders of tests, those with the longest tests first: a long test at the end would keep all other processes idle."""
-ONE_BY_ONE = ("faults", "e2e", "integration")
-"""Folders whose tests wait for seconds: any process may take each, unless the file has a fixture of its own."""
+ONE_BY_ONE = ("faults", "e2e", "integration", "conformance")
+"""Folders whose tests wait: any process may take each, unless the file has a server of its own."""
 OF_ONE_PROCESS = ("spark", "browser")
 """Folders whose tests share what takes long to start: a Spark session with its JVM, a browser."""
 OF_FILE = 'scope="module"'
@@ -35,7 +35,7 @@ def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def give_way(item: pytest.Item) -> None:
-    """Let the one process that runs Spark's tests have the processor first: else the others would end long before it."""
+    """Let the process that runs all of Spark's tests have the processor first: else it would be the last by far."""
     if "PYTEST_XDIST_WORKER" in os.environ and folder_of(item.nodeid) != "spark":
         lower_priority()
 
