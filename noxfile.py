@@ -55,9 +55,9 @@ def tests(session: nox.Session) -> None:
         prepare(session, requirements(spark=PYSPARK))
         session.run("pytest", *session.posargs)
         return
-    prepare(session, group("spark"))
     with ThreadPoolExecutor() as beside:
         installed = beside.submit(session.install, *AS_IT_IS, f"pyspark=={PYSPARK}")  # half a gigabyte
+        prepare(session, group("spark"))
         session.run("coverage", "run", "-m", "pytest", "-q", *PURE)
         session.run("coverage", "report")
         # Compiles what each of the processes below would compile for itself, since they start at the same time.

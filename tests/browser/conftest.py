@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -37,6 +38,38 @@ async def browser() -> AsyncIterator[Browser]:
         await browser.close()
 
 
+class Contexts:
+    """Contexts of a browser by how a viewer looks: tests share them, since Chromium starts a process for each.
+
+    Args:
+        browser: Whose.
+    """
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._made: dict[str, BrowserContext] = {}
+
+    @asynccontextmanager
+    async def context(self, looks: Mapping[str, Any]) -> AsyncIterator[BrowserContext]:
+        """Yield a context without pages, cookies and routes for the length of a block."""
+        name = json.dumps(looks, sort_keys=True)
+        if name not in self._made:
+            self._made[name] = await self._browser.new_context(**{**DESK, **looks})
+        context = self._made[name]
+        try:
+            yield context
+        finally:
+            for page in context.pages:
+                await page.close()
+            await context.unroute_all()
+            await context.clear_cookies()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def contexts(browser: Browser) -> Contexts:
+    return Contexts(browser)
+
+
 class Viewer:
     """Pages of one browser; what goes wrong in them is an error here.
 
@@ -67,7 +100,7 @@ Watch = Callable[..., AbstractAsyncContextManager[Viewer]]
 
 
 @pytest.fixture
-def watch(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Watch:
+def watch(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Serve a store, and look at it: `async with watch(store, looks={"java_script_enabled": False}) as viewer`.
 
     Webhooks are sent from here, unless `dispatch` is False.
@@ -91,8 +124,7 @@ def watch(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Watch:
             app = admin(scheduler, **given)
             base = await stack.enter_async_context(serving_app(app))
             stack.callback(app.state.page.closing.set)
-            context = await browser.new_context(**{**DESK, **looks})
-            stack.push_async_callback(context.close)
+            context = await stack.enter_async_context(contexts.context(looks))
             viewer = Viewer(base, context)
             yield viewer
             assert viewer.errors == []

@@ -246,6 +246,20 @@ async def test_k22_a_cluster_that_counts_no_broker_is_away(kafka: str, monkeypat
         await producer.start()
 
 
+async def test_k27_a_producer_asks_for_the_topics_that_it_was_given_and_no_others(kafka: str) -> None:
+    topic, _ = [await create_topic(kafka, new_name()) for _ in range(2)]
+    producer = Producer(Cluster("cluster", {"bootstrap_servers": [kafka]}, 30_000), transactional_id=new_name())
+    await producer.start()
+    try:
+        client = producer._client.client
+        assert await client.force_metadata_update()  # as aiokafka does every five minutes, and when something fails
+        assert client.cluster.topics() == set()
+        assert await producer.partitions(topic) == 1
+        assert client.cluster.topics() == {topic}
+    finally:
+        await producer.close()
+
+
 async def test_f21_after_a_broker_was_killed_the_same_sink_goes_on(own_broker: Broker) -> None:
     topic = await create_topic(own_broker.bootstrap, new_name())
     async with opened(own_broker.bootstrap, timeout_ms=1000) as sink:

@@ -42,7 +42,7 @@ def give_way(item: pytest.Item) -> None:
 
 @cache
 def lower_priority() -> None:
-    os.nice(10)
+    os.nice(19)
 
 
 class InGroups(LoadScopeScheduling):  # type: ignore[misc] # it has no types

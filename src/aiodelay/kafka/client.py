@@ -1,6 +1,6 @@
 """A Kafka producer that is thrown away after any error: what aiokafka leaves behind one cannot be trusted.
 
-The numbers K1 to K26 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
+The numbers K1 to K27 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
 """
 
 from __future__ import annotations
@@ -184,6 +184,7 @@ class Producer:
             request_timeout_ms=cluster.timeout_ms,
             **options,
         )
+        metadata.ask_for_named_topics(self._client.client)
 
     async def start(self) -> None:
         """Connect.
