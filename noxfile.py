@@ -58,11 +58,13 @@ def tests(session: nox.Session) -> None:
     with ThreadPoolExecutor() as beside:
         installed = beside.submit(session.install, *AS_IT_IS, f"pyspark=={PYSPARK}")  # half a gigabyte
         prepare(session, group("spark"))
+        # Compiles what each of the processes below would compile for itself, since they start at the same time.
+        collect = ["--collect-only", "-qq", "--ignore=tests/spark", "tests", *DOCS]
+        compiled = beside.submit(session.run, "pytest", *collect, silent=True)
         session.run("coverage", "run", "-m", "pytest", "-q", *PURE)
         session.run("coverage", "report")
-        # Compiles what each of the processes below would compile for itself, since they start at the same time.
-        session.run("pytest", "--collect-only", "-qq", "--ignore=tests/spark", "tests", *DOCS, silent=True)
         installed.result()
+        compiled.result()
     session.run("pytest", *IN_PARALLEL, "--durations=25", *(f"--ignore={path}" for path in PURE), "tests", *DOCS)
 
 

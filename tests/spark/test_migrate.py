@@ -113,11 +113,8 @@ def urls(kafka: str, redis_server: RedisServer, tmp_path: Path) -> Mapping[str, 
     }
 
 
-AT_NIGHT = [pytest.param(each, marks=pytest.mark.nightly) for each in ("redis kafka", "sqlite redis", "redis sqlite")]
-"""test_connect moves from Redis to Kafka by the line of the page, test_migrate_faults from both others to SQLite."""
-
-
-@pytest.mark.parametrize("way", ["kafka redis", *AT_NIGHT])
+@pytest.mark.nightly  # test_connect moves from Redis to Kafka by the line of the page, test_migrate_faults to SQLite
+@pytest.mark.parametrize("way", ["kafka redis", "redis kafka", "sqlite redis", "redis sqlite"])
 def test_a_store_moves_under_traffic(
     spark: SparkSession, urls: Mapping[str, str], tmp_path: Path, namespace: str, way: str
 ) -> None:
