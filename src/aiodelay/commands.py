@@ -147,8 +147,10 @@ def answer_of(
     word = outcome.answer if isinstance(outcome, Stored) else outcome.reason
     match command:
         case Put():
-            due_ms, revision = (outcome.due_ms, outcome.revision) if isinstance(outcome, Stored) else (0, 0)
-            return Scheduled(command.id, due_ms, revision, ScheduleOutcome(word))
+            if isinstance(outcome, Refused):
+                return Scheduled(command.id, 0, 0, ScheduleOutcome(word))
+            found = outcome.due_ms, outcome.revision, ScheduleOutcome(word), outcome.is_older_in_flight
+            return Scheduled(command.id, *found)
         case Cancel():
             return CancelOutcome(word)
         case Reschedule():

@@ -70,12 +70,14 @@ class Scheduled(Struct, frozen=True):
         due_ms: When it is due, epoch ms on the store's clock; 0 where it was outdated, and nothing was stored.
         revision: Grows with each replacement; 0 likewise.
         outcome: Whether it was stored, replaced another, or left another as it is.
+        is_older_in_flight: It replaced a version that is still being delivered, and may run beside that one.
     """
 
     id: str
     due_ms: int
     revision: int
     outcome: ScheduleOutcome
+    is_older_in_flight: bool = False
 
     @property
     def due(self) -> datetime:

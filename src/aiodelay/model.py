@@ -394,11 +394,19 @@ Command: TypeAlias = Put | Cancel | Reschedule | Fire
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """Done; what the command came to."""
+    """Done; what the command came to.
+
+    Attributes:
+        answer: In a word.
+        revision: Of the message that stands now, or stood last.
+        due_ms: When that one is due.
+        is_older_in_flight: Of `replaced`: a version that was replaced is still claimed.
+    """
 
     answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "recorded", "rescheduled", "fired"]
     revision: int
     due_ms: int
+    is_older_in_flight: bool = False
 
 
 class Refused(Struct, frozen=True, gc=False):
@@ -444,8 +452,8 @@ class ScheduleOutcome(StrEnum):
 class CancelOutcome(StrEnum):
     """What `cancel()` came to.
 
-    `IN_FLIGHT`: this attempt goes on, no retry and no recurrence follows. `RECORDED`: it is cancelled, unless it is
-    being delivered just now; only a process that owns all could say.
+    `IN_FLIGHT`: this attempt, or one of a version that was replaced, goes on; nothing follows it. `RECORDED`: it is
+    cancelled, unless it is being delivered just now; only a process that owns all could say.
     """
 
     CANCELLED = "cancelled"

@@ -374,7 +374,7 @@ async def soak(stage: Stage, *faults: Sequence[str], rate: float, far_ms: int, c
     await stage.until_ready()
     clients = Clients(stage.base, stage.book)
     load = Load(clients, stage.broker.bootstrap, rate=rate, far_ms=far_ms, rng=random.Random(seed))
-    held = []
+    held: list[dict[str, Any]] = []
     async with stage.watched():
         for these in faults:
             async with clients.connected():

@@ -152,8 +152,9 @@ class Claims(Tables):
         """End a claim that is still held, in one step with what follows from it."""
         entry = self._entries.get(settlement.id)
         if entry is None or entry.token != settlement.token:
+            was_replaced = self._end_superseded(settlement.id, settlement.revision, settlement.token)
             is_newer = entry is not None and entry.record.revision > settlement.revision
-            return SettleOutcome.SUPERSEDED if is_newer else SettleOutcome.GONE
+            return SettleOutcome.SUPERSEDED if was_replaced or is_newer else SettleOutcome.GONE
         now, record = self.now_ms(), entry.record
         recurs = record.envelope.rule is not None and not record.no_retry
         then_due_ms = settlement.then_due_ms if recurs else None
@@ -186,12 +187,16 @@ class Claims(Tables):
 
     def _renew(self, renewal: Renewal, now: int) -> RenewOutcome:
         """Set a lease from one token to another; only one that nobody else has taken, and no further than allowed."""
-        entry = self._entries.get(renewal.id)
-        if entry is None or entry.token not in (renewal.token, renewal.to):
-            is_newer = entry is not None and entry.record.revision > renewal.revision
-            return RenewOutcome.SUPERSEDED if is_newer else RenewOutcome.LOST
         if t.is_lease_too_long(renewal.to, now):
             return RenewOutcome.LOST
+        tokens = (renewal.token, renewal.to)
+        entry = self._entries.get(renewal.id)
+        if entry is None or entry.token not in tokens:
+            claims = self._superseded.get(renewal.id, {})
+            if claims.get(renewal.revision) not in tokens:
+                return RenewOutcome.LOST
+            claims[renewal.revision] = renewal.to
+            return RenewOutcome.SUPERSEDED
         entry.token = renewal.to
         entry.record = t.after_renewal(entry.record)
         return RenewOutcome.CANCELLED if entry.record.no_retry else RenewOutcome.RENEWED
@@ -203,6 +208,7 @@ class Claims(Tables):
         worker.lanes, worker.seen_ms = frozenset(lanes), now
         lapsed = self._return_lapsed(now, limit)
         expired = self._expire_late(now, limit)
+        self._forget_superseded(now)
         for remembered in (self._answers, self._revisions, self._tombstones):
             remembered.forget(now, 100 * limit)
         states = [self._lane_state(name, now) for name, lane in self._lanes.items() if lane.messages]
@@ -223,6 +229,13 @@ class Claims(Tables):
                 self._insert(record, entry.place_ms)
                 self._note("lapsed", record, now)
         return len(over)
+
+    def _forget_superseded(self, now: int) -> None:
+        """Forget claims on what was replaced that nobody has settled in time."""
+        claims = [(each, *claim) for each, claims in self._superseded.items() for claim in claims.items()]
+        for message_id, revision, token in claims:
+            if t.is_lease_over(token, now):
+                self._end_superseded(message_id, revision, token)
 
     def _expire_late(self, now: int, limit: int) -> int:
         """End what is late, also in lanes that nobody serves; what is held waits until it is released."""

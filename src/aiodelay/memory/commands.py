@@ -82,23 +82,25 @@ class Commands(Tables):
             if verdict in ("kept", "in_flight"):
                 return Stored(verdict, entry.record.revision, entry.record.due_ms)
             self._end_retries(entry.record, now)
+            self._supersede(entry)
             self._end(entry, now)
         revision = t.next_revision(now, self._revisions.get(message_id, now))
         record = t.record_of(put, t.due_of(put.due, now), revision)
         self._insert(record, record.due_ms)
         self._note(verdict, record, now)
-        return Stored(verdict, revision, record.due_ms)
+        is_older_in_flight = verdict == "replaced" and self._has_superseded(message_id, now)
+        return Stored(verdict, revision, record.due_ms, is_older_in_flight)
 
     def _cancel(self, command: Cancel, entry: Entry | None, now: int) -> Outcome:
         refused = t.cancel_refused(command, None if entry is None else entry.record)
         if refused is not None or entry is None:
             return refused or Refused("not_found")
-        retry_in_flight = self._end_retries(entry.record, now)
+        in_flight = self._end_retries(entry.record, now) or self._has_superseded(command.id, now)
         if entry.token:
             entry.record = replace(entry.record, no_retry=True)
         else:
             self._end(entry, now)
-        answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or retry_in_flight else "cancelled"
+        answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or in_flight else "cancelled"
         self._note("cancelled", entry.record, now, answer if answer == "in_flight" else "")
         return Stored(answer, entry.record.revision, entry.record.due_ms)
 

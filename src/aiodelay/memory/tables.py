@@ -83,6 +83,7 @@ class Tables:
         self._clock = clock or SystemClock()
         self._entries: dict[str, Entry] = {}
         self._leased: dict[str, Entry] = {}
+        self._superseded: dict[str, dict[int, int]] = {}  # by id and revision: tokens of claims on what was replaced
         self._lanes: defaultdict[Lane, LaneQueue] = defaultdict(LaneQueue)
         self._expiring = Waiting(lambda entry: entry.standing in (Standing.IN_LANE, Standing.PARKED))
         self._expiring_held: list[Entry] = []
@@ -122,6 +123,25 @@ class Tables:
         message_id = entry.record.id
         self._entries.pop(message_id, None)
         self._leased.pop(message_id, None)
+
+    def _supersede(self, entry: Entry) -> None:
+        """Remember the claim on a message that is being replaced until it is settled, or its lease is over."""
+        if entry.token:
+            self._superseded.setdefault(entry.record.id, {})[entry.record.revision] = entry.token
+
+    def _has_superseded(self, message_id: str, now: int) -> bool:
+        """Say whether a version of this id that was replaced is still in flight."""
+        return any(not t.is_lease_over(token, now) for token in self._superseded.get(message_id, {}).values())
+
+    def _end_superseded(self, message_id: str, revision: int, token: int) -> bool:
+        """Forget a claim on what was replaced; say whether it was held."""
+        claims = self._superseded.get(message_id, {})
+        if claims.get(revision) != token:
+            return False
+        del claims[revision]
+        if not claims:
+            del self._superseded[message_id]
+        return True
 
     def _end(self, entry: Entry, now: int) -> None:
         """Take a message out for good."""

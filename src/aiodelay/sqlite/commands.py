@@ -225,13 +225,15 @@ def _put(tables: Tables, put: Put, entry: Entry | None, n: int | None) -> Outcom
         if verdict in ("kept", "in_flight"):
             return Stored(verdict, live.record.revision, live.record.due_ms)
         tables.end_retries(live.record)
+        tables.supersede(live)
     revision = t.next_revision(tables.now, None if entry is None else entry.record.revision)
     record = t.record_of(put, t.due_of(put.due, tables.now), revision)
     n = tables.next_n() if n is None else n  # before the old row is gone, so that the new number is above its own
     tables.displace(entry)
     tables.insert(record, record.due_ms, n)
     tables.note(verdict, record)
-    return Stored(verdict, revision, record.due_ms)
+    is_older_in_flight = verdict == "replaced" and tables.has_superseded(put.id)
+    return Stored(verdict, revision, record.due_ms, is_older_in_flight)
 
 
 # --- the other commands -----------------------------------------------------------------------------------
@@ -242,13 +244,13 @@ def _cancel(tables: Tables, command: Cancel, entry: Entry | None) -> Outcome:
     if refused is not None or entry is None:
         return refused or Refused("not_found")
     record = entry.record
-    retry_in_flight = tables.end_retries(record)
+    in_flight = tables.end_retries(record) or tables.has_superseded(record.id)
     if entry.token:
         tables.execute("UPDATE messages SET no_retry = 1 WHERE n = ?", (entry.n,))
     else:
         tables.unplace(entry)
         tables.forget(entry)
-    answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or retry_in_flight else "cancelled"
+    answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or in_flight else "cancelled"
     tables.note("cancelled", record, answer if answer == "in_flight" else "")
     return Stored(answer, record.revision, record.due_ms)
 

@@ -152,6 +152,8 @@ class Database:
         try:
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 self._create()
+            elif not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'superseded'").fetchone():
+                self._add_superseded()
             connection.execute("COMMIT")
         except BaseException:
             self.rollback()
@@ -162,11 +164,17 @@ class Database:
             connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
 
     def _create(self) -> None:
-        script = files("aiodelay.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
-        for statement in _statements(script):
+        for statement in _statements():
             self.connection.execute(statement)
         self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _add_superseded(self) -> None:
+        """Add the table `superseded`, and what writes it, to a file that was made before there was one."""
+        self.connection.execute("DROP TRIGGER IF EXISTS schedule_insert")
+        for statement in _statements():
+            if "superseded" in statement:
+                self.connection.execute(statement)
 
     def check_owner(self, *, may_be_new: bool = True) -> None:
         """Refuse a file that something else wrote.
@@ -260,8 +268,9 @@ def _open_error(error: sqlite3.Error, path: str) -> Exception:
     return StoreUnavailableError(f"sqlite file {path!r}", failure_of(error, path).reason + hint)
 
 
-def _statements(script: str) -> list[str]:
-    """Split a script where its statements end: `executescript` would commit first."""
+def _statements() -> list[str]:
+    """Return the statements of the schema: `executescript` would commit first."""
+    script = files("aiodelay.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
     statements: list[str] = []
     text = ""
     for line in script.splitlines(keepends=True):

@@ -55,6 +55,13 @@ CREATE TABLE parked (
 CREATE TABLE leases (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, lane INTEGER NOT NULL, token INTEGER NOT NULL);
 CREATE INDEX leases_token ON leases (ns, token);
 
+-- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over.
+CREATE TABLE superseded (
+    ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL, token INTEGER NOT NULL,
+    PRIMARY KEY (ns, id, revision)
+) WITHOUT ROWID;
+CREATE INDEX superseded_token ON superseded (ns, token);
+
 -- Over, but ended so soon after it was put that its op must be remembered; then the message goes too.
 CREATE TABLE ended (
     ns INTEGER NOT NULL, n INTEGER NOT NULL, until_ms INTEGER NOT NULL, PRIMARY KEY (ns, n)
@@ -155,6 +162,10 @@ BEGIN
     DELETE FROM ended WHERE (ns, n) IN (
         SELECT m.ns, m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
         WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);
+    INSERT OR REPLACE INTO superseded (ns, id, revision, token)
+    SELECT m.ns, m.id, m.revision, l.token
+    FROM leases AS l JOIN messages AS m ON m.n = l.n JOIN namespaces AS s ON s.n = m.ns
+    WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id;
     DELETE FROM leases WHERE n IN (
         SELECT m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
         WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);

@@ -128,7 +128,8 @@ def _end(tables: Tables, numbers: Sequence[int], held: Mapping[int, Held]) -> No
 def _settle(tables: Tables, settlement: Settlement) -> SettleOutcome:
     entry = tables.find(settlement.id)
     if entry is None or entry.is_over or entry.token != settlement.token:
-        return SettleOutcome.SUPERSEDED if _is_newer(entry, settlement.revision) else SettleOutcome.GONE
+        was_replaced = tables.end_superseded(settlement) or _is_newer(entry, settlement.revision)
+        return SettleOutcome.SUPERSEDED if was_replaced else SettleOutcome.GONE
     record = entry.record
     recurs = record.envelope.rule is not None and not record.no_retry
     then_due_ms = settlement.then_due_ms if recurs else None
@@ -180,11 +181,11 @@ def renew(tables: Tables, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
 
 
 def _renew(tables: Tables, renewal: Renewal) -> RenewOutcome:
-    entry = tables.find(renewal.id)
-    if entry is None or not entry.token or entry.token not in (renewal.token, renewal.to):
-        return RenewOutcome.SUPERSEDED if _is_newer(entry, renewal.revision) else RenewOutcome.LOST
     if t.is_lease_too_long(renewal.to, tables.now):
         return RenewOutcome.LOST
+    entry = tables.find(renewal.id)
+    if entry is None or not entry.token or entry.token not in (renewal.token, renewal.to):
+        return RenewOutcome.SUPERSEDED if tables.renew_superseded(renewal) else RenewOutcome.LOST
     tables.execute("UPDATE leases SET token = ? WHERE n = ?", (renewal.to, entry.n))
     if entry.record.alone:
         tables.execute("UPDATE messages SET alone = 0, lapses = 0 WHERE n = ?", (entry.n,))

@@ -17,6 +17,7 @@ from aiodelay import transitions as t
 from aiodelay.codecs import encode_record
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import (
+    MAX_LEASE_MS,
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
     DeadReason,
@@ -24,6 +25,8 @@ from aiodelay.model import (
     Outcome,
     Record,
     Refused,
+    Renewal,
+    Settlement,
     Stored,
 )
 
@@ -55,6 +58,8 @@ FIND = f"""
     FROM messages AS m LEFT JOIN leases AS l ON l.n = m.n
 """
 PARKED_AT_ONCE = 1_000
+OLDER_IN_FLIGHT = "older in flight"
+"""The detail of an answer `replaced` with `is_older_in_flight`."""
 _HUNDRED = "?" * 100
 REMEMBERED = f"SELECT op FROM ops WHERE ns = ? AND until_ms > ? AND op IN ({', '.join(_HUNDRED)})"
 
@@ -131,6 +136,44 @@ class Tables(Namespace):
         self.has_new = True
         self.execute(INSERT, (self.ns, *insert_values(n, place_ms, lane, record)))
         self.execute("INSERT INTO queue (lane, place_ms, n) VALUES (?, ?, ?)", (lane, place_ms, n))
+
+    # --- claims on what was replaced ----------------------------------------------------------------------
+
+    def supersede(self, entry: Entry) -> None:
+        """Remember the claim on a message that is being replaced until it is settled, or its lease is over."""
+        if entry.token:
+            self.execute(
+                "INSERT OR REPLACE INTO superseded (ns, id, revision, token) VALUES (?, ?, ?, ?)",
+                (self.ns, entry.record.id, entry.record.revision, entry.token),
+            )
+
+    def has_superseded(self, message_id: str) -> bool:
+        """Say whether a version of this id that was replaced is still in flight."""
+        query = "SELECT token FROM superseded WHERE ns = ? AND id = ?"
+        return any(not t.is_lease_over(token, self.now) for (token,) in self.execute(query, (self.ns, message_id)))
+
+    def renew_superseded(self, renewal: Renewal) -> bool:
+        """Prolong a claim on what was replaced; say whether it is held."""
+        query = "UPDATE superseded SET token = ? WHERE ns = ? AND id = ? AND revision = ? AND token IN (?, ?)"
+        of_claim = (self.ns, renewal.id, renewal.revision, renewal.token, renewal.to)
+        return self.execute(query, (renewal.to, *of_claim)).rowcount > 0
+
+    def end_superseded(self, settlement: Settlement) -> bool:
+        """Forget a claim on what was replaced; say whether it was held."""
+        query = "DELETE FROM superseded WHERE ns = ? AND id = ? AND revision = ? AND token = ?"
+        of_claim = (self.ns, settlement.id, settlement.revision, settlement.token)
+        return self.execute(query, of_claim).rowcount > 0
+
+    def forget_superseded(self, limit: int) -> None:
+        """Forget claims on what was replaced that nobody has settled in time."""
+        ended, too_long = t.token_for(self.now + 1, 0), t.token_for(self.now + MAX_LEASE_MS + 1, 0)
+        self.execute(
+            "DELETE FROM superseded WHERE (ns, id, revision) IN"
+            " (SELECT ns, id, revision FROM superseded WHERE ns = ? AND (token < ? OR token >= ?) LIMIT ?)",
+            (self.ns, ended, too_long, limit),
+        )
+
+    # --- holds --------------------------------------------------------------------------------------------
 
     def park(self, places: Sequence[Place]) -> None:
         """Move messages whose address is held out of their lane's way."""
@@ -241,7 +284,8 @@ class Tables(Namespace):
     def remember(self, op: bytes, outcome: Outcome, until_ms: int | None = None) -> None:
         """Keep the answer to a command for as long as it may be repeated."""
         if isinstance(outcome, Stored):
-            answer: Row = (outcome.answer, "", outcome.revision, outcome.due_ms)
+            detail = OLDER_IN_FLIGHT if outcome.is_older_in_flight else ""
+            answer: Row = (outcome.answer, detail, outcome.revision, outcome.due_ms)
         elif isinstance(outcome, Refused):
             answer = (outcome.reason, outcome.detail, None, None)
         else:
@@ -263,7 +307,9 @@ class Tables(Namespace):
         if found is None:
             return None
         answer, detail, revision, due_ms = found
-        return Refused(answer, detail) if revision is None else Stored(answer, revision, due_ms)
+        if revision is None:
+            return Refused(answer, detail)
+        return Stored(answer, revision, due_ms, detail == OLDER_IN_FLIGHT)
 
     def remembered_among(self, ops: Sequence[bytes]) -> set[bytes]:
         """Return those ops whose answer is remembered."""

@@ -45,6 +45,7 @@ def tidy(tables: Tables, worker: str, lanes: Collection[Lane], limit: int) -> Ti
     serve(tables, worker, lanes)
     lapsed = return_lapsed(tables, limit)
     expired = _expire_late(tables, limit)
+    tables.forget_superseded(limit)
     _purge_memory(tables, limit * PURGE_FACTOR)
     _unpark_released(tables)
     return Tidied(tables.now, lapsed, expired, _lane_states(tables))

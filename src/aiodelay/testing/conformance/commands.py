@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from aiodelay.model import (
+    LEASE_MS,
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
     After,
@@ -21,6 +22,7 @@ from aiodelay.model import (
     Outcome,
     Put,
     Refused,
+    RenewOutcome,
     Reschedule,
     SettleOutcome,
     SourcePosition,
@@ -32,7 +34,7 @@ from .table import SAME_ID_TABLE, Cell
 
 __all__ = ["CommandRules"]
 
-State = Literal["pending", "in flight", "done", "cancelled", "dead"]
+State = Literal["pending", "in flight", "replacing", "done", "cancelled", "dead"]
 
 _CONFLICTS = {
     "replace": Conflict.replace(),
@@ -48,6 +50,7 @@ _CELLS = [
     for state, cell in (
         ("pending", row.pending),
         ("in flight", row.in_flight),
+        ("replacing", row.replacing),
         ("done", row.done),
         ("cancelled", row.done),
         ("dead", row.done),
@@ -70,6 +73,9 @@ class CommandRules(Bench):
         before = await stage.get()
         outcome = await self._call(stage, call)
         assert (outcome.answer if isinstance(outcome, Stored) else outcome.reason) == cell.answer
+        if cell.answer == "replaced":
+            assert isinstance(outcome, Stored)
+            assert outcome.is_older_in_flight is (state in ("in flight", "replacing"))
         after = await stage.get()
         if cell.stays == "nothing":
             assert after is None
@@ -100,13 +106,16 @@ class CommandRules(Bench):
         conflict = Conflict.newer(5) if call.startswith("newer") else Conflict.replace()
         if conflict.mode == "newer":
             stage.needs_conflict("newer")
-        await stage.stored(stage.put(due=After(HOUR_MS if state in ("pending", "cancelled") else 0), conflict=conflict))
+        before = Conflict.newer(4) if conflict.mode == "newer" and state == "replacing" else conflict
+        await stage.stored(stage.put(due=After(HOUR_MS if state in ("pending", "cancelled") else 0), conflict=before))
         if state == "cancelled":
             stage.needs_verdict()
             assert isinstance(await stage.do(Cancel(stage.op(), "m")), Stored)
         elif state != "pending":
             claim = await stage.claim_one()
-            if state != "in flight":
+            if state == "replacing":
+                await stage.stored(stage.put(due=After(HOUR_MS), conflict=conflict))
+            elif state != "in flight":
                 await stage.end(done(claim) if state == "done" else dead(claim))
 
     @staticmethod
@@ -431,6 +440,100 @@ class CommandRules(Bench):
             assert isinstance(outcome, Refused)
             assert outcome.reason == ("not_found" if change == "gone" else "outdated")
             assert (stands is None) == (change == "gone")
+
+    # --- a replaced version in flight ---------------------------------------------------------------------
+
+    @staged
+    async def test_s5_a_cancel_tells_of_each_replaced_version_in_flight(self, stage: Stage) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put())
+        first = await stage.claim_one()
+        await stage.stored(stage.put())
+        second = await stage.claim_one()
+        await stage.stored(stage.put(due=After(HOUR_MS)))
+        for held in (first, second):
+            assert await self._cancel(stage) == "in_flight"
+            await stage.stored(stage.put(due=After(HOUR_MS)))
+            assert await stage.settle(done(held)) is SettleOutcome.SUPERSEDED
+        assert await self._cancel(stage) == "cancelled"
+        assert await stage.get() is None
+
+    @pytest.mark.parametrize("end", ["done", "dead", "cancelled"])
+    @staged
+    async def test_s5_a_replaced_version_in_flight_outlives_the_one_that_replaced_it(
+        self, stage: Stage, end: str
+    ) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put())
+        await stage.claim_one()
+        await stage.stored(stage.put())
+        if end == "cancelled":
+            await self._cancel(stage)
+        else:
+            await stage.end(ending(end, await stage.claim_one(), due_ms=stage.now))
+        await stage.stored(stage.put(due=After(HOUR_MS)))
+        assert await self._cancel(stage) == "in_flight"
+
+    @staged
+    async def test_s5_a_replaced_version_is_in_flight_for_as_long_as_its_lease_is_renewed(self, stage: Stage) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        await stage.stored(stage.put(due=After(HOUR_MS)))
+        stage.move(LEASE_MS - 1)
+        renewed, outcome = await stage.renew(claim)
+        assert outcome is RenewOutcome.SUPERSEDED
+        assert (await stage.renew(renewed))[1] is RenewOutcome.SUPERSEDED
+        stage.move(LEASE_MS - 1)
+        await stage.tidy()
+        assert await self._cancel(stage) == "in_flight"
+
+    @pytest.mark.parametrize("is_tidied", [False, True])
+    @staged
+    async def test_s5_what_nobody_renews_of_a_replaced_version_lapses_and_counts_for_nobody(
+        self,
+        stage: Stage,
+        is_tidied: bool,  # noqa: FBT001 - a parameter
+    ) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        await stage.stored(stage.put(due=After(HOUR_MS)))
+        stage.move(LEASE_MS)
+        if is_tidied:
+            await stage.tidy()
+            assert (await stage.renew(claim))[1] is RenewOutcome.LOST
+        assert (await stage.record()).lapses == 0
+        assert await self._cancel(stage) == "cancelled"
+
+    @staged
+    async def test_s5_a_replaced_series_in_flight_is_told_too(self, stage: Stage) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put(rule={"e": HOUR_MS}))
+        claim = await stage.claim_one()
+        replaced = await stage.stored(stage.put(due=After(HOUR_MS), rule={"e": HOUR_MS}))
+        assert replaced.is_older_in_flight
+        assert await self._cancel(stage) == "in_flight"
+        assert await stage.settle(done(claim, stage.now)) is SettleOutcome.SUPERSEDED
+        assert await stage.get() is None
+
+    @staged
+    async def test_a_repeated_put_says_again_that_an_older_version_is_in_flight(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        put = stage.put(due=After(HOUR_MS))
+        first = await stage.do(put)
+        await stage.settle(done(claim))
+        await stage.stored(stage.put(due=After(HOUR_MS)))
+        assert await stage.do(put) == first
+        assert isinstance(first, Stored)
+        assert first.is_older_in_flight
+
+    @staticmethod
+    async def _cancel(stage: Stage) -> str:
+        outcome = await stage.do(Cancel(stage.op(), "m"))
+        assert isinstance(outcome, Stored)
+        return outcome.answer
 
     @staged
     async def test_s5_cancelled_in_flight_can_be_scheduled_anew(self, stage: Stage) -> None:

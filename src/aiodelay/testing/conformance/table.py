@@ -32,25 +32,34 @@ class SameId(NamedTuple):
         call: What is called with the id.
         pending: If a message with the id waits.
         in_flight: If one is leased.
+        replacing: If one waits that has replaced another, which is still leased.
         done: If one has ended: settled, cancelled or dead-lettered (a dead letter stays where it is).
     """
 
     call: str
     pending: Cell
     in_flight: Cell
+    replacing: Cell
     done: Cell
 
 
+REPLACED, KEPT, OUTDATED = Cell("replaced", "new"), Cell("kept", "old"), Cell("outdated", "old")
+STORED, DUPLICATE, EXISTS = Cell("stored", "new"), Cell("duplicate", "old"), Cell("exists", "old")
+RESCHEDULED, FIRED = Cell("rescheduled", "moved"), Cell("fired", "moved")
+NOT_FOUND = Cell("not_found", "nothing")
+
 SAME_ID_TABLE: tuple[SameId, ...] = (
-    SameId("replace", Cell("replaced", "new"), Cell("replaced", "new"), Cell("stored", "new")),
-    SameId("keep", Cell("kept", "old"), Cell("in_flight", "old"), Cell("stored", "new")),
-    SameId("newer, higher version", Cell("replaced", "new"), Cell("replaced", "new"), Cell("stored", "new")),
-    SameId("newer, same version", Cell("outdated", "old"), Cell("outdated", "old"), Cell("outdated", "nothing")),
-    SameId("newer, lower version", Cell("outdated", "old"), Cell("outdated", "old"), Cell("outdated", "nothing")),
-    SameId("error", Cell("duplicate", "old"), Cell("duplicate", "old"), Cell("stored", "new")),
-    SameId("cancel", Cell("cancelled", "nothing"), Cell("in_flight", "old"), Cell("not_found", "nothing")),
-    SameId("reschedule", Cell("rescheduled", "moved"), Cell("too_late", "old"), Cell("not_found", "nothing")),
-    SameId("fire", Cell("fired", "moved"), Cell("in_flight", "old"), Cell("not_found", "nothing")),
-    SameId("redrive", Cell("exists", "old"), Cell("exists", "old"), Cell("stored", "new")),
+    SameId("replace", REPLACED, REPLACED, REPLACED, STORED),
+    SameId("keep", KEPT, Cell("in_flight", "old"), KEPT, STORED),
+    SameId("newer, higher version", REPLACED, REPLACED, REPLACED, STORED),
+    SameId("newer, same version", OUTDATED, OUTDATED, OUTDATED, Cell("outdated", "nothing")),
+    SameId("newer, lower version", OUTDATED, OUTDATED, OUTDATED, Cell("outdated", "nothing")),
+    SameId("error", DUPLICATE, DUPLICATE, DUPLICATE, STORED),
+    SameId("cancel", Cell("cancelled", "nothing"), Cell("in_flight", "old"), Cell("in_flight", "nothing"), NOT_FOUND),
+    SameId(
+        "reschedule", Cell("rescheduled", "moved"), Cell("too_late", "old"), Cell("rescheduled", "moved"), NOT_FOUND
+    ),
+    SameId("fire", Cell("fired", "moved"), Cell("in_flight", "old"), Cell("fired", "moved"), NOT_FOUND),
+    SameId("redrive", EXISTS, EXISTS, EXISTS, STORED),
 )
 """Rows in the order of docs/guarantees.md. `replace` in flight fences the old claim: its settlement is `superseded`."""
