@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import overload
 
 from ._runtime.group_commit import GroupCommit
@@ -51,10 +51,19 @@ class Commands:
         store: The store's name, for errors.
         clock: For intervals.
         timeout_ms: How long to go on trying.
+        on_superseded: Called with the id and the new revision of each message that was replaced while in flight.
     """
 
-    def __init__(self, commit: GroupCommit, store: str, clock: Clock, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        commit: GroupCommit,
+        store: str,
+        clock: Clock,
+        timeout_ms: int,
+        on_superseded: Callable[[str, int], None],
+    ) -> None:
         self._commit, self._store, self._clock, self._timeout_ms = commit, store, clock, timeout_ms
+        self._on_superseded = on_superseded
 
     async def carry_out(self, command: Command, size: int) -> Stored | Refused:
         """Carry out one command.
@@ -106,6 +115,8 @@ class Commands:
 
     def _judged(self, command: Command, outcome: Outcome, since_ms: int) -> Stored | Refused | AiodelayError:
         """Tell the outcomes that are errors from those that are answers."""
+        if isinstance(outcome, Stored) and outcome.is_older_in_flight:
+            self._on_superseded(command.id, outcome.revision)
         if isinstance(outcome, Unknown):
             return self._unknown(command, outcome, since_ms)
         if isinstance(outcome, Refused):

@@ -692,7 +692,9 @@ class Scheduler(Operations):
         finally:
             self._opening = None
         self._running, self._closing = running, asyncio.Lock()
-        commands = Commands(running.commit, self._store.name, options.clock, options.store_timeout_ms)
+        commands = Commands(
+            running.commit, self._store.name, options.clock, options.store_timeout_ms, running.supersede
+        )
         self._commands = commands if observer is None else observer.commands(commands)
         try:
             for sink in sinks:

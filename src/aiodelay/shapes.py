@@ -148,9 +148,13 @@ def rule_shape(rule: Rule) -> dict[str, Any]:
 
 
 def scheduled_shape(scheduled: Scheduled) -> dict[str, Any]:
-    """Return what became of `schedule()`; `due` is None where nothing was stored."""
+    """Return what became of `schedule()`; `due` is None where nothing was stored.
+
+    `older_in_flight` is there where a version was replaced that is still being delivered.
+    """
     due = time_shape(scheduled.due_ms) if scheduled.revision else None
-    return {"id": scheduled.id, "outcome": scheduled.outcome.value, "due": due, "revision": scheduled.revision}
+    shape = {"id": scheduled.id, "outcome": scheduled.outcome.value, "due": due, "revision": scheduled.revision}
+    return shape | ({"older_in_flight": True} if scheduled.is_older_in_flight else {})
 
 
 def counts_shape(counts: Mapping[Lane, LaneCounts]) -> list[dict[str, Any]]:

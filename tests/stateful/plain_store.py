@@ -64,6 +64,8 @@ class Message:
     token: int | None = None
     lease_ends_ms: int = 0
     was_alone: bool = False
+    was_over: bool = False
+    """Of what was replaced in flight: its lease was over at some time, so that a store may have forgotten it."""
 
     @property
     def recurs(self) -> bool:
@@ -102,6 +104,7 @@ class PlainStore:
         self.held: set[tuple[Lane, str | None]] = set()
         self.sent: dict[bytes, tuple[int, Command, Outcome]] = {}
         self.position: int | None = None
+        self._superseded: dict[tuple[str, int], Message] = {}  # replaced in flight, by id and revision
         self._tokens: set[tuple[str, int]] = set()
         self._ended: dict[str, tuple[int, int]] = {}
         self._tombstones: dict[str, tuple[int, int]] = {}
@@ -116,6 +119,15 @@ class PlainStore:
             if until <= now:
                 del self._tombstones[message_id]
                 self._faded[message_id] = max(version, self._faded.get(message_id, -1))
+        for message in self._superseded.values():
+            message.was_over |= message.is_over(now)
+
+    def _older_in_flight(self, message_id: str, now: int) -> set[bool]:
+        """Return what may be said of whether a version that was replaced is in flight."""
+        older = [each for (key, _), each in self._superseded.items() if key == message_id and not each.is_over(now)]
+        if any(not each.was_over for each in older):
+            return {True}
+        return {True, False} if older else {False}
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -161,6 +173,9 @@ class PlainStore:
         if old is not None:
             self._end_retries(old, now)
             self._end(old, now)
+            if old.token is not None:
+                self._superseded[put.id, old.revision] = old
+        assert outcome.is_older_in_flight in (self._older_in_flight(put.id, now) if old is not None else {False})
         self._orders += 1
         late = put.late
         limit = late.after_ms
@@ -180,7 +195,8 @@ class PlainStore:
             message.is_cancelled = True
         else:
             self._end(message, now)
-        assert outcome == Stored("in_flight" if in_flight or retry_in_flight else "cancelled", revision, due_ms)
+        told = {in_flight or retry_in_flight or older for older in self._older_in_flight(command.id, now)}
+        assert outcome in [Stored("in_flight" if each else "cancelled", revision, due_ms) for each in told]
 
     def _end_retries(self, series: Message, now: int) -> bool:
         in_flight = False
@@ -291,6 +307,13 @@ class PlainStore:
         message = self.messages.get(settlement.id)
         if message is None or message.token != settlement.token:
             is_newer = message is not None and message.revision > settlement.revision
+            older = self._superseded.get((settlement.id, settlement.revision))
+            if older is not None and older.token == settlement.token:
+                del self._superseded[settlement.id, settlement.revision]
+                if older.was_over and not is_newer:  # it may have been forgotten
+                    assert outcome is not SettleOutcome.SETTLED
+                    return
+                is_newer = True
             assert outcome is (SettleOutcome.SUPERSEDED if is_newer else SettleOutcome.GONE)
             return
         assert outcome is SettleOutcome.SETTLED
@@ -350,11 +373,18 @@ class PlainStore:
     def renew(self, renewal: Renewal, outcome: RenewOutcome, now: int, ends_ms: int) -> None:
         """Check and do a renewal until `ends_ms`."""
         message = self.messages.get(renewal.id)
-        if message is None or message.token not in (renewal.token, renewal.to):
-            is_newer = message is not None and message.revision > renewal.revision
-            assert outcome is (RenewOutcome.SUPERSEDED if is_newer else RenewOutcome.LOST)
-        elif ends_ms > now + MOST_LEASE_MS:
+        if ends_ms > now + MOST_LEASE_MS:
             assert outcome is RenewOutcome.LOST
+        elif message is None or message.token not in (renewal.token, renewal.to):
+            older = self._superseded.get((renewal.id, renewal.revision))
+            if older is None or older.token not in (renewal.token, renewal.to):
+                assert outcome is RenewOutcome.LOST
+            elif outcome is RenewOutcome.LOST:
+                assert older.was_over
+                del self._superseded[renewal.id, renewal.revision]
+            else:
+                assert outcome is RenewOutcome.SUPERSEDED
+                older.token, older.lease_ends_ms, older.was_over = renewal.to, ends_ms, False
         else:
             assert outcome is (RenewOutcome.CANCELLED if message.is_cancelled else RenewOutcome.RENEWED)
             message.token, message.lease_ends_ms = renewal.to, ends_ms

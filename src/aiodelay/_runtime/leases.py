@@ -47,7 +47,8 @@ class Held(Struct, eq=False):
     """A claim in this process.
 
     `claim` is replaced as its lease is renewed; `settlement` is set once the run is over; `is_over` once it is held no
-    more. `attempt` is set where the run is observed.
+    more. `is_superseded` is set once the message was replaced: a run that has not begun does not begin any more.
+    `attempt` is set where the run is observed.
     """
 
     claim: Claim
@@ -56,6 +57,7 @@ class Held(Struct, eq=False):
     renew_at_ms: int
     settlement: Settlement | None = None
     is_lost: bool = False
+    is_superseded: bool = False
     is_over: bool = False
     attempt: Attempt | None = None
 
@@ -82,6 +84,7 @@ class LeaseBook:
         self._work, self._clock, self._lease_ms, self._on_change = work, clock, lease_ms, on_change
         self._observer = observer
         self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
+        self._replaced: dict[str, tuple[int, int]] = {}  # what a claim under way may hold an older version of
         self._ended: deque[Held] = deque()
         self._most_settled = MAX_CLAIM_MESSAGES  # in one call
         self._unanswered: list[tuple[Held, Renewal]] = []
@@ -114,6 +117,8 @@ class LeaseBook:
         An answer that took as long as a lease tells nothing.
         """
         self._asked_at_ms = asked_at_ms
+        if self._replaced:  # a claim that is asked for from now on brings the newest version
+            self._replaced = {each: noted for each, noted in self._replaced.items() if noted[1] >= asked_at_ms}
         if self._store_ms == 0 or self._clock.monotonic_ms() - asked_at_ms < self._lease_ms:
             self._store_ms, self._read_at_ms = claimed.now_ms, asked_at_ms
 
@@ -124,8 +129,18 @@ class LeaseBook:
         for held in added:
             if held.claim.record.alone:
                 self.alone = held
+            if self._replaced:
+                revision, _ = self._replaced.get(held.claim.record.id, (0, 0))
+                held.is_superseded = held.claim.record.revision < revision
         self._keep(added)
         return added
+
+    def supersede(self, message_id: str, revision: int) -> None:
+        """Mark the claims on older versions of a message, also those that the store's next answer brings."""
+        self._replaced[message_id] = revision, self._clock.monotonic_ms()
+        for held in self._held.values():
+            record = held.claim.record
+            held.is_superseded |= record.id == message_id and record.revision < revision
 
     def _keep(self, together: Sequence[Held]) -> None:
         """Hold claims whose renewals come due together, in their place among the others."""
@@ -236,8 +251,8 @@ class LeaseBook:
             kept.append(self._held.pop(id(held)))
             if self.alone is held:
                 self.alone = None
-            if outcome is not RenewOutcome.SUPERSEDED:
-                held.claim = replace(held.claim, token=renewal.to)
+            held.claim = replace(held.claim, token=renewal.to)
+            held.is_superseded |= outcome is RenewOutcome.SUPERSEDED
         self._keep(kept)
         self._on_change()
 

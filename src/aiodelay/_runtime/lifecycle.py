@@ -339,6 +339,11 @@ class Running:
         for watcher in self._watchers:
             watcher.set()
 
+    def supersede(self, message_id: str, revision: int) -> None:
+        """Begin no older version of a message here any more."""
+        if self._loops is not None:
+            self._loops.book.supersede(message_id, revision)
+
     def status(self) -> WorkStatus:
         """Say whether claims are served; a process that only schedules is ready once it is open."""
         return WorkStatus("ready") if self._loops is None else self._loops.status()

@@ -181,6 +181,8 @@ class SinkSubscription:
     def _settled_unsent(self, held: Held, now: int) -> bool:
         record = held.claim.record
         settlement = settling.without_running(record, held.claim.token, now)
+        if held.is_superseded:
+            settlement = settling.release(record, held.claim.token)
         if settlement is not None:
             held.book.settle(held, settlement)
         return settlement is not None

@@ -229,6 +229,9 @@ class HandlerSubscription:
                     self.settled(held, SettleOutcome.GONE)
                     self.on_free()
                     continue
+                if held.is_superseded:
+                    self._release(held)
+                    continue
                 try:
                     begun = self._begin(held, loop, now_s)
                     settlement = await self._go_on(begun, loop) if isinstance(begun, Run) else begun

@@ -462,9 +462,11 @@ class Index(Commands, Claims, Looking):
             if old is None and self._has_answered(record.op):
                 self._repeated[key] = None  # and it has ended since
                 return
-        if old is not None and glance.read_to is None and record.revision <= old.record.revision:
-            record = replace(record, revision=old.record.revision + 1)  # two of one ms, or of a clock that is behind
-            self._raised.add(record.id)
+        if old is not None and glance.read_to is None:
+            if record.revision <= old.record.revision:  # two of one ms, or of a clock that is behind
+                record = replace(record, revision=old.record.revision + 1)
+                self._raised.add(record.id)
+            self._supersede(old)
         self._insert(record, glance.place_ms)
 
     def _check_address(self, envelope: Envelope, *, is_users: bool) -> None:
@@ -942,8 +944,9 @@ class Index(Commands, Claims, Looking):
         """Decide a settlement; what it changes is to be written, if anything."""
         entry = self._entries.get(settlement.id)
         key = records.key_of(settlement.id)
-        if key in self._held_back and self._held_back[key].entry is entry:
-            return SettleOutcome.GONE, None  # the same settlement is being written
+        if key in self._held_back and self._held_back[key].entry is entry:  # the same settlement is being written
+            was_replaced = self._end_superseded(settlement.id, settlement.revision, settlement.token)
+            return SettleOutcome.SUPERSEDED if was_replaced else SettleOutcome.GONE, None
         with self._changing(key, entry) as change:
             change.outcome = getattr(settlement, "outcome", "ended")
             outcome = self._settle(settlement)

@@ -190,13 +190,12 @@ class Claims(Tables):
         if t.is_lease_too_long(renewal.to, now):
             return RenewOutcome.LOST
         tokens = (renewal.token, renewal.to)
-        entry = self._entries.get(renewal.id)
+        entry, superseded = self._entries.get(renewal.id), self._superseded.get(renewal.id, {})
+        is_superseded = superseded.get(renewal.revision) in tokens
+        if is_superseded:
+            superseded[renewal.revision] = renewal.to
         if entry is None or entry.token not in tokens:
-            claims = self._superseded.get(renewal.id, {})
-            if claims.get(renewal.revision) not in tokens:
-                return RenewOutcome.LOST
-            claims[renewal.revision] = renewal.to
-            return RenewOutcome.SUPERSEDED
+            return RenewOutcome.SUPERSEDED if is_superseded else RenewOutcome.LOST
         entry.token = renewal.to
         entry.record = t.after_renewal(entry.record)
         return RenewOutcome.CANCELLED if entry.record.no_retry else RenewOutcome.RENEWED

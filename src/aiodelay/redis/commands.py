@@ -46,6 +46,7 @@ Answer: TypeAlias = Literal["stored", "replaced", "kept", "in_flight", "cancelle
 _STORED: dict[bytes, Answer] = {
     b"s": "stored",
     b"r": "replaced",
+    b"R": "replaced",
     b"k": "kept",
     b"i": "in_flight",
     b"c": "cancelled",
@@ -112,7 +113,7 @@ def answer_of(answer: bytes, command: Command | None) -> Outcome:
     letter = answer[:1]
     found = _STORED.get(letter)
     if found is not None:
-        return Stored(found, int.from_bytes(answer[1:7], "big"), int.from_bytes(answer[7:13], "big"))
+        return Stored(found, int.from_bytes(answer[1:7], "big"), int.from_bytes(answer[7:13], "big"), letter == b"R")
     if letter == b"O" and isinstance(command, Cancel):
         return Refused("outdated", f"revision {int.from_bytes(answer[1:7], 'big')} stands")
     if letter == b"O":

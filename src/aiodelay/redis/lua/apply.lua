@@ -12,8 +12,8 @@
 --   version u64, or ''
 --   body    the MessagePack map of docs/formats.md; for cancel, as due: '', or the revision
 -- Returns now, then the answers; fewer than there are commands if those took long, and no source is given: the others were
--- not carried out, and are to be sent again. Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'k' kept,
--- 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D' duplicate, 'O' outdated by a version u64, or for
+-- not carried out, and are to be sent again. Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'R' replaced
+-- while an older version is in flight, 'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D' duplicate, 'O' outdated by a version u64, or for
 -- cancel by a revision u48,
 -- 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' no lane is left.
 local FIRST, STRIDE = 7, 8
@@ -117,6 +117,7 @@ local function put(a, e)
   if not lane then return 'L' end
   if e then
     end_retries(e)
+    superseded.add(e)
     if e.version and #ARGV[a + 6] > 0 and is_newer(ARGV[a + 6], e.version) then e.version = nil end -- the next tells it
     finish_off(e)
   end
@@ -130,6 +131,7 @@ local function put(a, e)
   if ARGV[2] ~= '0' then
     note(EVENTS[letter], { id = id, revision = revision, lane = lane, due = due, attempt = 0 })
   end
+  if letter == 'r' and superseded.is_any(id) then letter = 'R' end
   return pack('>c1I6I6', letter, revision, due)
 end
 
@@ -137,7 +139,8 @@ local function cancel(a, e)
   if not e then return 'N' end
   local due, revision = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 7])
   if revision and (e.revision ~= revision or e.due ~= due) then return 'O' .. u48(e.revision) end
-  local in_flight = end_retries(e)
+  local in_flight = superseded.is_any(e.id)
+  if end_retries(e) then in_flight = true end
   if token_of(e) then
     in_flight = true
     set(e, NO_RETRY)

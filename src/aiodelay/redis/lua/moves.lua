@@ -224,6 +224,60 @@ local function token_for(deadline, counter) return (deadline - TOKEN_EPOCH) * CO
 
 local LAPSED_AT_ONCE = 60 -- so many cost a claim as much as all else that it does
 
+-- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over. One
+-- table, as a script may have no more than 200 locals.
+local superseded = { CLAIMS = TAG .. 'superseded', REVISIONS = TAG .. 'superseded:ids' }
+
+function superseded.add(e) -- before it is taken out
+  if not token_of(e) then return end
+  local known, revision = call('HGET', superseded.REVISIONS, e.id) or '', u48(e.revision)
+  call('ZADD', superseded.CLAIMS, text(e.token), revision .. e.id)
+  call('HSET', superseded.REVISIONS, e.id, known .. revision)
+end
+
+function superseded.is_any(id)
+  local known = call('HGET', superseded.REVISIONS, id)
+  for at = 1, known and #known or 0, 6 do
+    local token = tonumber(call('ZSCORE', superseded.CLAIMS, sub(known, at, at + 5) .. id))
+    if token and token >= token_for(now + 1, 0) and token < token_for(now + MAX_LEASE + 1, 0) then return true end
+  end
+  return false
+end
+
+function superseded.forget(name) -- a revision and an id
+  local revision, id = sub(name, 1, 6), sub(name, 7)
+  local known, left = call('HGET', superseded.REVISIONS, id) or '', ''
+  for at = 1, #known, 6 do
+    local each = sub(known, at, at + 5)
+    if each ~= revision then left = left .. each end
+  end
+  call('ZREM', superseded.CLAIMS, name)
+  if left == '' then call('HDEL', superseded.REVISIONS, id) else call('HSET', superseded.REVISIONS, id, left) end
+end
+
+function superseded.settle(id, revision, token) -- says whether it was held
+  local name = u48(revision) .. id
+  local is_held = tonumber(call('ZSCORE', superseded.CLAIMS, name)) == token
+  if is_held then superseded.forget(name) end
+  return is_held
+end
+
+function superseded.renew(id, revision, token, to) -- says whether it is held
+  local name = u48(revision) .. id
+  local held = tonumber(call('ZSCORE', superseded.CLAIMS, name))
+  if held ~= token and held ~= to then return false end
+  call('ZADD', superseded.CLAIMS, text(to), name)
+  return true
+end
+
+function superseded.forget_lapsed(limit)
+  local ends, ahead = text(token_for(now + 1, 0)), text(token_for(now + MAX_LEASE + 1, 0))
+  local names = call('ZRANGEBYSCORE', superseded.CLAIMS, '-inf', '(' .. ends, 'LIMIT', 0, limit)
+  for _, name in ipairs(names) do superseded.forget(name) end
+  names = call('ZRANGEBYSCORE', superseded.CLAIMS, ahead, '+inf', 'LIMIT', 0, limit)
+  for _, name in ipairs(names) do superseded.forget(name) end
+end
+
 -- Puts back what was claimed and not settled in time; a lease that ends too far ahead was made by another clock.
 local function return_lapsed(n, limit)
   local key = leased_key(n)

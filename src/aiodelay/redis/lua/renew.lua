@@ -11,8 +11,10 @@ local function renew(id, revision, token, to)
   local e = load(id)
   bytes = bytes + (e and #e.value or 0)
   local held = e and token_of(e)
-  if not held or (held ~= token and held ~= to) then return e and e.revision > revision and 'u' or 'l' end
   if floor(to / COUNTERS) + TOKEN_EPOCH > now + MAX_LEASE then return 'l' end
+  if not held or (held ~= token and held ~= to) then
+    return superseded.renew(id, revision, token, to) and 'u' or 'l'
+  end
   call('ZADD', leased_key(e.lane), to, id)
   e.token = to
   if has(e, ALONE) then

@@ -64,9 +64,11 @@ local function end_attempt(e, a, beside) -- says whether it is tried again
 end
 
 local function settle(a)
-  local e = load(ARGV[a])
-  if not e then return 'g' end
-  if token_of(e) ~= tonumber(ARGV[a + 2]) then return e.revision > tonumber(ARGV[a + 1]) and 'u' or 'g' end
+  local e, revision, token = load(ARGV[a]), tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
+  if not e or token_of(e) ~= token then
+    local was_replaced = superseded.settle(ARGV[a], revision, token) or (e and e.revision > revision)
+    return was_replaced and 'u' or 'g'
+  end
   local recurs = has(e, RECURRING) and not has(e, NO_RETRY)
   local due = recurs and tonumber(ARGV[a + 7]) or nil
   take_out(e)

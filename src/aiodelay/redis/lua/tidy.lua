@@ -112,6 +112,7 @@ local lapsed = 0
 for i = 2, #lanes, 2 do
   if lapsed < LIMIT then lapsed = lapsed + return_lapsed(tonumber(lanes[i]), LIMIT - lapsed) end
 end
+superseded.forget_lapsed(LIMIT)
 local expired = expire_late()
 forget_past(100)
 unpark_released()

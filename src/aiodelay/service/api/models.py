@@ -191,12 +191,16 @@ class BulkIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScheduledOut(Struct, frozen=True):
-    """What became of a message; `repeated`: its idempotency key was known, and nothing was stored again."""
+    """What became of a message; `repeated`: its idempotency key was known, and nothing was stored again.
+
+    `older_in_flight`: it replaced a version that is still being delivered.
+    """
 
     id: str
     outcome: Literal["stored", "replaced", "kept", "in_flight", "outdated", "repeated"]
     due: str | None
     revision: int
+    older_in_flight: Literal[True] | UnsetType = UNSET
 
 
 class LineOut(Struct, frozen=True):
