@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
@@ -18,7 +18,24 @@ from anyio.from_thread import BlockingPortal
 from .bulk import PartlyScheduledError, Rejected
 from .errors import BlockingCallError, ConfigurationError, InputError, kind_of
 from .messages import Message, Scheduled
-from .model import NO_HEADERS, CancelOutcome, Conflict, FireOutcome, Late, RescheduleOutcome, Snapshot
+from .model import (
+    NO_HEADERS,
+    Blocked,
+    CancelOutcome,
+    Conflict,
+    DeadKey,
+    DeadLetter,
+    FireOutcome,
+    JournalEntry,
+    Lane,
+    LaneCounts,
+    Late,
+    LoadBucket,
+    Outcome,
+    RescheduleOutcome,
+    Snapshot,
+)
+from .operations import PAGE
 from .ports import Sink
 from .recurrence import Cron, Every
 from .scheduler import Scheduler
@@ -124,7 +141,7 @@ class BlockingScheduler:
             return self._connection
 
     def call(self, function: Callable[[Scheduler], Awaitable[T]], /) -> T:
-        """Do anything else that a scheduler can: `blocking.call(lambda scheduler: scheduler.counts())`.
+        """Do anything else that a scheduler can: `blocking.call(lambda scheduler: scheduler.reaches("redis-list"))`.
 
         Interrupted by Ctrl-C while it waits, it cancels what was called; a message on its way may be stored.
 
@@ -227,6 +244,80 @@ class BlockingScheduler:
     def get(self, message_id: str) -> Snapshot | None:
         """Return a message as it stands now, as `Scheduler.get`."""
         return self.call(lambda scheduler: scheduler.get(message_id))
+
+    # --- what operators do --------------------------------------------------------------------------------
+
+    def pending(
+        self,
+        of: type | str | None = None,
+        *,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Snapshot]:
+        """Yield messages that are pending or in flight, as `Scheduler.pending`."""
+        return self._each(lambda scheduler: scheduler.pending(of, since=since, before=before, limit=limit))
+
+    def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages by lane and state, as `Scheduler.counts`."""
+        return self.call(lambda scheduler: scheduler.counts())
+
+    def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
+        """Count what comes due in each of the next spans of time, as `Scheduler.load`."""
+        return self.call(lambda scheduler: scheduler.load(bucket=bucket, buckets=buckets))
+
+    def pause(self, what: type | str) -> bool:
+        """Hold back an event class, a handler's name, a sink, or one destination, as `Scheduler.pause`."""
+        return self.call(lambda scheduler: scheduler.pause(what))
+
+    def resume(self, what: type | str) -> bool:
+        """Release what `pause` holds back, as `Scheduler.resume`."""
+        return self.call(lambda scheduler: scheduler.resume(what))
+
+    def paused(self) -> Sequence[str]:
+        """List what is held, as `Scheduler.paused`."""
+        return self.call(lambda scheduler: scheduler.paused())
+
+    def blocked(self) -> Sequence[Blocked]:
+        """List destinations that take nothing now, as `Scheduler.blocked`."""
+        return self.call(lambda scheduler: scheduler.blocked())
+
+    def dead_letters(
+        self, of: type | str | None = None, *, message_id: str | None = None, limit: int | None = None
+    ) -> Iterator[DeadLetter]:
+        """Yield dead letters, oldest first, as `Scheduler.dead_letters`."""
+        return self._each(lambda scheduler: scheduler.dead_letters(of, message_id=message_id, limit=limit))
+
+    def redrive(self, *letters: DeadLetter | DeadKey) -> Sequence[Outcome]:
+        """Give dead letters a new life, due now, as `Scheduler.redrive`."""
+        return self.call(lambda scheduler: scheduler.redrive(*letters))
+
+    def purge(self, *letters: DeadLetter | DeadKey) -> int:
+        """Delete dead letters for good, as `Scheduler.purge`."""
+        return self.call(lambda scheduler: scheduler.purge(*letters))
+
+    def journal(self, message_id: str | None = None, *, after: int = 0, limit: int = 100) -> Sequence[JournalEntry]:
+        """List what happened, in order, as `Scheduler.journal`."""
+        return self.call(lambda scheduler: scheduler.journal(message_id, after=after, limit=limit))
+
+    def _each(self, start: Callable[[Scheduler], AsyncIterator[T]]) -> Iterator[T]:
+        """Yield what a scheduler's method yields, page by page."""
+        found: AsyncIterator[T] | None = None
+
+        async def page(scheduler: Scheduler) -> list[T]:
+            nonlocal found
+            found = start(scheduler) if found is None else found
+            read: list[T] = []
+            async for each in found:
+                read.append(each)
+                if len(read) == PAGE:
+                    break
+            return read
+
+        while read := self.call(page):
+            yield from read
+            if len(read) < PAGE:
+                return
 
 
 class _Connection:

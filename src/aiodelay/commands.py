@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import overload
 
-from ._runtime.group_commit import GroupCommit
+from ._runtime.group_commit import ACTIONS, GroupCommit
 from .clock import Clock
 from .errors import (
     AiodelayError,
@@ -120,19 +120,22 @@ class Commands:
         if isinstance(outcome, Unknown):
             return self._unknown(command, outcome, since_ms)
         if isinstance(outcome, Refused):
+            action = ACTIONS[type(command)]
             if outcome.reason == "duplicate":
                 return DuplicateIdError(command.id)
             if outcome.reason == "unavailable":
-                return StoreUnavailableError(self._store, outcome.detail or "no answer", command.id)
+                return StoreUnavailableError(self._store, outcome.detail or "no answer", command.id, action)
             if outcome.reason == "full":
-                return StoreFullError(self._store, outcome.detail or "no room", command.id)
+                return StoreFullError(self._store, outcome.detail or "no room", command.id, action)
         return outcome
 
     def _unknown(self, command: Command, outcome: Unknown, since_ms: int) -> OutcomeUnknownError:
         async def again() -> object:
             latest_ms = since_ms + LAST_REPEAT_MS
             if self._clock.monotonic_ms() > latest_ms:
-                raise OutcomeUnknownError(command.id, "too late: the store may have forgotten this op")
+                raise OutcomeUnknownError(
+                    command.id, "too late: the store may have forgotten this op", action=ACTIONS[type(command)]
+                )
             size = command.envelope.size if isinstance(command, Put) else 0
             try:
                 (repeated,) = await self._sent((command,), size, since_ms, latest_ms=latest_ms)
@@ -140,7 +143,7 @@ class Commands:
                 repeated = outcome
             return answer_of(command, self._answered(command, _surer(outcome, repeated), since_ms))
 
-        return OutcomeUnknownError(command.id, outcome.detail, again)
+        return OutcomeUnknownError(command.id, outcome.detail, again, ACTIONS[type(command)])
 
 
 @overload

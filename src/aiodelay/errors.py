@@ -331,13 +331,14 @@ class StoreUnavailableError(StoreError):
     store: str
     reason: str
     message_id: str | None
+    action: str
 
-    def __init__(self, store: str, reason: str, message_id: str | None = None) -> None:
+    def __init__(self, store: str, reason: str, message_id: str | None = None, action: str = "stored") -> None:
         super().__init__(store, reason, message_id)
-        self.store, self.reason, self.message_id = store, reason, message_id
+        self.store, self.reason, self.message_id, self.action = store, reason, message_id, action
 
     def __str__(self) -> str:
-        of = f" (message {self.message_id!r} was not stored)" if self.message_id is not None else ""
+        of = f" (message {self.message_id!r} was not {self.action})" if self.message_id is not None else ""
         return f"{self.store} is unavailable: {self.reason}{of}"
 
 
@@ -347,13 +348,14 @@ class StoreFullError(StoreError):
     store: str
     reason: str
     message_id: str | None
+    action: str
 
-    def __init__(self, store: str, reason: str, message_id: str | None = None) -> None:
+    def __init__(self, store: str, reason: str, message_id: str | None = None, action: str = "stored") -> None:
         super().__init__(store, reason, message_id)
-        self.store, self.reason, self.message_id = store, reason, message_id
+        self.store, self.reason, self.message_id, self.action = store, reason, message_id, action
 
     def __str__(self) -> str:
-        of = f" (message {self.message_id!r} was not stored)" if self.message_id is not None else ""
+        of = f" (message {self.message_id!r} was not {self.action})" if self.message_id is not None else ""
         return f"{self.store} is full: {self.reason}{of}"
 
 
@@ -382,18 +384,26 @@ class OutcomeUnknownError(StoreError):
         message_id: Whose command it was.
         reason: What went wrong on the way.
         again: Sends the same command, with the same id and op, once more; None when copied or unpickled.
+        action: What the command may have done to the message: `stored`, `cancelled`, `rescheduled`, `fired`.
     """
 
     message_id: str
     reason: str
+    action: str
 
-    def __init__(self, message_id: str, reason: str, again: Callable[[], Awaitable[object]] | None = None) -> None:
+    def __init__(
+        self,
+        message_id: str,
+        reason: str,
+        again: Callable[[], Awaitable[object]] | None = None,
+        action: str = "stored",
+    ) -> None:
         super().__init__(message_id, reason)
-        self.message_id, self.reason, self._again = message_id, reason, again
+        self.message_id, self.reason, self._again, self.action = message_id, reason, again, action
 
     def __str__(self) -> str:
         return (
-            f"whether message {self.message_id!r} was stored is unknown: {self.reason}; "
+            f"whether message {self.message_id!r} was {self.action} is unknown: {self.reason}; "
             "await error.retry() within 30 s to find out, safely"
         )
 
@@ -410,7 +420,9 @@ class OutcomeUnknownError(StoreError):
             OutcomeUnknownError: Unknown again, or too late: the store remembers an op for 30 s.
         """
         if self._again is None:
-            raise OutcomeUnknownError(self.message_id, "this error was copied and cannot send anything")
+            raise OutcomeUnknownError(
+                self.message_id, "this error was copied and cannot send anything", action=self.action
+            )
         return await self._again()
 
 

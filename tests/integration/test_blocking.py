@@ -30,7 +30,11 @@ from aiodelay import (
     StoreUnavailableError,
 )
 from aiodelay.blocking import BlockingScheduler
+from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
+from aiodelay.model import Dead, Demand, Fire, Stored
+from aiodelay.operations import Operations
+from aiodelay.registry import open_store
 from tests.support.command import DEADLINE_S, Program
 from tests.support.servers import Found, redis_servers, serving
 
@@ -99,9 +103,44 @@ def test_what_it_schedules_is_what_a_scheduler_delivers(url: str) -> None:
     assert sorted(got) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["schedule", "cancel", "reschedule", "fire", "get"])
+LISTED = ("pending", "dead_letters")
+ALIKE = ("schedule", "cancel", "reschedule", "fire", *(name for name in vars(Operations) if not name.startswith("_")))
+
+
+@pytest.mark.parametrize("name", ALIKE)
 def test_signatures_are_the_schedulers(name: str) -> None:
-    assert inspect.signature(getattr(BlockingScheduler, name)) == inspect.signature(getattr(Scheduler, name))
+    ours, theirs = (inspect.signature(getattr(each, name)) for each in (BlockingScheduler, Scheduler))
+    if name in LISTED:
+        theirs = theirs.replace(return_annotation=theirs.return_annotation.removeprefix("Async"))
+    assert ours == theirs
+
+
+def test_each_verb_of_an_operator(url: str) -> None:
+    with BlockingScheduler(f"{url}?journal=100", sinks=["stdout:"]) as scheduler:
+        messages = (Message(b"x", delay="1h", to=f"stdout:{n % 2}", id=f"m{n:04}") for n in range(1_200))
+        assert scheduler.schedule_many(messages) == 1_200
+        assert len({each.record.id for each in scheduler.pending()}) == 1_200
+        assert [each.record.id for each in scheduler.pending("stdout", limit=1)] == ["m0000"]
+        assert scheduler.counts()["stdout"].scheduled == 1_200
+        assert sum(each.messages for each in scheduler.load(bucket="2h", buckets=1)) == 1_200
+        assert (scheduler.pause("stdout:1"), scheduler.paused(), scheduler.blocked()) == (True, ["stdout:1"], ())
+        assert (scheduler.resume("stdout:1"), scheduler.paused()) == (True, [])
+        assert [each.event for each in scheduler.journal("m1199")] == ["stored"]
+    asyncio.run(give_up(url, "m0000"))
+    with BlockingScheduler(url, sinks=["stdout:"]) as scheduler:
+        (letter,) = scheduler.dead_letters()
+        (outcome,) = scheduler.redrive(letter)
+        assert isinstance(outcome, Stored)
+        assert scheduler.purge(letter) == 0
+
+
+async def give_up(url: str, message_id: str) -> None:
+    """Make a dead letter of a message."""
+    async with open_store(url, namespace="default", clock=None) as store, store.work("tests", ["stdout"]) as work:
+        await store.apply([Fire(new_op(), message_id)])
+        (claim,) = (await work.claim({"stdout": Demand(1)}, request="1", lease_ms=15_000)).claims
+        record = claim.record
+        await work.settle([Dead(record.id, record.revision, claim.token, "rejected", 1, "no")])
 
 
 def test_settings_are_the_schedulers_and_refused_where_they_are_given() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -97,6 +98,13 @@ async def drip(writer: asyncio.StreamWriter, text: bytes) -> None:
         for byte in text:
             writer.write(bytes([byte]))
             await asyncio.sleep(0.05)  # the pace of the attack: each byte by itself, none of them late
+
+
+async def test_connections_send_at_once() -> None:
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"], ids=["first", "next"])

@@ -21,7 +21,7 @@ from aiodelay.errors import (
     UnsupportedByStoreError,
     WrongLoopError,
 )
-from aiodelay.model import FIELDS, After, Demand, Envelope, Put, Stored
+from aiodelay.model import FIELDS, After, Cancel, Demand, Envelope, Put, Stored
 from aiodelay.sqlite import SqliteStore, open_store
 from aiodelay.sqlite.connection import APPLICATION_ID, SCHEMA_VERSION
 
@@ -70,6 +70,30 @@ async def test_a_name_with_special_characters_is_a_file_of_that_name(tmp_path: P
         await store.apply([put()])
         assert await store.get("m") is not None
     assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("is_by_sql", [False, True])
+@pytest.mark.asyncio
+async def test_s5_a_file_of_an_older_version_learns_to_tell_of_a_replaced_message_in_flight(
+    tmp_path: Path, *, is_by_sql: bool
+) -> None:
+    path = tmp_path / "delay.db"
+    async with SqliteStore(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP TRIGGER schedule_insert; DROP TABLE superseded")
+    async with SqliteStore(path) as store, store.work("worker", ["lane"]) as work:
+        await store.apply([put()])
+        assert (await work.claim({"lane": Demand(1)}, request="1", lease_ms=15_000)).claims
+        if is_by_sql:
+            with closing(sqlite3.connect(path)) as connection, connection:
+                row = "INSERT INTO schedule (id, lane, due_ms, payload) VALUES ('m', 'lane', 9000000000000, 'new')"
+                connection.execute(row)
+        else:
+            await store.apply([put(op=b"87654321")])
+        (outcome,) = await store.apply([Cancel(b"abcdefgh", "m")])
+        assert isinstance(outcome, Stored)
+        assert outcome.answer == "in_flight"
 
 
 # --- what is refused --------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ def until(client: httpx.Client, is_so: Callable[[httpx.Response], bool], within_
         answer = client.get("/readyz")
         if is_so(answer):
             return answer
+        assert answer.status_code != 500, answer.text
         assert time.monotonic() < ends, answer.text
         time.sleep(0.05)
 

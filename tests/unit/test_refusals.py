@@ -169,6 +169,12 @@ async def test_in_flight_is_an_answer(clock: VirtualClock) -> None:
 
 
 Asked = Literal["schedule", "cancel", "reschedule", "fire"]
+DONE: dict[Asked, str] = {
+    "schedule": "stored",
+    "cancel": "cancelled",
+    "reschedule": "rescheduled",
+    "fire": "fired",
+}
 
 
 async def ask(scheduler: Scheduler, what: Asked) -> object:
@@ -198,7 +204,8 @@ async def test_no_answer_from_the_start_is_surely_nothing(
         store.inject("unavailable", "apply", times=None)
         with pytest.raises(StoreUnavailableError) as caught:
             await ask(scheduler, what)
-    assert str(caught.value) == "memory:// is unavailable: injected unavailable (message 'order-7' was not stored)"
+    told = f"memory:// is unavailable: injected unavailable (message 'order-7' was not {DONE[what]})"
+    assert str(caught.value) == told
     assert 3_000 <= clock.monotonic_ms() < 3_500
     assert inner.applied == []
     assert_no_secret(caught.value, caplog.text)
@@ -219,7 +226,7 @@ async def test_lost_on_the_way_is_unknown_until_asked_again(
         with pytest.raises(OutcomeUnknownError) as caught:
             await ask(scheduler, what)
         error = caught.value
-        assert str(error).startswith("whether message 'order-7' was stored is unknown: injected ")
+        assert str(error).startswith(f"whether message 'order-7' was {DONE[what]} is unknown: injected ")
         assert_no_secret(error, caplog.text)
         with pytest.raises(OutcomeUnknownError):
             await error.retry()

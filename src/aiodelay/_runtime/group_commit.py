@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 from aiodelay.clock import Clock
 from aiodelay.errors import ClosedError, OutcomeUnknownError, StoreBusyError
-from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Command, Outcome, Unknown
+from aiodelay.model import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    Cancel,
+    Command,
+    Fire,
+    Outcome,
+    Put,
+    Reschedule,
+    Unknown,
+)
 from aiodelay.ports import Store
 from aiodelay.timeunits import format_duration
 from aiodelay.wakeup import WakeUp
 
 from .backoff import is_stray
 
-__all__ = ["GroupCommit"]
+__all__ = ["ACTIONS", "GroupCommit"]
 
 log = logging.getLogger("aiodelay.group_commit")
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
+ACTIONS: Mapping[type[Command], str] = {Put: "stored", Cancel: "cancelled", Reschedule: "rescheduled", Fire: "fired"}
+"""What a command does to its message, for errors."""
 COMMAND_BYTES = 100
 """What a command counts beside its payload."""
 
@@ -188,8 +200,8 @@ class GroupCommit:
             if not isinstance(error, Exception) and not is_stray(error):
                 for waiting in batch:
                     if not waiting.future.done():
-                        reason = "closed before the store answered"
-                        waiting.future.set_exception(OutcomeUnknownError(waiting.commands[0].id, reason))
+                        first, reason = waiting.commands[0], "closed before the store answered"
+                        waiting.future.set_exception(OutcomeUnknownError(first.id, reason, action=ACTIONS[type(first)]))
                 raise
             log.exception("the store did not answer as it must; the outcome of %d commands is unknown", len(commands))
             outcomes = [Unknown(type(error).__name__)] * len(commands)

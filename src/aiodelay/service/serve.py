@@ -142,6 +142,9 @@ def _server(app: ASGIApp, settings: ApiSettings) -> Server:
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens.
 
+    Its connections send at once: asyncio sees to that only for sockets that name their protocol, which these do not. An
+    answer in two parts would take 40 ms, until the client acknowledges the first.
+
     Args:
         host: Where.
         port: 0 = any free one.
@@ -151,7 +154,9 @@ def listening(host: str, port: int) -> socket.socket:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address, family=family, backlog=BACKLOG)
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise ConfigurationError(
             "api.host, api.port", f"{host} {port} ({error.strerror})", "an address that is free"

@@ -92,9 +92,13 @@ class ObservedCommands:
     async def carry_out_many(
         self, commands: Sequence[Command], size: int
     ) -> Sequence[Stored | Refused | AiodelayError]:
-        """Carry out a batch in a span, whose context goes with each of its messages."""
+        """Carry out a batch in a span, whose context goes with each of its messages.
+
+        A batch that also cancels is the service's own probe: nothing tells of it.
+        """
         observer, puts = self._observer, [each for each in commands if isinstance(each, Put)]
-        assert len(puts) == len(commands)
+        if len(puts) < len(commands):
+            return await self._commands.carry_out_many(commands, size)
         destinations = {destination_of(each.envelope) for each in puts}
         destination = observer.named(destinations.pop()) if len(destinations) == 1 else ""
         links: list[Link] = []

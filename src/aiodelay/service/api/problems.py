@@ -99,7 +99,7 @@ def problem_of(error: AiodelayError) -> Problem:
     shape = error_shape(error)
     if isinstance(error, OutcomeUnknownError):
         shape["detail"] = (
-            f"whether message {shortened(error.message_id)} was stored is unknown: {error.reason}; "
+            f"whether message {shortened(error.message_id)} was {error.action} is unknown: {error.reason}; "
             "repeat the request with the same id or Idempotency-Key"
         )
     return _problem(status, shape)
