@@ -57,15 +57,19 @@ async def joined(bootstrap: str, topic: str, partitions: int = 1) -> AsyncIterat
         yield store
 
 
-async def read(bootstrap: str, topic: str) -> list[ConsumerRecord]:
-    """Return all that was committed to a topic."""
+async def read(bootstrap: str, topic: str, least: int = 0) -> list[ConsumerRecord]:
+    """Return all that was committed to a topic, once it is at least so many records.
+
+    A transaction is committed before its marker stands in the topic, and only the marker ends what readers are given.
+    """
     options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
     async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
         records: list[ConsumerRecord] = []
         ends = await consumer.end_offsets(consumer.assignment())
-        while any([await consumer.position(each) < end for each, end in ends.items()]):
-            for batch in (await consumer.getmany(timeout_ms=100)).values():
-                records += batch
+        async with asyncio.timeout(30):
+            while len(records) < least or any([await consumer.position(each) < end for each, end in ends.items()]):
+                for batch in (await consumer.getmany(timeout_ms=100)).values():
+                    records += batch
         return records
 
 
@@ -153,7 +157,7 @@ async def test_a_plain_client_schedules_a_tombstone(kafka: str) -> None:
         client = PlainClient(kafka, schedules)
         client.schedule(b"m", b"", 1, target, b"vid1", **{"aiodelay-null": b"1"})
         await moved(store, 1)
-    (record,) = await read(kafka, target)
+    (record,) = await read(kafka, target, 1)
     assert (record.key, record.value) == (b"vid1", None)
 
 
@@ -185,7 +189,7 @@ async def test_what_stands_in_another_partition_than_its_own_is_delivered_and_an
         assert await store.counts() == {}
     async with KafkaStore(url) as store, store.work("w", ["kafka"]):
         assert await store.counts() == {}
-    counted = Counter(record.value for record in await read(kafka, target))
+    counted = Counter(record.value for record in await read(kafka, target, 8))
     assert counted == {b"old": 4, b"4": 1, b"5": 1, b"6": 1, b"7": 1}
 
 
@@ -260,7 +264,7 @@ async def test_l5_bad_records_of_plain_clients_become_dead_letters_that_say_why(
         assert problem in (letter.record.last_error or ""), name
         assert letter.record.envelope.payload == b"x" * i
         assert letter.record.envelope.headers["caller"] == b"me"
-    values = Counter(record.value for record in await read(kafka, target))
+    values = Counter(record.value for record in await read(kafka, target, 2 * len(BAD)))
     assert values == Counter([b"%d" % i for i in range(len(BAD))] + [name.encode() for name in BAD])
 
 
@@ -284,7 +288,9 @@ async def test_s3_a_thousand_messages_arrive_exactly_once(kafka: str) -> None:
         outcomes = await store.apply([put(i, target, now_ms()) for i in range(1000)])
         assert all(isinstance(each, Stored) for each in outcomes)
         await moved(store, 1000)
-    assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(1000))
+    assert Counter(record.value for record in await read(kafka, target, 1000)) == Counter(
+        b"%d" % i for i in range(1000)
+    )
     async with opened(kafka, schedules, partitions=3) as store:  # S6: nothing comes back
         assert await transfer(store, ALL) == 0
         assert await store.counts() == {}
@@ -311,7 +317,7 @@ async def test_f25_owners_that_take_over_from_each_other_deliver_nothing_twice(k
     async with opened(kafka, schedules) as store:
         while await transfer(store, ALL):
             pass
-    assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(n))
+    assert Counter(record.value for record in await read(kafka, target, n)) == Counter(b"%d" % i for i in range(n))
 
 
 async def test_f25_an_owner_that_comes_back_reads_what_it_missed_before_it_dispatches(kafka: str) -> None:
@@ -335,7 +341,7 @@ async def test_f25_an_owner_that_comes_back_reads_what_it_missed_before_it_dispa
             partition.take_in(batch, read_to)
         assert await partition.until_ready()
         assert await transfer(stale, ALL) == 0
-    assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(n))
+    assert Counter(record.value for record in await read(kafka, target, n)) == Counter(b"%d" % i for i in range(n))
 
 
 async def test_k1_a_record_that_its_topic_refuses_is_retried_and_its_neighbours_are_delivered(kafka: str) -> None:
@@ -356,7 +362,7 @@ async def test_k1_a_record_that_its_topic_refuses_is_retried_and_its_neighbours_
                 await asyncio.sleep(0.01)
         assert large_now.record.attempt == 1
         assert large_now.next_attempt_ms > now_ms()
-    assert Counter(record.value for record in await read(kafka, target)) == Counter(b"%d" % i for i in range(20))
+    assert Counter(record.value for record in await read(kafka, target, 20)) == Counter(b"%d" % i for i in range(20))
 
 
 async def test_k1_an_occurrence_that_its_topic_refuses_is_retried_beside_its_series(kafka: str) -> None:
@@ -438,7 +444,7 @@ async def test_f28_what_is_cancelled_before_its_transaction_has_begun_is_not_del
                 await asyncio.sleep(0.01)
         may_go_on.set()
         assert [await first, await second] == [1, 0]
-    assert [record.value for record in await read(kafka, target)] == [b"1"]
+    assert [record.value for record in await read(kafka, target, 1)] == [b"1"]
 
 
 class LateReader:
@@ -521,7 +527,7 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
         assert await store.counts() == {}
         reader.read_again()
         assert not partition.index.needs_mending, "nothing is read twice"
-    assert Counter(record.value for record in await read(kafka, target)) == Counter(written)
+    assert Counter(record.value for record in await read(kafka, target, len(written))) == Counter(written)
     assert len(written) > 30
     assert {0, 2} <= set(unread), "some were read, as others' were, and some were not"
 
