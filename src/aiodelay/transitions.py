@@ -65,6 +65,7 @@ __all__ = [
     "token_counter",
     "token_deadline_ms",
     "token_for",
+    "tokens_held",
 ]
 
 SUSPECT_LAPSES = 2
@@ -97,6 +98,11 @@ def token_counter(token: int) -> int:
 def is_lease_over(token: int, now_ms: int) -> bool:
     """Say whether the lease has ended, or ends so far ahead that the clock must have stepped back since."""
     return token_deadline_ms(token) <= now_ms or is_lease_too_long(token, now_ms)
+
+
+def tokens_held(now_ms: int) -> tuple[int, int]:
+    """Return the bounds of the tokens for which `is_lease_over` is false: from the first to below the second."""
+    return token_for(now_ms + 1, 0), token_for(now_ms + MAX_LEASE_MS + 1, 0)
 
 
 def is_lease_too_long(token: int, now_ms: int) -> bool:

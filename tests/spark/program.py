@@ -43,6 +43,8 @@ PySpark asks Java twice for each column where in Python it is used, for its erro
 """
 PATIENT = {"spark.python.authenticate.socketTimeout": "120s"}
 """So long Spark and a Python worker wait for each other on a loaded machine, once the worker has started."""
+BUSY = "Python worker failed to connect back"
+"""How Spark ends a stream whose Python took more than ten seconds to start, which may be on a loaded machine."""
 ARCHIVED: Mapping[str, Any] = {"max_rows_per_batch": 5, "every": "3s"}
 OWN_PORT = {"SPARK_TESTING": "yes"}
 """What lets Spark start a session's own Connect server at a free port: else all of them want port 15002 at once."""
@@ -156,12 +158,12 @@ def do_all_slowly(url: str, kafka: str, folder: str, now: str, cutover: str) -> 
 
 
 def begin_again_if_slow(job: Callable[[], object]) -> None:
-    """Run a job, and run it again each time a Python worker took longer to start than Spark waits: ten seconds."""
+    """Run a job, and run it again each time a Python worker took longer to start than Spark waits."""
     while True:
         try:
             job()
         except StreamingQueryException as error:
-            if "Python worker failed to connect back" not in f"{error}":
+            if BUSY not in f"{error}":
                 raise
             traceback.print_exc()
         else:

@@ -16,12 +16,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.commands import command_running
+from tests.spark.program import BUSY
 from tests.support.journals import note
 
 N = 1000
 START_S = 300.0
-BUSY = "Python worker failed to connect back"
-"""How Spark ends a stream whose Python took more than ten seconds to start, which may be on a loaded machine."""
 
 
 @pytest.mark.nightly  # killed at one point: test_kills; interrupted: test_connect

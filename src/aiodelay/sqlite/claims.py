@@ -13,7 +13,6 @@ from aiodelay.errors import RecordFormatError
 from aiodelay.model import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
-    MAX_LEASE_MS,
     Claim,
     Claimed,
     Demand,
@@ -293,9 +292,9 @@ def claim_again(
 
 def return_lapsed(tables: Tables, limit: int) -> int:
     """Put back what was claimed and not settled in time, at most `limit`; return how many there were."""
-    ended, too_long = t.token_for(tables.now + 1, 0), t.token_for(tables.now + MAX_LEASE_MS + 1, 0)
+    least, too_long = t.tokens_held(tables.now)
     query = "SELECT n FROM leases WHERE ns = ? AND token < ? ORDER BY token LIMIT ?"
-    numbers = [n for (n,) in tables.execute(query, (tables.ns, ended, limit))]
+    numbers = [n for (n,) in tables.execute(query, (tables.ns, least, limit))]
     query = "SELECT n FROM leases WHERE ns = ? AND token >= ? ORDER BY token LIMIT ?"
     numbers += [n for (n,) in tables.execute(query, (tables.ns, too_long, limit - len(numbers)))]
     for entry in tables.entries(numbers):

@@ -17,7 +17,6 @@ from aiodelay import transitions as t
 from aiodelay.codecs import encode_record
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import (
-    MAX_LEASE_MS,
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
     DeadReason,
@@ -137,44 +136,6 @@ class Tables(Namespace):
         self.execute(INSERT, (self.ns, *insert_values(n, place_ms, lane, record)))
         self.execute("INSERT INTO queue (lane, place_ms, n) VALUES (?, ?, ?)", (lane, place_ms, n))
 
-    # --- claims on what was replaced ----------------------------------------------------------------------
-
-    def supersede(self, entry: Entry) -> None:
-        """Remember the claim on a message that is being replaced until it is settled, or its lease is over."""
-        if entry.token:
-            self.execute(
-                "INSERT OR REPLACE INTO superseded (ns, id, revision, token) VALUES (?, ?, ?, ?)",
-                (self.ns, entry.record.id, entry.record.revision, entry.token),
-            )
-
-    def has_superseded(self, message_id: str) -> bool:
-        """Say whether a version of this id that was replaced is still in flight."""
-        query = "SELECT token FROM superseded WHERE ns = ? AND id = ?"
-        return any(not t.is_lease_over(token, self.now) for (token,) in self.execute(query, (self.ns, message_id)))
-
-    def renew_superseded(self, renewal: Renewal) -> bool:
-        """Prolong a claim on what was replaced; say whether it is held."""
-        query = "UPDATE superseded SET token = ? WHERE ns = ? AND id = ? AND revision = ? AND token IN (?, ?)"
-        of_claim = (self.ns, renewal.id, renewal.revision, renewal.token, renewal.to)
-        return self.execute(query, (renewal.to, *of_claim)).rowcount > 0
-
-    def end_superseded(self, settlement: Settlement) -> bool:
-        """Forget a claim on what was replaced; say whether it was held."""
-        query = "DELETE FROM superseded WHERE ns = ? AND id = ? AND revision = ? AND token = ?"
-        of_claim = (self.ns, settlement.id, settlement.revision, settlement.token)
-        return self.execute(query, of_claim).rowcount > 0
-
-    def forget_superseded(self, limit: int) -> None:
-        """Forget claims on what was replaced that nobody has settled in time."""
-        ended, too_long = t.token_for(self.now + 1, 0), t.token_for(self.now + MAX_LEASE_MS + 1, 0)
-        self.execute(
-            "DELETE FROM superseded WHERE (ns, id, revision) IN"
-            " (SELECT ns, id, revision FROM superseded WHERE ns = ? AND (token < ? OR token >= ?) LIMIT ?)",
-            (self.ns, ended, too_long, limit),
-        )
-
-    # --- holds --------------------------------------------------------------------------------------------
-
     def park(self, places: Sequence[Place]) -> None:
         """Move messages whose address is held out of their lane's way."""
         if places:
@@ -207,6 +168,42 @@ class Tables(Namespace):
         if len(passed) < len(places):
             return places[len(passed)][2]
         return passed[-1][2] if len(passed) == PARKED_AT_ONCE else None  # look again then: the next look goes on
+
+    # --- claims on what was replaced ----------------------------------------------------------------------
+
+    def supersede(self, entry: Entry) -> None:
+        """Remember the claim on a message that is being replaced until it is settled, or its lease is over."""
+        if entry.token:
+            self.execute(
+                "INSERT OR REPLACE INTO superseded (ns, id, revision, token) VALUES (?, ?, ?, ?)",
+                (self.ns, entry.record.id, entry.record.revision, entry.token),
+            )
+
+    def has_superseded(self, message_id: str) -> bool:
+        """Say whether a version of this id that was replaced is still in flight."""
+        query = "SELECT token FROM superseded WHERE ns = ? AND id = ?"
+        return any(not t.is_lease_over(token, self.now) for (token,) in self.execute(query, (self.ns, message_id)))
+
+    def renew_superseded(self, renewal: Renewal) -> bool:
+        """Prolong a claim on what was replaced; say whether it is held."""
+        query = "UPDATE superseded SET token = ? WHERE ns = ? AND id = ? AND revision = ? AND token IN (?, ?)"
+        of_claim = (self.ns, renewal.id, renewal.revision, renewal.token, renewal.to)
+        return self.execute(query, (renewal.to, *of_claim)).rowcount > 0
+
+    def end_superseded(self, settlement: Settlement) -> bool:
+        """Forget a claim on what was replaced; say whether it was held."""
+        query = "DELETE FROM superseded WHERE ns = ? AND id = ? AND revision = ? AND token = ?"
+        of_claim = (self.ns, settlement.id, settlement.revision, settlement.token)
+        return self.execute(query, of_claim).rowcount > 0
+
+    def forget_superseded(self, limit: int) -> None:
+        """Forget claims on what was replaced that nobody has settled in time."""
+        least, too_long = t.tokens_held(self.now)
+        self.execute(
+            "DELETE FROM superseded WHERE (ns, id, revision) IN"
+            " (SELECT ns, id, revision FROM superseded WHERE ns = ? AND (token < ? OR token >= ?) LIMIT ?)",
+            (self.ns, least, too_long, limit),
+        )
 
     # --- ending -------------------------------------------------------------------------------------------
 

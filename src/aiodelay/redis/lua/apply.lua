@@ -13,9 +13,8 @@
 --   body    the MessagePack map of docs/formats.md; for cancel, as due: '', or the revision
 -- Returns now, then the answers; fewer than there are commands if those took long, and no source is given: the others were
 -- not carried out, and are to be sent again. Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'R' replaced
--- while an older version is in flight, 'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D' duplicate, 'O' outdated by a version u64, or for
--- cancel by a revision u48,
--- 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' no lane is left.
+-- while an older version is in flight, 'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D'
+-- duplicate, 'O' outdated by a version u64, or for cancel by a revision u48, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' no lane is left.
 local FIRST, STRIDE = 7, 8
 local BLOCK = 32 -- so many records are read at once; those of a whole batch might be far too much
 local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096 -- a new id costs 1; what changes a record more, and by its size
@@ -139,8 +138,7 @@ local function cancel(a, e)
   if not e then return 'N' end
   local due, revision = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 7])
   if revision and (e.revision ~= revision or e.due ~= due) then return 'O' .. u48(e.revision) end
-  local in_flight = superseded.is_any(e.id)
-  if end_retries(e) then in_flight = true end
+  local in_flight = end_retries(e) or superseded.is_any(e.id)
   if token_of(e) then
     in_flight = true
     set(e, NO_RETRY)

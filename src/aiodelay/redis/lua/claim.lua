@@ -152,7 +152,7 @@ end
 
 local function lease(taken)
   open_gate()
-  local token = text(token_for(now + tonumber(ARGV[4]), call('HINCRBY', META, 'claims', 1)))
+  local token = text(tokens.at(now + tonumber(ARGV[4]), call('HINCRBY', META, 'claims', 1)))
   local members, leases = {}, {}
   for i, e in ipairs(taken) do
     local n = e.lane

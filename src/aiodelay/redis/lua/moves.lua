@@ -220,12 +220,16 @@ local function lapse(e)
   end
 end
 
-local function token_for(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS + counter % COUNTERS end
+local tokens = {} -- one table, as a script may have no more than 200 locals
+
+function tokens.at(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS + counter % COUNTERS end
+
+-- The lowest token of a lease that is not over, and the lowest of one that ends too far ahead: another clock made that one.
+tokens.LEAST, tokens.TOO_FAR = tokens.at(now + 1, 0), tokens.at(now + MAX_LEASE + 1, 0)
 
 local LAPSED_AT_ONCE = 60 -- so many cost a claim as much as all else that it does
 
--- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over. One
--- table, as a script may have no more than 200 locals.
+-- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over.
 local superseded = { CLAIMS = TAG .. 'superseded', REVISIONS = TAG .. 'superseded:ids' }
 
 function superseded.add(e) -- before it is taken out
@@ -239,7 +243,7 @@ function superseded.is_any(id)
   local known = call('HGET', superseded.REVISIONS, id)
   for at = 1, known and #known or 0, 6 do
     local token = tonumber(call('ZSCORE', superseded.CLAIMS, sub(known, at, at + 5) .. id))
-    if token and token >= token_for(now + 1, 0) and token < token_for(now + MAX_LEASE + 1, 0) then return true end
+    if token and token >= tokens.LEAST and token < tokens.TOO_FAR then return true end
   end
   return false
 end
@@ -271,19 +275,17 @@ function superseded.renew(id, revision, token, to) -- says whether it is held
 end
 
 function superseded.forget_lapsed(limit)
-  local ends, ahead = text(token_for(now + 1, 0)), text(token_for(now + MAX_LEASE + 1, 0))
-  local names = call('ZRANGEBYSCORE', superseded.CLAIMS, '-inf', '(' .. ends, 'LIMIT', 0, limit)
-  for _, name in ipairs(names) do superseded.forget(name) end
-  names = call('ZRANGEBYSCORE', superseded.CLAIMS, ahead, '+inf', 'LIMIT', 0, limit)
-  for _, name in ipairs(names) do superseded.forget(name) end
+  for _, bounds in ipairs({ { '-inf', '(' .. text(tokens.LEAST) }, { text(tokens.TOO_FAR), '+inf' } }) do
+    local names = call('ZRANGEBYSCORE', superseded.CLAIMS, bounds[1], bounds[2], 'LIMIT', 0, limit)
+    for _, name in ipairs(names) do superseded.forget(name) end
+  end
 end
 
--- Puts back what was claimed and not settled in time; a lease that ends too far ahead was made by another clock.
+-- Puts back what was claimed and not settled in time.
 local function return_lapsed(n, limit)
   local key = leased_key(n)
-  local ids = call('ZRANGEBYSCORE', key, '-inf', '(' .. text(token_for(now + 1, 0)), 'LIMIT', 0, limit)
-  local ahead = text(token_for(now + MAX_LEASE + 1, 0))
-  for _, id in ipairs(call('ZRANGEBYSCORE', key, ahead, '+inf', 'LIMIT', 0, limit - #ids)) do ids[#ids + 1] = id end
+  local ids = call('ZRANGEBYSCORE', key, '-inf', '(' .. text(tokens.LEAST), 'LIMIT', 0, limit)
+  for _, id in ipairs(call('ZRANGEBYSCORE', key, text(tokens.TOO_FAR), '+inf', 'LIMIT', 0, limit - #ids)) do ids[#ids + 1] = id end
   if #ids > 0 then open_gate() end
   local bytes = 0
   for i, id in ipairs(ids) do
