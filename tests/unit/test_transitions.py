@@ -63,6 +63,8 @@ def test_a_lease_is_over_at_its_end_and_when_it_ends_too_far_ahead(ends_in_ms: i
     token = t.token_for(NOW + ends_in_ms, 7)
     assert t.is_lease_over(token, NOW) is is_over
     assert t.is_lease_too_long(token, NOW) is (ends_in_ms > MAX_LEASE_MS)
+    least, too_long = t.tokens_held(NOW)
+    assert (least <= token < too_long) is not is_over
 
 
 # --- ids --------------------------------------------------------------------------------------------------
