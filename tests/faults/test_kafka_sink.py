@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
-from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
 from confluent_kafka import Producer as OtherProducer
@@ -19,7 +18,7 @@ from aiodelay.kafka import KafkaSink
 from aiodelay.kafka.client import REQUEST_BYTES, Outgoing, Producer
 from aiodelay.kafka.options import Cluster
 from aiodelay.model import Delivery, Envelope, Failed, SendOutcome, Sent
-from tests.support.kafka import Broker, create_topic, new_name
+from tests.support.kafka import Broker, create_topic, new_name, read
 
 pytestmark = pytest.mark.asyncio
 
@@ -27,17 +26,6 @@ pytestmark = pytest.mark.asyncio
 def delivery(topic: str, payload: bytes = b"", key: bytes | None = None, number: int = 0) -> Delivery:
     envelope = Envelope(f"m{number}", "kafka", topic, payload=payload, key=key, headers={"caller": b"\xff"})
     return Delivery(envelope, f"m{number}/1/2", 2, 1, 1, 0)
-
-
-async def read(bootstrap: str, topic: str, n: int) -> list[ConsumerRecord]:
-    """Return all that is in a topic, once it is at least `n` records."""
-    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
-        records: list[ConsumerRecord] = []
-        ends = await consumer.end_offsets(consumer.assignment())
-        while len(records) < n or any([await consumer.position(each) < end for each, end in ends.items()]):
-            for batch in (await consumer.getmany(timeout_ms=100)).values():
-                records += batch
-        return records
 
 
 def all_sent(outcomes: Sequence[SendOutcome]) -> bool:

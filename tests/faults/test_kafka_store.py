@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import cycle
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+from aiokafka import AIOKafkaProducer, ConsumerRecord
 from confluent_kafka import Producer as OtherProducer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
     AclBinding,
@@ -33,7 +33,7 @@ from aiodelay.kafka.partition import Partition
 from aiodelay.kafka.transactions import Transactions
 from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire, Put, Query, Stored
 from aiodelay.transitions import occurrence_id
-from tests.support.kafka import create_topic, new_name, started
+from tests.support.kafka import create_topic, new_name, read, started
 from tests.support.kafka_rights import grant, revoke
 
 pytestmark = pytest.mark.asyncio
@@ -55,22 +55,6 @@ async def joined(bootstrap: str, topic: str, partitions: int = 1) -> AsyncIterat
     url = f"kafka://{bootstrap}/{topic}?create_topic=true&partitions={partitions}&members=1"
     async with KafkaStore(url) as store, store.work("w", ["kafka"]):
         yield store
-
-
-async def read(bootstrap: str, topic: str, least: int = 0) -> list[ConsumerRecord]:
-    """Return all that was committed to a topic, once it is at least so many records.
-
-    A transaction is committed before its marker stands in the topic, and only the marker ends what readers are given.
-    """
-    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
-    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
-        records: list[ConsumerRecord] = []
-        ends = await consumer.end_offsets(consumer.assignment())
-        async with asyncio.timeout(30):
-            while len(records) < least or any([await consumer.position(each) < end for each, end in ends.items()]):
-                for batch in (await consumer.getmany(timeout_ms=100)).values():
-                    records += batch
-        return records
 
 
 def now_ms() -> int:
@@ -471,8 +455,8 @@ class LateReader:
             self._take_in(*self._late.pop(0))
 
     def read_again(self) -> None:
-        for read in self.all:
-            self._take_in(read, 0)
+        for each in self.all:
+            self._take_in(each, 0)
 
 
 async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(

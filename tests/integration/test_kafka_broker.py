@@ -4,9 +4,9 @@ import asyncio
 import time
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaProducer
 
-from tests.support.kafka import create_topic, new_name, started
+from tests.support.kafka import create_topic, new_name, read, started
 
 
 @pytest.mark.nightly  # the tests of faults rely on it each time that they kill a broker
@@ -18,7 +18,7 @@ async def test_what_was_acknowledged_is_there_after_a_kill() -> None:
         await produce(broker.bootstrap, topic, [(b"k", b"v")])
         broker.kill()
         await asyncio.to_thread(broker.start)
-        assert await read(broker.bootstrap, topic) == [(b"k", b"v")]
+        assert [(record.key, record.value) for record in await read(broker.bootstrap, topic)] == [(b"k", b"v")]
     finally:
         broker.stop()
 
@@ -42,14 +42,3 @@ async def produce(bootstrap: str, topic: str, records: list[tuple[bytes, bytes]]
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         for key, value in records:
             await producer.send_and_wait(topic, value, key=key)
-
-
-async def read(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes | None]]:
-    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
-        (partition,) = consumer.assignment()
-        end = (await consumer.end_offsets([partition]))[partition]
-        records: list[tuple[bytes | None, bytes | None]] = []
-        while await consumer.position(partition) < end:
-            for batch in (await consumer.getmany(timeout_ms=200)).values():
-                records += [(record.key, record.value) for record in batch]
-        return records

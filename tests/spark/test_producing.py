@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.options import read_url
 from aiodelay.kafka.records import DEAD_REASON
 from aiodelay.spark.producing import AT_ONCE, dead_reason, produce
-from tests.support.kafka import create_topic, new_name
-
-
-async def read(bootstrap: str, topic: str) -> list[Any]:
-    """Return all that stands in a topic's only partition."""
-    place, found = TopicPartition(topic, 0), list[Any]()
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
-    await consumer.start()
-    try:
-        consumer.assign([place])
-        end = (await consumer.end_offsets([place]))[place]
-        consumer.seek(place, 0)
-        while len(found) < end:
-            found += [each for batch in (await consumer.getmany(timeout_ms=500)).values() for each in batch]
-    finally:
-        await consumer.stop()
-    return found
+from tests.support.kafka import create_topic, new_name, read
 
 
 def test_what_a_topic_never_takes_goes_to_the_dead_topic_and_all_else_where_it_belongs(kafka: str) -> None:

@@ -24,13 +24,25 @@ from itertools import count, islice
 from pathlib import Path
 from uuid import uuid4
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError, for_code
 
 from aiodelay.kafka.records import partition_of
 
-__all__ = ["Broker", "Given", "choice", "create_topic", "find", "ids_in", "logins", "new_name", "shared", "started"]
+__all__ = [
+    "Broker",
+    "Given",
+    "choice",
+    "create_topic",
+    "find",
+    "ids_in",
+    "logins",
+    "new_name",
+    "read",
+    "shared",
+    "started",
+]
 
 GIVEN = "AIODELAY_TEST_KAFKA"
 VERSION = os.environ.get("AIODELAY_TEST_KAFKA_VERSION", "4.1.0")
@@ -337,6 +349,22 @@ def ids_in(number: int, partitions: int, n: int = 1, prefix: str = "m") -> list[
     """Return ids of messages that stand in a partition of a schedules topic."""
     ids = (f"{prefix}{i}" for i in count())
     return list(islice((each for each in ids if partition_of(each.encode(), partitions) == number), n))
+
+
+async def read(bootstrap: str, topic: str, least: int = 0) -> list[ConsumerRecord]:
+    """Return all that was committed to a topic, once it is at least so many records.
+
+    A transaction is committed before its marker stands in the topic, and only the marker ends what readers are given.
+    """
+    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
+        records: list[ConsumerRecord] = []
+        ends = await consumer.end_offsets(consumer.assignment())
+        async with asyncio.timeout(START_S):
+            while len(records) < least or any([await consumer.position(each) < end for each, end in ends.items()]):
+                for batch in (await consumer.getmany(timeout_ms=100)).values():
+                    records += batch
+        return records
 
 
 async def create_topic(bootstrap: str, name: str, partitions: int = 1, **settings: str | float) -> str:
