@@ -275,16 +275,16 @@ async def test_f27_a_transaction_that_was_open_at_the_start_holds_up_its_partiti
 ) -> None:
     monkeypatch.setattr(partition, "OPEN_S", 0.5)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
-    url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=2&timeout_ms=1000"
+    url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=2"
     async with KafkaStore(url) as producer:
         puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(20)]
-        await producer.apply(puts)
+        assert all(isinstance(each, Stored) for each in await producer.apply(puts))
     other = AIOKafkaProducer(bootstrap_servers=kafka, transactional_id=new_name())
     await other.start()
     try:
         await other.begin_transaction()
         await other.send_and_wait(schedules, b"", b"other", partition=0)
-        async with member(url) as (store, work):
+        async with member(f"{url}&timeout_ms=2000") as (store, work):
             held = {put.envelope.payload for put in puts if store.partitions_of(put.id)[0].number == 0}
             async with asyncio.timeout(30):
                 while "transaction" not in work.status().why:  # noqa: ASYNC110 - as a user would look

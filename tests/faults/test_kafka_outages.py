@@ -249,9 +249,11 @@ async def test_f27_a_partition_in_which_nothing_can_be_read_holds_up_no_other(
 
 async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_back(broker: Broker) -> None:
     topic = new_name("schedules")
-    url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2&timeout_ms=1000"
+    url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2"
+    async with KafkaStore(url):  # which makes the topic, and waits for it longer
+        pass
     put = Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))
-    async with KafkaStore(url) as store, store.work("w", []):
+    async with KafkaStore(f"{url}&timeout_ms=1000") as store, store.work("w", []):
         async with left_open(broker.bootstrap, topic, 6000):
             assert isinstance((await store.apply([put]))[0], Unknown), "when it ends, this is `Stored`"
         async with asyncio.timeout(30):

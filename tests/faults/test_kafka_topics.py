@@ -192,9 +192,9 @@ async def test_f31_f32_a_topic_that_was_deleted_and_made_anew_is_told_apart(
     kafka: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_name("schedules")
-    url = f"kafka://{kafka}/{topic}?create_topic=true&partitions=1&members=1&timeout_ms=1500"
+    url = f"kafka://{kafka}/{topic}?create_topic=true&partitions=1&members=1&timeout_ms=3000"
     async with KafkaStore(url) as store, store.work("w", ["kafka"]) as work:
-        await store.apply([put(f"m{i}", b"") for i in range(8)])
+        assert all(isinstance(each, Stored) for each in await store.apply([put(f"m{i}", b"") for i in range(8)]))
         async with admin_of(kafka) as admin:
             await admin.delete_topics([topic])
             (outcome,) = await store.apply([put("n", b"")])
