@@ -17,10 +17,10 @@ from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.records import BARRIER
 from aiodelay.model import Stored
-from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.kafka import Broker, create_topic, new_name, read, started
 from tests.support.proxy import Proxy, proxied_by_thread
 
-from .test_kafka_store import ALL, moved, now_ms, put, read, transfer
+from .test_kafka_store import ALL, moved, now_ms, put, transfer
 
 pytestmark = pytest.mark.asyncio
 

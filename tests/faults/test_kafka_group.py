@@ -25,8 +25,7 @@ from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, 
 from aiodelay.ports import Work
 from tests.faults.programs.kafka_owner import Plan
 from tests.faults.test_kafka_members import deliver, values
-from tests.faults.test_kafka_store import read
-from tests.support.kafka import create_topic, ids_in, new_name
+from tests.support.kafka import create_topic, ids_in, new_name, read
 from tests.support.processes import Crew
 from tests.support.waiting import until
 

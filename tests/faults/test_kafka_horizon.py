@@ -19,9 +19,9 @@ from aiodelay.kafka import store as stores
 from aiodelay.kafka.index import Index
 from aiodelay.kafka.pace import Pace
 from aiodelay.model import At, Cancel, Conflict, Fire, Late, Query, Refused, Reschedule, State, Stored
-from tests.support.kafka import create_topic, new_name
+from tests.support.kafka import create_topic, new_name, read
 
-from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, read, transfer
+from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, transfer
 
 pytestmark = pytest.mark.asyncio
 

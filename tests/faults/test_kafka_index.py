@@ -21,12 +21,12 @@ from aiodelay.kafka import store as stores
 from aiodelay.kafka.index import Index, Read
 from aiodelay.kafka.topic import SETTINGS
 from aiodelay.model import Cancel, Query, Snapshot, Stored
-from tests.support.kafka import create_topic, new_name
+from tests.support.kafka import create_topic, new_name, read
 from tests.support.processes import Crew
 from tests.support.waiting import until
 
 from .programs.kafka_index import Plan
-from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, read, transfer
+from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, transfer
 
 pytestmark = pytest.mark.asyncio
 

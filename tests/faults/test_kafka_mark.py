@@ -18,9 +18,9 @@ from aiodelay.kafka.mark import Mark
 from aiodelay.kafka.reader import Reader
 from aiodelay.kafka.transactions import Transactions
 from aiodelay.model import Cancel, Query
-from tests.support.kafka import create_topic, new_name
+from tests.support.kafka import create_topic, new_name, read
 
-from .test_kafka_store import ALL, joined, moved, now_ms, opened, put, read, transfer
+from .test_kafka_store import ALL, joined, moved, now_ms, opened, put, transfer
 
 pytestmark = pytest.mark.asyncio
 

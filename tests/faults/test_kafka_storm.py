@@ -22,8 +22,7 @@ from aiodelay.errors import StoreError
 from aiodelay.kafka import topic as topics
 from aiodelay.kafka.records import BARRIER, encode, partition_of
 from tests.faults.programs.kafka_owner import Plan, Run
-from tests.faults.test_kafka_store import read as read_all
-from tests.support.kafka import Broker, create_topic, new_name
+from tests.support.kafka import Broker, create_topic, new_name, read
 from tests.support.processes import Crew, Worker
 from tests.support.producing import instant
 
@@ -260,7 +259,7 @@ async def storm(broker: Broker, crew: Crew, *, n: int, seconds: float, seed: int
     at_least = judge(wanted, "work", ran, is_exact=False)
     counted = f"moved: {dict(exactly)}; handled: {dict(at_least)}; {len(wanted)} ids"
     counted += f", {sum(not each.is_sure for each in wanted.values())} of them in doubt"
-    written, left = await ends_of(kafka, schedules), len(await read_all(kafka, schedules))
+    written, left = await ends_of(kafka, schedules), len(await read(kafka, schedules))
     print(f"{counted}; {dict(befell.result())}; {written} records, of which {left} are left")
     assert exactly["delivered"] > 5 * seconds
     assert exactly["changed in time"] + at_least["changed in time"] > 0
@@ -313,7 +312,7 @@ async def test_f3_one_that_stood_still_for_too_long_does_not_fight_for_what_it_h
     assert max(Counter(record.value for record in records).values()) == 1
     begun = Counter(
         record.partition
-        for record in await read_all(kafka, schedules)
+        for record in await read(kafka, schedules)
         if record.key == BARRIER and record.timestamp > continued_ms
     )
     assert begun, "it has got none back"

@@ -19,9 +19,8 @@ from aiokafka import AIOKafkaProducer
 
 from aiodelay import Scheduler
 from tests.faults.programs.kafka_owner import Plan
-from tests.faults.test_kafka_store import read
 from tests.faults.test_kafka_storm import fill, read_until
-from tests.support.kafka import create_topic, ids_in, new_name
+from tests.support.kafka import create_topic, ids_in, new_name, read
 from tests.support.processes import Crew, Worker
 from tests.support.waiting import until as comes
 
