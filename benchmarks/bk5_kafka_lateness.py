@@ -100,23 +100,36 @@ async def arriving(bootstrap: str, topic: str, dues: Sequence[int]) -> AsyncIter
     check(min(lateness_ms.values()) >= 0, f"a message came {-min(lateness_ms.values()):.3f} ms early")
 
 
-async def ours(plan: Plan, n: int) -> list[float]:
-    """Ours: one process schedules and moves."""
+@asynccontextmanager
+async def paced(plan: Plan, n: int) -> AsyncIterator[tuple[Scheduler, dict[int, float]]]:
+    """Schedule at a steady rate while one process delivers; give its scheduler, and each number's lateness in ms."""
     async with topics(plan.kafka, PARTITIONS) as (schedules, target):
         url = f"kafka://{plan.kafka}/{schedules}"
-        async with Scheduler(KafkaStore(url)), Scheduler(KafkaStore(url), dispatch=False) as producer:
+        async with Scheduler(KafkaStore(url)) as owner, Scheduler(KafkaStore(url), dispatch=False) as producer:
             planned = arrivals(n, plan.scale)
             async with (
                 arriving(plan.kafka, target, [each.due_ms for each in planned]) as lateness_ms,
                 asyncio.TaskGroup() as tasks,
             ):
-                for each in planned:
-                    await _until(each.at_ms)
-                    due = datetime.fromtimestamp(each.due_ms / 1000, UTC)
-                    to_send = message(each.number, target, due)
-                    tasks.create_task(
-                        producer.schedule(to_send.event, at=to_send.at, to=to_send.to, key=to_send.key, id=to_send.id)
-                    )
+                tasks.create_task(_schedule(producer, target, planned))
+                yield owner, lateness_ms
+
+
+async def _schedule(producer: Scheduler, target: str, planned: Sequence[Arrival]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for each in planned:
+            await _until(each.at_ms)
+            due = datetime.fromtimestamp(each.due_ms / 1000, UTC)
+            to_send = message(each.number, target, due)
+            tasks.create_task(
+                producer.schedule(to_send.event, at=to_send.at, to=to_send.to, key=to_send.key, id=to_send.id)
+            )
+
+
+async def ours(plan: Plan, n: int) -> list[float]:
+    """Ours: one process schedules and moves."""
+    async with paced(plan, n) as (_, lateness_ms):
+        pass
     return list(lateness_ms.values())
 
 

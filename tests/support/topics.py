@@ -15,9 +15,14 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
 
-__all__ = ["Group", "committed", "delete_topic", "fill", "lasting_producer", "producing", "set_offsets"]
+__all__ = ["Group", "committed", "delete_topic", "fill", "lasting_producer", "producing", "set_limit", "set_offsets"]
 
 PATIENCE_S = 60.0
 # So a broker answers that has just started or was busy; librdkafka does not ask again.
@@ -120,3 +125,11 @@ def delete_topic(bootstrap: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (deleted,) = admin.delete_topics([topic]).values()
     deleted.result(30)
+
+
+def set_limit(kafka: str, topic: str, limit: int) -> None:
+    """Change how much a topic takes in a batch."""
+    entry = ConfigEntry("max.message.bytes", str(limit), incremental_operation=AlterConfigOpType.SET)
+    where = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    with AdminClient({"bootstrap.servers": kafka}) as admin:
+        admin.incremental_alter_configs([where])[where].result(10)

@@ -1,6 +1,6 @@
 """A Kafka producer that is thrown away after any error: what aiokafka leaves behind one cannot be trusted.
 
-The numbers K1 to K27 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
+The numbers K1 to K28 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
+    kafka_errors,
 )
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from msgspec import Struct
@@ -34,6 +35,7 @@ from .records import java_partition
 __all__ = [
     "BATCH_BYTES",
     "UNAVAILABLE",
+    "InvalidRecordError",
     "Outgoing",
     "Producer",
     "Written",
@@ -51,6 +53,18 @@ CLOSE_S = 2.0
 UNAVAILABLE: tuple[type[Exception], ...] = (KafkaError, TimeoutError, OSError)
 
 
+_BATCH_HEADER, _RECORD_OVERHEAD, _RECORD_FIELDS = 61, 21, 3
+"""Bytes of a batch's header; what aiokafka adds to a record at most; and what a batch's first record has of these."""
+
+
+class InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
+    """The topic refuses what a record is, such as one without key where it is compacted."""
+
+    errno = 87
+    message = "INVALID_RECORD"
+    description = "the topic refuses such a record (one without key, where it is compacted)"
+
+
 class Outgoing(Struct, frozen=True, gc=False):
     """A record to write; `partition` None: by its key, as Java's producer, or any if it has none."""
 
@@ -66,6 +80,12 @@ class Outgoing(Struct, frozen=True, gc=False):
         size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(self.key, self.value, self.headers)
         return size
 
+    @property
+    def batch_size(self) -> int:
+        """Bytes of a batch with this record alone; a topic's `max.message.bytes` limits them."""
+        body = self.size - _BATCH_HEADER - _RECORD_OVERHEAD + _RECORD_FIELDS
+        return _BATCH_HEADER + -(-(body << 1).bit_length() // 7) + body
+
 
 class Written(NamedTuple):
     """What became of a batch.
@@ -75,7 +95,7 @@ class Written(NamedTuple):
         error: Why it was not written, or may not have been; None: it was.
         offset: Of its first record.
         in_doubt: It may have been written.
-        partition: Where it was written.
+        partition: Where it was written, or was to be; -1: it was not sent.
     """
 
     indices: list[int]
@@ -90,8 +110,9 @@ def tame() -> None:
 
     It would log whole requests, passwords and payloads included, unless told otherwise (K9), and stop at a header whose
     name is no UTF-8 (K18), and leave a connection open when a start is cancelled (K20), and ask without a pause who
-    leads a partition that nobody leads (K26).
+    leads a partition that nobody leads (K26), and call a record that is refused an unknown error (K28).
     """
+    kafka_errors.setdefault(InvalidRecordError.errno, InvalidRecordError)
     connecting.install()
     metadata.install()
     parsing.install()
@@ -166,15 +187,22 @@ class Producer:
 
     Args:
         cluster: Where to.
+        batch_bytes: Returns the most bytes of a batch for a topic; None: `BATCH_BYTES` for each.
         options: Further options of aiokafka's producer.
     """
 
     is_spent: bool = False
     """Something went wrong: sequence numbers have a gap (K7), or a request may still be on its way (K4)."""
 
-    def __init__(self, cluster: Cluster, **options: Any) -> None:  # noqa: ANN401 - aiokafka's own
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        batch_bytes: Callable[[str], int] | None = None,
+        **options: Any,  # noqa: ANN401 - aiokafka's own
+    ) -> None:
         tame()
-        self._timeout_s = cluster.timeout_ms / 1000
+        self._timeout_s, self._batch_bytes = cluster.timeout_ms / 1000, batch_bytes
         self._client = AIOKafkaProducer(
             **cluster.client,
             acks="all",
@@ -279,6 +307,7 @@ class Producer:
         """Put records into batches by partition; those that no batch can take are answered at once."""
         refused: list[Written] = []
         counts: dict[str, int | Exception] = {}
+        limits: dict[str, int] = {}  # of those topics that take less than our batches hold
         open_batches: dict[tuple[str, int], _Batch] = {}
         batches: list[_Batch] = []
         unkeyed = random.getrandbits(31)
@@ -287,6 +316,8 @@ class Producer:
             count = counts.get(topic)
             if count is None:
                 count = counts[topic] = await self._count(topic)
+                if self._batch_bytes is not None and (limit := self._batch_bytes(topic)) < BATCH_BYTES:
+                    limits[topic] = limit
             if isinstance(count, Exception):
                 refused.append(Written([index], count))
                 continue
@@ -294,6 +325,8 @@ class Producer:
             if partition is None:
                 partition = unkeyed % count if key is None else java_partition(key, count)
             batch = open_batches.get((topic, partition))
+            if batch is not None and topic in limits and batch.builder.size() + record.size > limits[topic]:
+                batch = None
             if batch is None or batch.builder.append(key=key, value=value, headers=headers, timestamp=None) is None:
                 if record.size > REQUEST_BYTES:
                     refused.append(Written([index], MessageSizeTooLargeError()))
@@ -323,12 +356,13 @@ class _Batch(NamedTuple):
 def _outcome(batch: _Batch, sent: asyncio.Future[Any]) -> Written:
     indices = batch.indices
     if not sent.done() or sent.cancelled():
-        return Written(indices, TimeoutError(), in_doubt=True)
+        return Written(indices, TimeoutError(), in_doubt=True, partition=batch.partition)
     error = sent.exception()
     if error is None:
         return Written(indices, None, sent.result().offset, partition=batch.partition)
     rejected = isinstance(error, BrokerResponseError) and not error.retriable
-    return Written(indices, error if isinstance(error, Exception) else KafkaError(), in_doubt=not rejected)
+    problem = error if isinstance(error, Exception) else KafkaError()
+    return Written(indices, problem, in_doubt=not rejected, partition=batch.partition)
 
 
 def _note(sent: asyncio.Future[Any]) -> None:

@@ -890,6 +890,19 @@ class Index(Commands, Claims, Looking):
         self._reserve(entry)
         return self.settle(settlement)[1]
 
+    def end_instead(self, change: Change, settlement: Settlement) -> Change | None:
+        """Decide how a message ends whose move cannot be written, in its place; None: it is changed, or gone, already.
+
+        Args:
+            change: The move, which nobody writes any more.
+            settlement: How it ends.
+        """
+        self._let_off(change)
+        entry = change.entry
+        if entry is None or self._entries.get(entry.record.id) is not entry:
+            return None
+        return self.settle(settlement)[1]
+
     def next_due_ms(self, lane: Lane) -> int | None:
         """Return when something of a lane may be moved."""
         return self._next_due_ms({lane: Demand(1)})

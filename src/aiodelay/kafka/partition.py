@@ -44,7 +44,7 @@ from aiodelay.wakeup import WakeUp
 
 from . import records
 from .checkpoint import Witness
-from .client import UNAVAILABLE, Outgoing, log_failure, reason_of
+from .client import UNAVAILABLE, Outgoing, Written, log_failure, reason_of
 from .disk import Disk
 from .group import SESSION_MS
 from .horizon import Fetch, Horizon
@@ -52,9 +52,10 @@ from .index import Change, Due, Index, Read
 from .options import Cluster
 from .pace import Pace
 from .session import Session
+from .suspects import Suspects
 from .targets import Targets, refused_topics
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
-from .writer import TOO_LARGE
+from .writer import PERMANENT, TOO_LARGE
 
 __all__ = ["Partition", "Place", "moved_keys"]
 
@@ -167,6 +168,7 @@ class Partition:
         self._serves = False
         self._over: FencedError | InDoubtError | None = None
         self._most = MAX_CLAIM_MESSAGES
+        self._suspects = Suspects()
         self._marked_ms = 0
         self._whole_at: float | None = None
         self._open: tuple[int | None, float] = (None, 0.0)
@@ -385,7 +387,8 @@ class Partition:
         self._on_open()
 
     async def _one_session(self) -> None:
-        transactions = Transactions(self._cluster, f"aiodelay.{self.topic}.{self.number}")
+        name = f"aiodelay.{self.topic}.{self.number}"
+        transactions = Transactions(self._cluster, name, batch_bytes=self._targets.batch_bytes)
         self._over = None
         try:
             await transactions.start()
@@ -441,6 +444,8 @@ class Partition:
         self._check_over()
         self.index.mend()
         is_told = await self._is_history_open()
+        if self._suspects:
+            await self._give_up_large()
         if self._was_away():
             raise FencedError
         batch, outgoing = self._batch()
@@ -451,7 +456,8 @@ class Partition:
             outgoing += [Outgoing(self._history, *records.encode_history(note)) for note in notes]
         if not outgoing:
             is_waiting = self.index.has_ended or self.index.notes
-            await self._work.wait(MARK_MS / 1000 if is_waiting else None)
+            if not (self._suspects or self.index.changes):
+                await self._work.wait(MARK_MS / 1000 if is_waiting else None)
             return
         try:
             async with self._writing:
@@ -459,12 +465,8 @@ class Partition:
                 self._note_offsets(batch, offsets)
                 await transactions.commit()
         except AbortedError as error:
-            if self._refused(error, outgoing):
-                raise
-            self._most = max(1, len(batch) // 2)
-            if len(batch) == 1:  # it alone cannot be written; the others have been, or will be
-                batch[0][0].refusal, batch[0][0].is_too_large = str(error), self._is_too_large(error, outgoing)
-            raise
+            self._aborted(error, transactions, batch, outgoing)
+            return
         self.index.notes.clear()
         self.index.notes += [] if is_told else notes
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
@@ -474,6 +476,30 @@ class Partition:
         self._unread += changes
         self._take_in_own(changes)
         self._tell_read()  # the reader may have been faster
+
+    def _aborted(
+        self,
+        error: AbortedError,
+        transactions: Transactions,
+        batch: Sequence[tuple[Change, int]],
+        outgoing: Sequence[Outgoing],
+    ) -> None:
+        """Go on after a target topic has refused records for good.
+
+        Raises:
+            AbortedError: Something else was refused; the next session tries less at a time.
+            FencedError, InDoubtError: The session has ended meanwhile.
+        """
+        self._check_over()
+        if self._refused(error, outgoing):
+            raise error
+        if not transactions.is_spent and not self._has_refused_own(error, outgoing):
+            self._set_apart(error.written, batch, outgoing)
+            return
+        self._most = max(1, len(batch) // 2)
+        if len(batch) == 1:  # it alone cannot be written; the others have been, or will be
+            batch[0][0].refusal, batch[0][0].is_too_large = str(error), self._is_too_large(error, outgoing)
+        raise error
 
     async def _is_history_open(self) -> bool:
         """Say whether the history is told what happens; while its topic takes nothing, that waits."""
@@ -511,10 +537,65 @@ class Partition:
                 self._targets.refused(topic, reason)
         return bool(refused)
 
+    def _has_refused_own(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
+        """Say whether the partition itself has refused a record."""
+        failed = (each for each in error.written if isinstance(each.error, PERMANENT))
+        return any(outgoing[each.indices[0]].topic == self.topic for each in failed)
+
     def _is_too_large(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
         """Say whether the partition itself has no room for a record."""
         failed = [each for each in error.written if isinstance(each.error, TOO_LARGE)]
         return any(outgoing[each.indices[0]].topic == self.topic for each in failed)
+
+    # --- what a target topic refuses of one message -------------------------------------------------------
+
+    def _set_apart(
+        self, written: Sequence[Written], batch: Sequence[tuple[Change, int]], outgoing: Sequence[Outgoing]
+    ) -> None:
+        """Give up the message whose record was refused by itself; try apart what was refused together."""
+        changes = [change for i, (change, end) in enumerate(batch) for _ in range(batch[i - 1][1] if i else 0, end)]
+        left = dict.fromkeys(changes)
+        for each in written:
+            if not isinstance(each.error, PERMANENT):
+                continue
+            refused = [changes[i] for i in each.indices]
+            for change in refused:
+                left.pop(change, None)
+            if len(refused) > 1:
+                self._targets.doubt(outgoing[each.indices[0]].topic)
+                self._suspects.halve(refused)
+            else:
+                record = outgoing[each.indices[0]]
+                if isinstance(each.error, TOO_LARGE):
+                    self._targets.found_too_large(record)
+                self._give_up(refused[0], f"topic {record.topic} refuses its record: {reason_of(each.error)}")
+        self.index.changes.extendleft(reversed(left))
+
+    async def _give_up_large(self) -> None:
+        """Give up suspects that are larger than what their topics take, as far as that may be read.
+
+        Raises:
+            StoreUnavailableError: The cluster does not answer.
+        """
+        topics = {record.topic for change in self._suspects for record in change.targets}
+        await self._targets.confirm(topics)
+        large = {change: excess for change in self._suspects if (excess := self._excess(change))}
+        self._suspects.discard(large)
+        for change, excess in large.items():
+            self._give_up(change, excess)
+
+    def _excess(self, change: Change) -> str:
+        """Say why a message is too large for its topic; "" if it is not, as far as is known."""
+        return next((excess for record in change.targets if (excess := self._targets.excess(record))), "")
+
+    def _give_up(self, change: Change, why: str) -> None:
+        """Make a dead letter of a message that its topic does not take, now or later."""
+        assert change.entry is not None
+        record, then = change.entry.record, None if change.put is None else change.put[1]
+        key = record.id, record.revision, change.entry.token
+        if self.index.end_instead(change, Dead(*key, "not_retryable", record.attempt + 1, why, then)) is not None:
+            log.error("%s: message %s becomes a dead letter: %s", self.index.name, record.id, why)
+        _tell(change, written=False)
 
     @staticmethod
     def _note_offsets(batch: Sequence[tuple[Change, int]], offsets: Sequence[int]) -> None:
@@ -534,10 +615,14 @@ class Partition:
         batch: list[tuple[Change, int]] = []
         outgoing: list[Outgoing] = []
         size = 0
-        while self.index.changes and len(batch) < self._most and size < MAX_CLAIM_BYTES:
-            change = self.index.changes.popleft()
+        waiting = self._suspects.take_turn(self.index.changes)
+        while waiting and len(batch) < self._most and size < MAX_CLAIM_BYTES:
+            change = waiting.popleft()
             if self.index.drop_stale(change):
                 _tell(change, written=False)
+                continue
+            if waiting is self.index.changes and self._excess(change):
+                self._suspects.add([change])
                 continue
             before = len(outgoing)
             outgoing += change.targets
@@ -545,6 +630,8 @@ class Partition:
             for i in range(before, len(outgoing)):
                 size += len(outgoing[i].value or b"")
             batch.append((change, len(outgoing)))
+        if waiting is not self.index.changes:
+            self._suspects.add(waiting)
         return batch, outgoing
 
     def _end_session(self) -> None:
@@ -553,6 +640,7 @@ class Partition:
         if self.problem is None:
             self._became_ready.clear()
         self._unread.clear()
+        self._suspects.clear()
         self.index.changes.clear()
         for change in self.index.give_back():
             if change.is_too_large and change.letters:

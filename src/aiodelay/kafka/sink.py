@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
-from aiokafka.errors import (
-    InvalidTopicError,
-    KafkaConnectionError,
-    PolicyViolationError,
-    UnknownTopicOrPartitionError,
-)
+from aiokafka.errors import InvalidTopicError, KafkaConnectionError, UnknownTopicOrPartitionError
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import SinkUnavailableError, TargetError, shortened
@@ -20,12 +15,12 @@ from aiodelay.model import Delivery, Demand, Failed, SendOutcome, Sent
 from .client import UNAVAILABLE, Outgoing, Written, reason_of
 from .options import Cluster, read_url
 from .records import SINK, delivered, is_topic
-from .writer import TOO_LARGE, Writer
+from .writer import PERMANENT, Writer
 
 __all__ = ["KafkaSink", "check_topic", "open_sink"]
 
 _SENT = Sent()
-_FINAL = (*TOO_LARGE, PolicyViolationError, InvalidTopicError)
+_FINAL = (*PERMANENT, InvalidTopicError)
 
 
 def check_topic(topic: str, field: str = "topic in to") -> str:

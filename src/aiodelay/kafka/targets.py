@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     BrokerResponseError,
     InvalidProducerIdMapping,
@@ -22,13 +24,18 @@ from msgspec import Struct
 
 from aiodelay.errors import StoreUnavailableError
 
-from .client import reason_of, tame
+from .client import BATCH_BYTES, Outgoing, reason_of, tame
 from .options import Cluster
 from .records import is_topic
 
 __all__ = ["Targets", "refused_topics"]
 
 _KNOWN_MS = 60_000
+_SURE_MS = 5_000
+"""For so long a limit that was read, or found, is what messages are given up for."""
+_LIMIT = "max.message.bytes"
+_AROUND_BYTES = 65_536
+"""A record has no more than this beside its value: key, headers, and what a delivery adds to them."""
 _FIRST_MS, _LONGEST_MS = 100, 2_000
 _FIRST_REFUSED_MS, _LONGEST_REFUSED_MS = 1_000, 60_000
 _REFUSALS = (TopicAuthorizationFailedError, InvalidTopicError, InvalidProducerIdMapping)
@@ -43,6 +50,13 @@ class _Blocked(Struct):
     until_ms: int
 
 
+class _Limit(Struct, frozen=True):
+    """Most bytes of a batch that a topic takes, None: that may not be read; and when that was found out."""
+
+    bytes: int | None
+    at_ms: int
+
+
 class Targets:
     """What is known of the topics that messages are addressed to.
 
@@ -55,6 +69,7 @@ class Targets:
         self._cluster, self._now_ms = cluster, now_ms
         self._known: dict[str, int] = {}
         self._refusals: dict[str, int] = {}
+        self._limits: dict[str, _Limit] = {}
         self._admin: Any = None
         self._looking = asyncio.Lock()
         self.blocked: dict[str, _Blocked] = {}
@@ -96,6 +111,55 @@ class Targets:
         self._known.pop(topic, None)
         self.blocked[topic] = _Blocked(reason, times, self._now_ms() + pause_ms)
 
+    # --- how much a topic takes ---------------------------------------------------------------------------
+
+    def batch_bytes(self, topic: str) -> int:
+        """Return the most bytes of a batch for a topic."""
+        limit = self._limits.get(topic)
+        return BATCH_BYTES if limit is None or limit.bytes is None else min(limit.bytes, BATCH_BYTES)
+
+    def excess(self, record: Outgoing) -> str:
+        """Say why a record is too large for its topic; "" if it is not, as far as is known."""
+        limit = self._limits.get(record.topic)
+        if limit is None or limit.bytes is None or len(record.value or b"") + _AROUND_BYTES <= limit.bytes:
+            return ""
+        size = record.batch_size
+        if size <= limit.bytes:
+            return ""
+        return f"topic {record.topic} takes {limit.bytes} bytes ({_LIMIT}), and this message makes a batch of {size}"
+
+    def found_too_large(self, record: Outgoing) -> None:
+        """Note that a record was refused as too large by itself."""
+        limit = self._limits.get(record.topic)
+        if limit is None or limit.bytes is None or limit.bytes >= record.batch_size:
+            self._limits[record.topic] = _Limit(record.batch_size - 1, self._now_ms())
+
+    def doubt(self, topic: str) -> None:
+        """Note that a topic takes less than it was thought to."""
+        self._limits.pop(topic, None)
+
+    async def confirm(self, topics: Collection[str]) -> None:
+        """Read anew how much topics take, unless that has just been found out.
+
+        Raises:
+            StoreUnavailableError: The cluster does not answer.
+        """
+        since_ms = self._now_ms() - _SURE_MS
+        in_doubt = [each for each in topics if (limit := self._limits.get(each)) is None or limit.at_ms < since_ms]
+        if in_doubt:
+            async with self._asking() as admin:
+                await self._read_limits(admin, in_doubt)
+
+    async def _read_limits(self, admin: Any, topics: Collection[str]) -> None:  # noqa: ANN401 - aiokafka's
+        asked = [ConfigResource(ConfigResourceType.TOPIC, topic, {_LIMIT: None}) for topic in topics]
+        (answer,) = await admin.describe_configs(asked)
+        now = self._now_ms()
+        for code, _, _, topic, entries in answer.resources:
+            values = [] if code else [entry[1] for entry in entries if entry[0] == _LIMIT]
+            self._limits[topic] = _Limit(int(values[0]) if values and values[0] else None, now)
+
+    # --- whether a topic takes anything -------------------------------------------------------------------
+
     async def look(self, topics: Collection[str]) -> Mapping[str, str]:
         """Find out which topics take messages; return what has changed, or was tried again in vain: "" = it does.
 
@@ -123,14 +187,22 @@ class Targets:
         named = [topic for topic in topics if is_topic(topic)]
         if not named:
             return found
+        async with self._asking() as admin:
+            answer = await admin._send_request(MetadataRequest(named, allow_auto_topic_creation=False))
+            found |= {each["topic"]: _problem(each) for each in answer.to_object()["topics"]}
+            if there := [topic for topic in named if found[topic] is None]:
+                await self._read_limits(admin, there)
+        return found
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[Any]:
+        """Give a client to ask with, one question at a time; close it if the cluster does not answer."""
         try:
             async with self._looking, asyncio.timeout(self._cluster.timeout_ms / 1000):
-                admin = await self._started()
-                answer = await admin._send_request(MetadataRequest(named, allow_auto_topic_creation=False))
+                yield await self._started()
         except (KafkaError, TimeoutError, OSError) as error:
             await self.close()
             raise StoreUnavailableError(self._cluster.name, reason_of(error)) from error
-        return found | {each["topic"]: _problem(each) for each in answer.to_object()["topics"]}
 
     async def _started(self) -> Any:  # noqa: ANN401 - aiokafka's
         if self._admin is None:

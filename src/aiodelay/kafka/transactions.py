@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from aiokafka import TopicPartition
 from aiokafka.client import ConnectionGroup
-from aiokafka.errors import ConcurrentTransactions, KafkaError, ProducerFenced
+from aiokafka.errors import ConcurrentTransactions, KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 from .client import Outgoing, Producer, Written, reason_of
 from .options import Cluster
+from .writer import PERMANENT
 
 __all__ = ["AbortedError", "FencedError", "InDoubtError", "Transactions"]
 
@@ -22,7 +24,10 @@ _REQUESTS = (AddPartitionsToTxnRequest, EndTxnRequest)
 
 
 class AbortedError(Exception):
-    """Nothing of the batch will ever be seen by `read_committed` readers; `written` says which records were refused."""
+    """Nothing of the batch will ever be seen by `read_committed` readers; `written` says which records were refused.
+
+    If the producer is not spent, the transaction has been aborted, and the next one may begin.
+    """
 
     def __init__(self, written: Sequence[Written]) -> None:
         super().__init__(written)
@@ -46,12 +51,17 @@ class Transactions(Producer):
     Args:
         cluster: Where to.
         transactional_id: One per partition that is owned, the same for every owner.
+        batch_bytes: As of `Producer`.
     """
 
     is_spent: bool = False
 
-    def __init__(self, cluster: Cluster, transactional_id: str) -> None:
-        super().__init__(cluster, transactional_id=transactional_id, transaction_timeout_ms=TIMEOUT_MS)
+    def __init__(
+        self, cluster: Cluster, transactional_id: str, *, batch_bytes: Callable[[str], int] | None = None
+    ) -> None:
+        options = {"transactional_id": transactional_id, "transaction_timeout_ms": TIMEOUT_MS}
+        super().__init__(cluster, batch_bytes=batch_bytes, **options)
+        self._is_lost = False
         self._send = self._client.client.send
         self._client.client.send = self._watched
 
@@ -65,7 +75,8 @@ class Transactions(Producer):
             try:
                 response = await self._send(node, request, group=group)
             except BaseException:
-                self.is_spent = self.is_spent or isinstance(request, _REQUESTS)
+                self._is_lost = self._is_lost or isinstance(request, _REQUESTS)
+                self.is_spent = self.is_spent or self._is_lost
                 raise
             if not _is_too_early(request, response):
                 return response
@@ -75,10 +86,12 @@ class Transactions(Producer):
         """Write records in a transaction; return their offsets, before anybody can read them. Not to be cancelled (K3).
 
         Raises:
-            AbortedError: A record was refused (K1); the producer is spent, and its next owner aborts the rest.
+            AbortedError: A record was refused (K1). If only records were, for good, the transaction has been aborted;
+                else the producer is spent, and its next owner aborts the rest.
             FencedError: Another producer of this id has been started.
             InDoubtError: No answer.
         """
+        sequences = dict(self._client._txn_manager._sequence_numbers)
         await self._client.begin_transaction()
         written = await self.write(records)
         errors = [each.error for each in written if each.error is not None]
@@ -86,6 +99,10 @@ class Transactions(Producer):
             self.is_spent = True
             if any(isinstance(error, ProducerFenced) for error in errors):
                 raise FencedError
+            if not self._is_lost and _are_records_at_fault(errors):
+                self._count_again(sequences, records, written)
+                self.is_spent = False
+                await self.abort()
             raise AbortedError(written)
         if self.is_spent:
             raise InDoubtError("a request of the transaction was lost")
@@ -98,9 +115,21 @@ class Transactions(Producer):
             FencedError: Another producer of this id has been started.
             InDoubtError: No answer.
         """
+        await self._end(self._client.commit_transaction)
+
+    async def abort(self) -> None:
+        """Have nobody ever see what `begin` has written; the next transaction may begin. Not to be cancelled (K3).
+
+        Raises:
+            FencedError: Another producer of this id has been started.
+            InDoubtError: No answer; nothing will be seen all the same.
+        """
+        await self._end(self._client.abort_transaction)
+
+    async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s * 0.8):  # before aiokafka repeats EndTxn by itself (K4)
-                await self._client.commit_transaction()
+                await end()
         except ProducerFenced:
             self.is_spent = True
             raise FencedError from None
@@ -110,6 +139,22 @@ class Transactions(Producer):
         if self.is_spent:
             raise InDoubtError("a request of the transaction was lost")
 
+    def _count_again(
+        self, before: Mapping[TopicPartition, int], records: Sequence[Outgoing], written: Sequence[Written]
+    ) -> None:
+        """Go on numbering each partition's records where the broker does: at the last batch that it took (K7)."""
+        manager, sent = self._client._txn_manager, dict[TopicPartition, int]()
+        taken = dict[TopicPartition, int]()
+        for each in written:
+            if each.partition >= 0:
+                place = TopicPartition(records[each.indices[0]].topic, each.partition)
+                sent[place] = sent.get(place, 0) + len(each.indices)
+                if each.error is None:
+                    taken[place] = sent[place]
+        for place in sent:
+            manager._sequence_numbers[place] = before.get(place, 0)
+            manager.increment_sequence_number(place, taken.get(place, 0))
+
 
 def _offsets(written: Sequence[Written], n: int) -> list[int]:
     """Return each record's offset."""
@@ -118,6 +163,12 @@ def _offsets(written: Sequence[Written], n: int) -> list[int]:
         for i, index in enumerate(each.indices, each.offset):
             offsets[index] = i
     return offsets
+
+
+def _are_records_at_fault(errors: Sequence[Exception]) -> bool:
+    """Say whether topics have refused records for what these are, and nothing else failed but what came after (K7)."""
+    is_all_told = all(isinstance(error, (*PERMANENT, OutOfOrderSequenceNumber)) for error in errors)
+    return is_all_told and any(isinstance(error, PERMANENT) for error in errors)
 
 
 def _is_too_early(request: Any, response: Any) -> bool:  # noqa: ANN401 - aiokafka's

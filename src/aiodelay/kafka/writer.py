@@ -7,15 +7,23 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Self
 
-from aiokafka.errors import MessageSizeTooLargeError, OutOfOrderSequenceNumber, RecordListTooLargeError
+from aiokafka.errors import (
+    InvalidTimestampError,
+    MessageSizeTooLargeError,
+    OutOfOrderSequenceNumber,
+    PolicyViolationError,
+    RecordListTooLargeError,
+)
 
-from .client import Outgoing, Producer, Written
+from .client import InvalidRecordError, Outgoing, Producer, Written
 from .options import Cluster
 from .targets import refused_topics
 
-__all__ = ["TOO_LARGE", "Writer"]
+__all__ = ["PERMANENT", "TOO_LARGE", "Writer"]
 
 TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
+PERMANENT: tuple[type[Exception], ...] = (*TOO_LARGE, InvalidRecordError, InvalidTimestampError, PolicyViolationError)
+"""What a record is refused with that its topic takes no sooner if it is sent again."""
 _MOST_REPEATS = 20
 _MOST_HALVED = 32
 
