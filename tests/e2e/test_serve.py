@@ -57,7 +57,8 @@ def post(client: httpx.Client, **message: object) -> str:
 
 
 def test_without_a_file(tmp_path: Path) -> None:
-    with Service(tmp_path) as service, service.client() as client:
+    environment = {"AIODELAY": "/opt/aiodelay"}  # which is no setting, and somebody else's
+    with Service(tmp_path, None, environment) as service, service.client() as client:
         until_ready(client)
         assert client.get("/livez").json() == {"status": "alive"}
         answer = client.get("/readyz")

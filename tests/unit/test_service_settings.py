@@ -200,6 +200,7 @@ def test_all_mistakes_are_told_at_once(folder: Path) -> None:
         ("AIODELAY_LIMIT__OVERDUE", "AIODELAY_LIMITS__OVERDUE"),
         ("aiodelay_storre", "AIODELAY_STORE"),
         ("AIODELAY_Q", None),
+        ("AIODELAY_", None),
     ],
 )
 def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch, name: str, near: str | None) -> None:
@@ -216,6 +217,7 @@ def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("AIODELAY", "/opt/aiodelay"),
         ("AIODELAY_CONFIG", ""),
         ("AIODELAY_TEST_REDIS_URL", "redis://localhost"),
         ("AIODELAY_CHROMIUM", "/usr/bin/chromium"),

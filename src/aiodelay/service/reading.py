@@ -165,8 +165,8 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[Problem]:
     """Name the variables that look like a setting and are none."""
     known = [field.upper().replace(".", "__") for field in _fields()]
     for name, value in environment.items():
-        prefix, _, setting = name.upper().partition("_")
-        is_ours = f"{prefix}_" == PREFIX and not NO_SETTINGS.match(f"{name}={value}")
+        setting = name.upper().removeprefix(PREFIX)
+        is_ours = setting != name.upper() and not NO_SETTINGS.match(f"{name}={value}")
         if is_ours and setting.partition("__")[0].lower() not in Settings.model_fields:
             near = [f"{PREFIX}{found}" for found in get_close_matches(setting, known, 1)]
             yield Problem(cut(name), _unknown_but(near), f"{PREFIX} and a setting, with __ for each dot")
