@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -223,3 +225,23 @@ def stands(index: Index, world: World) -> dict[str, Any]:
     entries = {key: (record.envelope, place_ms) for key, (record, place_ms) in found["entries"].items()}
     names = ("bad", "repeated", "asked", "dead", "holds", "mark", "partitions", "hidden", "standings")
     return {"entries": entries} | {name: found[name] for name in names}
+
+
+LOAD = """
+import sqlite3, sys
+from aiodelay.kafka.far import open_far
+sqlite3.connect(":memory:").execute("PRAGMA hard_heap_limit = 4500000")
+far, state = open_far(sys.argv[1])
+print(len(far), state)
+"""
+
+
+def test_the_memory_in_which_a_file_is_checked_does_not_grow_with_its_rows(tmp_path: Path) -> None:
+    path, n = f"{tmp_path / 'index'}", 80_000
+    far = Far(path)
+    for i in range(n):
+        far.put(b"%d" % i, NOW + FAR_MS, i, "kafka", is_users=True)
+    far.commit(b"state")
+    far.close()
+    loaded = subprocess.run([sys.executable, "-c", LOAD, path], capture_output=True, text=True, check=False)
+    assert (loaded.stdout, loaded.stderr) == (f"{n} b'state'\n", "")

@@ -173,12 +173,10 @@ class Far:
 
         What changes between two slices may or may not be told.
         """
-        n = len(self) // _SLICE + 1
-        edges = [-(_ALL // 2) + i * _ALL // n for i in range(n)] + [_ALL // 2]
-        for low, high in pairwise(edges):
+        for low, high in _slices(len(self)):
             rows = self._run(
                 "SELECT due, offset, kind FROM far WHERE hash BETWEEN ? AND ? AND due BETWEEN ? AND ?",
-                (low, high - 1, from_ms // 1000 - _EPOCH_S, to_ms // 1000 - _EPOCH_S),
+                (low, high, from_ms // 1000 - _EPOCH_S, to_ms // 1000 - _EPOCH_S),
             )
             named = [((due + _EPOCH_S) * 1000, offset, self._lanes[kind >> 1]) for due, offset, kind in rows]
             yield [each for each in named if each[2] in lanes] if lanes else named
@@ -217,8 +215,7 @@ class Far:
         if verdict != "ok" or type(self._salt) is not bytes or _seal(sealed, self._salt) != seal:
             raise _DamagedError(verdict if verdict != "ok" else "its seal is broken")
         kept = msgspec.msgpack.decode(sealed, type=_Kept)
-        groups = f"SELECT kind, count(*), sum({_CHECK.format('')}) FROM far GROUP BY kind"
-        counted = self._table.execute(groups).fetchall()
+        counted = self._counted(kept.size)
         if (kept.size, kept.checks) != (sum(n for _, n, _ in counted), sum(checks for *_, checks in counted)):
             raise _DamagedError("its rows are not those that were written")
         self._hashed, self._lanes = _keyed(self._salt), kept.lanes
@@ -226,6 +223,14 @@ class Far:
         for kind, n, _ in counted:
             self._by_lane[self._lanes[kind >> 1]] += n
         return kept.state
+
+    def _counted(self, size: int) -> list[tuple[int, int, int]]:
+        """Count the rows of each kind, and add up their checks, slice by slice.
+
+        SQLite sorts the rows of a GROUP BY in memory, 65 bytes each: it must not sort all of them at once.
+        """
+        groups = f"SELECT kind, count(*), sum({_CHECK.format('')}) FROM far WHERE hash BETWEEN ? AND ? GROUP BY kind"
+        return [row for span in _slices(size) for row in self._table.execute(groups, span)]
 
     def emptied(self) -> Far:
         """Return one without rows, in a file of the same name unless that has a problem; this one is closed."""
@@ -286,6 +291,14 @@ class Far:
         for kind, n in Counter(kind for *_, kind in self._new.values()).items():
             self._by_lane[self._lanes[kind >> 1]] += n
         self._new.clear()
+
+
+def _slices(size: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last hash of slices that divide a table into parts of about `_SLICE` rows."""
+    n = size // _SLICE + 1
+    edges = [-(_ALL // 2) + i * _ALL // n for i in range(n)] + [_ALL // 2]
+    for low, high in pairwise(edges):
+        yield low, high - 1
 
 
 _RETURNED = f"kind, {_CHECK.format('')}"
