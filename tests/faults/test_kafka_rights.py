@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,10 +23,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 )
 
 from aiodelay import Scheduler
-from aiodelay.errors import AiodelayError
+from aiodelay.errors import AiodelayError, StoreUnavailableError
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import Broker, create_topic, new_name
 from tests.support.kafka_rights import grant, revoke
+from tests.support.service import Service
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -118,16 +122,19 @@ async def test_what_the_page_names_is_enough(own_broker: Broker) -> None:
                     await asyncio.sleep(0.05)
 
 
-TOLD = {
-    "Read Topic schedules": ("TopicAuthorizationFailed", "schedules"),
-    "Write Topic schedules": ("TopicAuthorizationFailed", "schedules"),
-    "Read Group aiodelay.schedules": ("GroupAuthorizationFailed", "aiodelay.schedules"),
-    "Write TransactionalId aiodelay.schedules.": ("TransactionalIdAuthorizationFailed", "schedules"),
-}
+NEEDED = ["Read Topic schedules", "Write Topic schedules", "Read Group aiodelay.schedules"]
+NEEDED += ["Write TransactionalId aiodelay.schedules."]
 
 
-@pytest.mark.parametrize("missing", TOLD)
-async def test_what_is_missing_is_told_and_costs_nothing_but_time(
+def said_of(missing: str, rights: Rights) -> str:
+    """Return what is said where a right is missing, named as `OWNER` does."""
+    operation, kind, name = missing.split()
+    beginning = " and what begins so" if name.endswith(".") else ""
+    return f"the right {operation} on {kind} {rights.name(name)}{beginning} is missing"
+
+
+@pytest.mark.parametrize("missing", NEEDED)
+async def test_what_is_missing_is_told_once_and_costs_nothing_but_time(
     own_broker: Broker, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with rights_on(own_broker) as rights:
@@ -136,15 +143,57 @@ async def test_what_is_missing_is_told_and_costs_nothing_but_time(
         async with Scheduler(rights.url("producer"), dispatch=False) as producer:
             await producer.schedule(b"m", to=f"kafka:{rights.name('target')}", delay="1ms")
         await rights.revoke("owner", OWNER[missing])
+        told = said_of(missing, rights)
+        caplog.set_level(logging.DEBUG, "aiodelay.kafka")
+
+        def levels() -> list[str]:
+            kafkas = [each for each in caplog.records if each.name == "aiodelay.kafka"]
+            return [each.levelname for each in kafkas if "AuthorizationFailed" in each.message or told in each.message]
+
         async with Scheduler(rights.url("owner"), store_timeout="2s") as owner:
+            assert (owner.status().phase, told in owner.status().why) == ("loading", True)
             refused = ""
             try:
                 await owner.schedule(b"n", to=f"kafka:{rights.name('target')}", delay="1h")
             except AiodelayError as refusal:
                 refused = f"{refusal}"
+            await until(lambda: levels().count("DEBUG") > 2, "all that needs the right is tried again")
             await rights.grant("owner", OWNER[missing])
             assert await rights.arrived(1) == Counter([b"m"])
-    error, name = TOLD[missing]
-    assert error in refused + caplog.text
-    assert rights.name(name) in refused + caplog.text
     assert bool(refused) is ("Group" not in missing)  # without which it owns nothing, and schedules as others do
+    assert set(levels()) == {"DEBUG", "ERROR"}
+    assert levels().count("ERROR") == 1
+
+
+async def test_the_service_says_that_a_store_is_open_once_it_is(own_broker: Broker, tmp_path: Path) -> None:
+    missing = "Read Group aiodelay.schedules"
+    async with rights_on(own_broker) as rights:
+        await rights.grant("owner", *OWNER.values())
+        await rights.revoke("owner", OWNER[missing])
+        with Service(tmp_path, f'store = "{rights.url("owner")}"\n') as service:
+            await asyncio.to_thread(service.err.wait_for, f"default is not ready: {said_of(missing, rights)}")
+            assert "default is open" not in "".join(service.err.seen)
+            await rights.grant("owner", OWNER[missing])
+            await asyncio.to_thread(service.err.wait_for, "default is open")
+            service.send(signal.SIGTERM)
+            assert await asyncio.to_thread(service.exit_code) == 0
+
+
+LOGINS = {
+    "wrong password": ("owner:wrong", "SASL_PLAINTEXT", "user or password is refused"),
+    "TLS on a plain port": ("owner:owner", "SASL_SSL", "the port may be one without TLS, security=SASL_SSL wrong"),
+    "no login where one is needed": ("", "PLAINTEXT", "security=PLAINTEXT may be wrong"),
+    "a mechanism that the broker does not have": ("owner:owner", "SASL_PLAINTEXT&sasl=SCRAM-SHA-256", "sasl= or"),
+}
+
+
+@pytest.mark.parametrize("wrong", LOGINS)
+async def test_k28_why_a_host_cannot_be_used_stands_in_the_error(own_broker: Broker, wrong: str) -> None:
+    login, security, reason = LOGINS[wrong]
+    where = f"{login}@{own_broker.login}" if login else own_broker.login
+    store = KafkaStore(f"kafka://{where}/schedules?security={security}&timeout_ms=5000")
+    with pytest.raises(StoreUnavailableError) as caught:
+        async with store:
+            pass
+    assert f"{own_broker.login}: " in str(caught.value)
+    assert reason in str(caught.value)

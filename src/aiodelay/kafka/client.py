@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import (
     BrokerResponseError,
+    GroupAuthorizationFailedError,
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
     TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
     UnknownTopicOrPartitionError,
     kafka_errors,
 )
@@ -41,6 +44,7 @@ __all__ = [
     "Written",
     "consumer_of",
     "log_failure",
+    "missing_right",
     "reason_of",
     "stop",
     "tame",
@@ -50,6 +54,8 @@ BATCH_BYTES = 524_288
 """Most bytes of a batch: half of what a broker takes unless told otherwise."""
 REQUEST_BYTES = 2 << 20
 CLOSE_S = 2.0
+RIGHT_S = 60.0
+"""So long a missing right is not logged again."""
 UNAVAILABLE: tuple[type[Exception], ...] = (KafkaError, TimeoutError, OSError)
 
 
@@ -119,6 +125,20 @@ def tame() -> None:
     log = logging.getLogger("aiokafka")
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
+    logging.getLogger("aiokafka.conn").addFilter(_is_news)
+
+
+_said: set[str] = set()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Let aiokafka warn once of a login in the clear; it would at each connection, of which there are many."""
+    message = record.getMessage()
+    if "in the clear" not in message:
+        return True
+    is_first = message not in _said
+    _said.add(message)
+    return is_first
 
 
 def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> AIOKafkaConsumer:  # noqa: ANN401 - aiokafka's
@@ -140,18 +160,52 @@ def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> AIOKafkaConsu
 
 
 def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, expected: tuple[type, ...]) -> None:
-    """Log why something begins anew; with its traceback, as an error, if it is a fault of our own."""
-    if isinstance(error, expected):
-        log.warning("%s: %s", what, reason)
-    else:
+    """Log why something begins anew; with its traceback, as an error, if it is a fault of our own.
+
+    A right that is missing stops many things many times over: it is logged once a minute.
+    """
+    if not isinstance(error, expected):
         log.error("%s, by a fault of aiodelay itself: %s", what, reason, exc_info=error)
+    elif not reason.startswith(_RIGHT):
+        log.warning("%s: %s", what, reason)
+    elif time.monotonic() < _quiet_until.get(reason, 0):
+        log.debug("%s: %s", what, reason)
+    else:
+        _quiet_until[reason] = time.monotonic() + RIGHT_S
+        log.error("%s, and what needs it is tried again (docs/kafka.md#rights)", reason)
 
 
-def reason_of(error: BaseException) -> str:
-    """Return an error in words, on one line."""
+_RIGHT = "the right "
+_quiet_until: dict[str, float] = {}
+"""Until when a missing right is not logged again."""
+_RIGHTS: dict[type[BaseException], tuple[str, str]] = {
+    GroupAuthorizationFailedError: ("Read", "Group"),
+    TransactionalIdAuthorizationFailed: ("Write", "TransactionalId"),
+}
+"""Which operation on which resource an error is about; of a topic, who asks knows the operation."""
+
+
+def reason_of(error: BaseException, operation: str = "Write") -> str:
+    """Return an error in words, on one line; a missing right is named.
+
+    Args:
+        error: Any.
+        operation: The operation on a topic that failed.
+    """
     if type(error) is TimeoutError:
         return "no answer in time"
+    right = (operation, "Topic") if type(error) is TopicAuthorizationFailedError else _RIGHTS.get(type(error))
+    if right is not None and error.args:
+        return cut(missing_right(right[0], right[1], error.args[0]), 400)
     return cut(str(error) or type(error).__name__, 200)
+
+
+def missing_right(operation: str, resource: str, names: str | Collection[str]) -> str:
+    """Name a missing right in the words of kafka-acls.sh."""
+    named = [names] if isinstance(names, str) else sorted(names)
+    if resource == "TransactionalId":  # one for each partition, which are granted together
+        named = [f"{name.rpartition('.')[0]}. and what begins so" for name in named]
+    return f"{_RIGHT}{operation} on {resource} {', '.join(named)} is missing"
 
 
 async def stop(consumer: AIOKafkaConsumer) -> None:

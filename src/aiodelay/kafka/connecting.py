@@ -1,10 +1,12 @@
-"""The first connection of aiokafka's clients, but for two faults.
+"""The first connection of aiokafka's clients, but for three faults.
 
-A start that is cancelled leaves it open (K20), and one host that is silent takes all the time there is (K25).
+A start that is cancelled leaves it open (K20), one host that is silent takes all the time there is (K25), and the error
+does not say why no host could be used (K28).
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -12,38 +14,94 @@ from typing import Any
 
 from aiokafka import client
 from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    KafkaConnectionError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+from msgspec import Struct
 
 __all__ = ["install"]
 
-_hosts: ContextVar[int] = ContextVar("_hosts")
-"""How many hosts the client that starts may ask, one after the other."""
+_bootstrap = client.AIOKafkaClient.bootstrap
+
+
+class _Start(Struct):
+    """A client that starts.
+
+    Attributes:
+        hosts: How many hosts it may ask, one after the other.
+        refusals: Hosts that could not be used, each with its reason.
+    """
+
+    hosts: int = 1
+    refusals: list[str] = []
+
+
+_start: ContextVar[_Start] = ContextVar("_start")
 
 
 def install() -> None:
     """Have aiokafka's clients connect so; repeating it changes nothing."""
     client.create_conn, client.collect_hosts = _create_conn, _collect_hosts
+    client.AIOKafkaClient.bootstrap = _tell_refusals
+
+
+async def _tell_refusals(starting: Any) -> None:  # noqa: ANN401 - aiokafka's
+    """Start a client; the error names each host, and why it could not be used."""
+    start = _Start()
+    _start.set(start)
+    try:
+        await _bootstrap(starting)
+    except KafkaConnectionError as error:
+        raise KafkaConnectionError("; ".join(start.refusals) or str(error)) from error
 
 
 def _collect_hosts(servers: Sequence[str]) -> Any:  # noqa: ANN401 - aiokafka's
     found = collect_hosts(servers)
-    _hosts.set(len(found))
+    _start.get().hosts = len(found)
     return found
 
 
 async def _create_conn(*where: Any, on_close: Any = None, **options: Any) -> Any:  # noqa: ANN401 - aiokafka's
     if on_close is not None:  # of all connections, only the first one belongs to no client yet
         return await create_conn(*where, on_close=on_close, **options)
-    options["request_timeout_ms"] //= _hosts.get()
-    connection = await create_conn(*where, **options)
-    connection.send = partial(_send_first, connection)
+    start = _start.get()
+    options["request_timeout_ms"] //= start.hosts
+    host, security = f"{where[0]}:{where[1]}", options["security_protocol"]
+    try:
+        connection = await create_conn(*where, **options)
+    except (OSError, KafkaError, TimeoutError) as error:
+        start.refusals.append(f"{host}: {_refusal(error, security)}")
+        raise
+    connection.send = partial(_send_first, connection, start, host, security)
     return connection
 
 
-async def _send_first(connection: Any, request: Any) -> Any:  # noqa: ANN401 - aiokafka's
+async def _send_first(connection: Any, start: _Start, host: str, security: str, request: Any) -> Any:  # noqa: ANN401
     del connection.send
     answer: Awaitable[Any] = connection.send(request)
     try:
         return await answer
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, Exception):
+            start.refusals.append(f"{host}: {_refusal(error, security)}")
         connection.close()
         raise
+
+
+def _refusal(error: Exception, security: str) -> str:
+    """Say why a host cannot be used, and which option of the URL may be wrong."""
+    if isinstance(error, SaslAuthenticationFailed):
+        return f"user or password is refused: {error.args[0] if error.args else error}"
+    if isinstance(error, UnsupportedSaslMechanismError | IllegalSaslStateError):
+        return f"the login is refused, sasl= or security= may be wrong: {error}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the broker's certificate is refused, ca_certs= may be missing: {error.verify_message}"
+    if isinstance(error, ssl.SSLError | ConnectionResetError) and security.endswith("SSL"):
+        return f"TLS fails, the port may be one without TLS, security={security} wrong: {error}"
+    if isinstance(error, KafkaConnectionError):
+        return f"the broker ends the connection, security={security} may be wrong: {error}"
+    return "no answer in time" if isinstance(error, TimeoutError) else str(error)

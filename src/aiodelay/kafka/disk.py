@@ -85,5 +85,7 @@ class Disk:
             try:
                 return await self._fetch(offsets)
             except (KafkaError, TimeoutError, OSError) as error:
-                log_failure(log, f"{self._path}: its records cannot be read", reason_of(error), error, UNAVAILABLE)
+                log_failure(
+                    log, f"{self._path}: its records cannot be read", reason_of(error, "Read"), error, UNAVAILABLE
+                )
             await asyncio.sleep(PAUSE_S)

@@ -301,7 +301,7 @@ class TopicFeed:
             raise StoreUnavailableError(self._name, "what was to be read next is not there") from error
         except UNAVAILABLE as error:
             await self._disconnect()
-            raise StoreUnavailableError(self._name, reason_of(error)) from error
+            raise StoreUnavailableError(self._name, reason_of(error, "Read")) from error
         except Exception:
             self._followed = None  # what the call had taken of other partitions by then is lost, and read again (K23)
             raise

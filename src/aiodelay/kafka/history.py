@@ -33,7 +33,7 @@ async def read_history(
             await consumer.start()
             return await _entries(consumer, message_id, after, limit)
     except (KafkaError, TimeoutError, OSError) as error:
-        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+        raise StoreUnavailableError(cluster.name, reason_of(error, "Read")) from error
     finally:
         await stop(consumer)
 

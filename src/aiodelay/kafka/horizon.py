@@ -166,7 +166,7 @@ class Horizon:
         try:
             return await self._fetch(offsets)
         except (KafkaError, TimeoutError, OSError) as error:
-            raise StoreUnavailableError(self._name, reason_of(error)) from error
+            raise StoreUnavailableError(self._name, reason_of(error, "Read")) from error
 
 
 def _earliest(rows: list[tuple[int, int, Lane]], limit: int) -> list[tuple[int, int, Lane]]:

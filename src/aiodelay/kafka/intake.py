@@ -124,7 +124,9 @@ class Intake:
             except Exception as error:  # noqa: BLE001 - one that stopped and told nobody would be the worst of faults
                 self._failures += 1
                 expected = (StoreUnavailableError, _RecreatedError, *UNAVAILABLE)
-                log_failure(log, f"{self._name}: nothing is taken in for now", reason_of(error), error, expected)
+                log_failure(
+                    log, f"{self._name}: nothing is taken in for now", reason_of(error, "Read"), error, expected
+                )
             await asyncio.sleep(pause_s(self._failures))
 
     async def _take_in(self) -> None:
@@ -275,7 +277,7 @@ class Intake:
         """Write refused records to the dead topic, each once, as far as this process knows.
 
         Raises:
-            KafkaError, TimeoutError, OSError: Not all are there.
+            StoreUnavailableError, KafkaError, TimeoutError, OSError: Not all are there.
         """
         left = [each for each in refused if each[0].offset not in self._written]
         if not left:
@@ -300,7 +302,7 @@ class Intake:
             else:
                 problem = written.error
         if problem is not None:
-            raise problem
+            raise StoreUnavailableError(self._dead_topic, reason_of(problem)) from problem
         return too_large
 
     def _dead_record(self, record: ConsumerRecord, reason: str) -> Outgoing:

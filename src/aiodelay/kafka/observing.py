@@ -30,7 +30,7 @@ def answering(cluster: Cluster) -> Iterator[None]:
     try:
         yield
     except UNAVAILABLE as error:
-        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+        raise StoreUnavailableError(cluster.name, reason_of(error, "Read")) from error
 
 
 @asynccontextmanager

@@ -32,6 +32,9 @@ class Reader:
         cluster: Where to read.
     """
 
+    why: str = ""
+    """Why nothing can be read."""
+
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._partitions: Mapping[TopicPartition, Partition] = {}
@@ -56,7 +59,8 @@ class Reader:
                 await self._read_on()
             except Exception as error:  # noqa: BLE001 - as in `Partition.run`
                 self._failures += 1
-                log_failure(log, f"reading {self._cluster.name} fails", reason_of(error), error, UNAVAILABLE)
+                self.why = reason_of(error, "Read")
+                log_failure(log, f"reading {self._cluster.name} fails", self.why, error, UNAVAILABLE)
             await asyncio.sleep(pause_s(self._failures))
 
     async def _read_on(self) -> None:
@@ -117,4 +121,4 @@ class Reader:
             if batch or read_to > partition.index.read_to:
                 partition.take_in(batch, read_to)
             partition.keep(now)
-        self._failures = 0
+        self._failures, self.why = 0, ""

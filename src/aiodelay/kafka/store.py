@@ -366,7 +366,7 @@ class KafkaStore(Transfers):
         """Say how many of the partitions that are owned are ready."""
         partitions = self.partitions.values()
         ready, total = sum(partition.is_ready for partition in partitions), len(partitions)
-        whys = [each.why for each in partitions] + [each.why for each in self._groups.values()]
+        whys = [each.why for each in partitions] + [each.why for each in self._groups.values()] + [self._reader.why]
         why = next(filter(None, whys), "")
         if any(partition.problem is not None for partition in partitions):
             return WorkStatus("ended", ready, total, why)

@@ -312,7 +312,7 @@ async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]]) -> 
                 finally:
                     await admin.close()
     except (KafkaError, TimeoutError, OSError) as error:
-        raise StoreUnavailableError(cluster.name, reason_of(error)) from error
+        raise StoreUnavailableError(cluster.name, reason_of(error, "Describe")) from error
 
 
 DEAD_SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(30 * _DAY_MS), "max.message.bytes": str(2 << 20)}

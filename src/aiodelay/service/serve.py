@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["listening", "run_service", "serving_page", "url_of"]
 
+LOOK_S = 0.5
+"""Pause between two looks whether a store serves claims already."""
 BACKLOG = 2048
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
@@ -128,11 +130,23 @@ async def _keep_open(
             for box in boxes:
                 await stack.enter_async_context(box)
             health.opening.discard(name)
-            log.info("%s is open: %s", name, scheduler._store.name)
+            await _tell_open(name, scheduler, closing)
             await closing.wait()
     except AiodelayError as error:
         error.add_note(f"store {name}")
         raise
+
+
+async def _tell_open(name: str, scheduler: Scheduler, closing: asyncio.Event) -> None:
+    """Log that a store is open once it serves claims, and until then, once, why it does not."""
+    if (status := scheduler.status()).phase != "ready":
+        log.warning("%s is not ready: %s", name, status.why or f"{status.done} of {status.of} partitions are read")
+    while scheduler.status().phase != "ready":
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await closing.wait()
+                return
+    log.info("%s is open: %s", name, scheduler._store.name)
 
 
 def _server(app: ASGIApp, settings: ApiSettings) -> Server:
