@@ -12,7 +12,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
-from aiodelay import CancelOutcome, FireOutcome, Scheduler
+from aiodelay import Alarm, CancelOutcome, FireOutcome, Scheduler
+from aiodelay._runtime import housekeeping
 from aiodelay.errors import (
     AiodelayError,
     StoreMismatchError,
@@ -21,10 +22,11 @@ from aiodelay.errors import (
     UnsupportedByStoreError,
 )
 from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, reader
-from aiodelay.model import After, Cancel, Dead, Demand, Envelope, Put, Refused, Stored
+from aiodelay.kafka import KafkaStore, reader, topic_watch
+from aiodelay.model import After, Cancel, Dead, Demand, Envelope, Put, Refused, Stored, WorkStatus
 from aiodelay.testing.clock import VirtualClock
 from tests.support.kafka import create_topic, new_name
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -188,32 +190,85 @@ async def test_f32_partitions_added_while_running_end_delivery_loudly(
     assert [each.levelname for each in caplog.records if "accept_partitions=3" in each.message] == ["ERROR", "ERROR"]
 
 
-async def test_f31_f32_a_topic_that_was_deleted_and_made_anew_is_told_apart(
-    kafka: str, caplog: pytest.LogCaptureFixture
+async def delete(bootstrap: str, topic: str) -> None:
+    """Delete a topic, and wait until the broker says that it is gone."""
+    async with admin_of(bootstrap) as admin:
+        await admin.delete_topics([topic])
+
+        async def is_gone() -> bool:
+            return topic not in await admin.list_topics()
+
+        await until(is_gone, "the topic is deleted")
+
+
+@pytest.mark.parametrize("shares", ["", "&members=1"], ids=["group", "by number"])
+async def test_f31_a_topic_deleted_under_its_owner_ends_delivery_loudly_whoever_makes_it_anew(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shares: str
 ) -> None:
+    monkeypatch.setattr(housekeeping, "STEP_S", 0.2)
+    topic, target, alarms = new_name("schedules"), await create_topic(kafka, new_name()), list[Alarm]()
+    url = url_of(kafka, topic, options=f"{shares}&timeout_ms=3000")
+    async with Scheduler(url, on_alarm=alarms.append) as scheduler:
+        for i in range(8):
+            await scheduler.schedule(b"lost", to=f"kafka:{target}", delay="1h", id=f"m{i}")
+        await delete(kafka, topic)
+        found = [scheduler.status()]
+        async with asyncio.timeout(30):
+            while found[-1].phase != "ended":
+                await asyncio.sleep(0.01)  # as a user would look
+                found.append(scheduler.status())
+        assert WorkStatus("ready", 0, 0) not in found
+        why = scheduler.status().why
+        assert f"topic {topic} is deleted" in why
+        await until(lambda: alarms, "the alarm")
+        async with Scheduler(url) as other:  # which finds it missing, and makes it
+            assert await other.counts() == {}
+            await other.schedule(b"new", to=f"kafka:{target}", delay="1ms")
+            assert await values(kafka, target, 1) == Counter([b"new"])
+            for refused in (scheduler.schedule(b"m", to=f"kafka:{target}", delay="1h"), scheduler.counts()):
+                with pytest.raises(StoreUnavailableError, match=f"topic {topic} is deleted"):
+                    await refused
+        assert (scheduler.status().phase, scheduler.status().why) == ("ended", why)
+    assert alarms == [Alarm("ended", "", 0, reason=why)]
+    told = [each for each in caplog.records if each.name == "aiodelay.kafka" and why in each.message]
+    assert [each.levelname for each in told] == ["ERROR"]
+    assert len([each for each in caplog.records if "the session ends" in each.message]) < 20
+
+
+async def test_f32_a_topic_deleted_and_made_anew_between_two_looks_is_told_apart(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_watch, "MISSING_S", 1000.0)
     topic = new_name("schedules")
-    url = f"kafka://{kafka}/{topic}?create_topic=true&partitions=1&members=1&timeout_ms=3000"
-    async with KafkaStore(url) as store, store.work("w", ["kafka"]) as work:
-        assert all(isinstance(each, Stored) for each in await store.apply([put(f"m{i}", b"") for i in range(8)]))
-        async with admin_of(kafka) as admin:
-            await admin.delete_topics([topic])
-            (outcome,) = await store.apply([put("n", b"")])
-            assert not isinstance(outcome, Stored)
-            async with asyncio.timeout(30):
-                while topic not in work.status().why:  # noqa: ASYNC110 - as a user would look
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(1)  # so long it may begin sessions, and must not do so all the time
-            assert len([each for each in caplog.records if "the session ends" in each.message]) < 20
-        async with opened(url) as new:  # another process, which finds it missing, and makes it
-            async with asyncio.timeout(30):
-                while work.status().phase != "ended":  # noqa: ASYNC110 - as a user would look
-                    await asyncio.sleep(0.01)
-            assert "deleted, or cut off" in work.status().why
-            assert await new.counts() == {}
-            (outcome,) = await store.apply([put("n", b"")])
-            assert isinstance(outcome, Refused)
-    async with opened(url) as store:
-        assert isinstance((await store.apply([put("n", b"")]))[0], Stored)
+    async with KafkaStore(url_of(kafka, topic)) as store, store.work("w", ["kafka"]) as work:
+        await store.apply([put(f"m{i}", b"") for i in range(8)])
+        await delete(kafka, topic)
+        async with KafkaStore(url_of(kafka, topic)) as new:
+            await new.apply([put(f"n{i}", b"") for i in range(80)])
+        await until(lambda: work.status().phase == "ended", "the owner has noticed")
+        assert "deleted" in work.status().why
+        (outcome,) = await store.apply([put("n", b"")])
+        assert isinstance(outcome, Refused)
+    async with opened(url_of(kafka, topic)) as store:
+        assert (await store.counts())["kafka"].scheduled == 80
+
+
+async def test_a_process_that_others_leave_no_partition_is_ready_while_the_topic_is_there(kafka: str) -> None:
+    topic = new_name("schedules")
+    url = f"kafka://{kafka}/{topic}?create_topic=true&partitions=1"
+    async with (
+        KafkaStore(url) as one,
+        one.work("one", []) as first,
+        KafkaStore(url) as two,
+        two.work("two", []) as second,
+    ):
+
+        def found() -> list[WorkStatus]:
+            return sorted((first.status(), second.status()), key=lambda each: each.of)
+
+        await until(lambda: found() == [WorkStatus("ready", 0, 0), WorkStatus("ready", 1, 1)], "both are ready")
+        await delete(kafka, topic)
+        await until(lambda: [each.phase for each in found()] == ["ended", "ended"], "both have ended")
 
 
 # --- holds ------------------------------------------------------------------------------------------------

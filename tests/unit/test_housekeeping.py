@@ -12,7 +12,8 @@ import pytest
 from aiodelay import Alarm, Late, Message, Retry, Scheduler
 from aiodelay._runtime.housekeeping import STEP_LIMIT, STEP_S, LoopLag
 from aiodelay.memory import MemoryStore
-from aiodelay.model import LaneCounts
+from aiodelay.memory.store import _MemoryWork
+from aiodelay.model import LaneCounts, WorkStatus
 from aiodelay.testing import Fault, FaultyStore, VirtualClock
 
 pytestmark = pytest.mark.asyncio
@@ -125,6 +126,21 @@ async def test_each_lane_has_an_alarm_of_its_own_and_may_raise_it_again(clock: V
         assert of_orders == [False, True, False]
         assert [alarm.is_over for alarm in alarms if alarm.lane == "Parcel"] == [False]
         is_late.set()
+
+
+async def test_a_store_that_serves_no_more_claims_raises_an_alarm_with_its_reason(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarms: list[Alarm] = []
+    async with Scheduler("memory://", clock=clock, on_alarm=alarms.append):
+        await asyncio.sleep(STEP)
+        assert alarms == []
+        monkeypatch.setattr(_MemoryWork, "status", lambda _: WorkStatus("ended", why="its topic was deleted"))
+        await asyncio.sleep(STEP)
+        assert alarms == [Alarm("ended", "", 0, reason="its topic was deleted")]
+        await asyncio.sleep(10 * STEP)
+        assert len(alarms) == 1, "it is told once, however long it lasts"
+    assert said(caplog, "the store serves no more claims: its topic was deleted") == [logging.ERROR]
 
 
 async def test_what_waits_for_its_retry_is_not_overdue(clock: VirtualClock) -> None:

@@ -32,16 +32,19 @@ class Alarm(Struct, frozen=True):
 
     Attributes:
         kind: `overdue`: a message waits past its due time. `store`: housekeeping cannot reach the store.
-            `unserved`: a lane holds messages and no live instance reads it.
+            `unserved`: a lane holds messages and no live instance reads it. `ended`: the store serves no more claims,
+            for all or a part of its messages, until the process starts again.
         lane: Which one, where it concerns one.
         age_ms: How long it has lasted.
         is_over: The alarm has ended.
+        reason: Why, of an alarm `ended`.
     """
 
-    kind: Literal["overdue", "store", "unserved"]
+    kind: Literal["overdue", "store", "unserved", "ended"]
     lane: Lane
     age_ms: int
     is_over: bool = False
+    reason: str = ""
 
     def __str__(self) -> str:
         age = format_duration(self.age_ms)
@@ -51,6 +54,8 @@ class Alarm(Struct, frozen=True):
             return f"the oldest overdue message of {self.lane} has waited {age}"
         if self.kind == "store":
             return f"housekeeping has not reached the store for {age}"
+        if self.kind == "ended":
+            return f"the store serves no more claims: {self.reason}"
         return f"{self.lane} holds messages and no instance reads it"
 
 
@@ -92,6 +97,7 @@ class Housekeeping:
             await self._stop.wait(STEP_S * random.uniform(0.9, 1.1))
 
     async def _step(self) -> None:
+        self._judge_status()
         try:
             async with asyncio.timeout(max(self._alarm_ms / 1000, STEP_S)):  # a store that hangs must raise it too
                 tidied = await self._work.tidy(self._lanes(), limit=STEP_LIMIT)
@@ -106,6 +112,13 @@ class Housekeeping:
                 raise
             log.exception("housekeeping step failed unexpectedly; going on")
             self._judge_silence()
+
+    def _judge_status(self) -> None:
+        status = self._work.status()
+        if status.phase == "ended":
+            self._raise(Alarm("ended", "", 0, reason=status.why))
+        else:
+            self._end("ended", "")
 
     def _judge_silence(self) -> None:
         silence = self._clock.monotonic_ms() - self._reached_ms

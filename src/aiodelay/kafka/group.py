@@ -136,11 +136,7 @@ class Group:
             KafkaError: There is no such topic now, or no answer.
             TimeoutError: Not in time.
         """
-        client = self._member()._client
-        leader = client.cluster.leader_for_partition(place)
-        node = leader if leader is not None and leader >= 0 else client.get_random_node()
-        async with asyncio.timeout(self._cluster.timeout_ms / 1000):
-            return str(await topic_id(client, node, place.topic))
+        return await topic_id(self._member()._client, place, timeout_s=self._cluster.timeout_ms / 1000)
 
     async def others(self) -> Mapping[str, Collection[TopicPartition]]:
         """Return the other members, and which partitions each has; nothing while this process is no member.

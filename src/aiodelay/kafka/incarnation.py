@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from io import BytesIO
 from typing import Any
 from uuid import UUID
 
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
@@ -19,7 +21,11 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = ["topic_id"]
+__all__ = ["NoTopicIdsError", "topic_id"]
+
+
+class NoTopicIdsError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
+    """The broker gives topics no ids."""
 
 
 class _Id(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka has no types
@@ -106,25 +112,30 @@ class _Metadata(Request[_Question]):  # type: ignore[misc]
         return request_struct_class([(bytes(16), self._topic, {})], False, False, False, {})  # noqa: FBT003
 
 
-async def topic_id(client: Any, node: int, topic: str) -> UUID:  # noqa: ANN401 - aiokafka's
-    """Ask a broker for a topic's id.
+async def topic_id(client: Any, place: TopicPartition, *, timeout_s: float) -> str:  # noqa: ANN401 - aiokafka's
+    """Return the id of the topic that bears a name now.
 
     Args:
         client: aiokafka's.
-        node: The broker's number; a partition's leader is the first to know.
-        topic: Its name.
+        place: A partition of the topic. Its leader is asked, which is the first to know; any broker if it has none.
+        timeout_s: Longest wait for the answer.
 
     Raises:
         UnknownTopicOrPartitionError: There is no such topic now.
-        KafkaError: No answer, or the broker is older than Kafka 2.8, which gave topics their ids.
+        NoTopicIdsError: The broker is older than Kafka 2.8, which gave topics their ids.
+        KafkaError: No answer.
+        TimeoutError: Not in time.
     """
+    leader = client.cluster.leader_for_partition(place)
+    node = leader if leader is not None and leader >= 0 else client.get_random_node()
     try:
-        answer = await client.send(node, _Metadata(topic))
+        async with asyncio.timeout(timeout_s):
+            answer = await client.send(node, _Metadata(place.topic))
     except NotImplementedError as error:
-        raise KafkaError("the broker gives topics no ids: it is older than Kafka 2.8") from error
+        raise NoTopicIdsError("the broker gives topics no ids: it is older than Kafka 2.8") from error
     ((code, _, found, *_),) = answer.topics
     if code:
-        raise for_code(code)(topic)
+        raise for_code(code)(place.topic)
     if not any(found):
-        raise UnknownTopicOrPartitionError(topic)
-    return UUID(bytes=found)
+        raise UnknownTopicOrPartitionError(place.topic)
+    return str(UUID(bytes=found))

@@ -154,10 +154,7 @@ class Intake:
             self._written.clear()
 
     async def _incarnation(self, consumer: AIOKafkaConsumer) -> str:
-        client = consumer._client
-        leader = client.cluster.leader_for_partition(self._place)
-        node = leader if leader is not None and leader >= 0 else client.get_random_node()
-        found = str(await topic_id(client, node, self._place.topic))
+        found = await topic_id(consumer._client, self._place, timeout_s=self._cluster.timeout_ms / 1000)
         self._check_at = self._now_s() + CHECK_S
         return found
 

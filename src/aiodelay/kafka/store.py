@@ -17,7 +17,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
-from aiodelay.errors import ClosedError, ConfigurationError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.errors import (
+    ClosedError,
+    ConfigurationError,
+    StoreMismatchError,
+    StoreUnavailableError,
+    UnsupportedByStoreError,
+)
 from aiodelay.identifiers import new_op
 from aiodelay.memory.tables import SERVED_WINDOW_MS
 from aiodelay.model import (
@@ -60,6 +66,7 @@ from .scanning import Part, Scanner
 from .sink import check_topic
 from .targets import Targets
 from .topic import LEAST_LAG_MS, prepare
+from .topic_watch import TopicWatch
 from .trail import KafkaTrail, open_trail
 from .transactions import AbortedError, FencedError, InDoubtError
 from .transfer import SAFETY_POLL_MS, KafkaTransfer, Transfers
@@ -193,6 +200,8 @@ class KafkaStore(Transfers):
         self._lag_ms: dict[str, int] = {}
         self._claims = count(1)
         self._groups: dict[str, Group] = {}
+        self._watch = self._new_watch()
+        self._lost: dict[str, StoreMismatchError] = {}
         self._reader = Reader(self.cluster)
         self.works: set[KafkaWork] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -234,6 +243,7 @@ class KafkaStore(Transfers):
             partitions=options.partitions,
             history=options.history,
         )
+        self._watch, self._lost = self._new_watch(), {}
         self._counts = {topic.name: topic.partitions for topic in topics}
         self._patience_s = {
             topic.name: int(topic.settings.get("delete.retention.ms", DAY_MS)) / 2000 for topic in topics
@@ -243,6 +253,9 @@ class KafkaStore(Transfers):
         await self._tasks.__aenter__()
         await self._writer.__aenter__()
         return self
+
+    def _new_watch(self) -> TopicWatch:
+        return TopicWatch(self.cluster, self.schedules, self._lose)
 
     def _own(self, worker: str) -> None:
         """Begin to own partitions.
@@ -265,6 +278,7 @@ class KafkaStore(Transfers):
         self._running[self._reader] = self._tasks.create_task(self._reader.run(), name="aiodelay kafka reader")
         for topic, group in self._groups.items():
             self._running[group] = self._tasks.create_task(group.run(), name=f"aiodelay kafka group {topic}")
+        self._running[self._watch] = self._tasks.create_task(self._watch.run(), name="aiodelay kafka topics")
         self._running[self._fetcher] = self._tasks.create_task(self._look_ahead(), name="aiodelay kafka horizon")
         if not self._groups:
             for topic, n in self._counts.items():
@@ -274,6 +288,10 @@ class KafkaStore(Transfers):
         """Own these partitions of a topic from now on, and no others; one that stays goes on undisturbed."""
         if self._tasks is None:
             return
+        if topic in self._lost:
+            numbers = ()
+        if not numbers:
+            self._watch.doubt(topic)
         before, wanted = self.partitions, {TopicPartition(topic, n) for n in numbers if n < self._counts[topic]}
         kept = {place: each for place, each in before.items() if place.topic != topic or place in wanted}
         added = {place: self._made(place) for place in sorted(wanted - before.keys())}
@@ -289,12 +307,25 @@ class KafkaStore(Transfers):
         self._read_open()
         self.wake_all()
 
+    def _lose(self, topic: str, what: str) -> None:
+        """Stop to own partitions of a topic that was deleted, and of any later topic of its name."""
+        if topic in self._lost:
+            return
+        then = "the topic as it was; or schedule the lost messages again, and start again"
+        problem = StoreMismatchError(f"topic {topic}", f"{what}: its pending messages are gone", then)
+        self._lost[topic] = problem
+        log.error("%s: nothing more is delivered or changed: %s", topic, problem)
+        self._assign(topic, ())
+        group = self._running.pop(self._groups.get(topic), None)
+        if group is not None:
+            group.cancel()
+
     def _read_open(self) -> None:
         """Read the partitions of which it is known from where on."""
         self._reader.assign({place: each for place, each in self.partitions.items() if each.is_open})
 
     def _made(self, place: TopicPartition) -> Partition:
-        n, group = self._counts[place.topic], self._groups.get(place.topic)
+        n = self._counts[place.topic]
         fetch = partial(self._fetcher.fetch, place)
         partition = Partition(
             self.cluster,
@@ -303,7 +334,7 @@ class KafkaStore(Transfers):
             targets=self.targets,
             clock=self._clock,
             claims=self._claims,
-            may_begin=_at_once if group is None else group.may_begin,
+            may_begin=partial(self._may_begin, place),
             on_change=self.wake_all,
             skip=partial(self._reader.skip, place),
             history=self._options.history,
@@ -317,6 +348,13 @@ class KafkaStore(Transfers):
         )
         partition.index.guard = self._guard
         return partition
+
+    async def _may_begin(self, place: TopicPartition, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
+        """Return when a partition's session may begin; whoever shares partitions by number is their owner."""
+        group = self._groups.get(place.topic)
+        if group is not None:
+            await group.may_begin(is_fenced)
+        await self._watch.until_same(place)
 
     def tell_restored(self, told: Callable[[float], None] | None) -> None:
         """Tell of each partition from when it is owned until it serves claims, in seconds."""
@@ -363,16 +401,25 @@ class KafkaStore(Transfers):
         await asyncio.gather(*(partition.until_ready() for partition in self.partitions.values()))
 
     def status(self) -> WorkStatus:
-        """Say how many of the partitions that are owned are ready."""
+        """Say how many of the partitions that are owned are ready.
+
+        A process that owns none, because others own all, is ready while the topics are known to be there.
+        """
         partitions = self.partitions.values()
         ready, total = sum(partition.is_ready for partition in partitions), len(partitions)
-        whys = [each.why for each in partitions] + [each.why for each in self._groups.values()] + [self._reader.why]
-        why = next(filter(None, whys), "")
-        if any(partition.problem is not None for partition in partitions):
-            return WorkStatus("ended", ready, total, why)
-        if ready == total and all(group.was_assigned.is_set() for group in self._groups.values()):
+        if (problem := self._problem()) is not None:
+            return WorkStatus("ended", ready, total, str(problem))
+        is_assigned = all(group.was_assigned.is_set() for group in self._groups.values())
+        if ready == total and is_assigned and not self._watch.doubts:
             return WorkStatus("ready", ready, total, self.fullness())
-        return WorkStatus("loading", ready, total, why)
+        whys = [*self._watch.doubts.values()] if ready == total else []
+        whys += [each.why for each in partitions] + [each.why for each in self._groups.values()] + [self._reader.why]
+        return WorkStatus("loading", ready, total, next(filter(None, whys), ""))
+
+    def _problem(self) -> StoreMismatchError | None:
+        """Return what ends the delivery of a topic, or of a partition, until the process starts again."""
+        problems = [*self._lost.values(), *(each.problem for each in self.partitions.values())]
+        return next(filter(None, problems), None)
 
     async def __aexit__(self, *exc_info: object) -> None:
         tasks, self._tasks = self._tasks, None
@@ -380,6 +427,7 @@ class KafkaStore(Transfers):
             for partition in self.partitions.values():
                 closing.callback(partition.close)
             closing.push_async_callback(self.targets.close)
+            closing.push_async_callback(self._watch.close)
             closing.push_async_callback(self._fetcher.close)
             if tasks is not None:
                 closing.push_async_exit(self._writer)
@@ -413,8 +461,11 @@ class KafkaStore(Transfers):
         Raises:
             ClosedError: It is not open.
             UnsupportedByStoreError: This process only schedules.
+            StoreUnavailableError: A topic is not the one it was.
         """
         self.checked()
+        for problem in self._lost.values():
+            raise StoreUnavailableError(self.name, str(problem))
         if not self._running:
             raise UnsupportedByStoreError("lookup", "a process that only schedules", "a process that dispatches")
         return self.partitions.values()
@@ -644,12 +695,14 @@ class KafkaStore(Transfers):
         return outgoing, answers
 
     async def _moved_keys(self) -> str:
-        """Say why nothing may be written: the topic has another number of partitions than it had; "" if it has not.
+        """Say why nothing may be written: the topic is not what it was; "" if it is.
 
         Raises:
             KafkaError, TimeoutError, OSError: The cluster does not say.
         """
         topic, n = next(iter(self._counts.items()))
+        if topic in self._lost:
+            return str(self._lost[topic])
         found = await (await self._writer.start()).partitions(topic)
         return "" if found is None or found == n else str(moved_keys(topic, n, found))
 
@@ -796,9 +849,8 @@ class KafkaStore(Transfers):
         self.checked()
         self._own(worker)
         await self._until_ready()
-        for problem in (partition.problem for partition in self.partitions.values()):
-            if problem is not None:
-                raise problem
+        if (problem := self._problem()) is not None:
+            raise problem
         work = KafkaWork(self, worker, lanes)
         self.works.add(work)
         try:
@@ -806,10 +858,6 @@ class KafkaStore(Transfers):
         finally:
             work.close()
             self.works.discard(work)
-
-
-async def _at_once(is_fenced: bool) -> None:  # noqa: FBT001 - a callback
-    """Let a session begin: whoever shares partitions by number is their owner."""
 
 
 def _parts(places: Iterable[TopicPartition]) -> tuple[str, ...]:
