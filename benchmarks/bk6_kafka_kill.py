@@ -1,4 +1,4 @@
-"""BK6: what it costs when one of two processes that share a topic is killed (kill -9): the other one goes on."""
+"""BK6: what it costs when a process is killed (kill -9): another one goes on, or it is started again."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ SPAN_S, LEAD_S, KILL_AFTER_S = 25.0, 3.0, 5.0
 FIRST = 12
 """Due at once: when they have come, both processes have read their share."""
 GOAL = Goal("at most", 15_000)
+MOST_AGAIN = Goal("at most", 3_000)
 
 
 def run(plan: Plan) -> list[Row]:
@@ -36,7 +37,12 @@ def run(plan: Plan) -> list[Row]:
     lateness_ms = tuple(plan.run(outage(plan.kafka, pending, due)) for _ in range(plan.runs if plan.nightly else 1))
     what = f"Kafka: {pending:,} pending, {PARTITIONS} partitions, one of {PROCESSES} processes killed: largest lateness"
     beside = f"of {due:,} due within {SPAN_S:g} s, each delivered once"
-    return [Row("BK6", what, "ms", lateness_ms, GOAL, beside)]
+    rows = [Row("BK6", what, "ms", lateness_ms, GOAL, beside)]
+    for name, how, goal in (("&instance=orders-0", "with instance=", MOST_AGAIN), ("", "without a name", None)):
+        what = f"Kafka: the only process killed and started again, {how}: lateness of a message due at the kill"
+        waits_ms = tuple(plan.run(started_again(plan.kafka, name)) for _ in range(plan.runs))
+        rows.append(Row("BK6", what, "ms", waits_ms, goal, f"{PARTITIONS} partitions"))
+    return rows
 
 
 async def outage(bootstrap: str, pending: int, due: int) -> float:
@@ -60,6 +66,26 @@ async def outage(bootstrap: str, pending: int, due: int) -> float:
         return max(lateness_ms for number, lateness_ms in arrived.items() if number >= FIRST)
 
 
+async def started_again(bootstrap: str, name: str) -> float:
+    """Kill the only process, and start it again; return the lateness of a message that is due at the kill, in ms."""
+    async with topics(bootstrap, PARTITIONS) as (schedules, target):
+        url = f"kafka://{bootstrap}/{schedules}"
+        async with Scheduler(KafkaStore(url), dispatch=False) as producer:
+            now = datetime.now(UTC)
+            with _processes(url + name, 1) as (first,):
+                await producer.schedule_many(message(i, target, now) for i in range(FIRST))
+                await _all_read(bootstrap, target)
+                first.kill()
+                first.join()
+            killed = datetime.now(UTC)
+            await producer.schedule_many([message(FIRST, target, killed)])
+            dues_ms = [round(each.timestamp() * 1000) for each in [now] * FIRST + [killed]]
+            with _processes(url + name, 1):
+                async with arriving(bootstrap, target, dues_ms) as lateness_ms:
+                    pass
+    return lateness_ms[FIRST]
+
+
 async def _all_read(bootstrap: str, target: str) -> None:
     partitions = {partition_of(key_of(f"order-{i}"), PARTITIONS) for i in range(FIRST)}
     check(len(partitions) == PARTITIONS, "the first messages are not in all partitions")
@@ -72,9 +98,9 @@ def _dues(n: int) -> list[datetime]:
 
 
 @contextmanager
-def _processes(url: str) -> Iterator[Sequence[SpawnProcess]]:
+def _processes(url: str, n: int = PROCESSES) -> Iterator[Sequence[SpawnProcess]]:
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=dispatch, args=(url,)) for _ in range(PROCESSES)]
+    processes = [context.Process(target=dispatch, args=(url,)) for _ in range(n)]
     try:
         for process in processes:
             process.start()

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.protocol.group import LeaveGroupRequest
 
 from aiodelay import Conflict, UnsupportedByStoreError
 from aiodelay.errors import ConfigurationError, StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
-from aiodelay.model import After, Demand, Envelope, Put, Stored
+from aiodelay.model import After, Demand, Envelope, Put, Stored, WorkStatus
+from tests.faults.programs.kafka_owner import Plan
 from tests.support.kafka import create_topic, new_name
+from tests.support.processes import Crew
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -80,6 +85,52 @@ async def test_a_member_says_what_it_cannot_know(kafka: str) -> None:
             await store.get(others)
     with pytest.raises(ConfigurationError, match="member"):
         KafkaStore(f"{url}2")
+
+
+async def test_a_named_process_that_was_killed_has_its_partitions_again_before_its_session_ends(
+    kafka: str, tmp_path: Path
+) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2&instance=orders-0"
+    plan = Plan(name="killed", store=url, runs=f"{tmp_path / 'runs'}", session_ms=600_000)
+    with Crew(tmp_path) as crew:
+        owner = crew.start("kafka_owner", plan, name="killed")
+        owner.line("ready")
+        owner.kill()
+    async with KafkaStore(url) as store, store.work("w", []) as work:
+        await until(lambda: work.status() == WorkStatus("ready", 2, 2), "it has them again")
+
+
+async def test_of_two_processes_of_one_name_the_later_one_owns_and_the_earlier_one_ends_loudly(
+    kafka: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2&instance=orders-0"
+    async with (
+        KafkaStore(url) as one,
+        one.work("one", []) as first,
+        KafkaStore(url) as two,
+        two.work("two", []) as second,
+    ):
+        await until(lambda: first.status().phase == "ended", "the first one has noticed")
+        assert "instance=orders-0 is another process's now" in first.status().why
+        assert not one.partitions
+        await until(lambda: second.status() == WorkStatus("ready", 2, 2), "the second one owns all")
+        assert [each.name for each in await two.instances()] == ["orders-0"]
+    assert [each.levelname for each in caplog.records if "instance=orders-0" in each.message] == ["ERROR"]
+
+
+async def test_a_named_process_that_the_broker_has_forgotten_joins_again(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2&instance=orders-0"
+    async with KafkaStore(url) as store, store.work("w", []) as work:
+        (group,) = store._groups.values()
+        before = group._member_id
+        await group._member()._coordinator._send_req(LeaveGroupRequest(group.name, before))  # as when it stood still
+        await until(lambda: group._member_id != before and work.status() == WorkStatus("ready", 2, 2), "it is back")
+
+
+@pytest.mark.parametrize("options", ["instance=a/b", "instance=.", "instance=a&members=2"])
+async def test_a_name_that_cannot_be_is_refused(options: str) -> None:
+    with pytest.raises(ConfigurationError, match="instance in kafka://"):
+        KafkaStore(f"kafka://localhost/schedules?{options}")
 
 
 def _is_others(store: KafkaStore, message_id: str) -> bool:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
-from aiokafka.errors import CommitFailedError, for_code
+from aiokafka.errors import CommitFailedError, KafkaError, for_code
 from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
 
+from aiodelay.errors import StoreMismatchError
 from aiodelay.pausing import pause_s
 
 from .assignor import ASSIGNOR
@@ -32,8 +34,17 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 SESSION_MS = 10_000
 """After so long without a heartbeat a member's partitions are given to others."""
 HEARTBEAT_MS = 1_000
+UUID_LENGTH = 37
+"""With the hyphen before it: a broker adds so much to the name of a member, to make the member's id."""
 METADATA_MS = 10_000
 """How old what is known of topics may become."""
+
+
+class _ForgottenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
+    """The broker does not know this member any more."""
+
+    def __str__(self) -> str:
+        return "the group does not know this process any more"
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -58,7 +69,12 @@ class Group:
         assignors: How partitions are shared; with more than ours, other clients may be members beside us.
         before_revoked: Called while this member still has what it had, before the group is shared out anew.
         member: What other members know this one by.
+        instance: A name by which this member, started again within its session, is the same one, and has its partitions
+            at once; "": it is a new member each time.
     """
+
+    problem: StoreMismatchError | None = None
+    """Another process has joined under this one's name, and this one has left."""
 
     def __init__(
         self,
@@ -70,10 +86,11 @@ class Group:
         assignors: Sequence[Any] = (ASSIGNOR,),
         before_revoked: Callable[[], Awaitable[None]] | None = None,
         member: str = "aiodelay",
+        instance: str = "",
     ) -> None:
         self._cluster, self._topic, self._on_assigned = cluster, topic, on_assigned
         self.name: str = name
-        self._client_id = member
+        self._client_id, self._instance, self._member_id = member, instance, ""
         self._assignors, self._before_revoked = assignors, before_revoked
         self.was_assigned: asyncio.Event = asyncio.Event()
         self._settled = asyncio.Event()
@@ -96,8 +113,8 @@ class Group:
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Be a member until cancelled; no error ends this."""
-        while True:
+        """Be a member until cancelled, or another process takes this one's name; no error ends this."""
+        while self.problem is None:
             try:
                 await self._be_member()
             except Exception as error:  # noqa: BLE001 - as in `Partition.run`
@@ -112,6 +129,7 @@ class Group:
             **self._cluster.client,
             client_id=self._client_id,
             group_id=self.name,
+            group_instance_id=self._instance or None,
             partition_assignment_strategy=self._assignors,
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
@@ -122,12 +140,39 @@ class Group:
         try:
             consumer.subscribe([self._topic], listener=_Listener(self))
             await consumer.start()
+            if self._instance:
+                self._stay_out_once_forgotten(consumer._coordinator)
             while True:
                 await consumer.getmany(timeout_ms=SESSION_MS)  # nothing, but errors: all partitions are paused
+        except KafkaError:
+            await self._check_name()
+            raise
         finally:
             self._settled.clear()
             self._consumer = None
             await stop(consumer)
+
+    def _stay_out_once_forgotten(self, coordinator: Any) -> None:  # noqa: ANN401 - aiokafka's
+        """Have a member that the broker has forgotten fail; aiokafka would join again, and push another one out."""
+        forget = coordinator.reset_generation
+
+        def fail() -> None:
+            if not coordinator._closing.done():
+                raise _ForgottenError
+            forget()
+
+        coordinator.reset_generation = fail
+
+    async def _check_name(self) -> None:
+        """Leave the group for good if another process has joined it under this one's name."""
+        if not self._instance or not self._member_id:
+            return
+        with suppress(*UNAVAILABLE):
+            if self._instance in await self.others():
+                then = "a name of its own for each process; start this one again to take its partitions back"
+                self.problem = StoreMismatchError(f"instance={self._instance}", "another process's now", then)
+                log.error("the group of %s is left, and nothing more is delivered here: %s", self._topic, self.problem)
+                self._on_assigned(self._topic, ())
 
     async def topic_id(self, place: TopicPartition) -> str:
         """Return the id of the topic that bears the name now.
@@ -155,9 +200,9 @@ class Group:
         if code:
             raise for_code(code)(self.name)
         return {
-            name: ConsumerProtocolMemberAssignment.decode(assignment).partitions() if assignment else []
-            for member_id, name, _, _, assignment in members
-            if member_id != coordinator.member_id
+            member_id[:-UUID_LENGTH]: ConsumerProtocolMemberAssignment.decode(part).partitions() if part else []
+            for member_id, _, _, _, part in members
+            if member_id != self._member_id
         }
 
     async def committed(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
@@ -200,6 +245,7 @@ class Group:
         if self._consumer is None:  # it has left meanwhile
             return
         self._consumer.pause(*assigned)
+        self._member_id = self._consumer._coordinator.member_id
         self._on_assigned(self._topic, {place.partition for place in assigned})
         self.why, self._failures = "", 0
         self.was_assigned.set()

@@ -17,8 +17,10 @@ from .options import Cluster, read_url
 from .records import SINK, delivered, is_topic
 from .writer import PERMANENT, Writer
 
-__all__ = ["KafkaSink", "check_topic", "open_sink"]
+__all__ = ["NAMES", "KafkaSink", "check_topic", "open_sink"]
 
+NAMES = "1 to 249 of A-Z a-z 0-9 . _ -, not '.', '..' or beginning with '__'"
+"""What can be the name of a topic, or of a member of a group."""
 _SENT = Sent()
 _FINAL = (*PERMANENT, InvalidTopicError)
 
@@ -30,9 +32,7 @@ def check_topic(topic: str, field: str = "topic in to") -> str:
         TargetError: Says what is allowed.
     """
     if not is_topic(topic):
-        raise TargetError(
-            field, shortened(topic), "1 to 249 of A-Z a-z 0-9 . _ -, not '.', '..' or beginning with '__'"
-        )
+        raise TargetError(field, shortened(topic), NAMES)
     return topic
 
 

@@ -23,6 +23,7 @@ from aiodelay.errors import (
     StoreMismatchError,
     StoreUnavailableError,
     UnsupportedByStoreError,
+    shortened,
 )
 from aiodelay.identifiers import new_op
 from aiodelay.memory.tables import SERVED_WINDOW_MS
@@ -63,7 +64,7 @@ from .partition import Partition, Place, moved_keys
 from .positions import IntakeSession, PassedError, Positions
 from .reader import Reader
 from .scanning import Part, Scanner
-from .sink import check_topic
+from .sink import NAMES, check_topic
 from .targets import Targets
 from .topic import LEAST_LAG_MS, prepare
 from .topic_watch import TopicWatch
@@ -115,6 +116,7 @@ class _Options(Struct, frozen=True):
     history: str
     member: int
     members: int
+    instance: str
     horizon_ms: int
     max_pending: int
     catch_up: int
@@ -135,6 +137,7 @@ def _read_url(url: str) -> _Options:
     accepted = given.integer("accept_partitions", 0, 1, MAX_PARTITIONS)
     members = given.integer("members", 0, 1, MAX_PARTITIONS)
     member = given.integer("member", 0, 0, max(members - 1, 0))
+    instance = given.text("instance")
     history = given.text("history")
     horizon_ms = parse_duration(
         given.text("horizon", "1h"), field=f"horizon in {given.masked}", error=ConfigurationError, least_ms=1000
@@ -146,6 +149,10 @@ def _read_url(url: str) -> _Options:
     topics = read_topics(given, "url", FORM)
     for topic in topics:
         check_topic(topic, "topic in the store's URL")
+    if instance and not records.is_topic(instance):
+        raise ConfigurationError(f"instance in {given.masked}", shortened(instance), NAMES)
+    if instance and members:
+        raise ConfigurationError(f"instance in {given.masked}", "given beside members", "one of them")
     if history:
         check_topic(history, "history in the store's URL")
     if history in topics:
@@ -159,6 +166,7 @@ def _read_url(url: str) -> _Options:
         history,
         member,
         members,
+        instance,
         horizon_ms,
         max_pending,
         catch_up,
@@ -272,7 +280,14 @@ class KafkaStore(Transfers):
             raise ConfigurationError(f"index in {self.name}", folder, "a directory in which files can be made")
         if not self._options.members:
             self._groups = {
-                topic: Group(self.cluster, topic, f"aiodelay.{topic}", self._assign, member=worker)
+                topic: Group(
+                    self.cluster,
+                    topic,
+                    f"aiodelay.{topic}",
+                    self._assign,
+                    member=worker,
+                    instance=self._options.instance,
+                )
                 for topic in self._counts
             }
         self._running[self._reader] = self._tasks.create_task(self._reader.run(), name="aiodelay kafka reader")
@@ -418,7 +433,8 @@ class KafkaStore(Transfers):
 
     def _problem(self) -> StoreMismatchError | None:
         """Return what ends the delivery of a topic, or of a partition, until the process starts again."""
-        problems = [*self._lost.values(), *(each.problem for each in self.partitions.values())]
+        problems = [*self._lost.values(), *(each.problem for each in self._groups.values())]
+        problems += [each.problem for each in self.partitions.values()]
         return next(filter(None, problems), None)
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -795,7 +811,7 @@ class KafkaStore(Transfers):
         """
         now, here = self.now_ms(), _parts(self.partitions)
         found = [
-            Instance(each.name, tuple(sorted(each.lanes)), each.seen_ms, here)
+            Instance(self._options.instance or each.name, tuple(sorted(each.lanes)), each.seen_ms, here)
             for each in (work.worker for work in self.works)
             if each.seen_ms > now - SERVED_WINDOW_MS
         ]
@@ -886,7 +902,7 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
     """Open `kafka://host:9092/schedules`.
 
     Options: `create_topic=true`, `partitions` of a topic that is created, `accept_partitions` of one that was given
-    more since, `history`, a topic that is told what becomes of messages, `member` of `members`, `horizon`,
+    more since, `history`, a topic that is told what becomes of messages, `member` of `members`, `instance`, `horizon`,
     `max_pending`, `catch_up`, `index`, a directory, `timeout_ms`; to log in `security`, `sasl`, `ca_certs`,
     `client_cert`, `client_key`.
 
