@@ -631,7 +631,7 @@ async def test_k2_f32_a_topic_that_may_not_be_written_is_held_by_itself() -> Non
             await moved(store, 10)
             (blocked,) = await store.blocked()
             assert (blocked.address, blocked.messages) == (forbidden, 10)
-            assert "uthoriz" in blocked.reason
+            assert blocked.reason == f"the right Write on Topic {forbidden} is missing"
             assert {each.record.attempt for each in await store.search(Query())} == {0}
             await asyncio.to_thread(revoke, admin, denied)
             await moved(store, 10)

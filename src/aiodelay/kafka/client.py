@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -164,14 +163,15 @@ def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, e
 
     A right that is missing stops many things many times over: it is logged once a minute.
     """
+    now_s = asyncio.get_running_loop().time()
     if not isinstance(error, expected):
         log.error("%s, by a fault of aiodelay itself: %s", what, reason, exc_info=error)
-    elif not reason.startswith(_RIGHT):
+    elif _RIGHT not in reason:
         log.warning("%s: %s", what, reason)
-    elif time.monotonic() < _quiet_until.get(reason, 0):
+    elif now_s < _quiet_until.get(reason, now_s):
         log.debug("%s: %s", what, reason)
     else:
-        _quiet_until[reason] = time.monotonic() + RIGHT_S
+        _quiet_until[reason] = now_s + RIGHT_S
         log.error("%s, and what needs it is tried again (docs/kafka.md#rights)", reason)
 
 
