@@ -188,7 +188,7 @@ LOGINS = {
 
 
 @pytest.mark.parametrize("wrong", LOGINS)
-async def test_k28_why_a_host_cannot_be_used_stands_in_the_error(own_broker: Broker, wrong: str) -> None:
+async def test_k29_why_a_host_cannot_be_used_stands_in_the_error(own_broker: Broker, wrong: str) -> None:
     login, security, reason = LOGINS[wrong]
     where = f"{login}@{own_broker.login}" if login else own_broker.login
     store = KafkaStore(f"kafka://{where}/schedules?security={security}&timeout_ms=5000")

@@ -1,7 +1,7 @@
 """The first connection of aiokafka's clients, but for three faults.
 
 A start that is cancelled leaves it open (K20), one host that is silent takes all the time there is (K25), and the error
-does not say why no host could be used (K28).
+does not say why no host could be used (K29).
 """
 
 from __future__ import annotations
