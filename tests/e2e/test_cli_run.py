@@ -48,7 +48,7 @@ BLOCK = "time.sleep(3600)"
 GO_ON = """
 from aiodelay._runtime import lifecycle
 
-lifecycle.CLOSE_S = 0.4
+lifecycle.CANCEL_S = 0.4
 
 
 async def go_on() -> None:

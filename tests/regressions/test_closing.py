@@ -12,10 +12,11 @@ from typing import Self, TypeAlias
 
 import pytest
 
-from aiodelay import Context, Scheduler
-from aiodelay._runtime.loops import CLOSE_S
+from aiodelay import ClosedError, Context, OutcomeUnknownError, Scheduler, StoreUnavailableError
+from aiodelay._runtime.lifecycle import CANCEL_S, CLOSE_S
 from aiodelay.memory import MemoryStore
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent, State
+from aiodelay.testing import Fault, FaultyStore
 from aiodelay.testing.clock import VirtualClock
 from tests.support.waiting import until
 
@@ -112,7 +113,7 @@ async def test_a_handler_that_swallows_every_cancellation_is_left_behind(
         await asyncio.sleep(2)
         begun = clock.monotonic_ms()
         await end(scheduler)
-        assert DRAIN_S * 1000 < clock.monotonic_ms() - begun <= (DRAIN_S + CLOSE_S) * 1000
+        assert DRAIN_S * 1000 < clock.monotonic_ms() - begun <= (DRAIN_S + CANCEL_S) * 1000
         assert stubborn.cancelled > 1, "it was asked more than once"
         (told,) = errors(caplog)
         assert "Order" in told
@@ -206,12 +207,56 @@ async def test_a_sink_that_swallows_every_cancellation_is_left_behind(
             await scheduler.schedule(b"", to="stuck:x", delay="1s", id=message_id)
         await asyncio.sleep(2)
         begun = clock.monotonic_ms()
-    assert DRAIN_S * 1000 < clock.monotonic_ms() - begun <= (DRAIN_S + CLOSE_S) * 1000
+    assert DRAIN_S * 1000 < clock.monotonic_ms() - begun <= (DRAIN_S + CANCEL_S) * 1000
     assert len(errors(caplog)) == 2
     assert all("stuck" in told and message_id in told for told, message_id in zip(errors(caplog), "ab", strict=True))
     sink.stubborn.has_let_go = True
     await asyncio.sleep(2)
     assert (await store.counts())["stuck"].in_flight == 2, "nobody has settled them"
+
+
+# --- stores that are gone ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["hang", "unavailable", "reply_lost"])
+@pytest.mark.parametrize("drain_s", [0, DRAIN_S])
+async def test_a_store_that_is_gone_holds_up_closing_for_a_few_seconds_after_the_drain(
+    clock: VirtualClock, fault: Fault, drain_s: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FaultyStore(MemoryStore(clock=clock))
+    scheduler = Scheduler(store, clock=clock, drain=f"{drain_s}s")
+
+    @scheduler.handler(concurrency=3)
+    async def handle(order: Order) -> None:
+        await asyncio.sleep(3)
+
+    async with scheduler:
+        for _ in range(2):
+            await scheduler.schedule(Order(), delay="1s")
+        await asyncio.sleep(2)
+        store.inject(fault, times=None)
+        call = asyncio.create_task(scheduler.schedule(Order(), delay="1s"))
+        await asyncio.sleep(1)
+        begun = clock.monotonic_ms()
+        await closing(scheduler)
+        assert clock.monotonic_ms() - begun <= (drain_s + CLOSE_S) * 1000
+    await asyncio.wait([call])
+    assert isinstance(call.exception(), OutcomeUnknownError | StoreUnavailableError | ClosedError)
+    assert "2 messages were not settled: they are delivered again when their leases end" in errors(caplog)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_store_that_comes_back_during_the_drain_gets_the_settlements(clock: VirtualClock) -> None:
+    store = FaultyStore(MemoryStore(clock=clock))
+    scheduler = Scheduler(store, clock=clock, drain=f"{DRAIN_S}s")
+    scheduler.add_handler(Seen().handle)
+    async with scheduler:
+        await scheduler.schedule(Order(), delay="1s")
+        await asyncio.sleep(0.5)
+        store.inject("hang", "settle", times=None)
+        await asyncio.sleep(1)
+        asyncio.get_running_loop().call_later(DRAIN_S - 1, store.heal)
+    assert await store.counts() == {}
 
 
 # --- threads ----------------------------------------------------------------------------------------------

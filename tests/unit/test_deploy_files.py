@@ -9,6 +9,7 @@ import tomllib
 from configparser import RawConfigParser
 from pathlib import Path
 
+from aiodelay._runtime.lifecycle import CANCEL_S, CLOSE_S
 from aiodelay.cli.app import app
 from aiodelay.service.config import Limits
 from aiodelay.service.connections import REQUESTS_END_S
@@ -16,7 +17,7 @@ from aiodelay.service.connections import REQUESTS_END_S
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
 LIMITS = Limits()
-CLOSING_S = 40
+CLOSING_S = CANCEL_S + CLOSE_S
 END_S = LIMITS.leave.total_seconds() + LIMITS.drain.total_seconds() + REQUESTS_END_S + CLOSING_S
 
 

@@ -24,7 +24,7 @@ from aiodelay.wakeup import WakeUp
 
 from .dispatcher import Subscriber, Subscription
 from .group_commit import GroupCommit
-from .loops import CLOSE_S, Loops, RuntimeOptions, ended_within
+from .loops import Loops, RuntimeOptions, ended_by
 from .observer import Observer
 from .patience import Patience
 from .publication import Publication
@@ -38,7 +38,13 @@ __all__ = ["Running"]
 log = logging.getLogger("aiodelay")
 
 CANCELLATIONS = 4
-"""How often a run is cancelled that does not end in time, all together within `CLOSE_S`."""
+"""How often a run is cancelled that does not end in time, all together within `CANCEL_S`."""
+CANCEL_S = 10.0
+"""Longest wait for runs that were cancelled."""
+CLOSE_S = 5.0
+"""Longest wait, in all, for the last claims, settlements and commands, and then for connections to close."""
+DISCONNECT_S = 2.0
+"""How much of `CLOSE_S` is kept for connections."""
 PENDING_POLL_S = 0.5
 """How often to look whether messages are pending that other processes may deliver."""
 
@@ -76,6 +82,7 @@ class Running:
         self._watchers: set[WakeUp] = set()
         self._loops: Loops | None = None
         self.is_closing = False
+        self._closed_by_s = 0.0
 
     async def open(self, *, dispatch: bool, lanes: Sequence[Lane]) -> None:
         """Connect, and start what runs in the background.
@@ -272,19 +279,24 @@ class Running:
 
     async def _see_off(self, subscription: Subscription) -> None:
         assert self._loops is not None
-        await self._loops.drain_source(subscription)
-        await self._end([subscription])
-        await self._loops.end_source(subscription)
+        drained_by_s = self._drained_by_s()
+        await self._loops.drain_source(subscription, drained_by_s)
+        await self._end([subscription], drained_by_s)
+        settled_by_s = self._loop.time() + CLOSE_S
+        await self._settled_by([subscription], settled_by_s)
+        await self._loops.end_source(subscription, settled_by_s)
         self._leaving.remove(subscription)
 
-    async def _end(self, subscriptions: Sequence[Subscriber]) -> None:
+    def _drained_by_s(self) -> float:
+        return self._loop.time() + self._options.drain_ms / 1000
+
+    async def _end(self, subscriptions: Sequence[Subscriber], drained_by_s: float) -> None:
         for subscription in subscriptions:
             subscription.drain()
-        if not await self._settled_within(subscriptions, self._options.drain_ms / 1000):
+        if not await self._settled_by(subscriptions, drained_by_s):
             await self._stop(subscriptions)
         for subscription in subscriptions:
             subscription.close()
-        await self._settled_within(subscriptions, CLOSE_S)
 
     async def _stop(self, subscriptions: Sequence[Subscriber]) -> None:
         """Cancel what runs, more than once: code that swallows one cancellation may not swallow the next."""
@@ -292,15 +304,14 @@ class Running:
             for subscription in subscriptions:
                 subscription.stop()
             tasks = [task for subscription in subscriptions for task in subscription.runners.tasks]
-            if not tasks or not (await asyncio.wait(tasks, timeout=CLOSE_S / CANCELLATIONS))[1]:
+            if not tasks or not (await asyncio.wait(tasks, timeout=CANCEL_S / CANCELLATIONS))[1]:
                 return
 
-    async def _settled_within(self, subscriptions: Sequence[Subscriber], timeout_s: float) -> bool:
-        ends = self._loop.time() + timeout_s
+    async def _settled_by(self, subscriptions: Sequence[Subscriber], by_s: float) -> bool:
         with self.watch() as changed:
             while any(subscription.in_flight for subscription in subscriptions):
                 changed.clear()
-                left = ends - self._loop.time()
+                left = by_s - self._loop.time()
                 if left <= 0 or self._loops is None or not self._loops.settles:
                     return False
                 await changed.wait(left)
@@ -385,7 +396,8 @@ class Running:
     async def close(self) -> None:
         """Stop claiming, let deliveries end, settle, then disconnect; each step is shielded and bounded.
 
-        Cancelled meanwhile, it waits no longer for deliveries to end: they are cancelled and given back.
+        It takes at most `drain`, `CANCEL_S` where runs go on although they were cancelled, and `CLOSE_S`. Cancelled
+        meanwhile, it waits no longer for deliveries to end: they are cancelled and given back.
         """
         self.is_closing = True
         try:
@@ -396,22 +408,35 @@ class Running:
                 try:
                     await self._end_tasks()
                 finally:
-                    with anyio.move_on_after(CLOSE_S) as closing:
-                        await self._stack.aclose()
-                    if closing.cancelled_caught:
-                        log.error("closing the store and sinks took longer than %.0f s and was given up", CLOSE_S)
+                    await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        left_s = min(max(self._closed_by_s - self._loop.time(), DISCONNECT_S), CLOSE_S)
+        with anyio.move_on_after(left_s) as closing:
+            await self._stack.aclose()
+        if closing.cancelled_caught:
+            log.error("closing the store and sinks took longer than %.0f s and was given up", left_s)
 
     def _hurry(self) -> None:
         for subscription in self._all():
             subscription.stop()
 
     async def _stop_in_order(self) -> None:
+        drained_by_s = self._drained_by_s()
         if self._loops is not None:
-            await self._loops.stop_claiming()
-            await self._end(self._all())
-            await self._loops.stop()
+            await self._loops.stop_claiming(drained_by_s)
+            await self._end(self._all(), drained_by_s)
+        self._closed_by_s = max(drained_by_s, self._loop.time()) + CLOSE_S
+        answered_by_s = self._closed_by_s - DISCONNECT_S
+        if self._loops is not None:
+            await self._settled_by(self._all(), answered_by_s)
+            await self._loops.stop(answered_by_s)
         self.commit.close()
-        await ended_within(self._commit_task, CLOSE_S)
+        await ended_by(answered_by_s, [self._commit_task])
+        if self._loops is not None:
+            await self._loops.stop_housekeeping(min(answered_by_s, self._loop.time() + CLOSE_S - DISCONNECT_S))
+        if self.in_flight:
+            log.error("%d messages were not settled: they are delivered again when their leases end", self.in_flight)
 
     async def _end_tasks(self) -> None:
         """Cancel what is left of our tasks. What ended the scheduler's block goes its own way, not into a group."""

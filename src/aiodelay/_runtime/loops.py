@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from msgspec import Struct
@@ -23,13 +23,11 @@ from .observer import Observer
 from .source_loop import SourceLoop
 from .subscription import HandlerSubscription
 
-__all__ = ["CLOSE_S", "Loops", "RuntimeOptions", "ended_within"]
+__all__ = ["Loops", "RuntimeOptions", "ended_by"]
 
 log = logging.getLogger("aiodelay")
 
 LAG_LIMIT_S = 1.0
-CLOSE_S = 10.0
-"""Longest wait, each, for what was cancelled, the last settlements, the last commands, and connections to close."""
 
 
 class RuntimeOptions(Struct, frozen=True):
@@ -125,43 +123,57 @@ class Loops:
         task = self._tasks.create_task(loop.run(), name=f"aiodelay source of {subscription.lane}")
         self._sources[subscription] = loop, task
 
-    async def drain_source(self, subscription: Subscriber) -> None:
+    async def drain_source(self, subscription: Subscriber, by_s: float) -> None:
         """Let the claim in flight from a subscription's source come back, if it has one, and make no other."""
         if subscription in self._sources:
-            await self._sources[subscription][0].stop_claiming(CLOSE_S)
+            loop, _ = self._sources[subscription]
+            await _done_by(by_s, [loop.drain()])
 
-    async def end_source(self, subscription: Subscriber) -> None:
+    async def end_source(self, subscription: Subscriber, by_s: float) -> None:
         """Send the last settlements to a subscription's source, if it has one."""
         if subscription in self._sources:
             loop, task = self._sources[subscription]
             loop.stop()
-            await ended_within(task, CLOSE_S)
+            await ended_by(by_s, [task])
             self._sources.pop(subscription, None)  # not before: whoever closes meanwhile waits for it too
 
     # --- the end ------------------------------------------------------------------------------------------
 
-    async def stop_claiming(self) -> None:
-        """Let the claims in flight come back, and make no other."""
+    async def stop_claiming(self, by_s: float) -> None:
+        """Make no further claim, and wait for the claims under way until `by_s` in the time of the event loop."""
         self._dispatcher.drain()
-        await ended_within(self._dispatch_task, CLOSE_S)
-        for subscription in list(self._sources):
-            await self.drain_source(subscription)
+        drained = [loop.drain() for loop, _ in self._sources.values()]
+        await _done_by(by_s, [self._dispatch_task, *drained])
 
-    async def stop(self) -> None:
-        """Send the last settlements, then end renewals and housekeeping."""
-        for subscription in list(self._sources):
-            await self.end_source(subscription)
+    async def stop(self, by_s: float) -> None:
+        """Send the last settlements and end renewals, until `by_s` in the time of the event loop."""
+        await _done_by(by_s, [self._dispatch_task])  # a claim that comes back now is released through the book
+        for loop, _ in self._sources.values():
+            loop.stop()
         self.book.close()
-        await ended_within(self._book_task, CLOSE_S)
-        self.housekeeping.stop()
+        sources = [task for _, task in self._sources.values()]
+        await ended_by(by_s, [self._dispatch_task, *sources, self._book_task])
+
+    async def stop_housekeeping(self, by_s: float) -> None:
+        """End housekeeping after the step under way, or at `by_s` in the time of the event loop."""
         self._lag.stop()
-        await ended_within(self._housekeeping_task, CLOSE_S)
+        self.housekeeping.stop()
+        await ended_by(by_s, [self._housekeeping_task])
 
 
-async def ended_within(task: asyncio.Task[None], timeout_s: float) -> None:
-    """Wait for a task of ours to end; cancel it when it takes too long."""
-    await asyncio.wait([task], timeout=timeout_s)
-    if not task.done():
-        log.error("%s did not end within %.0f s and was cancelled", task.get_name(), timeout_s)
-        task.cancel()
-        await asyncio.wait([task])
+async def ended_by(by_s: float, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for tasks of ours until a time of the event loop; then cancel the tasks that have not ended."""
+    await _done_by(by_s, tasks)
+    late = [task for task in tasks if not task.done()]
+    if late:
+        names = ", ".join(task.get_name() for task in late)
+        log.error("closing waits no longer for an answer of the store or a source; cancelled: %s", names)
+        for task in late:
+            task.cancel()
+        await asyncio.wait(late)
+
+
+async def _done_by(by_s: float, waited: Iterable[asyncio.Future[None]]) -> None:
+    """Wait for futures until a time of the event loop."""
+    left_s = by_s - asyncio.get_running_loop().time()
+    await asyncio.wait(waited, timeout=max(left_s, 0))

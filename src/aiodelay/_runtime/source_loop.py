@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 
 from aiodelay.clock import Clock
 from aiodelay.ports import Feed
@@ -46,7 +46,8 @@ class SourceLoop:
         self._clock, self._lease_ms, self._may_claim, self._on_change = clock, lease_ms, may_claim, on_change
         self._feed: Feed | None = None
         self.book: LeaseBook | None = None
-        self._shall_drain, self._has_drained, self._shall_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._shall_drain, self._shall_end = asyncio.Event(), asyncio.Event()
+        self._drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Take messages until drained, then settle what is left until told to end."""
@@ -60,7 +61,7 @@ class SourceLoop:
             await self._shall_drain.wait()
             dispatcher.drain()
             await asyncio.wait([claiming])
-            self._has_drained.set()
+            self._has_drained()
             await self._shall_end.wait()
             self.book.close()
 
@@ -69,12 +70,16 @@ class SourceLoop:
         if self._feed is not None:
             self._feed.wake()
 
-    async def stop_claiming(self, timeout_s: float) -> None:
-        """Let the claim in flight come back, and make no other."""
+    def drain(self) -> asyncio.Future[None]:
+        """Make no further claim; the future is done once the claim under way has come back."""
         self._shall_drain.set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._has_drained.wait()
+        if self._feed is None:  # nothing was claimed: the source may be away and never open
+            self._has_drained()
+        return self._drained
+
+    def _has_drained(self) -> None:
+        if not self._drained.done():
+            self._drained.set_result(None)
 
     def stop(self) -> None:
         """Let `run` return once the last settlements were sent."""
