@@ -794,7 +794,8 @@ class Scheduler(Operations):
     async def run_until_idle(self) -> None:
         """Return when what this scheduler serves holds no message but recurring ones, and nothing is in flight.
 
-        For scripts and examples: it waits for due times however far ahead they are.
+        For scripts and examples: it waits for due times however far ahead they are. A wait that is longer than `drain`
+        is logged once, as a warning.
 
         Raises:
             ClosedError: The scheduler is being closed.

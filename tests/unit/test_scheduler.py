@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -692,6 +693,28 @@ async def test_idle_once_all_has_been_delivered_however_far_ahead_and_whatever_f
         await scheduler.run_until_idle()
         assert await ids(scheduler) == []
     assert log.runs == [(1, 60 * SECOND), (1, 77 * SECOND), (2, 130 * SECOND)]
+
+
+async def test_a_wait_for_messages_that_are_due_later_than_the_drain_is_told_once(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    handled: list[int] = []
+    scheduler = Scheduler("memory://", clock=clock, drain="30s")
+
+    @scheduler.handler
+    async def handle(order: Order) -> None:
+        handled.append(order.number)
+
+    async with scheduler:
+        await scheduler.schedule(Order(0), every=Every("20s"))
+        await scheduler.schedule(Order(1), delay="25s")
+        for number in (2, 3, 4):
+            await scheduler.schedule(Order(number), delay="30m25s")
+        await scheduler.run_until_idle()
+        assert {1, 2, 3, 4} < set(handled)
+    (told,) = [each for each in caplog.records if "waiting" in each.getMessage()]
+    assert told.levelno == logging.WARNING
+    assert told.getMessage() == "run_until_idle() is waiting for 3 messages, the next due in 30m"
 
 
 async def test_idle_does_not_wait_for_what_recurs_nor_for_what_others_serve(

@@ -17,9 +17,10 @@ from aiodelay import reactive
 from aiodelay.completion import run_to_completion
 from aiodelay.context import Context
 from aiodelay.errors import ClosedError, WrongLoopError
-from aiodelay.model import Claim, Lane, Promise, Query, WorkStatus
+from aiodelay.model import Claim, Lane, Promise, Query, Snapshot, WorkStatus
 from aiodelay.ports import Inspectable, PutsBack, Sink, Source, Store, Transfer, Work
 from aiodelay.received import Received
+from aiodelay.timeunits import format_duration
 from aiodelay.wakeup import WakeUp
 
 from .dispatcher import Subscriber, Subscription
@@ -47,6 +48,8 @@ DISCONNECT_S = 2.0
 """How much of `CLOSE_S` is kept for connections."""
 PENDING_POLL_S = 0.5
 """How often to look whether messages are pending that other processes may deliver."""
+TELL_WAIT_S, MOST_COUNTED = 1.0, 1000
+"""When `run_until_idle` logs a long wait, and up to how many messages it counts then."""
 
 
 class Running:
@@ -372,24 +375,42 @@ class Running:
         Raises:
             ClosedError: The scheduler is being closed.
         """
+        tells_from_s, has_told = self._loop.time() + TELL_WAIT_S, False
         with self.watch() as changed:
             while True:
                 changed.clear()
                 if self.is_closing:
                     raise ClosedError("scheduler", "closed")
-                if not self.in_flight and not await self._has_pending():
-                    return
+                if not self.in_flight:
+                    pending = await self._pending(most=1)
+                    if not pending:
+                        return
+                    if not has_told and self._loop.time() >= tells_from_s:
+                        has_told = await self._tell_wait(pending[0])
                 await changed.wait(PENDING_POLL_S)
 
-    async def _has_pending(self) -> bool:
-        if not isinstance(self._store, Inspectable):
-            return False
+    async def _pending(self, *, most: int) -> Sequence[Snapshot]:
+        """Return messages of the served lanes, the next one first, and no recurring ones."""
+        found: list[Snapshot] = []
         query = Query(lanes=tuple(self.lanes()), limit=100)
-        while query.lanes and (page := await self._store.search(query)):
-            if any(snapshot.record.envelope.rule is None for snapshot in page):
-                return True
+        while isinstance(self._store, Inspectable) and query.lanes and len(found) < most:
+            page = await self._store.search(query)
+            if not page:
+                break
+            found += [snapshot for snapshot in page if snapshot.record.envelope.rule is None]
             query = Query(lanes=query.lanes, limit=100, after=(page[-1].next_attempt_ms, page[-1].record.id))
-        return False
+        return found[:most]
+
+    async def _tell_wait(self, first: Snapshot) -> bool:
+        """Log a wait that is longer than `drain`; return whether it was logged."""
+        left_ms = first.next_attempt_ms - self._store.now_ms()
+        if left_ms <= self._options.drain_ms:
+            return False
+        n = len(await self._pending(most=MOST_COUNTED))
+        told = f"{n} or more messages" if n == MOST_COUNTED else f"{n} message{'s' if n > 1 else ''}"
+        due = format_duration(left_ms // 1000 * 1000)
+        log.warning("run_until_idle() is waiting for %s, the next due in %s", told, due)
+        return True
 
     # --- the end ------------------------------------------------------------------------------------------
 
