@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +15,8 @@ from aiodelay._runtime.housekeeping import STEP_LIMIT, STEP_S, LoopLag
 from aiodelay.memory import MemoryStore
 from aiodelay.memory.store import _MemoryWork
 from aiodelay.model import LaneCounts, WorkStatus
+from aiodelay.reactive import Subscription
+from aiodelay.received import Received
 from aiodelay.testing import Fault, FaultyStore, VirtualClock
 
 pytestmark = pytest.mark.asyncio
@@ -214,8 +217,40 @@ async def test_a_lane_that_another_instance_serves_is_served_until_that_one_leav
             await scheduler.schedule(Order(), delay="1h")
             await asyncio.sleep(600)
             assert alarms == []
-        await asyncio.sleep(STEP)
+        await asyncio.sleep(2 * STEP)
         assert alarms == [Alarm("unserved", "Order", 0)]
+
+
+class Waiting:
+    """A subscriber that requests nothing yet."""
+
+    def on_subscribe(self, subscription: Subscription) -> None: ...
+    def on_next(self, message: Received[Order]) -> None: ...
+    def on_error(self, error: Exception) -> None: ...
+    def on_complete(self) -> None: ...
+
+
+async def subscribe(scheduler: Scheduler) -> None:
+    scheduler.messages(Order).subscribe(Waiting())
+
+
+async def handle(scheduler: Scheduler) -> None:
+    scheduler.add_handler(busy)
+
+
+@pytest.mark.parametrize("begin", [subscribe, handle])
+async def test_a_lane_that_is_served_within_a_step_raises_no_alarm(
+    clock: VirtualClock, begin: Callable[[Scheduler], Awaitable[None]]
+) -> None:
+    """A program opens the scheduler, which looks at once, and begins to read messages of an earlier run only then."""
+    store, alarms = MemoryStore(clock=clock), list[Alarm]()
+    async with Scheduler(store, clock=clock, dispatch=False) as earlier:
+        await earlier.schedule(Order(), delay="1h")
+    async with Scheduler(store, clock=clock, on_alarm=alarms.append) as scheduler:
+        await asyncio.sleep(5)
+        await begin(scheduler)
+        await asyncio.sleep(600)
+    assert alarms == []
 
 
 @pytest.mark.parametrize(("late", "dead"), [(Late.drop("5s"), []), (Late.dead_letter("5s"), ["late"])])

@@ -32,8 +32,9 @@ class Alarm(Struct, frozen=True):
 
     Attributes:
         kind: `overdue`: a message waits past its due time. `store`: housekeeping cannot reach the store.
-            `unserved`: a lane holds messages and no live instance reads it. `ended`: the store serves no more claims,
-            for all or a part of its messages, until the process starts again.
+            `unserved`: a lane holds messages and no live instance reads it, at two steps of housekeeping in a row. At
+            each step an instance tells the store which lanes it reads. `ended`: the store serves no more claims, for
+            all or a part of its messages, until the process starts again.
         lane: Which one, where it concerns one.
         age_ms: How long it has lasted.
         is_over: The alarm has ended.
@@ -81,6 +82,7 @@ class Housekeeping:
         self._work, self._clock, self._lanes = work, clock, lanes
         self._alarm_ms, self._on_alarm = alarm_ms, on_alarm
         self._raised: dict[tuple[str, Lane], Alarm] = {}
+        self._unserved: set[Lane] = set()
         self._reached_ms = clock.monotonic_ms()
         self._stop = WakeUp()
         self.overdue_age_ms = 0
@@ -134,8 +136,9 @@ class Housekeeping:
         for lane, age in ages.items():
             if age >= self._alarm_ms:
                 self._raise(Alarm("overdue", lane, age))
-        for lane in unserved:
+        for lane in unserved & self._unserved:
             self._raise(Alarm("unserved", lane, ages.get(lane, 0)))
+        self._unserved = unserved
         for kind, lane in list(self._raised):
             if (kind == "overdue" and ages.get(lane, 0) < self._alarm_ms) or (
                 kind == "unserved" and lane not in unserved
