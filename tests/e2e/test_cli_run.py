@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import re
 import signal
 import sys
@@ -141,23 +142,36 @@ def test_a_handler_that_cannot_be_cancelled_is_left_behind(folder: Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_the_second_signal_ends_it_at_once(folder: Path, number: int) -> None:
+def test_a_later_signal_ends_it_at_once_and_it_says_so(folder: Path, number: signal.Signals) -> None:
     write_app(folder, NEVER_END)
     with started(folder) as program:
         program.send(signal.SIGTERM)
-        program.err.wait_for("draining; a second signal stops at once")
-        program.send(number)
-        assert program.exit_code() == -number
-        assert "Traceback" not in "\n".join(program.err.seen)
+        program.err.wait_for("draining; a later signal ends it at once")
+        assert program.end_at_once(number) == -number
+        said = f"ending at once on a later {number.name}; messages in flight are delivered again"
+        assert program.err.seen[-1].endswith(said)
     assert asyncio.run(stored(folder)) is not None
+
+
+def test_signals_that_follow_soon_are_one(folder: Path) -> None:
+    write_app(folder, "await asyncio.to_thread(Path('go').read_text)")
+    with (folder / "app.py").open("a") as app:
+        app.write("from aiodelay.cli import signals\nsignals.SAME_S = 60\n")
+    os.mkfifo(folder / "go")
+    with started(folder) as program:
+        program.send(signal.SIGTERM)
+        program.send(signal.SIGTERM)
+        program.send(signal.SIGINT)
+        (folder / "go").write_text("")
+        program.out.wait_for("^finished$")
+        assert program.exit_code() == 0
+    assert asyncio.run(stored(folder)) is None
 
 
 def test_signals_end_it_while_a_handler_blocks_the_event_loop(folder: Path) -> None:
     write_app(folder, BLOCK)
     with started(folder) as program:
-        while program.is_running():  # two that come too fast are one
-            program.send(signal.SIGTERM)
-        assert program.exit_code() == -signal.SIGTERM
+        assert program.end_at_once() == -signal.SIGTERM
 
 
 def test_quiet_says_nothing_and_verbose_more(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -66,6 +67,15 @@ class Program:
 
     def send(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def end_at_once(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal until the process has ended, and return its exit code: signals that come soon count as one."""
+        ends = time.monotonic() + DEADLINE_S
+        while self.is_running():
+            assert time.monotonic() < ends, "it does not end"
+            self.send(number)
+            time.sleep(0.02)  # a signal a time
+        return self.exit_code()
 
     def exit_code(self, within_s: float = DEADLINE_S) -> int:
         """Wait until it has ended and all that it wrote was read."""

@@ -100,6 +100,7 @@ CLOCKS = {
     "clock": "it is the clock",
     "testing.servers": "how long a server takes to start",
     "cli.demo": "prints the time of day to a person",
+    "cli.signals": "how soon a signal follows another one, while something may block the loop",
     "cli.report": "prints the time of day to a person",
     "cli.traffic": "prints the time of day to a person",
     "spark.pacing": "a pace has no loop; tests give another clock",

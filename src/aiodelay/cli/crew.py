@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from asyncio.subprocess import Process
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import CommandError
+from .signals import SAME_S, end_at_once, handled_numbers
 
 __all__ = ["follow", "supervise"]
 
@@ -24,7 +24,7 @@ STEADY_S = 60.0
 
 
 async def supervise(command: Sequence[str], *, workers: int, reload: bool) -> None:
-    """Keep workers running until a signal asks for the end, then drain them; a second signal ends them at once.
+    """Keep workers running until a signal asks for the end, then drain them; a later signal ends them at once.
 
     Args:
         command: What each worker is started with.
@@ -38,10 +38,10 @@ async def supervise(command: Sequence[str], *, workers: int, reload: bool) -> No
     lifeline, ours = os.pipe()
     crew = _Crew(command, lifeline, restarts=not reload)
 
-    def end_at_once() -> None:
-        crew.terminate()
+    def kill() -> None:
+        crew.kill()
 
-    with os.fdopen(lifeline), os.fdopen(ours, "w"), _signals(stop, end_at_once) as numbers:
+    with os.fdopen(lifeline), os.fdopen(ours, "w"), _signals(stop, kill) as later:
         async with asyncio.TaskGroup() as tasks:
             if reload:
                 tasks.create_task(_watch(changed, stop))
@@ -49,9 +49,8 @@ async def supervise(command: Sequence[str], *, workers: int, reload: bool) -> No
                 changed.clear()
                 crew = _Crew(command, lifeline, restarts=not reload)
                 await crew.run(workers, stop, changed)
-    if len(numbers) > 1:  # as a process that a second signal ended by itself
-        signal.signal(numbers[-1], signal.SIG_DFL)
-        os.kill(os.getpid(), numbers[-1])
+    if later:
+        end_at_once(later[0])
 
 
 def follow(lifeline: int, stop: asyncio.Event) -> None:
@@ -85,6 +84,12 @@ class _Crew:
         for process in self._processes:
             if process.returncode is None:
                 process.terminate()
+
+    def kill(self) -> None:
+        """End all that run at once."""
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
 
     async def run(self, workers: int, *ends: asyncio.Event) -> None:
         """Keep workers running until one of the events is set, then wait until they have drained."""
@@ -146,23 +151,25 @@ async def _watch(changed: asyncio.Event, stop: asyncio.Event) -> None:
 
 
 @contextmanager
-def _signals(stop: asyncio.Event, end_at_once: Callable[[], object]) -> Iterator[list[int]]:
-    """Set an event at the first SIGINT, SIGTERM or SIGHUP, call a function at each further one; yield what came."""
-    loop, seen = asyncio.get_running_loop(), list[int]()
+def _signals(stop: asyncio.Event, on_later: Callable[[], object]) -> Iterator[list[int]]:
+    """Set an event at the first signal; call a function at each signal that comes `SAME_S` later, and yield these."""
+    loop, later = asyncio.get_running_loop(), list[int]()
+    first_s: float | None = None
 
     def on_signal(number: int) -> None:
-        seen.append(number)
-        if stop.is_set():
-            end_at_once()
-        stop.set()
+        nonlocal first_s
+        if first_s is None:
+            first_s = loop.time()
+            stop.set()
+        elif loop.time() - first_s >= SAME_S:
+            later.append(number)
+            on_later()
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        numbers.append(signal.SIGHUP)
+    numbers = handled_numbers()
     for number in numbers:
         loop.add_signal_handler(number, on_signal, number)
     try:
-        yield seen
+        yield later
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

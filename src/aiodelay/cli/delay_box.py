@@ -77,5 +77,5 @@ async def _run(box: DelayBox, what: str) -> None:
             if await stop.opens(stack, box):
                 log.info("delaying from %s; SIGTERM or Ctrl-C ends it", what)
                 await stop.wait()
-                log.info("stopping; a second signal stops at once")
+                log.info("stopping; a later signal ends it at once")
     log.info("the delay box has stopped")

@@ -46,7 +46,8 @@ def run(
     """Dispatch and handle until SIGTERM or Ctrl-C, then drain.
 
     Draining stops claiming, lets what is in flight end within the scheduler's `drain` time, and gives the rest back to
-    the store. A second signal ends the process at once; its messages are delivered again when their leases have ended.
+    the store. A signal that comes more than 0.3 s after the first ends the process at once; its messages are delivered
+    again when their leases have ended.
 
     Args:
         target: The scheduler, as MODULE:OBJECT, such as shop:scheduler. Modules are looked for in the working directory
@@ -81,7 +82,7 @@ async def _dispatch(scheduler: Scheduler, target: str, lifeline: int | None) -> 
             if await stop.opens(stack, scheduler):
                 log.info("%s is dispatching; SIGTERM or Ctrl-C drains it", target)
                 await stop.wait()
-                log.info("draining; a second signal stops at once")
+                log.info("draining; a later signal ends it at once")
         log.info("%s has stopped", target)
     timer = threading.Timer(LEAVE_S, _leave_handlers, [asyncio.get_running_loop()])
     timer.daemon = True

@@ -31,7 +31,7 @@ def serve(
 ) -> None:
     """Run the service: stores whose messages are delivered, intakes, and an HTTP API.
 
-    Runs until SIGTERM or Ctrl-C, then ends in order; a second signal ends it at once. Without a file, messages are kept
+    Runs until SIGTERM or Ctrl-C, then ends in order; a later signal ends it at once. Without a file, messages are kept
     in SQLite, in aiodelay.db in the working directory.
 
     Args:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from types import FrameType
 
-__all__ = ["Stop", "stop_signals"]
+__all__ = ["SAME_S", "Stop", "end_at_once", "handled_numbers", "stop_signals"]
+
+log: logging.Logger = logging.getLogger("aiodelay.cli")
+
+SAME_S = 0.3
+"""A signal that comes so soon after the first one belongs to it: a process manager and a shell may both send one."""
 
 
 class Stop(asyncio.Event):
@@ -50,26 +58,43 @@ class Stop(asyncio.Event):
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets; the second one ends the process at once.
+    """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets; a later signal ends the process at once.
 
-    The signals' default action is put back at the first one, so that the second works even while something blocks the
-    event loop; `loop.add_signal_handler` would have to wait for the loop. SIGHUP is left alone where it is ignored, as
-    under `nohup`.
+    Signals within `SAME_S` of the first one are ignored. Python's own handlers are used, so that the later signal works
+    even while something blocks the event loop; `loop.add_signal_handler` would have to wait for the loop. SIGHUP is
+    left alone where it is ignored, as under `nohup`.
     """
     loop, stop = asyncio.get_running_loop(), Stop()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        numbers.append(signal.SIGHUP)
+    first_s: float | None = None
 
-    def begin_to_stop(number: int, frame: FrameType | None) -> None:
-        for other in numbers:
-            signal.signal(other, signal.SIG_DFL)
-        loop.call_soon_threadsafe(stop.set)
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal first_s
+        now_s = time.monotonic()
+        if first_s is None:
+            first_s = now_s
+            loop.call_soon_threadsafe(stop.set)
+        elif now_s - first_s >= SAME_S:
+            end_at_once(number)
 
-    before = {number: signal.signal(number, begin_to_stop) for number in numbers}
+    before = {number: signal.signal(number, on_signal) for number in handled_numbers()}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is begin_to_stop:  # else it came: what follows ends the process at once
+        if first_s is None:  # else the handler stays until the process has ended
+            for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def handled_numbers() -> list[int]:
+    """Return the signals that ask for an orderly end: SIGINT, SIGTERM, and SIGHUP unless it is ignored or handled."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        numbers.append(signal.SIGHUP)
+    return [*numbers]
+
+
+def end_at_once(number: int) -> None:
+    """Say that a later signal has come, and end the process as that signal does by default."""
+    signal.signal(number, signal.SIG_DFL)  # first: if writing the log gets stuck, the next signal ends the process
+    log.warning("ending at once on a later %s; messages in flight are delivered again", signal.Signals(number).name)
+    os.kill(os.getpid(), number)

@@ -63,7 +63,7 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
 
         async def leave() -> None:
             health.is_leaving = True
-            log.info("stopping; a second signal stops at once")
+            log.info("stopping; a later signal ends it at once")
             await asyncio.sleep(settings.limits.leave.total_seconds())
             api.state.page.closing.set()
             server.should_exit = True
