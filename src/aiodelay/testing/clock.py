@@ -1,4 +1,4 @@
-"""`VirtualClock`: tells the time of a `VirtualLoop`, lets it pass, and steps the wall clock."""
+"""`VirtualClock`: tells the time of a `VirtualLoop`, lets it pass, steps the wall clock. `LoopClock`: any loop's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
+from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ConfigurationError, InputError, WrongLoopError
 from aiodelay.timeunits import Duration, parse_duration
 
 from .loop import VirtualLoop, WaitingForeverError
 
-__all__ = ["START", "IdleHook", "VirtualClock", "VirtualLoop", "WaitingForeverError"]
+__all__ = ["START", "IdleHook", "LoopClock", "VirtualClock", "VirtualLoop", "WaitingForeverError"]
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 """The wall-clock time at which every `VirtualClock` begins unless told otherwise."""
@@ -25,7 +26,8 @@ _HOW_TO_GET_ONE = (
     " (pytest-asyncio >= 1.4: mark them @pytest.mark.asyncio(loop_scope='function');"
     " anyio: keep them apart from async fixtures of module or session scope, or give their module a fixture"
     " anyio_backend that returns ('asyncio', {'loop_factory': VirtualLoop});"
-    " neither: asyncio.Runner(loop_factory=VirtualLoop))"
+    " neither: asyncio.Runner(loop_factory=VirtualLoop);"
+    " a web framework's TestClient has a real loop: leave 'clock' out, or use an asynchronous client)"
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -159,6 +161,35 @@ class VirtualClock:
         if self._loop is None and self._refuses_real_loops and (real := _running_loop()) is not None:
             raise _not_virtual(type(real).__name__)
         return self._loop
+
+
+class LoopClock:
+    """A `Clock` that tells virtual time on a `VirtualLoop` and real time on any other loop.
+
+    The first loop on which it is read decides. Until then it stands still at `START`.
+    """
+
+    def __init__(self) -> None:
+        self._virtual = VirtualClock()
+        VirtualLoop.next_followers.add(self._virtual)
+        self._chosen: Clock | None = None
+
+    def now_ms(self) -> int:
+        """Return the wall clock as epoch ms, rounded down."""
+        return self._clock().now_ms()
+
+    def monotonic_ms(self) -> int:
+        """Return ms since some fixed instant, rounded down."""
+        return self._clock().monotonic_ms()
+
+    def seconds_until(self, at_ms: int) -> float:
+        """Return the seconds from now until a wall clock instant; negative if it has passed."""
+        return self._clock().seconds_until(at_ms)
+
+    def _clock(self) -> Clock:
+        if self._chosen is None and (loop := _running_loop()) is not None:
+            self._chosen = self._virtual if isinstance(loop, VirtualLoop) else SystemClock()
+        return self._chosen or self._virtual
 
 
 def _not_virtual(loop: str) -> ConfigurationError:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from aiodelay._runtime.lifecycle import Running
+from aiodelay.clock import Clock
 from aiodelay.errors import AiodelayError, ConfigurationError
 from aiodelay.memory import MemoryStore
 from aiodelay.model import DeadLetter, Delivery, Query, Record, Snapshot, State
@@ -20,7 +21,7 @@ from .faults import FaultyStore
 from .loop import VirtualLoop
 from .sinks import RecordingSink
 
-__all__ = ["Kit", "StillInFlightError", "kit_of", "on_virtual_time", "sink_of", "store_of"]
+__all__ = ["Kit", "StillInFlightError", "kit_of", "on_clock", "on_virtual_time", "sink_of", "store_of"]
 
 T = TypeVar("T")
 IN_FLIGHT_LIMIT_S = 3600.0
@@ -53,9 +54,9 @@ class Kit:
     """What stands behind a scheduler on virtual time."""
 
     scheduler: Scheduler
-    clock: VirtualClock
+    clock: Clock
 
-    def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self.scheduler, self.clock = scheduler, clock
         self.memory: MemoryStore = MemoryStore(clock=clock)
         self.store: FaultyStore = FaultyStore(self.memory)
@@ -65,7 +66,8 @@ class Kit:
         }
         self._sent_before = {name: len(sink.deliveries) for name, sink in self.sinks.items()}
         self._runs: list[Delivery] = []
-        clock.add_idle_hook(self._settle)
+        if isinstance(clock, VirtualClock):
+            clock.add_idle_hook(self._settle)
 
     # --- what happened ------------------------------------------------------------------------------------
 
@@ -129,8 +131,7 @@ class Kit:
             raise StillInFlightError(ids, IN_FLIGHT_LIMIT_S)
 
 
-@contextmanager
-def on_virtual_time(scheduler: Scheduler, clock: VirtualClock) -> Iterator[Scheduler]:
+def on_virtual_time(scheduler: Scheduler, clock: VirtualClock) -> AbstractContextManager[Scheduler]:
     """Move a scheduler to an empty memory store, virtual time and recording sinks, for the length of the block.
 
     It is the same object, with its handlers and settings: code that imports it notices nothing. Handlers that are
@@ -143,6 +144,12 @@ def on_virtual_time(scheduler: Scheduler, clock: VirtualClock) -> Iterator[Sched
     Raises:
         ClosedError: It is open.
     """
+    return on_clock(scheduler, clock)
+
+
+@contextmanager
+def on_clock(scheduler: Scheduler, clock: Clock) -> Iterator[Scheduler]:
+    """Do as `on_virtual_time` does, with any clock."""
     kit = Kit(scheduler, clock)
     with scheduler._elsewhere(kit.store, kit.sinks, clock, kit.note_run):
         before = _kits.get(scheduler)

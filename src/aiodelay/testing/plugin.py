@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from aiodelay.clock import Clock
 from aiodelay.memory import MemoryStore
 from aiodelay.scheduler import Scheduler
 
-from .clock import VirtualClock
+from .clock import LoopClock, VirtualClock
 from .faults import FaultyStore
-from .kit import on_virtual_time, store_of
+from .kit import on_clock, store_of
 from .loop import VirtualLoop
 
 __all__ = ["aiodelay_scheduler", "clock", "faulty_store", "scheduler"]
@@ -49,13 +50,17 @@ def aiodelay_scheduler() -> Scheduler | None:
 
 
 @pytest.fixture
-def scheduler(aiodelay_scheduler: Scheduler | None, clock: VirtualClock) -> Iterator[Scheduler]:
+def scheduler(
+    request: pytest.FixtureRequest, aiodelay_scheduler: Scheduler | None, _aiodelay_virtual_loop: None
+) -> Iterator[Scheduler]:
     """Your scheduler, with its handlers, on an empty memory store, recording sinks and virtual time; not open yet.
 
-    Open it by `async with scheduler:`, as your program does. Which one it is says the fixture `aiodelay_scheduler`.
+    Open it by `async with scheduler:`, as your program does. The fixture `aiodelay_scheduler` says which one it is.
+    In a test without `clock`, a `TestClient` of a web framework opens it on a real loop: there it is on real time.
     """
+    clock: Clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else LoopClock()
     yours = aiodelay_scheduler if aiodelay_scheduler is not None else Scheduler(MemoryStore(clock=clock), clock=clock)
-    with on_virtual_time(yours, clock):
+    with on_clock(yours, clock):
         yield yours
 
 
