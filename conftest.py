@@ -1,4 +1,4 @@
-"""Runs the Python blocks of README.md and docs/ as tests; `tests/conftest.py` is for the tests themselves."""
+"""Runs the Python blocks of docs/ as tests; `tests/conftest.py` is for the tests themselves."""
 
 import ast
 import asyncio
@@ -43,9 +43,10 @@ def leave_own_folder(namespace: dict[str, Any]) -> None:
 
 pytest_collect_file = Sybil(
     parsers=[PythonBlockParser(), SkipParser()],
-    patterns=["README.md", "docs/*.md", "docs/*/*.md"],
+    patterns=["docs/*.md", "docs/*/*.md"],
     excludes=[
         *("docs/kafka.md", "docs/delay-box.md", "docs/migration.md"),  # tests/integration run them, on a broker
+        "docs/tutorial.md",  # tests/e2e runs each of its blocks, and of README.md's, as a program
         "docs/spark/*.md",  # tests/spark runs them
     ],
     setup=enter_own_folder,

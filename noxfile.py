@@ -30,7 +30,7 @@ sys.path.insert(0, f"{ROOT / '.ci'}")
 import changed_tests  # noqa: E402
 
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
-DOCS = ["docs", "README.md"]  # in one process: the blocks of a page build on each other
+DOCS = ["docs"]  # in one process: the blocks of a page build on each other
 # Tests of faults mostly wait, so there are more processes than cores. `tests/support/distribution.py` groups the tests.
 IN_PARALLEL = ["--numprocesses=6", "--dist=loadscope", "--no-loadscope-reorder"]
 IN_TWO = ["--numprocesses=2", *IN_PARALLEL[1:]]  # tests that need no server do not wait
