@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
 
-from aiodelay import Every, Reject, Retry, Scheduler
+from aiodelay import Every, Reject, Retry, Scheduler, StoreUnavailableError
 from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import Found, redis_servers
@@ -212,6 +216,36 @@ def test_files_that_are_not_there(stores: Stores) -> None:
     assert cli("import", "no-such-file").err == "aiodelay: no-such-file: No such file or directory\n"
     assert cli("schedule", "--lines").code == 0
     assert cli("export", "--output", "/no/such/folder/x").code == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, StoreUnavailableError("the store", "gone")], ids=repr)
+def test_an_interrupted_export_leaves_no_file(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | type[BaseException]
+) -> None:
+    cli, path = stores.new("sqlite"), tmp_path / "messages.jsonl"
+    fill(cli)
+    with monkeypatch.context() as patch:
+        patch.setattr("aiodelay.cli.export.dead_letter_shape", Mock(side_effect=error))
+        for text in (None, "the last one"):
+            if text is not None:
+                path.write_text(text)
+            with suppress(SystemExit):  # as Ctrl-C ends a command
+                assert cli("export", "--output", str(path)).code == 5
+            assert (path.read_text() if path.exists() else None) == text
+    assert cli("export", "--output", str(path)).code == 0
+    assert json.loads(path.read_text().splitlines()[-1])["kind"] == "end"
+    assert [each.name for each in tmp_path.glob("messages*")] == ["messages.jsonl"]
+
+
+@pytest.mark.parametrize("arguments", [["export"], ["list"], ["export", "--output", "/dev/full"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_told_in_a_line(stores: Stores, arguments: list[str]) -> None:
+    cli = stores.new("sqlite")
+    fill(cli)
+    command = [sys.executable, "-m", "aiodelay", *arguments, "--store", cli.url, "--namespace", cli.namespace]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    where = "--output /dev/full" if "--output" in arguments else "stdout"
+    assert (ran.returncode, ran.stderr) == (1, f"aiodelay: {where}: No space left on device\n")
 
 
 def test_a_series_goes_on_where_it_was(stores: Stores) -> None:

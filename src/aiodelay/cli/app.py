@@ -5,6 +5,7 @@ A command is imported when it is asked for.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from .commands import COMMANDS, RUN, SUMMARY, name_of
 
 __all__ = ["app", "run_app"]
 
-NOT_UNDERSTOOD, INTERRUPTED = 2, 130
+FAILED, NOT_UNDERSTOOD, INTERRUPTED = 1, 2, 130
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app: App = App(
     name="aiodelay",
@@ -47,12 +49,25 @@ def run_app(arguments: Sequence[str]) -> int:
         return _failed(error, error.exit_code, arguments)
     except AiodelayError as error:
         return _failed(error, exit_code_of(error), arguments)
-    except BrokenPipeError:  # the reader has what it wanted, as `| head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        return _output_failed(error, arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _output_failed(error: OSError, arguments: Sequence[str]) -> int:
+    """Return the exit code of a command whose output went nowhere.
+
+    Raises:
+        OSError: The error has another reason.
+    """
+    if not isinstance(error, BrokenPipeError) and error.errno not in NO_ROOM:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more at its end
+    if isinstance(error, BrokenPipeError):  # the reader has read enough, as `| head` has
+        return 0
+    return _failed(OSError(f"stdout: {error.strerror}"), FAILED, arguments)
 
 
 def _failed(error: Exception, exit_code: int, arguments: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,7 +36,8 @@ async def export(
     what writes and dispatches before. Positions of intakes, and what the store remembers of ended messages, stay here.
 
     Args:
-        output: A file to write; without it, stdout.
+        output: A file to write; without it, stdout. The file gets its name once it is whole; until then `.part` stands
+            at the end of the name.
     """
     counts = {"hold": 0, "message": 0, "dead_letter": 0}
     in_flight = 0
@@ -62,12 +63,19 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
         return
+    is_device = output.exists() and not output.is_file()
+    part = output if is_device else output.with_name(f"{output.name}.part")
     try:
-        file = output.open("w", encoding="utf-8")
+        with part.open("w", encoding="utf-8") as file:
+            yield file
+        if not is_device:
+            part.replace(output)
     except OSError as error:
         raise CommandError(f"--output {output}: {error.strerror}") from None
-    with file:
-        yield file
+    finally:
+        if not is_device:
+            with suppress(OSError):
+                part.unlink()
 
 
 async def _lines(scheduler: Scheduler, place: Place) -> AsyncIterator[dict[str, Any]]:
