@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import inspect
+import json
 import re
 import shutil
 from contextlib import nullcontext
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aiodelay import Scheduler
 from examples import outbox
 from tests.support.command import PYTEST, Program
 from tests.support.servers import Found, redis_servers, serving
@@ -171,6 +174,25 @@ def test_outbox(tmp_path: Path, found: Found | None) -> None:
         "order 2 is paid",
         "please pay order 1",
     ]
+
+
+@pytest.mark.parametrize("how", ["--namespace", "AIODELAY_NAMESPACE"])
+def test_spark_reminders_are_those_of_a_namespace(tmp_path: Path, how: str) -> None:
+    url = f"sqlite:///{tmp_path}/delay.db"
+
+    async def schedule(namespace: str, order: int) -> None:
+        row = {"order_id": f"order-{order}", "customer": "Ann", "total_cents": 1250}
+        due = row | {"remind_at": "2026-01-01T00:00:00Z"}
+        async with Scheduler(url, namespace=namespace, dispatch=False) as scheduler:
+            await scheduler.schedule(json.dumps(due).encode(), to="handler:remind", delay="0s")
+
+    asyncio.run(schedule("default", 1))
+    asyncio.run(schedule("shop", 2))
+    option = ["--namespace", "shop"] if how.startswith("-") else []
+    program_file = str(EXAMPLES / "spark" / "remind.py")
+    with Program(program_file, url, *option, cwd=tmp_path, environment={how: "shop"}) as program:
+        assert program.exit_code() == 0, program.err.seen
+        assert program.out.seen == ["order-2: Ann has to pay 12.50"]
 
 
 @pytest.mark.parametrize("part", [outbox.Outbox, outbox.schedule, outbox.move_rows], ids=lambda part: part.__name__)

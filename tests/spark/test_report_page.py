@@ -75,6 +75,17 @@ def test_time_without_a_delivery_is_a_gap_and_a_lone_hour_is_seen() -> None:
     assert page.count("<circle class='p50_ms") == 7
 
 
+@pytest.mark.parametrize("n", [1, 2, 200])
+def test_each_bar_stands_below_the_dot_of_its_hour(n: int) -> None:
+    times = [figures(5, hour=FIRST + timedelta(hours=hour)) for hour in range(n)]
+    page = render(report_page(times=times))
+    dots = re.findall(r"<circle class='p50_ms mark' cx='([\d.]+)'", page)
+    bars = re.findall(r"<rect class='delivered mark' x='([\d.]+)' [^>]*? width='([\d.]+)'", page)
+    assert len(dots) == len(bars) == n
+    for dot, (left, width) in zip(dots, bars, strict=True):
+        assert float(dot) == pytest.approx(float(left) + float(width) / 2, abs=0.2)
+
+
 def test_what_is_odd_is_said() -> None:
     page = render(report_page(rows=None))
     assert "Early: 2, by up to 30 ms." in page

@@ -93,7 +93,8 @@ def bar_plot(title: str, about: str, times: Sequence[Figures], unit: str, names:
 
     marks = []
     for row in times:
-        x, width, floor = axis.x(_epoch_s(row[unit])), axis.width, float(_FLOOR)
+        width, floor = axis.width, float(_FLOOR)
+        x = axis.middle(row[unit]) - width / 2  # below the dot that `line_plot` has for the same slot
         for name, meaning in names.items():
             if row[name]:
                 floor -= height(row[name])
