@@ -527,6 +527,8 @@ def test_l5_an_element_that_cannot_be_read_is_a_dead_letter_and_stops_nobody(ser
         (letter,) = await scene.store.dead_letters()  # type: ignore[attr-defined]
         assert (letter.reason, letter.record.envelope.payload) == ("undecodable", POISON[kind])
         assert letter.record.last_error.startswith("cannot be read: ")
+        advice = f"; what other programs push needs source='redis-list:{scene.key}?format=raw'"
+        assert letter.record.last_error.endswith(advice) is (kind != "a newer format")
         assert await feed.settle([done(each) for each in claims]) == [SettleOutcome.SETTLED] * 2
         assert await scene.leftovers() == []
 

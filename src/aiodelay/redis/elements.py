@@ -16,11 +16,15 @@ from aiodelay.transitions import NO_OP, as_occurrence
 
 from .keys import member_of, text_of
 
-__all__ = ["Element", "decode_element", "encode_element", "encode_record_element"]
+__all__ = ["Element", "ForeignElementError", "decode_element", "encode_element", "encode_record_element"]
 
 _PREFIX, _VERSION_FLAG = 34, 32
 _PUSHED = b"\xa1q\xcf"
 _read_parts = msgspec.msgpack.Decoder(tuple[bytes, bytes, msgspec.Raw]).decode
+
+
+class ForeignElementError(RecordFormatError):
+    """Another program has pushed the element."""
 
 
 class Element(msgspec.Struct, frozen=True, gc=False):
@@ -61,14 +65,15 @@ def decode_element(element: bytes, *, lane: str) -> Element:
         lane: Of whom it is to be handled by: the number in the prefix is of a store that may not be ours.
 
     Raises:
-        RecordFormatError: It is not three MessagePack values as described, or of a newer format.
+        ForeignElementError: It is not three MessagePack values as described.
+        RecordFormatError: It is of a newer format, or damaged.
     """
     try:
         member, prefix, body = _read_parts(b"\x93" + element)  # as a list of three
     except msgspec.MsgspecError:
-        raise RecordFormatError("it is not three MessagePack values") from None
+        raise ForeignElementError("it is not three MessagePack values") from None
     if not member or len(prefix) != _PREFIX + (8 if prefix[1:2] and prefix[1] & _VERSION_FLAG else 0):
-        raise RecordFormatError("it does not begin with an id and a record's prefix")
+        raise ForeignElementError("it does not begin with an id and a record's prefix")
     record = decode_record(prefix + bytes(body), message_id=text_of(member), lane=lambda number: lane)
     if record.envelope.rule is not None:
         raise RecordFormatError("it recurs: a list holds single occurrences")

@@ -14,7 +14,7 @@ from aiodelay.urls import UrlOptions
 from .client import Client
 from .elements import Element
 from .ends import Ending
-from .lists import ListEnd, split_address
+from .lists import NAME, ListEnd, split_address
 from .options import read_options
 from .taking import Store, TakingFeed
 from .waking import listening
@@ -58,6 +58,7 @@ class _ListFeed(TakingFeed):
         tagged = f"{key}:" if "{" in key else f"{{{key}}}"
         keys = [key, f"{tagged}:aiodelay:consumers", f"{tagged}:aiodelay:taken:{consumer}"]
         super().__init__(client, f"list {key} at {server}", keys, consumer, store=store)
+        self._advice = f"; what other programs push needs source='{NAME}:{key}?format=raw'"
 
     def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:
         if self._is_raw:

@@ -15,7 +15,7 @@ from .ends import MOST_MESSAGES, SendingEnd, check_integer
 from .options import Options, read_options
 from .scripts import Arg
 
-__all__ = ["ListEnd", "RedisListSink", "open_list_sink", "split_address"]
+__all__ = ["NAME", "ListEnd", "RedisListSink", "open_list_sink", "split_address"]
 
 NAME = "redis-list"
 MAX_LENGTH = 10_000

@@ -44,7 +44,7 @@ from aiodelay.transitions import (
 from aiodelay.wakeup import WakeUp
 
 from .client import Client
-from .elements import Element, decode_element
+from .elements import Element, ForeignElementError, decode_element
 from .faults import Fault
 from .scripts import Arg
 from .waking import ListListener
@@ -82,6 +82,8 @@ class TakingFeed:
 
     _scripts: Mapping[str, str] = {}
     """What goes by another name than `take`, `drop` and `again`."""
+    _advice = ""
+    """What the error of an element that another program has pushed ends with."""
 
     def __init__(self, client: Client, name: str, keys: Sequence[str], consumer: str, *, store: Store) -> None:
         self._client, self._name, self._keys, self._consumer = client, name, keys, consumer
@@ -153,6 +155,8 @@ class TakingFeed:
         if is_killer(found.record):
             log.error(
                 "message %s from %s is given up: it ended %d processes", found.record.id, self._name, KILLS_TO_DEATH
+        except ForeignElementError as error:
+            return _unreadable(element, lane, now_ms, error.problem + self._advice)
             )
             return PutBack(found.record, now_ms, "killed_worker")
         if is_late(found.record, now_ms):
