@@ -77,7 +77,7 @@ TOKENS_S = 2 + SLACK_S
 """So soon after the file has changed its tokens hold."""
 EVENT_S = 2 + 20 + SLACK_S
 """So soon a page that follows ends once its token is valid no more: at its next event, which a store may delay."""
-END_S = 2 + 45
+END_S = 2 + 30
 """limits.drain, and what docs/operate.md adds to it while a store is away."""
 LIVE_S = 5.0
 ANSWER_S = 40.0
