@@ -1,7 +1,8 @@
 """Every error aiodelay raises: one root, split by what the caller can do about it.
 
 `InputError` and `ConfigurationError`: mend the call; nothing was sent anywhere. `StoreUnavailableError`,
-`StoreBusyError`: nothing was stored; try again. `OutcomeUnknownError`: it may be stored; `retry()` is safe.
+`StoreBusyError`: nothing was stored; try again. `StoreDamagedError`: repair the store's data. `OutcomeUnknownError`:
+the message may be stored; `retry()` is safe.
 Messages name the field, the value (shortened) and what is allowed. Payloads, header values and passwords are
 never part of a message.
 """
@@ -35,6 +36,7 @@ __all__ = [
     "ScheduleTimeError",
     "SinkUnavailableError",
     "StoreBusyError",
+    "StoreDamagedError",
     "StoreError",
     "StoreFullError",
     "StoreMismatchError",
@@ -340,6 +342,14 @@ class StoreUnavailableError(StoreError):
     def __str__(self) -> str:
         of = f" (message {self.message_id!r} was not {self.action})" if self.message_id is not None else ""
         return f"{self.store} is unavailable: {self.reason}{of}"
+
+
+class StoreDamagedError(StoreUnavailableError):
+    """The store answers, but another program has overwritten its data; `reason` says where."""
+
+    def __str__(self) -> str:
+        of = f" (message {self.message_id!r} was not {self.action})" if self.message_id is not None else ""
+        return f"{self.store} cannot be used: {self.reason}{of}"
 
 
 class StoreFullError(StoreError):

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from aiodelay.errors import StoreUnavailableError
+from aiodelay.errors import StoreDamagedError, StoreUnavailableError
 from aiodelay.memory import MemoryStore
 from aiodelay.model import (
     After,
@@ -581,7 +581,7 @@ async def test_raw_elements_are_payloads(scene: Scene) -> None:
 async def test_a_key_that_is_no_list_is_refused_with_the_reason(scene: Scene) -> None:
     feed = await scene.feed()
     await scene.direct.command("SET", scene.key, "no list")
-    with pytest.raises(StoreUnavailableError, match=rf"list {scene.key} at .* is unavailable: WRONGTYPE"):
+    with pytest.raises(StoreDamagedError, match=rf"list {scene.key} at .* cannot be used: .*'{scene.key}'.*WRONGTYPE"):
         await claim(feed)
     assert await scene.direct.command("GET", scene.key) == b"no list"
 

@@ -72,6 +72,10 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
         ("memory://", "no answer", "a"),
         "memory:// is unavailable: no answer (message 'a' was not stored)",
     ),
+    errors.StoreDamagedError: (
+        ("redis://localhost", "key '{shop:00}:msg' holds no hash", "a"),
+        "redis://localhost cannot be used: key '{shop:00}:msg' holds no hash (message 'a' was not stored)",
+    ),
     errors.StoreFullError: (
         ("memory://", "no room", "a"),
         "memory:// is full: no room (message 'a' was not stored)",

@@ -7,7 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from aiodelay.errors import OutcomeUnknownError, SinkUnavailableError, StoreBusyError, StoreUnavailableError
+from aiodelay.errors import (
+    OutcomeUnknownError,
+    SinkUnavailableError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreUnavailableError,
+)
 from aiodelay.pausing import pause_s
 from aiodelay.timeunits import format_duration
 
@@ -52,6 +58,8 @@ class Patience:
             while True:
                 try:
                     result = await attempt()
+                except StoreDamagedError:
+                    raise
                 except MAY_PASS as error:
                     left_s = began_s + self._timeout_ms / 1000 - self._loop.time()
                     if left_s <= 0:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 from aiodelay.clock import Clock, SystemClock
-from aiodelay.errors import ClosedError, StoreUnavailableError, WrongLoopError
+from aiodelay.errors import ClosedError, StoreDamagedError, StoreUnavailableError, WrongLoopError
 
 from .checks import check_server, server_time_ms, warn_of_skew
 from .client import Client
 from .faults import Fault
+from .key_types import overwritten_key
 from .keys import Keys
 from .options import Options
 from .reading import Lanes, lanes_in
@@ -120,26 +122,46 @@ class Base:
 
         Raises:
             StoreUnavailableError: It may or may not have run; repeating is safe.
+            StoreDamagedError: A key holds another type than ours.
         """
         try:
             return await self._run(script, arguments)
         except Fault as fault:
-            raise StoreUnavailableError(self.name, fault.reason) from fault
+            raise self.unavailable(fault) from fault
 
     async def _run(self, script: str, arguments: Sequence[Arg], *, durable: bool = False) -> Any:  # noqa: ANN401 - as run
         now_ms = None if self._clock is None else self._clock.now_ms()
-        return await self._checked().client.run(script, arguments, now_ms=now_ms, durable=durable)
+        client = self._checked().client
+        try:
+            return await client.run(script, arguments, now_ms=now_ms, durable=durable)
+        except Fault as fault:
+            await self._name_damage(client, fault)
+            raise
+
+    async def _name_damage(self, client: Client, fault: Fault) -> None:
+        """Have a fault say which key is to blame, if it is one's type."""
+        if fault.is_damage:
+            with suppress(Fault):  # the server went away meanwhile
+                fault.reason = await overwritten_key(client, self._keys) or fault.reason
+
+    def unavailable(self, fault: Fault) -> StoreUnavailableError:
+        """Return the error that users of the store get for a fault."""
+        kind = StoreDamagedError if fault.is_damage else StoreUnavailableError
+        return kind(self.name, fault.reason)
 
     async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
         """Send one command.
 
         Raises:
             StoreUnavailableError: It may or may not have been carried out.
+            StoreDamagedError: A key holds another type than ours.
         """
+        client = self._checked().client
         try:
-            return await self._checked().client.command(*arguments)
+            return await client.command(*arguments)
         except Fault as fault:
-            raise StoreUnavailableError(self.name, fault.reason) from fault
+            await self._name_damage(client, fault)
+            raise self.unavailable(fault) from fault
 
     async def lanes_of(self, values: Sequence[object]) -> Lanes:
         """Read the names of lanes, if there are values to be read by them.

@@ -47,6 +47,10 @@ async def check_server(client: Client, keys: Keys, options: Options) -> None:
             raise StoreMismatchError(
                 f"node of {options.name}", "a node of a cluster", f"the one that holds {keys.tag}*, which is {owner}"
             ) from fault
+        if fault.is_damage:
+            raise StoreMismatchError(
+                f"key {keys.key('meta')!r} of {options.name}", "written by another program", "aiodelay's own, a hash"
+            ) from fault
         advice = "; it does not speak RESP3: use protocol=2" if "command 'HELLO'" in fault.reason else ""
         raise StoreUnavailableError(options.name, fault.reason + advice) from fault
 

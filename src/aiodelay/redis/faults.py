@@ -39,15 +39,17 @@ class Fault(Exception):  # noqa: N818 - it never leaves this package: it becomes
         kind: `unavailable`, `full`: surely not carried out. `unknown`: it may have been.
         reason: For people; it names no secret.
         is_connection: The connection is to blame, rather than an answer of the server; it may lead to the wrong one.
+        is_damage: A key holds another type than ours; trying again does not help.
     """
 
     kind: Kind
     reason: str
     is_connection: bool
+    is_damage: bool
 
-    def __init__(self, kind: Kind, reason: str, *, is_connection: bool = False) -> None:
+    def __init__(self, kind: Kind, reason: str, *, is_connection: bool = False, is_damage: bool = False) -> None:
         super().__init__(kind, reason)
-        self.kind, self.reason, self.is_connection = kind, reason, is_connection
+        self.kind, self.reason, self.is_connection, self.is_damage = kind, reason, is_connection, is_damage
 
 
 def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
@@ -70,7 +72,7 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     if isinstance(error, e.NoPermissionError):  # inside a script, some of it may have been carried out
         return Fault("unknown" if "script" in text else "unavailable", f"NOPERM {text}")
     if isinstance(error, e.ResponseError):
-        return Fault("unknown", text)
+        return Fault("unknown", text, is_damage="WRONGTYPE" in text)
     return Fault("unknown" if sent else "unavailable", text, is_connection=True)
 
 

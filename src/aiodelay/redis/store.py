@@ -149,7 +149,8 @@ class RedisStore(Transfers):
             await opened.client.command("HSET", workers, worker, serves)
         except Fault as fault:
             if fault.kind != "full":  # then `tidy` writes it: what frees memory may
-                raise StoreUnavailableError(self.name, fault.reason) from fault
+                await self._name_damage(opened.client, fault)
+                raise self.unavailable(fault) from fault
         listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
         try:
             async with listening(listener, "aiodelay redis wake-ups"):

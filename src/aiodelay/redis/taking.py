@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from aiodelay.errors import RecordFormatError, StoreUnavailableError
+from aiodelay.errors import RecordFormatError, StoreDamagedError, StoreUnavailableError
 from aiodelay.model import (
     LEASE_MS,
     Again,
@@ -100,6 +100,11 @@ class TakingFeed:
             name = self._scripts.get(script, script)
             return await self._client.run_on(name, self._keys, ["", self._consumer, *arguments])
         except Fault as fault:
+            if fault.is_damage:
+                names = ", ".join(map(repr, self._keys))
+                raise StoreDamagedError(
+                    self._name, f"another program has written one of the keys {names} as another type ({fault.reason})"
+                ) from fault
             raise StoreUnavailableError(self._name, fault.reason) from fault
 
     # --- claims -------------------------------------------------------------------------------------------
@@ -150,13 +155,13 @@ class TakingFeed:
         """Return an element that can be handled; else what is kept of it, None = nothing."""
         try:
             found = decode_element(element, lane=lane)
+        except ForeignElementError as error:
+            return _unreadable(element, lane, now_ms, error.problem + self._advice)
         except RecordFormatError as error:
             return _unreadable(element, lane, now_ms, error.problem)
         if is_killer(found.record):
             log.error(
                 "message %s from %s is given up: it ended %d processes", found.record.id, self._name, KILLS_TO_DEATH
-        except ForeignElementError as error:
-            return _unreadable(element, lane, now_ms, error.problem + self._advice)
             )
             return PutBack(found.record, now_ms, "killed_worker")
         if is_late(found.record, now_ms):

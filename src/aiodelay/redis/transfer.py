@@ -142,7 +142,7 @@ class Transfers(Looking):
             try:
                 found[destination] = int(await self._checked().client.command("LLEN", key))
             except Fault as fault:
-                if "WRONGTYPE" not in fault.reason:
+                if not fault.is_damage:
                     raise StoreUnavailableError(self.name, fault.reason) from fault
         return found
 
@@ -164,7 +164,7 @@ class Transfers(Looking):
             try:
                 answers = await self._run("back", arguments, durable=True)
             except Fault as fault:
-                raise StoreUnavailableError(self.name, fault.reason) from fault
+                raise self.unavailable(fault) from fault
             for outcome in (answer_of(answer, None) for answer in answers):
                 if not isinstance(outcome, Stored):
                     raise StoreFullError(self.name, outcome.detail)

@@ -1,0 +1,98 @@
+"""The types of a namespace's keys: finds the key that another program has overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from .client import Client
+from .faults import Fault
+from .keys import Keys
+from .scripts import Arg
+
+__all__ = ["KEY_TYPES", "KeyType", "overwritten_key"]
+
+KeyType: TypeAlias = Literal["hash", "set", "stream", "string", "zset"]
+
+KEY_TYPES: Final[Mapping[str, KeyType]] = {
+    "lanes": "hash",
+    "msg": "hash",
+    "dead": "hash",
+    "graves": "zset",
+    "graves:ids": "zset",
+    "done": "zset",
+    "src": "hash",
+    "holds": "set",
+    "late": "zset",
+    "late:held": "zset",
+    "parked": "set",
+    "workers": "hash",
+    "wake": "stream",
+    "journal": "stream",
+    "meta": "hash",
+    "superseded": "zset",
+    "superseded:ids": "hash",
+    "logs": "set",
+    "due:<lane>": "zset",
+    "leased:<lane>": "zset",
+    "blocked:<lane>": "zset",
+    "why:<lane>": "hash",
+    "parked:<lane>:<address>": "zset",
+    "req:<worker>": "string",
+}
+"""What a key holds, by its name after the tag; `<lane>` stands for a lane's number."""
+_READS: Final[Mapping[KeyType, tuple[str, tuple[Arg, ...]]]] = {
+    "hash": ("HLEN", ()),
+    "set": ("SCARD", ()),
+    "stream": ("XRANGE", ("-", "+", "COUNT", 1)),
+    "string": ("GET", ()),
+    "zset": ("ZCARD", ()),
+}
+"""A command that fails on another type; all are among those that the user needs anyway."""
+
+
+async def overwritten_key(client: Client, keys: Keys) -> str | None:
+    """Say which key of a namespace holds another type than aiodelay keeps there; None: there is no such key.
+
+    Raises:
+        Fault: The server did not answer.
+    """
+    async for name, kind in _names(client, keys):
+        command, rest = _READS[kind]
+        if await _is_refused(client, command, keys.key(name), *rest):
+            return (
+                f"key {keys.key(name)!r} holds no {kind}, so that another program has written it; "
+                "restore, rename or delete the key, or use another namespace"
+            )
+    return None
+
+
+async def _names(client: Client, keys: Keys) -> AsyncIterator[tuple[str, KeyType]]:
+    """Yield the names of keys that may be there: first the fixed names, since such keys hold the lanes and workers."""
+    for name, kind in KEY_TYPES.items():
+        if "<" not in name:
+            yield name, kind
+    lanes = await client.command("HGETALL", keys.key("lanes"))
+    known = {
+        "<lane>": list(lanes.values()) if isinstance(lanes, dict) else lanes[1::2],
+        "<worker>": await client.command("HKEYS", keys.key("workers")),
+        "<lane>:<address>": await client.command("SMEMBERS", keys.key("parked")),
+    }
+    for name, kind in KEY_TYPES.items():
+        prefix, mark, _ = name.partition("<")
+        for each in known[name.removeprefix(prefix)] if mark else ():
+            yield f"{prefix}{_text(each)}", kind
+
+
+def _text(name: Any) -> str:  # noqa: ANN401 - redis-py's
+    return bytes(name).decode("utf-8", "surrogateescape")
+
+
+async def _is_refused(client: Client, *command: Arg) -> bool:
+    try:
+        await client.command(*command)
+    except Fault as fault:
+        if not fault.is_damage:
+            raise
+        return True
+    return False
