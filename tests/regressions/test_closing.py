@@ -247,7 +247,8 @@ async def test_a_store_that_is_gone_holds_up_closing_for_a_few_seconds_after_the
 
 
 async def test_a_store_that_comes_back_during_the_drain_gets_the_settlements(clock: VirtualClock) -> None:
-    store = FaultyStore(MemoryStore(clock=clock))
+    memory = MemoryStore(clock=clock)
+    store = FaultyStore(memory)
     scheduler = Scheduler(store, clock=clock, drain=f"{DRAIN_S}s")
     scheduler.add_handler(Seen().handle)
     async with scheduler:
@@ -256,7 +257,7 @@ async def test_a_store_that_comes_back_during_the_drain_gets_the_settlements(clo
         store.inject("hang", "settle", times=None)
         await asyncio.sleep(1)
         asyncio.get_running_loop().call_later(DRAIN_S - 1, store.heal)
-    assert await store.counts() == {}
+    assert await memory.counts() == {}
 
 
 # --- threads ----------------------------------------------------------------------------------------------
