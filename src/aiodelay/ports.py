@@ -60,6 +60,7 @@ __all__ = [
     "Followed",
     "Guarded",
     "Holds",
+    "Identified",
     "Inspectable",
     "Instances",
     "Journal",
@@ -540,6 +541,29 @@ class Bounded(Protocol):
 
     async def fill(self) -> float | None:
         """Return how much of the room is used, 0 to 1 and somewhat more; None if it has no bound.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
+        ...
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A store that notices when its data are deleted or replaced while it is open."""
+
+    async def vanished(self) -> str:
+        """Return what happened to the data that this store was opened on; "" while they are there.
+
+        A store that finds its data gone leaves a note where others can read it: see `vanished_elsewhere`.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
+        ...
+
+    async def vanished_elsewhere(self) -> str:
+        """Return what another process has noted of its data within the last minute; "" if there is no such note.
 
         Raises:
             StoreUnavailableError: No answer.

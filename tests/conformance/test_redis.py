@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import uuid4
@@ -25,8 +26,16 @@ class OnRedis:
     protocol = 2  # the default
 
     @pytest.fixture(autouse=True)
-    def _server(self, server_url: str) -> None:
-        self.server_url = server_url
+    def _server(self, server_url: str) -> Iterator[None]:
+        self.server_url, self.namespace = server_url, ""
+        yield
+        if self.namespace:
+            asyncio.run(self._check_keys())
+
+    async def _check_keys(self) -> None:
+        """Whatever a test did, its keys agree with each other."""
+        async with RedisStore(self.server_url, namespace=self.namespace) as store:
+            assert await store.vanished() == ""
 
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         self.namespace = uuid4().hex

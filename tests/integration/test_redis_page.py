@@ -155,6 +155,7 @@ async def use(url: str) -> None:
         assert await store.get("s") is not None
         assert await store.position("nowhere") is None
         assert await store.holds() == []
+        assert (await store.vanished(), await store.vanished_elsewhere()) == ("", "")
     async with RedisStore(url, namespace="default") as store, store.work("w", ["other"]) as work:
         await do(
             store, Put(new_op(), Envelope("x", "other"), After(0)), Put(new_op(), Envelope("y", "other"), After(0))

@@ -39,6 +39,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "inputs",
             "pausing",
             "ports",
+            "private_files",
             "reactive",
             "retry",
             "recurrence",

@@ -19,7 +19,7 @@ from aiodelay.wakeup import WakeUp
 
 from .backoff import is_stray
 
-__all__ = ["Alarm", "Housekeeping", "LoopLag"]
+__all__ = ["Alarm", "Housekeeping", "LoopLag", "tell"]
 
 log = logging.getLogger("aiodelay.housekeeping")
 
@@ -34,14 +34,15 @@ class Alarm(Struct, frozen=True):
         kind: `overdue`: a message waits past its due time. `store`: housekeeping cannot reach the store.
             `unserved`: a lane holds messages and no live instance reads it, at two steps of housekeeping in a row. At
             each step an instance tells the store which lanes it reads. `ended`: the store serves no more claims, for
-            all or a part of its messages, until the process starts again.
+            all or a part of its messages, until the process starts again. `vanished`: the store's data were deleted or
+            replaced.
         lane: Which one, where it concerns one.
         age_ms: How long it has lasted.
         is_over: The alarm has ended.
-        reason: Why, of an alarm `ended`.
+        reason: Of `ended` and `vanished`: what happened.
     """
 
-    kind: Literal["overdue", "store", "unserved", "ended"]
+    kind: Literal["overdue", "store", "unserved", "ended", "vanished"]
     lane: Lane
     age_ms: int
     is_over: bool = False
@@ -57,6 +58,8 @@ class Alarm(Struct, frozen=True):
             return f"housekeeping has not reached the store for {age}"
         if self.kind == "ended":
             return f"the store serves no more claims: {self.reason}"
+        if self.kind == "vanished":
+            return f"the store's data have vanished: {self.reason}"
         return f"{self.lane} holds messages and no instance reads it"
 
 
@@ -160,12 +163,17 @@ class Housekeeping:
             self._tell(over)
 
     def _tell(self, alarm: Alarm) -> None:
-        if self._on_alarm is None:
-            return
-        try:
-            self._on_alarm(alarm)
-        except Exception:
-            log.exception("on_alarm failed")
+        tell(alarm, self._on_alarm)
+
+
+def tell(alarm: Alarm, on_alarm: Callable[[Alarm], object] | None) -> None:
+    """Call the scheduler's `on_alarm`, if it has one; log what that raises."""
+    if on_alarm is None:
+        return
+    try:
+        on_alarm(alarm)
+    except Exception:
+        log.exception("on_alarm failed")
 
 
 class LoopLag:

@@ -12,17 +12,19 @@ from typing import Any
 from uuid import uuid4
 
 import anyio
+from msgspec import structs
 
 from aiodelay import reactive
 from aiodelay.completion import run_to_completion
 from aiodelay.context import Context
 from aiodelay.errors import ClosedError, WrongLoopError
 from aiodelay.model import Claim, Lane, Promise, Query, Snapshot, WorkStatus
-from aiodelay.ports import Inspectable, PutsBack, Sink, Source, Store, Transfer, Work
+from aiodelay.ports import Identified, Inspectable, PutsBack, Sink, Source, Store, Transfer, Work
 from aiodelay.received import Received
 from aiodelay.timeunits import format_duration
 from aiodelay.wakeup import WakeUp
 
+from .data_watch import DataWatch
 from .dispatcher import Subscriber, Subscription
 from .group_commit import GroupCommit
 from .loops import Loops, RuntimeOptions, ended_by
@@ -84,6 +86,7 @@ class Running:
         self._leaving: list[Subscriber] = []
         self._watchers: set[WakeUp] = set()
         self._loops: Loops | None = None
+        self._data_watch: DataWatch | None = None
         self.is_closing = False
         self._closed_by_s = 0.0
 
@@ -133,6 +136,9 @@ class Running:
 
     def _start(self, work: Work | None) -> None:
         self._commit_task = self._tasks.create_task(self.commit.run(), name="aiodelay group commit")
+        if isinstance(self._store, Identified):
+            self._data_watch = DataWatch(self._store, self._options.clock, self._options.on_alarm)
+            self._watch_task = self._tasks.create_task(self._data_watch.run(), name="aiodelay data watch")
         if work is not None:
             self._loops = Loops(
                 work=work,
@@ -360,7 +366,9 @@ class Running:
 
     def status(self) -> WorkStatus:
         """Say whether claims are served; a process that only schedules is ready once it is open."""
-        return WorkStatus("ready") if self._loops is None else self._loops.status()
+        status = WorkStatus("ready") if self._loops is None else self._loops.status()
+        vanished = "" if self._data_watch is None else self._data_watch.vanished
+        return structs.replace(status, why=vanished) if vanished and not status.why else status
 
     @property
     def overdue_age_ms(self) -> int:
@@ -452,6 +460,9 @@ class Running:
         if self._loops is not None:
             await self._settled_by(self._all(), answered_by_s)
             await self._loops.stop(answered_by_s)
+        if self._data_watch is not None:  # its question need not be answered
+            self._watch_task.cancel()
+            await asyncio.wait([self._watch_task])
         self.commit.close()
         await ended_by(answered_by_s, [self._commit_task])
         if self._loops is not None:

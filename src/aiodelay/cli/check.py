@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from aiodelay import AiodelayError, ConfigurationError, Scheduler, UnsupportedByStoreError
 from aiodelay.errors import cut, masked_url
 from aiodelay.model import Lane, LaneCounts
-from aiodelay.ports import Bounded, Store
+from aiodelay.ports import Bounded, Identified, Store
 from aiodelay.queries import oldest_overdue_ms
 from aiodelay.timeunits import format_duration
 
@@ -129,6 +129,8 @@ async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> Async
     if not store.traits.durable:
         yield Finding("warning", store.name, "what it holds ends with the process", "another store, such as sqlite:")
     if isinstance(store, Bounded) and (fill := await store.fill()) is not None:
+    if isinstance(store, Identified) and (gone := await store.vanished() or await store.vanished_elsewhere()):
+        yield Finding("problem", store.name, gone, "restore a backup, then restart every process that has it open")
         level: Level = "ok" if fill < NEARLY_FULL else "warning"
         yield Finding(
             level, store.name, f"{fill:.0%} of its memory is used", "" if level == "ok" else "raise maxmemory"

@@ -50,6 +50,7 @@ class _Opened:
         self.writer = uuid4().hex[:16]
         self.client = Client(options, keys, self.writer)
         self.time: _ServerTime | None = None
+        self.uuid = b""
 
 
 class Base:
@@ -83,7 +84,7 @@ class Base:
             return
         opened = _Opened(self._options, self._keys)
         try:
-            await check_server(opened.client, self._keys, self._options)
+            opened.uuid = await check_server(opened.client, self._keys, self._options)
             try:
                 server_ms = await server_time_ms(opened.client)
             except Fault as fault:

@@ -26,8 +26,11 @@ LEAST_FSYNCED = (7, 2)
 MOST_SKEW_MS = 500
 
 
-async def check_server(client: Client, keys: Keys, options: Options) -> None:
+async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
     """Refuse a server that would lose messages or that this version cannot work with.
+
+    Returns:
+        The `uuid` of the namespace; a new namespace gets one.
 
     Raises:
         StoreMismatchError: It evicts keys, is a replica, is too old, holds another layout, or is the wrong node of a
@@ -39,7 +42,7 @@ async def check_server(client: Client, keys: Keys, options: Options) -> None:
         _check_version(options.name, info)
         _check_role(options.name, info)
         await _check_settings(client, options, info)
-        await _check_layout(client, keys, options.name)
+        uuid = await _check_layout(client, keys, options.name)
         await client.load_scripts()
     except Fault as fault:
         if fault.reason.startswith("MOVED "):
@@ -53,6 +56,7 @@ async def check_server(client: Client, keys: Keys, options: Options) -> None:
             ) from fault
         advice = "; it does not speak RESP3: use protocol=2" if "command 'HELLO'" in fault.reason else ""
         raise StoreUnavailableError(options.name, fault.reason + advice) from fault
+    return uuid
 
 
 def info_of(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply
@@ -116,13 +120,15 @@ async def _setting(client: Client, options: Options, name: str) -> str | None:
     return values[0].decode() if values else None
 
 
-async def _check_layout(client: Client, keys: Keys, name: str) -> None:
+async def _check_layout(client: Client, keys: Keys, name: str) -> bytes:
     meta = keys.key("meta")
     wanted = {"schema": str(SCHEMA), "shards": str(SHARDS), "uuid": uuid4().hex}
     if None in await client.command("HMGET", meta, *wanted):  # else nothing is written: the server may be full
         for field, value in wanted.items():
             await client.command("HSETNX", meta, field, value)
-    check_layout(keys, name, *await client.command("HMGET", meta, "schema", "shards"))
+    schema, shards, uuid = await client.command("HMGET", meta, *wanted)
+    check_layout(keys, name, schema, shards)
+    return bytes(uuid)
 
 
 def check_layout(keys: Keys, name: str, schema: object, shards: object) -> None:

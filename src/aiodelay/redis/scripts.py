@@ -25,6 +25,7 @@ NAMES = (
     "hold",
     "load",
     "look",
+    "present",
     "range",
     "redrive",
     "renew",

@@ -33,6 +33,8 @@ from .work import RedisWork
 __all__ = ["RedisStore", "open_store"]
 
 LEAVE_S = 1.0
+NOTED_MS = 60_000
+"""How long a process's note counts that its data are gone; it renews the note every 5 s."""
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -121,6 +123,26 @@ class RedisStore(Transfers):
         most = int(info.get("maxmemory", 0))
         used = int(info["used_memory"]) - int(info.get("mem_not_counted_for_evict", 0))
         return used / most if most else None
+
+    async def vanished(self) -> str:
+        """Return what happened to the namespace that this store was opened on; "" while it is whole."""
+        opened = self._checked()
+        _, uuid, stored, placed = await self.run("present", [opened.uuid])
+        keys = f"{self._keys.tag}*"
+        if not uuid:
+            return f"the keys {keys} that it was opened on are gone: somebody deleted them, or the server lost its data"
+        if uuid != opened.uuid:
+            return f"the keys {keys} that it was opened on are gone, and others have taken their place"
+        if stored != placed:
+            return f"{stored} messages are stored under {keys}, and {placed} are listed there: somebody deleted a key"
+        return ""
+
+    async def vanished_elsewhere(self) -> str:
+        """Return what another process has noted of its data within the last minute."""
+        noted = await self.command("HGET", self._keys.key("meta"), "vanished")
+        if noted is None or self.now_ms() - int(noted) > NOTED_MS:
+            return ""
+        return f"a process has {self.name} open, and the keys {self._keys.tag}* that it was opened on are gone"
 
     def trail(self) -> AbstractAsyncContextManager[RedisTrail]:
         """Open the journal alone."""

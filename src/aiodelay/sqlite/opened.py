@@ -15,6 +15,7 @@ from aiodelay.wakeup import WakeUp
 
 from .claims import ClaimCounter
 from .connection import Database
+from .file_identity import FileIdentity
 from .reading import Reader
 from .watcher import Watcher
 from .writer import Writer
@@ -47,6 +48,11 @@ class Opened:
     async def open(self) -> None:
         """Open the file; see `Writer.open`."""
         await self.writer.open()
+        self._file = FileIdentity(self._path)
+
+    def vanished(self) -> str:
+        """Return what happened to the file; "" while the path leads to it."""
+        return self._file.vanished()
 
     def check(self) -> None:
         """Refuse use from elsewhere.
@@ -108,6 +114,7 @@ class Opened:
             if self._reading is not None:
                 await self._close_reading(self._reading)
         finally:
+            self._file.forget_note()
             await self.writer.close()
 
     async def _close_reading(self, executor: ThreadPoolExecutor) -> None:

@@ -44,6 +44,7 @@ from aiodelay.urls import UrlOptions
 from . import upkeep
 from .commands import apply
 from .connection import Failure, failure_of
+from .file_identity import note_of
 from .opened import Opened
 from .reading import Reader
 from .scanning import File, Part, scan_part, scan_parts
@@ -198,6 +199,14 @@ class SqliteStore:
 
         job = Job(run, refuse, size=size, is_durable=is_durable, committed=committed)
         return await self._checked().writer.do(job)
+
+    async def vanished(self) -> str:
+        """Return what happened to the file that this store was opened on; "" while the path leads to it."""
+        return self._checked().vanished()
+
+    async def vanished_elsewhere(self) -> str:
+        """Return what another process has noted of its file within the last minute."""
+        return note_of(self.path)
 
     # --- holds --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+"""The watch over a store's data: an alarm when they are deleted or replaced while the store is open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreError
+from aiodelay.ports import Identified
+
+from .backoff import is_stray
+from .housekeeping import Alarm, tell
+
+__all__ = ["DataWatch"]
+
+log = logging.getLogger("aiodelay.store")
+
+LOOK_S = ANSWER_S = 5.0
+"""How often the store is asked, and how long it may take to answer: an alarm is raised within 10 s of the loss."""
+
+
+class DataWatch:
+    """Asks a store whether its data are still there; raises the alarm `vanished`, and ends it when they are back.
+
+    Args:
+        store: Open.
+        clock: Measures how long the data have been gone.
+        on_alarm: Called with the alarm, and again when it is over; what it raises is logged.
+    """
+
+    def __init__(self, store: Identified, clock: Clock, on_alarm: Callable[[Alarm], object] | None) -> None:
+        self._store, self._clock, self._on_alarm = store, clock, on_alarm
+        self._seen_ms = clock.monotonic_ms()
+        self.vanished = ""
+        """What happened to the store's data, as of the last answer; empty while they are there."""
+
+    async def run(self) -> None:
+        """Ask every 5 s, jittered, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S * random.uniform(0.8, 1.0))
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                vanished = await self._store.vanished()
+        except (StoreError, TimeoutError) as error:  # an unreachable store raises the alarm `store`
+            log.debug("whether the store's data are there is not known: %r", error)
+        except (Exception, asyncio.CancelledError) as error:
+            if not isinstance(error, Exception) and not is_stray(error):
+                raise
+            log.exception("the look at the store's data failed unexpectedly; going on")
+        else:
+            self._judge(vanished)
+
+    def _judge(self, vanished: str) -> None:
+        before, self.vanished = self.vanished, vanished
+        now_ms = self._clock.monotonic_ms()
+        if vanished and not before:
+            alarm = Alarm("vanished", "", now_ms - self._seen_ms, reason=vanished)
+            log.error("%s", alarm)
+            tell(alarm, self._on_alarm)
+        elif before and not vanished:
+            over = Alarm("vanished", "", 0, is_over=True)
+            log.warning("%s", over)
+            tell(over, self._on_alarm)
+        if not vanished:
+            self._seen_ms = now_ms

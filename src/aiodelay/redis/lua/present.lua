@@ -1,0 +1,23 @@
+-- present: compares the namespace with the one that a process was opened on, and its keys with each other.
+--@ base
+-- ARGV[4] the `uuid` that was found at the opening
+-- Returns now, the `uuid` that is there now or '', how many messages and dead letters are stored, and how many of them
+-- stand in the sorted sets that name them. These two differ only after somebody deleted a key.
+--
+-- A process that finds another namespace, or none, notes the time in `meta`, for `aiodelay check` to read.
+local MOST_PARKED = 1000
+
+local stored, placed = call('HLEN', MSG) + call('HLEN', DEAD), call('ZCARD', GRAVES)
+local lanes = call('HGETALL', LANES)
+for i = 2, #lanes, 2 do placed = placed + call('ZCARD', due_key(lanes[i])) + call('ZCARD', leased_key(lanes[i])) end
+if call('SCARD', PARKED) <= MOST_PARKED then
+  for _, name in ipairs(call('SMEMBERS', PARKED)) do placed = placed + call('ZCARD', TAG .. 'parked:' .. name) end
+else
+  placed = stored
+end
+local uuid = call('HGET', META, 'uuid') or ''
+if uuid ~= ARGV[4] then
+  open_gate()
+  call('HSET', META, 'vanished', text(now))
+end
+return { text(now), uuid, stored, placed }
