@@ -174,11 +174,11 @@ class ApiSettings(_Part):
 
 
 class Limits(_Part):
-    """When the service is no longer ready, and how long it takes for its start and its end.
+    """When an alarm is logged, when the service is no longer ready, how long it takes for its start and its end.
 
     Attributes:
         max_payload: Most bytes of a message.
-        overdue: Age of the oldest overdue message from which the service is not ready.
+        overdue: Age of the oldest overdue message from which an alarm is logged.
         memory: Part of a Redis server's maxmemory from which it is not ready.
         probe_every: How often a probe is written, at most; one that failed is repeated sooner.
         probe_timeout: How long a store may take to answer.
@@ -188,7 +188,7 @@ class Limits(_Part):
     """
 
     max_payload: int = Field(default=262_144, ge=1, le=MOST_PAYLOAD)
-    overdue: Length = timedelta(minutes=5)
+    overdue: Length = Field(default=timedelta(minutes=5), gt=timedelta())
     memory: float = Field(default=0.9, gt=0, le=1)
     probe_every: Length = timedelta(seconds=30)
     probe_timeout: Length = timedelta(seconds=5)

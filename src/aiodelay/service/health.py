@@ -108,11 +108,6 @@ class _StoreHealth:
             report.reasons.append(status.why)
         elif status.phase == "ended":
             report.reasons.append("it has ended")
-        if timedelta(milliseconds=report.overdue_ms) > self._limits.overdue:
-            age = format_duration(report.overdue_ms)
-            report.reasons.append(
-                f"the oldest overdue message has waited {age}, more than {_shown(self._limits.overdue)}"
-            )
         if status.phase == "ready":
             async with self._asking:
                 if self._time() - self._asked_s >= AGAIN_S:

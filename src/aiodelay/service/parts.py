@@ -42,6 +42,7 @@ def make_scheduler(settings: Settings, store: StoreSettings) -> Scheduler:
         max_payload=settings.limits.max_payload,
         drain=settings.limits.drain,
         open_timeout=settings.limits.open_timeout,
+        overdue_alarm=settings.limits.overdue,
     )
 
 
