@@ -90,6 +90,8 @@ def changed(session: nox.Session) -> None:
     add_redis(session)
     if any(path.startswith(("tests/browser/", "tests/spark/")) for path in planned.tests):
         add_chromium(session)
+    if "tests/integration/test_alerts.py" in planned.tests:
+        add_promtool(session)
     in_parallel = IN_PARALLEL if len(planned.tests) > FEW_FILES else []
     session.run("pytest", *in_parallel, "-q", *arguments, *planned.tests)
 
@@ -169,6 +171,7 @@ def lowest(session: nox.Session) -> None:
     """Are the floors in pyproject.toml true?"""
     session.install(".[cli]", *floors(extras=["cli"]), *group("test"))
     add_chromium(session)
+    add_promtool(session)
     at_night(session, "not nightly and not storm", "--ignore=tests/spark")
 
 
@@ -205,11 +208,12 @@ def keep_bytecode(session: nox.Session) -> None:
 
 
 def prepare(session: nox.Session, needed: Iterable[str]) -> None:
-    """Install the package, what its tests need, a Redis and a Chromium."""
+    """Install the package and what its tests need: a Redis, a Chromium and a promtool too."""
     keep_bytecode(session)
     session.install(*AS_IT_IS, ".[cli]", *needed)
     add_redis(session)
     add_chromium(session)
+    add_promtool(session)
 
 
 def at_night(session: nox.Session, tier: str, *options: str, folder: str = "tests") -> None:
@@ -229,6 +233,26 @@ def add_redis(session: nox.Session) -> None:
         session.warn("apt has no redis-server for us; the tests run on the servers that wheels bring")
         return
     session.env["AIODELAY_REDIS_SERVER"] = f"{program}"
+
+
+def add_promtool(session: nox.Session) -> None:
+    """Let tests play the alert rules with Debian's promtool, where apt is: unpacked into a cache, not installed."""
+    if shutil.which("promtool") or os.environ.get("AIODELAY_PROMTOOL") or not shutil.which("apt-get"):
+        return
+    root = Path(session.cache_dir, "debian-prometheus").resolve()
+    program = root / "usr" / "bin" / "promtool"
+    quiet: dict[str, Any] = {"external": True, "silent": True, "success_codes": range(256)}
+    download = ["sh", "-c", f'mkdir -p "{root}" && cd "{root}" && apt-get -q download prometheus']
+    for command in (download, ["apt-get", "-q", "-oAcquire::http::Timeout=20", "update"], download):
+        if not any(root.glob("prometheus_*.deb")):  # the lists of packages may be old, or not there at all
+            session.run(*command, **quiet)
+    for package in root.glob("prometheus_*.deb"):
+        if not program.exists():
+            session.run("dpkg", "-x", f"{package}", f"{root}", **quiet)
+    if program.exists():
+        session.env["AIODELAY_PROMTOOL"] = f"{program}"
+    else:
+        session.warn("apt has no promtool for us; tests/integration/test_alerts.py will say what to install")
 
 
 def add_chromium(session: nox.Session) -> None:

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 FOLDER = Path(__file__).parents[2] / "docs" / "telemetry"
 WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 LANGUAGE = {"by", "sum", "max", "rate", "increase", "absent", "or", "le", "histogram_quantile", "label_values"}
+LANGUAGE |= {"group", "last_over_time", "unless"}
 
 
 @dataclass
@@ -46,12 +47,13 @@ def expressions() -> list[str]:
     board = json.loads((FOLDER / "grafana.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     asked += [variable["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
-    return asked + re.findall(r"^ +expr: (.*)$", (FOLDER / "alerts.yml").read_text(), re.MULTILINE)
+    rules = re.findall(r"^ +expr: (?:\|\n((?: {10}.*\n)+)|(.*))", (FOLDER / "alerts.yml").read_text(), re.MULTILINE)
+    return asked + [block or line for block, line in rules]
 
 
 def words(expression: str) -> set[str]:
     """Return the names of metrics and labels in an expression."""
-    bare = re.sub(r"\"[^\"]*\"|\[[^\]]*\]", "", expression)
+    bare = re.sub(r"\"[^\"]*\"|\[[^\]]*\]|offset \w+", "", expression)
     return set(WORD.findall(bare)) - LANGUAGE
 
 

@@ -22,6 +22,7 @@ from aiodelay import ConfigurationError, Every, InputError, Message, Received, R
 from aiodelay.memory import MemoryStore
 from aiodelay.model import CONTINUED, Failed, RenewOutcome
 from aiodelay.ports import Work
+from aiodelay.queries import DEAD_REASONS
 from aiodelay.telemetry.instruments import MOST_DESTINATIONS, Cap
 from aiodelay.telemetry.names import DURATION_BUCKETS, METRICS, OTHER
 from aiodelay.testing import RecordingSink, VirtualClock, VirtualLoop
@@ -445,8 +446,11 @@ def test_metrics_of_a_run(emitted: Emitted) -> None:
     operations = {labels["messaging.operation.name"] for labels, _ in points["messaging.client.operation.duration"]}
     assert operations == {"schedule", "claim", "settle"}
     assert [(labels["aiodelay.reason"], n) for labels, n in points["aiodelay.messages.released"]] == [("retry", 1)]
-    dead = points["aiodelay.messages.dead_lettered"]
-    assert [(labels["aiodelay.reason"], n) for labels, n in dead] == [("attempts_exhausted", 1)]
+    dead = {labels["aiodelay.reason"]: n for labels, n in points["aiodelay.messages.dead_lettered"]}
+    assert dead == dict.fromkeys(DEAD_REASONS, 0) | {"attempts_exhausted": 1}, (
+        "zeros, so that a rate sees the first one"
+    )
+    assert [n for _, n in points["aiodelay.destination.served"]] == [1]
     assert [n for _, n in points["aiodelay.handler.demand"]] == [7]
     assert [n for _, n in points["aiodelay.handler.in_flight"]] == [0]
     assert {labels["aiodelay.message.state"] for labels, _ in points["aiodelay.messages"]} == {
@@ -454,6 +458,22 @@ def test_metrics_of_a_run(emitted: Emitted) -> None:
     }
     assert {labels["aiodelay.reason"] for labels, _ in points["aiodelay.dispatcher.wakeups"]} >= {"due"}
     assert [age for _, age in points["aiodelay.overdue.age"]] == [0]
+
+
+@pytest.mark.asyncio
+async def test_a_destination_that_nobody_serves_is_told_by_whoever_serves_others(
+    emitted: Emitted, clock: VirtualClock
+) -> None:
+    scheduler = Scheduler(MemoryStore(clock=clock), clock=clock, telemetry=emitted.telemetry())
+
+    @scheduler.handler
+    async def check(event: Check) -> None: ...
+
+    async with scheduler:
+        await scheduler.schedule(b"x", to="handler:nobody", delay="1h")
+        await asyncio.sleep(12)  # until housekeeping has looked
+        points = emitted.points()["aiodelay.destination.served"]
+    assert {labels["messaging.destination.name"]: served for labels, served in points} == {"Check": 1, "nobody": 0}
 
 
 @pytest.mark.asyncio
@@ -579,6 +599,7 @@ def test_names_are_golden() -> None:
         ("aiodelay.cancellations", "counter", "{message}"),
         ("aiodelay.dispatcher.wakeups", "counter", "{wakeup}"),
         ("aiodelay.overdue.age", "gauge", "s"),
+        ("aiodelay.destination.served", "gauge", "{destination}"),
         ("aiodelay.messages", "up_down_counter", "{message}"),
         ("aiodelay.handler.in_flight", "up_down_counter", "{message}"),
         ("aiodelay.handler.demand", "up_down_counter", "{message}"),

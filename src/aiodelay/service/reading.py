@@ -52,7 +52,7 @@ __all__ = ["Configuration", "Problem", "SettingsError", "Shown", "read_configura
 CONFIG = f"{PREFIX}CONFIG"
 """Names the file, where no flag does."""
 NO_SETTINGS = re.compile(
-    rf"{PREFIX}((CONFIG|CHROMIUM|SCREENSHOTS|REDIS_SERVER|VALKEY_SERVER|TEST_.*)=|(.*_)?SERVICE_(HOST|PORT(_.*)?)=|(.*_)?PORT(_.*)?=\w+://"
+    rf"{PREFIX}((CONFIG|CHROMIUM|PROMTOOL|SCREENSHOTS|REDIS_SERVER|VALKEY_SERVER|TEST_.*)=|(.*_)?SERVICE_(HOST|PORT(_.*)?)=|(.*_)?PORT(_.*)?=\w+://"
     r"|(.*_)?PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=)"
 )
 """Variables of other parts of aiodelay; and of Kubernetes, for whatever Service has a name that begins so."""

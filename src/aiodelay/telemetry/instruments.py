@@ -100,6 +100,10 @@ class Instruments:
         sums, key = self._sums[metric.name], tuple(attributes.items())
         sums[key] = sums.get(key, 0) + n
 
+    def start_at_zero(self, metric: Metric, attributes: Attributes) -> None:
+        """Report a count before there is anything to count: rates need a value from before the first event."""
+        self._sums[metric.name].setdefault(tuple(attributes.items()), 0)
+
     def record(self, metric: Metric, value: float, attributes: Attributes) -> None:
         """Record a value in a histogram."""
         self._histograms[metric.name].record(value, attributes)

@@ -111,6 +111,9 @@ LEASES_LOST = Metric("aiodelay.leases.lost", "counter", "{lease}", "Leases that 
 CANCELLATIONS = Metric("aiodelay.cancellations", "counter", "{message}", "Calls of cancel, by outcome.")
 WAKEUPS = Metric("aiodelay.dispatcher.wakeups", "counter", "{wakeup}", "Why the dispatch loop looked again.")
 OVERDUE_AGE = Metric("aiodelay.overdue.age", "gauge", "s", "Age of the oldest message that is due and not claimed.")
+SERVED = Metric(
+    "aiodelay.destination.served", "gauge", "{destination}", "1 if a live instance takes its messages, 0 if none does."
+)
 MESSAGES = Metric("aiodelay.messages", "up_down_counter", "{message}", "Messages in the store, by lane and state.")
 IN_FLIGHT = Metric(
     "aiodelay.handler.in_flight", "up_down_counter", "{message}", "Delivered to this process, not yet settled."
@@ -140,6 +143,7 @@ METRICS: tuple[Metric, ...] = (
     CANCELLATIONS,
     WAKEUPS,
     OVERDUE_AGE,
+    SERVED,
     MESSAGES,
     IN_FLIGHT,
     DEMAND,

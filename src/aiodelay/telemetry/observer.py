@@ -12,7 +12,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from typing import Protocol
+from typing import Protocol, get_args
 
 from msgspec import structs
 from opentelemetry import context as contexts
@@ -27,6 +27,7 @@ from aiodelay.model import (
     After,
     Claim,
     Dead,
+    DeadReason,
     Delivery,
     Done,
     Lane,
@@ -136,6 +137,7 @@ class Observer:
         self._look_again_s = 0.0
         self._observed: dict[str, Callable[[], Iterable[tuple[float, Attributes]]]] = {
             names.OVERDUE_AGE.name: self._overdue,
+            names.SERVED.name: self._served,
             names.MESSAGES.name: self._messages,
             names.IN_FLIGHT.name: lambda: [(n, self.of_ours(self.named(lane))) for lane, n, _ in self._loads()],
             names.DEMAND.name: lambda: [(n, self.of_ours(self.named(lane))) for lane, _, n in self._loads()],
@@ -358,6 +360,8 @@ class Observer:
         found = self._own_labels.get(destination)
         if found is None:
             found = self._own_labels[destination] = {**self.base, names.DESTINATION: destination}
+            for reason in get_args(DeadReason):
+                self.instruments.start_at_zero(names.DEAD_LETTERED, {**found, names.REASON: reason})
         return found
 
     # --- what is asked when metrics are collected -------------------------------------------------------------
@@ -378,6 +382,8 @@ class Observer:
     async def look(self, tidied: Tidied) -> None:
         """Take what housekeeping has found, and count messages, unless that has taken long lately."""
         self._tidied = tidied
+        for lane in {*(lane for lane, _, _ in self._loads()), *(each.lane for each in tidied.lanes)}:
+            self.of_ours(self.named(lane))
         started_s = now_s()
         if started_s < self._look_again_s:
             return
@@ -405,6 +411,13 @@ class Observer:
             ages_ms[each.lane] = 0 if each.oldest_due_ms is None else max(self._tidied.now_ms - each.oldest_due_ms, 0)
         for lane, age_ms in ages_ms.items():
             yield age_ms / 1000, self.of_ours(self.named(lane))
+
+    def _served(self) -> Iterable[tuple[float, Attributes]]:
+        served = {lane: True for lane, _, _ in self._loads()}
+        if self._tidied is not None:
+            served.update((each.lane, each.served) for each in self._tidied.lanes)
+        for lane, is_served in served.items():
+            yield float(is_served), self.of_ours(self.named(lane))
 
     def _messages(self) -> Iterable[tuple[float, Attributes]]:
         empty = {lane: LaneCounts() for lane, _, _ in self._loads()}

@@ -1,0 +1,21 @@
+"""Where `promtool` is, which checks the rules for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+__all__ = ["promtool"]
+
+
+def promtool() -> str:
+    """Return the program: the one that `AIODELAY_PROMTOOL` names, else the one on PATH.
+
+    Raises:
+        AssertionError: There is none; says what to install.
+    """
+    found = os.environ.get("AIODELAY_PROMTOOL") or shutil.which("promtool")
+    assert found, (
+        "no promtool: install Prometheus (Debian: apt-get install prometheus), or name one in AIODELAY_PROMTOOL"
+    )
+    return found
