@@ -13,6 +13,7 @@ from typing import TypeAlias, get_args
 
 from msgspec import Struct
 
+from .errors import UnsupportedByStoreError
 from .model import (
     DeadKey,
     DeadLetter,
@@ -23,6 +24,7 @@ from .model import (
     Snapshot,
     State,
 )
+from .ports import Followed, Trail
 from .scheduler import Scheduler
 
 __all__ = [
@@ -245,17 +247,19 @@ async def dead_letter(scheduler: Scheduler, key: DeadKey) -> DeadLetter | None:
 
 # --- lateness ---------------------------------------------------------------------------------------------
 
+LATENESS_WINDOW_MS = 300_000
 BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000, 3_600_000)
 
 
 class Lateness(Struct, frozen=True):
-    """How late messages were begun to be delivered, of the latest that the journal tells of; all in ms.
+    """How late first attempts of the last 5 minutes began, by the journal; all in ms.
 
     Attributes:
-        samples: How many.
+        samples: How many first attempts.
         buckets: Pairs of a bound and how many were at most that late, and later than the bound before; the last
             bound is None.
-        is_complete: The journal was read to its end.
+        is_complete: Every entry of the last 5 minutes was read. Otherwise the newest ones were: no samples then means
+            that nothing is known.
     """
 
     samples: int
@@ -267,48 +271,71 @@ class Lateness(Struct, frozen=True):
 
 
 class LatenessMeter:
-    """Reads a journal on from where it was, and keeps the latest samples.
+    """Follows a journal from its newest entries on.
 
     Args:
-        keep: How many samples.
+        keep: How many first attempts to remember at most, the latest ones.
     """
 
     def __init__(self, keep: int = 10_000) -> None:
-        self._keep, self._after = keep, 0
-        self._samples: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+        self._keep = keep
+        self._next: dict[int, int] = {}  # by part of the journal: the number to go on with
+        self._gap_ms: int | None = None  # entries before this time were passed over
+        self._begun: OrderedDict[tuple[str, int, int], tuple[int, int]] = OrderedDict()  # by occurrence: at, lateness
 
     async def measure(self, scheduler: Scheduler, *, most: int = 5_000) -> Lateness:
-        """Read on, and measure.
+        """Read the journal's new entries, and measure the last 5 minutes.
 
         Args:
             scheduler: Always the same.
-            most: Most journal entries to read now.
+            most: Most entries to read now of each part of the journal, the newest ones.
 
         Raises:
             UnsupportedByStoreError: The store keeps no journal.
+            StoreUnavailableError: No answer.
         """
-        read, is_complete = 0, False
-        while read < most and not is_complete:
-            entries = await scheduler.journal(after=self._after, limit=AT_ONCE)
+        store = scheduler._open_store()
+        if not isinstance(store, Followed):
+            raise UnsupportedByStoreError("journal", f"not kept by {store.name}", "a store of Redis, SQLite or Kafka")
+        async with store.trail() as trail:
+            for part, span in (await trail.spans()).items():
+                await self._read_on(trail, part, span, most, store.now_ms())
+        since_ms = store.now_ms() - LATENESS_WINDOW_MS
+        samples = [lateness_ms for at_ms, lateness_ms in self._begun.values() if at_ms >= since_ms]
+        is_complete = self._gap_ms is None or self._gap_ms < since_ms
+        return lateness_of(samples, is_complete=is_complete)
+
+    async def _read_on(self, trail: Trail, part: int, span: range, most: int, now_ms: int) -> None:
+        following = self._next.get(part, span.start)
+        first = max(following, span.stop - most)
+        has_gap = first > following
+
+        def trimmed(_: range) -> None:
+            nonlocal has_gap
+            has_gap = True
+
+        async for entries in trail.entries(part, range(first, span.stop), trimmed):
+            if has_gap and entries:
+                self._gap_ms, has_gap = max(self._gap_ms or 0, entries[0].at_ms), False
             for entry in entries:
                 self._note(entry)
-            read += len(entries)
-            is_complete = len(entries) < AT_ONCE
-        return lateness_of(list(self._samples.values()), is_complete=is_complete)
+        if has_gap:
+            self._gap_ms = now_ms
+        self._next[part] = span.stop
 
     def _note(self, entry: JournalEntry) -> None:
-        self._after = max(self._after, entry.number)
         if entry.event not in ("claimed", "delivered") or entry.attempt > 1:
             return
         occurrence = entry.id, entry.revision, entry.due_ms
         # What is claimed is told of twice, what a server moves by itself once: the first tells when it began.
-        self._samples.setdefault(occurrence, max(entry.at_ms - entry.due_ms, 0))
-        while len(self._samples) > self._keep:
-            self._samples.popitem(last=False)
+        self._begun.setdefault(occurrence, (entry.at_ms, max(entry.at_ms - entry.due_ms, 0)))
+        while len(self._begun) > self._keep:
+            _, (at_ms, _) = self._begun.popitem(last=False)
+            self._gap_ms = max(self._gap_ms or 0, at_ms)
 
 
 def lateness_of(samples: Sequence[int], *, is_complete: bool) -> Lateness:
-    """Return what samples, in ms, come to."""
+    """Return the distribution of latenesses, in ms."""
     ordered = sorted(samples)
     upto = [0, *(bisect_right(ordered, bound) for bound in BOUNDS_MS), len(ordered)]
     buckets = [(bound, upto[i + 1] - upto[i]) for i, bound in enumerate((*BOUNDS_MS, None))]

@@ -105,9 +105,7 @@ class Look(Struct, frozen=True):
 
     def heading(self) -> list[str]:
         """Return the lines above the table."""
-        late = "no journal, so that lateness is not known"
-        if self.lateness is not None:
-            late = f"late p50 {_ms(self.lateness.p50_ms)}, p99 {_ms(self.lateness.p99_ms)}, of {self.lateness.samples}"
+        late = "no journal, so that lateness is not known" if self.lateness is None else _late(self.lateness)
         oldest = f"oldest overdue for {format_duration(self.overdue_ms)}" if self.overdue_ms else "nothing overdue"
         return [f"{self.name}  {moment(self.now_ms)}", f"{oldest}; {late}"]
 
@@ -134,8 +132,13 @@ class Look(Struct, frozen=True):
         }
 
 
-def _ms(ms: int | None) -> str:
-    return "-" if ms is None else format_duration(ms)
+def _late(lateness: Lateness) -> str:
+    if lateness.p50_ms is not None and lateness.p99_ms is not None:
+        p50, p99 = format_duration(lateness.p50_ms), format_duration(lateness.p99_ms)
+        return f"late p50 {p50}, p99 {p99}, of {lateness.samples} in the last 5m"
+    if lateness.is_complete:
+        return "no first attempt in the last 5m"
+    return "lateness is not known: the newest entries of the journal hold no first attempt"
 
 
 class _Looking:

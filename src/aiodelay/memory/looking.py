@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import islice
 
 from aiodelay import transitions as t
@@ -26,6 +27,7 @@ from aiodelay.model import (
     Stored,
 )
 
+from .journal_reader import MemoryTrail
 from .tables import SERVED_WINDOW_MS, Tables
 from .waiting import Entry
 
@@ -33,7 +35,7 @@ __all__ = ["Looking"]
 
 
 class Looking(Tables):
-    """`Inspectable`, `Instances`, `Holds`, `DeadLetters`, `PutsBack` and `Journal`."""
+    """`Inspectable`, `Instances`, `Holds`, `DeadLetters`, `PutsBack`, `Journal` and `Followed`."""
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -208,10 +210,18 @@ class Looking(Tables):
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
         """List the trail of outcomes."""
+        found = (e for e in self._kept_journal() if e.number > after and message_id in (None, e.id))
+        return list(islice(found, limit))
+
+    @asynccontextmanager
+    async def trail(self) -> AsyncIterator[MemoryTrail]:
+        """Open the journal alone."""
+        yield MemoryTrail(self._kept_journal())
+
+    def _kept_journal(self) -> deque[JournalEntry]:
         if self._journal is None:
             raise UnsupportedByStoreError("journal", "off", "MemoryStore(journal=1000) or 'memory://?journal=1000'")
-        found = (e for e in self._journal if e.number > after and message_id in (None, e.id))
-        return list(islice(found, limit))
+        return self._journal
 
 
 def _by_place(entry: Entry) -> tuple[int, str]:

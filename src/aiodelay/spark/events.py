@@ -122,7 +122,7 @@ def _batch(part: int, entries: Sequence[JournalEntry], columns: pa.Schema) -> pa
 
 def _followed(settings: _Settings) -> Followed:
     store = open_store(store_url(settings.store), namespace=settings.namespace, clock=None)
-    if not isinstance(store, Followed):
+    if not isinstance(store, Followed) or not store.traits.durable:
         raise UnsupportedByStoreError(
             "table=events", f"{masked_url(settings.store)}", "a store of Redis, SQLite or Kafka"
         )

@@ -101,7 +101,7 @@ async def load(
 
 @looking.get("/lateness", summary="How late messages were begun to be delivered", **documents(LatenessOut))
 async def lateness(store: Store) -> Response:
-    """Of the latest 10,000 first attempts that the store's journal tells of: it has to keep one (`?journal=10000`)."""
+    """Of first attempts of the last 5 minutes, 10,000 at most; the store has to keep a journal (`?journal=10000`)."""
     measured = await store.lateness.measure(store.scheduler)
     buckets = [LatenessBucketOut(bound, n) for bound, n in measured.buckets]
     return Json(

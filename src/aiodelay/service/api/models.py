@@ -357,7 +357,7 @@ class LatenessBucketOut(Struct, frozen=True):
 
 
 class LatenessOut(Struct, frozen=True):
-    """How late messages were begun to be delivered; `is_complete`: the journal was read to its end."""
+    """How late first attempts of the last 5 minutes began; `is_complete`: each of their journal entries was read."""
 
     samples: int
     p50_ms: int | None

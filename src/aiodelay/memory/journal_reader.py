@@ -1,0 +1,41 @@
+"""The journal of a memory store, read part by part as the journals of other stores are: there is one part."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from aiodelay.model import JournalEntry
+
+__all__ = ["MemoryTrail"]
+
+PART = 0
+
+
+class MemoryTrail:
+    """`Trail` of a memory store.
+
+    Args:
+        journal: The store's, which goes on growing.
+    """
+
+    def __init__(self, journal: deque[JournalEntry]) -> None:
+        self._journal = journal
+
+    async def spans(self) -> Mapping[int, range]:
+        """Return the numbers of the entries that are kept."""
+        if not self._journal:
+            return {PART: range(1, 1)}
+        return {PART: range(self._journal[0].number, self._journal[-1].number + 1)}
+
+    async def entries(
+        self, part: int, span: range, trimmed: Callable[[range], object]
+    ) -> AsyncIterator[Sequence[JournalEntry]]:
+        """Yield the entries at once."""
+        del part
+        found = [entry for entry in self._journal if entry.number in span]
+        first = found[0].number if found else span.stop
+        if first > span.start:
+            trimmed(range(span.start, first))
+        if found:
+            yield found

@@ -1,0 +1,112 @@
+"""Lateness, as operators read it: from the newest entries of the journal, of the last 5 minutes, never guessed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aiodelay import Scheduler
+from aiodelay.identifiers import new_op
+from aiodelay.memory import MemoryStore
+from aiodelay.model import After, Envelope, Put
+from aiodelay.queries import LATENESS_WINDOW_MS, LatenessMeter
+from aiodelay.testing import VirtualClock
+from tests.support.api import serving_api
+from tests.support.cli import Cli
+from tests.support.journals import note
+from tests.support.stores import SHARED_STORES, empty_store
+
+UNKNOWN = "not known: the newest"
+
+
+@pytest.fixture(params=SHARED_STORES, ids=str)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with empty_store(request.param, tmp_path, "?journal=3000") as url:
+        yield url
+
+
+@dataclass
+class Order:
+    number: int = 0
+
+
+async def handled(event: Order) -> None:
+    """Take an order."""
+
+
+async def deliver(url: str) -> None:
+    """Deliver one message."""
+    async with Scheduler(url) as scheduler:
+        scheduler.add_handler(handled)
+        await scheduler.schedule(Order(), delay="1ms")
+        await scheduler.run_until_idle()
+
+
+def test_a_long_journal_is_read_from_its_end(url: str) -> None:
+    async def play() -> None:
+        await note(url, 1, 1500)
+        await deliver(url)
+        async with Scheduler(url, dispatch=False) as scheduler:
+            meter, whole = LatenessMeter(), LatenessMeter()
+            partly = await meter.measure(scheduler, most=5)
+            assert (partly.samples, partly.is_complete) == (1, False)
+            found = await whole.measure(scheduler)
+            assert (found.samples, found.is_complete, found.p50_ms) == (1, True, partly.p50_ms)
+            await note(url, 2000, 50)
+            await deliver(url)
+            assert (await whole.measure(scheduler)).samples == 2, "it goes on from where it was"
+            assert (await meter.measure(scheduler, most=5)).samples == 2
+
+    asyncio.run(play())
+
+
+def test_entries_that_were_trimmed_unread_are_a_gap(url: str) -> None:
+    async def play() -> None:
+        async with Scheduler(url, dispatch=False) as scheduler:
+            meter = LatenessMeter()
+            assert (await meter.measure(scheduler)).is_complete
+            await note(url, 1, 4000)
+            assert not (await meter.measure(scheduler)).is_complete
+
+    asyncio.run(play())
+
+
+@pytest.mark.asyncio
+async def test_attempts_before_the_last_five_minutes_do_not_count(clock: VirtualClock) -> None:
+    async with Scheduler(MemoryStore(clock=clock, journal=1000), clock=clock) as scheduler:
+        scheduler.add_handler(handled)
+        await scheduler.schedule(Order(), delay="1s")
+        await scheduler.run_until_idle()
+        meter, newest = LatenessMeter(), LatenessMeter()
+        assert (await meter.measure(scheduler)).samples == 1
+        puts = [Put(new_op(), Envelope(f"m{i}", "work"), After(3_600_000)) for i in range(10)]
+        await scheduler._store.apply(puts)
+        seen = await newest.measure(scheduler, most=5)
+        assert (seen.samples, seen.is_complete) == (0, False)
+        await asyncio.sleep(LATENESS_WINDOW_MS / 1000 + 1)
+        for each in (meter, newest):
+            seen = await each.measure(scheduler)
+            assert (seen.samples, seen.is_complete) == (0, True)
+
+
+def test_the_page_and_top_tell_nothing_delivered_from_not_known(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/delay.db?journal=6000"
+
+    async def page() -> str:
+        async with Scheduler(url, dispatch=False) as scheduler, serving_api(scheduler) as client:
+            return (await client.get("/")).text
+
+    async def play() -> None:
+        assert "No first attempt began in the last 5 minutes." in await page()
+        await note(url, 2, 5_500)  # more than a page reads at once
+        assert UNKNOWN in await page()
+
+    cli = Cli(url, tmp_path)
+    asyncio.run(note(url, 1, 1))
+    assert "no first attempt in the last 5m" in cli("top").out
+    asyncio.run(play())
+    assert UNKNOWN in cli("top").out
