@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import pytest
-from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
 
 from aiodelay import Scheduler
 from aiodelay.service import ApiLimits, Token, admin
@@ -18,7 +17,7 @@ from aiodelay.service.api.application import ROUTERS
 from aiodelay.service.api.schemas import scopes_of
 from aiodelay.service.app import make_app
 from aiodelay.service.config import ApiSettings, Limits
-from aiodelay.service.connections import Server
+from aiodelay.service.connections import MOST_HEAD, MOST_URL, Server
 from aiodelay.service.health import Health
 from aiodelay.service.page import live
 from aiodelay.service.page.application import ROUTES
@@ -55,7 +54,8 @@ def test_its_limits_are_those_of_the_code() -> None:
     api, limits = ApiSettings(), ApiLimits()
     assert told == [
         api.max_connections,
-        DEFAULT_MAX_INCOMPLETE_EVENT_SIZE,
+        MOST_HEAD,
+        MOST_URL,
         api.max_body,
         Limits().max_payload,
         api.body_timeout.total_seconds(),
@@ -76,15 +76,32 @@ def test_its_limits_are_those_of_the_code() -> None:
     assert named <= known
 
 
+HEAD = b"GET / HTTP/1.1\r\nhost: localhost\r\n"
+ENDING = b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (HEAD + b"a: " + b"x" * MOST_HEAD, b"HTTP/1.1 400"),  # goes on and on
+        (HEAD + b"a: " + b"x" * MOST_HEAD + ENDING, b"HTTP/1.1 431"),
+        (b"GET /?a=" + b"x" * MOST_URL + b" HTTP/1.1\r\nhost: localhost" + ENDING, b"HTTP/1.1 414"),
+        (HEAD + b"content-length: 5\r\ntransfer-encoding: chunked" + ENDING + b"0" + ENDING, b"HTTP/1.1 400"),
+        (HEAD + b"content-encoding: gzip\r\ncontent-length: 5" + ENDING, b"HTTP/1.1 415"),
+    ],
+    ids=["endless headers", "large headers", "long URL", "two lengths", "gzip"],
+)
 @pytest.mark.asyncio
-async def test_larger_headers_are_not_read() -> None:
-    server = Server(admin(Scheduler("memory://")), most=10, still_s=10)
+async def test_a_head_beyond_the_limits_is_refused_and_the_connection_closed(request_: bytes, answer: bytes) -> None:
+    server = Server(admin(Scheduler("memory://")), most=10, still_s=100)
     with listening("127.0.0.1", 0) as listener:
         running = asyncio.create_task(server.serve([listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"x" * DEFAULT_MAX_INCOMPLETE_EVENT_SIZE)
+        writer.write(request_)
         async with asyncio.timeout(20):
-            assert (await reader.read(12)).startswith(b"HTTP/1.1 4")
+            told = await reader.read()
+        assert told.startswith(answer), told
+        assert b"connection: close" in told.lower()
         writer.close()
         server.should_exit = True
         await running

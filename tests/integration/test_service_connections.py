@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 from starlette.applications import Starlette
@@ -152,20 +153,55 @@ async def test_who_reads_slowly_and_who_waits_for_a_slow_answer_are_served() -> 
         assert (await rest_of(other)).endswith(b"at last")
 
 
-async def test_one_connection_too_many_is_refused_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def is_answered(port: int) -> bool:
+    async with connected(port) as (reader, writer):
+        writer.write(HEAD + b"connection: close\r\n\r\n")
+        return b"hello" in await rest_of(reader)
+
+
+@pytest.fixture
+def _files() -> Iterator[None]:
+    """Let this process have as many files open as the test needs."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("_files")
+async def test_probes_are_answered_while_a_thousand_connections_say_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "aiodelay.service")
+    async with serving(most=300, still_s=10 * WITHIN_S) as (port, _), AsyncExitStack() as stack:
+        for number in range(1_000):
+            _, writer = await stack.enter_async_context(connected(port))
+            writer.write(HEAD[: number % len(HEAD)])
+            if number % 100 == 99:
+                assert await is_answered(port), number
+        await until(lambda: any("gave way to new ones" in each for each in caplog.messages), "it is logged")
+
+
+async def test_a_connection_that_is_being_answered_gives_way_to_none(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "aiodelay.service")
     async with (
-        serving(most=3, still_s=WITHIN_S) as (port, _),
-        connected(port),
+        serving(most=2, still_s=10 * WITHIN_S) as (port, _),
         connected(port) as (reader, writer),
-        connected(port),
+        connected(port) as (idle, asking),
     ):
-        async with connected(port) as (refused, _):
-            assert await rest_of(refused) == b""
-        writer.write(HEAD + b"connection: close\r\n\r\n")
-        assert b"hello" in await rest_of(reader), "those that are there go on"
-        async with connected(port) as (again, asking):
-            asking.write(HEAD + b"connection: close\r\n\r\n")
-            assert b"hello" in await rest_of(again), "and there is room again"
-        await until(lambda: caplog.messages, "the refusal is logged")
-    assert caplog.messages == ["1 connections were refused: no more than 3 are taken at once"]
+        writer.write(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert await reader.readexactly(len(PART))
+        asking.write(HEAD + b"\r\n")
+        assert b"hello" in await idle.readuntil(b"hello")
+        assert await is_answered(port), "the one that has been answered gives way"
+        assert await rest_of(idle) == b""
+        async with connected(port) as (other, also):
+            also.write(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert await other.readexactly(len(PART))
+            assert not await is_answered(port), "two are being answered"
+            assert await reader.readexactly(len(PART)), "those that are there go on"
+        await until(lambda: len(caplog.messages) >= 2, "both are logged")
+    assert set(caplog.messages) == {
+        "1 connections without a request gave way to new ones: no more than 2 are taken at once",
+        "1 connections were refused: no more than 2 are taken at once",
+    }

@@ -14,11 +14,10 @@ from starlette.responses import Response
 
 from aiodelay.errors import InputError, cut
 
-from .problems import ApiError, wrong
+from .problems import CLOSE, ApiError, wrong
 from .security import ApiLimits
 
 __all__ = [
-    "CLOSE",
     "NDJSON",
     "Json",
     "body_of",
@@ -31,8 +30,6 @@ __all__ = [
 
 NDJSON = "application/x-ndjson"
 PLAIN = "application/json"
-CLOSE = {"connection": "close"}
-"""What is left of the body is not read."""
 
 T = TypeVar("T")
 

@@ -31,6 +31,7 @@ from aiodelay.shapes import error_shape
 from .models import Problem
 
 __all__ = [
+    "CLOSE",
     "INTERNAL",
     "UNKNOWN",
     "UNTOLD",
@@ -56,6 +57,8 @@ STATUSES: tuple[tuple[type[AiodelayError], int], ...] = (
     (OutcomeUnknownError, 504),
 )
 """The first class that an error is of decides."""
+CLOSE = {"connection": "close"}
+"""The rest of the body is not read, so that no further request can follow it."""
 RETRY_AFTER_S = "1"
 LONGEST = 500
 

@@ -28,7 +28,7 @@ from aiodelay.errors import ConfigurationError, StoreError, cut, kind_of, shorte
 from aiodelay.inputs import check_count
 from aiodelay.service.config import Scope, Token
 
-from .problems import INTERNAL, UNKNOWN, UNTOLD, ApiError, response_of
+from .problems import CLOSE, INTERNAL, UNKNOWN, UNTOLD, ApiError, response_of
 from .sessions import COOKIE, Sessions
 
 __all__ = [
@@ -51,6 +51,8 @@ HASH = "sha256:"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 FORWARDING = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+PLAIN = "identity"
+"""What a body is encoded with that is not."""
 CALLER = "aiodelay.caller"
 BUCKETS = 10_000
 LONGEST_FACT = 300
@@ -242,6 +244,9 @@ class Gate:
         host = headers.get("host", "")
         if host and not HOST.fullmatch(host):
             raise ApiError(400, "HostError", "the header Host names no host")
+        if (coding := headers.get("content-encoding", PLAIN).lower()) != PLAIN:
+            about = {"field": "content-encoding", "value": repr(cut(coding)), "allowed": "none"}
+            raise ApiError(415, "ContentEncodingError", "bodies are taken as they are, not compressed", CLOSE, **about)
         caller = self._caller(peer, headers)
         wait_s = self._rates.take(f"token {caller.name}" if caller else f"peer {peer}")
         if wait_s:

@@ -14,8 +14,8 @@ from aiodelay.errors import AiodelayError
 from aiodelay.messages import Message, Scheduled
 from aiodelay.shapes import read_message, scheduled_shape
 
-from .bodies import CLOSE, NDJSON, lines_of
-from .problems import ApiError, problem_of
+from .bodies import NDJSON, lines_of
+from .problems import CLOSE, ApiError, problem_of
 from .security import audit
 from .served import Opened, Served, served_of
 
