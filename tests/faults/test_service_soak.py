@@ -124,6 +124,7 @@ class Stage:
         """Write the service's file."""
         text = FILE.format(redis=f"127.0.0.1:{self.redis.port}", kafka=self.broker.bootstrap)
         self._file.write_text(text + "".join(TOKEN.format(name=each, hash=hash_token(each)) for each in tokens))
+        self._file.chmod(0o600)
 
     # --- the service --------------------------------------------------------------------------------------
 

@@ -109,6 +109,7 @@ async def test_a_head_beyond_the_limits_is_refused_and_the_connection_closed(req
 
 def test_its_token_is_one(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
+    (tmp_path / "x.toml").chmod(0o600)
     (token,) = read_configuration(tmp_path / "x.toml").settings().api.tokens
     assert isinstance(token, Token)
 

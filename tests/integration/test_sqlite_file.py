@@ -72,6 +72,17 @@ async def test_a_name_with_special_characters_is_a_file_of_that_name(tmp_path: P
     assert os.listdir(tmp_path) == [path.name]
 
 
+@pytest.mark.asyncio
+async def test_a_new_file_is_for_its_owner_alone_and_an_old_one_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "delay.db"
+    for mode in (0o600, 0o664):
+        async with SqliteStore(path) as store:
+            await store.apply([put()])
+            modes = {name: os.stat(tmp_path / name).st_mode & 0o777 for name in os.listdir(tmp_path)}
+            assert modes == dict.fromkeys(("delay.db", "delay.db-shm", "delay.db-wal"), mode)
+        os.chmod(path, 0o664)
+
+
 @pytest.mark.parametrize("is_by_sql", [False, True])
 @pytest.mark.asyncio
 async def test_s5_a_file_of_an_older_version_learns_to_tell_of_a_replaced_message_in_flight(

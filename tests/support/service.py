@@ -48,6 +48,7 @@ class Service(Program):
     ) -> None:
         if text is not None:
             (folder / "aiodelay.toml").write_text(text)
+            (folder / "aiodelay.toml").chmod(0o600)
         port = () if "--port" in arguments else ("--port", "0")
         program = ("-c", PROGRAM.format(periods=periods)) if periods else ("-m", "aiodelay")
         super().__init__(*program, "serve", *port, *arguments, cwd=folder, environment=environment)

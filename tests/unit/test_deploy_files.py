@@ -18,6 +18,13 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
 LIMITS = Limits()
 CLOSING_S = CANCEL_S + CLOSE_S
+HARDENED = {
+    *("DynamicUser", "LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges", "PrivateDevices", "PrivateMounts"),
+    *("PrivateTmp", "PrivateUsers", "ProtectClock", "ProtectControlGroups", "ProtectHome", "ProtectHostname"),
+    *("ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables", "RemoveIPC", "RestrictNamespaces"),
+    *("RestrictRealtime", "RestrictSUIDSGID"),
+}
+"""What `systemd-analyze security` asks of a service that needs the network and a directory."""
 END_S = LIMITS.leave.total_seconds() + LIMITS.drain.total_seconds() + REQUESTS_END_S + CLOSING_S
 
 
@@ -37,6 +44,8 @@ def test_the_unit() -> None:
     assert program == "/opt/aiodelay/bin/aiodelay"
     assert parsed(arguments) == "serve"
     assert int(service["TimeoutStopSec"]) > END_S
+    assert {name for name in HARDENED if service.get(name) != "yes"} == set()
+    assert (service["CapabilityBoundingSet"], service["UMask"], service["ProtectSystem"]) == ("", "0077", "strict")
 
 
 def test_the_container_file() -> None:

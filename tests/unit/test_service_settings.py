@@ -89,6 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(folder: Path, text: str, name: str = "aiodelay.toml") -> Path:
     path = folder / name
     path.write_text(text.replace("{hash}", "0" * 64))
+    path.chmod(0o600)
     return path
 
 
@@ -349,6 +350,23 @@ def test_a_url_in_the_wrong_place_keeps_its_password(folder: Path, text: str) ->
     for url in (f"redis://u:{SECRET}@localhost", f"u:{SECRET}@localhost"):
         (problem,) = problems(folder, text.format(url)).values()
         assert "u:***@localhost" in problem.value
+
+
+@pytest.mark.parametrize("text", [f"[[api.tokens]]\n{TOKEN}scopes = ['read']", "[stores.a]\nurl = 'redis://:secret@h'"])
+def test_a_file_with_secrets_that_everybody_may_read_is_refused(folder: Path, text: str) -> None:
+    write(folder, text)
+    for mode in (0o600, 0o640):
+        (folder / "aiodelay.toml").chmod(mode)
+        read_configuration().settings()
+    (folder / "aiodelay.toml").chmod(0o644)
+    with pytest.raises(
+        SettingsError, match=r"readable by everybody \(mode 644\), and holds tokens or passwords"
+    ) as caught:
+        read_configuration().settings()
+    assert "chmod 640 aiodelay.toml" in str(caught.value)
+    write(folder, "namespace = 'a'")
+    (folder / "aiodelay.toml").chmod(0o644)
+    read_configuration().settings()
 
 
 def test_tokens_have_names_of_their_own(folder: Path) -> None:

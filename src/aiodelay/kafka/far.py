@@ -22,6 +22,7 @@ import msgspec
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import Lane
+from aiodelay.private_files import make_private
 
 __all__ = ["FORMAT", "Far", "Row", "open_far"]
 
@@ -89,6 +90,8 @@ class Far:
     """What is wrong with the file; once something is, nothing more can be asked or done."""
 
     def __init__(self, path: str = "", *, wait_s: float = 0) -> None:
+        if path:
+            make_private(path)
         self._table = sqlite3.connect(path or ":memory:", timeout=wait_s, isolation_level=None, check_same_thread=False)
         self._start(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -210,13 +211,14 @@ class Configuration:
         layers: Flags, environment, file.
         file: Which it was; it may be missing.
         again: Reads them anew.
-        unknown: What was given and is no setting.
+        problems: What is wrong with it before any value is judged: variables that are no setting, a file that
+            everybody may read.
     """
 
     def __init__(
-        self, layers: Layers, file: Path, again: Callable[[], Configuration], unknown: Sequence[Problem]
+        self, layers: Layers, file: Path, again: Callable[[], Configuration], problems: Sequence[Problem]
     ) -> None:
-        self._layers, self._unknown = layers, unknown
+        self._layers, self._problems = layers, problems
         self.file: Path = file
         self.again: Callable[[], Configuration] = again
 
@@ -226,7 +228,7 @@ class Configuration:
         Raises:
             SettingsError: Names every mistake.
         """
-        given, problems, broken = self._layers.values, [*self._unknown], set[str]()
+        given, problems, broken = self._layers.values, [*self._problems], set[str]()
         try:
             settings = Settings(**given)
         except ValidationError as error:
@@ -408,8 +410,23 @@ def read_configuration(file: Path | None = None, flags: Mapping[Place, tuple[str
         why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
         raise SettingsError(Problem(str(path), f"not readable: {why}", "a file in UTF-8")) from error
     layers = Layers(_flag_layer(flags), _environment_layer(os.environ), from_file)
-    unknown = [*_unknown_variables(os.environ)]
-    return Configuration(layers, path, partial(read_configuration, file, flags), unknown)
+    problems = [*_unknown_variables(os.environ), *_exposed(path, from_file.values)]
+    return Configuration(layers, path, partial(read_configuration, file, flags), problems)
+
+
+def _exposed(path: Path, values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse a file with secrets that every user of the machine may read; Windows keeps rights elsewhere."""
+    if os.name != "nt" and _holds_secrets(values) and (mode := path.stat().st_mode & 0o777) & stat.S_IROTH:
+        value = f"readable by everybody (mode {mode:o}), and holds tokens or passwords"
+        yield Problem(str(path), value, f"mode 600, or 640 and a group: chmod 640 {path}")
+
+
+def _holds_secrets(value: object, name: str = "") -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds_secrets(each, key) for key, each in value.items())
+    if isinstance(value, list):
+        return name == "tokens" or any(map(_holds_secrets, value))
+    return isinstance(value, str) and "***" in masked_url(value)
 
 
 def _flag_layer(flags: Mapping[Place, tuple[str, object]]) -> Layer:

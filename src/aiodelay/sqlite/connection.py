@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
+from aiodelay.private_files import make_private
 
 __all__ = [
     "APPLICATION_ID",
@@ -250,6 +251,8 @@ def _opened(path: str, *, may_create: bool) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < LEAST_SQLITE:
         raise ConfigurationError("SQLite library", sqlite3.sqlite_version, "3.35.0 or newer")
     uri = file_uri(path, may_create=may_create)
+    if may_create:
+        make_private(path)  # SQLite gives the files beside it the same mode
     try:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=256)
     except sqlite3.Error as error:
