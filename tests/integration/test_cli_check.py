@@ -16,6 +16,7 @@ from aiodelay import Scheduler
 from tests.support.cli import Cli, Ran
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
+from tests.support.tls import Certificates, tls_port_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -145,6 +146,55 @@ def test_a_store_that_does_not_answer(tmp_path: Path) -> None:
     (problem,) = findings(ran, "problem").values()
     assert (ran.code, problem["about"]) == (5, "redis://user:***@127.0.0.1:1")
     assert "hunter2" not in ran.out + ran.err
+
+
+def test_why_a_redis_cannot_be_used_and_how_to_mend_it(tmp_path: Path) -> None:
+    program = redis_products()[0].program
+    server = start(program)
+    server.command("CONFIG", "SET", "requirepass", "hunter2")
+    host, check = f"127.0.0.1:{server.port}", Cli("", tmp_path)
+    wrong = {
+        f"redis://:secret1@{host}": ("refuses this user or password", "the server's user and password in the URL"),
+        f"redis://{host}": ("wants a password", "the server's user and password in the URL"),
+        f"redis://:hunter2@{host}/99": ("no database of this number", "another number at the end of the URL"),
+        f"rediss://:hunter2@{host}": ("does not speak TLS at this port", "redis:// in place of rediss://"),
+        "redis://127.0.0.1:1": ("nothing answers there", "start the server, or correct host and port in the URL"),
+        "redis://nowhere.invalid": ("nothing answers there", "start the server, or correct host and port in the URL"),
+    }
+    try:
+        told = {url: _told(check("check", url, "--json")) for url in wrong}
+        assert _told(check("check", f"redis://:hunter2@{host}", "--json")) is None
+    finally:
+        server.stop()
+    for url, (why, mend) in wrong.items():
+        problem = told[url]
+        assert problem is not None
+        assert why in problem["text"], (url, problem)
+        assert problem["mend"].startswith(mend), (url, problem)
+        assert "secret1" not in str(problem)
+        assert "hunter2" not in str(problem)
+
+
+def _told(ran: Ran) -> dict[str, Any] | None:
+    """Return the only problem, if there is one."""
+    problems = findings(ran, "problem")
+    assert (ran.code, len(problems)) in ((0, 0), (5, 1)), ran
+    return next(iter(problems.values()), None)
+
+
+@pytest.mark.asyncio
+async def test_a_redis_that_speaks_tls_alone(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    async with tls_port_of(redis_products()[0].program, certificates, clients=False) as port:
+        check = Cli("", tmp_path)
+        plain = _told(await asyncio.to_thread(check, "check", f"redis://127.0.0.1:{port}", "--json"))
+        other = _told(await asyncio.to_thread(check, "check", f"rediss://127.0.0.1:{port}", "--json"))
+    assert plain is not None
+    assert "as one does that speaks TLS" in plain["text"], plain
+    assert plain["mend"].startswith("rediss:// in place of redis://")
+    assert other is not None
+    assert "certificate is not trusted" in other["text"], other
+    assert "ca_certs=" in other["mend"]
 
 
 def test_topics_of_kafka(kafka: str, tmp_path: Path) -> None:

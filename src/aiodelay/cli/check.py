@@ -84,7 +84,8 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
 def _of_error(name: str, error: AiodelayError) -> Finding:
     if isinstance(error, ConfigurationError):
         return Finding("problem", error.setting, f"it is {error.value}", error.allowed)
-    return Finding("problem", name, str(error), "is it running, and is this its URL?")
+    text, _, mend = str(error).partition(MEND)
+    return Finding("problem", name, text.rstrip(" ."), mend or "is it running, and is this its URL?")
 
 
 def _of_warning(name: str, text: str) -> Finding:
@@ -128,9 +129,9 @@ async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> Async
     store = scheduler._open_store()
     if not store.traits.durable:
         yield Finding("warning", store.name, "what it holds ends with the process", "another store, such as sqlite:")
-    if isinstance(store, Bounded) and (fill := await store.fill()) is not None:
     if isinstance(store, Identified) and (gone := await store.vanished() or await store.vanished_elsewhere()):
         yield Finding("problem", store.name, gone, "restore a backup, then restart every process that has it open")
+    if isinstance(store, Bounded) and (fill := await store.fill()) is not None:
         level: Level = "ok" if fill < NEARLY_FULL else "warning"
         yield Finding(
             level, store.name, f"{fill:.0%} of its memory is used", "" if level == "ok" else "raise maxmemory"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from typing import Any
@@ -13,6 +14,7 @@ from .client import Client
 from .faults import Fault
 from .keys import Keys
 from .options import Options
+from .remedies import explained
 
 __all__ = ["SCHEMA", "check_layout", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
 
@@ -54,9 +56,23 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
             raise StoreMismatchError(
                 f"key {keys.key('meta')!r} of {options.name}", "written by another program", "aiodelay's own, a hash"
             ) from fault
-        advice = "; it does not speak RESP3: use protocol=2" if "command 'HELLO'" in fault.reason else ""
-        raise StoreUnavailableError(options.name, fault.reason + advice) from fault
+        reason = fault.reason
+        if options.secure and "Timeout connecting" in reason and await _takes_connections(options):
+            reason += " in the TLS handshake"
+        raise StoreUnavailableError(options.name, explained(reason)) from fault
     return uuid
+
+
+async def _takes_connections(options: Options) -> bool:
+    """Whether anything listens where a TLS handshake was not answered."""
+    where = options.connection
+    try:
+        async with asyncio.timeout(where["socket_connect_timeout"]):
+            _, writer = await asyncio.open_connection(where["host"], where["port"])
+    except OSError:  # TimeoutError too
+        return False
+    writer.close()
+    return True
 
 
 def info_of(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply
