@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from aiodelay import Message, Scheduler
@@ -186,3 +187,25 @@ def test_a_program_that_is_not_there_is_not_tried_again(tmp_path: Path) -> None:
     with aiodelay("run", "nosuch:scheduler", "--workers", "2", cwd=tmp_path) as program:
         assert program.exit_code() == 1
     assert "no module 'nosuch'" in program.err.seen[-1]
+
+
+def test_each_worker_has_a_port_for_prometheus(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    with aiodelay("run", "app:scheduler", "--workers", "2", "--metrics-port", "0", cwd=tmp_path) as program:
+        ports = {program.err.wait_for("metrics for Prometheus at").rpartition(" at ")[2] for _ in range(2)}
+        assert len(ports) == 2
+        for url in ports:
+            until_sync(
+                lambda url=url: "aiodelay_destination_served{" in httpx.get(url, trust_env=False).text,  # type: ignore[misc]
+                "it tells of the store",
+            )
+
+
+def test_a_port_for_prometheus_beside_a_provider_of_the_program_is_refused(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    app = (tmp_path / "app.py").read_text()
+    own = "from opentelemetry import metrics\nfrom opentelemetry.sdk.metrics import MeterProvider\n"
+    (tmp_path / "app.py").write_text(f"{own}metrics.set_meter_provider(MeterProvider())\n{app}")
+    with aiodelay("run", "app:scheduler", "--metrics-port", "0", cwd=tmp_path) as program:
+        assert program.exit_code() == 1
+        assert "a meter provider of the program's own" in "\n".join(program.err.seen)

@@ -17,8 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from aiodelay.errors import ConfigurationError
-from aiodelay.service.config import TelemetrySettings
-from aiodelay.service.emitting import emitting
+from aiodelay.telemetry.emitting import emitting
 from tests.support.service import Service, until_ready
 from tests.support.waiting import until_sync
 
@@ -56,6 +55,7 @@ def test_prometheus_reads_at_a_port_of_its_own(tmp_path: Path) -> None:
             return text if "aiodelay_delivery_lateness_seconds_count{" in text else ""
 
         text = until_sync(lateness, "its lateness is measured")
+    assert "http_server" not in text, "metrics of each request to the API are not among them"
     assert 'messaging_destination_name="stdout:out"' in text
     assert 'service_name="aiodelay"' in text  # of target_info
 
@@ -94,20 +94,24 @@ def test_traces_and_metrics_are_sent_by_otlp_and_the_last_ones_at_the_end(tmp_pa
         with Service(tmp_path, file, environment) as service, service.client() as client:
             until_ready(client)
             schedule(client, "10ms")
+            with client.stream("GET", "/live?view=hour") as tab:
+                assert next(tab.iter_lines())
             service.out.wait_for("x")
             service.send(signal.SIGTERM)
             assert service.exit_code() == 0
-    spans, metrics, services = set(), set(), set()
+    spans, metrics, services, failed = set(), set(), set(), list[str]()
     for path, body in taken:
         if path == "/v1/traces":
             for each in ExportTraceServiceRequest.FromString(body).resource_spans:
                 spans |= {span.name for scope in each.scope_spans for span in scope.spans}
+                failed += [span.name for scope in each.scope_spans for span in scope.spans if span.status.code == 2]
                 services |= {a.value.string_value for a in each.resource.attributes if a.key == "service.name"}
         else:
             for each in ExportMetricsServiceRequest.FromString(body).resource_metrics:
                 metrics |= {metric.name for scope in each.scope_metrics for metric in scope.metrics}
     assert {"schedule stdout:out", "deliver stdout:out"} <= spans
     assert "aiodelay.delivery.lateness" in metrics
+    assert failed == [], "a closed tab is no error"
     assert services == {"shop"}
 
 
@@ -118,7 +122,7 @@ def test_traces_and_metrics_are_sent_by_otlp_and_the_last_ones_at_the_end(tmp_pa
 def test_what_is_not_spoken_is_named(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], named: str) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError, match=named), emitting(TelemetrySettings()):
+    with pytest.raises(ConfigurationError, match=named), emitting("127.0.0.1", None, "x"):
         pass
 
 
@@ -127,6 +131,6 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = int(endpoint.rpartition(":")[2])
         with (
             pytest.raises(ConfigurationError, match=f"prometheus_port.* {port} "),
-            emitting(TelemetrySettings(prometheus_port=port)),
+            emitting("127.0.0.1", port, "prometheus_port"),
         ):
             pass

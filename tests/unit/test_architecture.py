@@ -89,7 +89,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "cli": (
         {"cli", "__main__"},
         {
-            *("values", "decisions", "log", "sqlite", "redis", "arguments", "kafka", "face", "boxes"),
+            *("values", "decisions", "log", "sqlite", "redis", "arguments", "kafka", "telemetry", "face", "boxes"),
             *("package", "service", "spark", "testing"),
         },
     ),

@@ -23,12 +23,11 @@ STEADY_S = 60.0
 """A worker that ran for so long is started again as if for the first time."""
 
 
-async def supervise(command: Sequence[str], *, workers: int, reload: bool) -> None:
+async def supervise(commands: Sequence[Sequence[str]], *, reload: bool) -> None:
     """Keep workers running until a signal asks for the end, then drain them; a later signal ends them at once.
 
     Args:
-        command: What each worker is started with.
-        workers: How many.
+        commands: What the workers are started with, one each.
         reload: Start them anew when a Python file below the working directory changes, and only then.
 
     Raises:
@@ -36,7 +35,7 @@ async def supervise(command: Sequence[str], *, workers: int, reload: bool) -> No
     """
     changed, stop = asyncio.Event(), asyncio.Event()
     lifeline, ours = os.pipe()
-    crew = _Crew(command, lifeline, restarts=not reload)
+    crew = _Crew(lifeline, restarts=not reload)
 
     def kill() -> None:
         crew.kill()
@@ -47,8 +46,8 @@ async def supervise(command: Sequence[str], *, workers: int, reload: bool) -> No
                 tasks.create_task(_watch(changed, stop))
             while not stop.is_set():
                 changed.clear()
-                crew = _Crew(command, lifeline, restarts=not reload)
-                await crew.run(workers, stop, changed)
+                crew = _Crew(lifeline, restarts=not reload)
+                await crew.run(commands, stop, changed)
     if later:
         end_at_once(later[0])
 
@@ -73,8 +72,8 @@ def follow(lifeline: int, stop: asyncio.Event) -> None:
 class _Crew:
     """The workers from one start to the next."""
 
-    def __init__(self, command: Sequence[str], lifeline: int, *, restarts: bool) -> None:
-        self._command, self._lifeline, self._restarts = [*command, "--lifeline", f"{lifeline}"], lifeline, restarts
+    def __init__(self, lifeline: int, *, restarts: bool) -> None:
+        self._lifeline, self._restarts = lifeline, restarts
         self._processes: set[Process] = set()
         self._ending = asyncio.Event()
 
@@ -91,22 +90,22 @@ class _Crew:
             if process.returncode is None:
                 process.kill()
 
-    async def run(self, workers: int, *ends: asyncio.Event) -> None:
+    async def run(self, commands: Sequence[Sequence[str]], *ends: asyncio.Event) -> None:
         """Keep workers running until one of the events is set, then wait until they have drained."""
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(workers):
-                tasks.create_task(self._keep_one())
+            for command in commands:
+                tasks.create_task(self._keep_one([*command, "--lifeline", f"{self._lifeline}"]))
             waiting = [tasks.create_task(_wait(end)) for end in ends]
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
             self.terminate()
 
-    async def _keep_one(self) -> None:
+    async def _keep_one(self, command: Sequence[str]) -> None:
         loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
         while not self._ending.is_set():
             began_s = loop.time()
-            code = await self._run_one()
+            code = await self._run_one(command)
             if self._ending.is_set():
                 return
             if not self._restarts:
@@ -122,9 +121,9 @@ class _Crew:
             except TimeoutError:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _run_one(self) -> int:
+    async def _run_one(self, command: Sequence[str]) -> int:
         """Run a worker to its end: in a process group of its own, so that Ctrl-C reaches it through us alone."""
-        process = await asyncio.create_subprocess_exec(*self._command, process_group=0, pass_fds=[self._lifeline])
+        process = await asyncio.create_subprocess_exec(*command, process_group=0, pass_fds=[self._lifeline])
         self._processes.add(process)
         try:
             if self._ending.is_set():

@@ -9,7 +9,7 @@ import os
 import pkgutil
 import sys
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Annotated
@@ -41,6 +41,8 @@ def run(
     verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative="")] = False,
     workers: Annotated[int, Parameter(validator=Number(gte=1, lte=MOST_WORKERS))] = 1,
     reload: Annotated[bool, Parameter(negative="")] = False,
+    metrics_port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65_535))] = None,
+    metrics_host: str = "127.0.0.1",
     lifeline: Annotated[int | None, Parameter(show=False)] = None,
 ) -> None:
     """Dispatch and handle until SIGTERM or Ctrl-C, then drain.
@@ -56,6 +58,9 @@ def run(
         verbose: Log also what aiodelay does in detail.
         workers: Run as so many processes; one that ends is started again.
         reload: Start anew when a Python file in or below the working directory changes. For development.
+        metrics_port: Metrics for Prometheus at this port, /metrics; of several workers, the first has this port, the
+            second the next one, and so on. 0 = any free one for each.
+        metrics_host: Where that port is open; it asks for no token.
         lifeline: Of a worker: drain once the other end of this pipe is closed.
     """
     scheduler = None if reload else find_scheduler(target)
@@ -64,14 +69,29 @@ def run(
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
     if scheduler is not None and workers == 1:
-        asyncio.run(_dispatch(scheduler, target, lifeline))
+        with _emitting(metrics_host, metrics_port):
+            asyncio.run(_dispatch(scheduler, target, lifeline))
         return
     if scheduler is not None and not scheduler._store.traits.durable:
         raise CommandError(f"{scheduler._store.name} lives in one process; --workers needs a store that they share")
     flags = [flag for flag, is_set in (("--quiet", quiet), ("--verbose", verbose)) if is_set]
     command = [sys.executable, "-m", "aiodelay", "run", target, *flags]
+    commands = [[*command, *_metrics_flags(metrics_host, metrics_port, number)] for number in range(workers)]
     with ungrouped(CommandError):
-        asyncio.run(supervise(command, workers=workers, reload=reload))
+        asyncio.run(supervise(commands, reload=reload))
+
+
+def _emitting(host: str, port: int | None) -> AbstractContextManager[None]:
+    if port is None:
+        return nullcontext()
+    from aiodelay.telemetry.emitting import emitting  # noqa: PLC0415 - `--help` does not need it
+
+    return emitting(host, port, "--metrics-host, --metrics-port")
+
+
+def _metrics_flags(host: str, port: int | None, number: int) -> list[str]:
+    """Return the flags of one worker, each with a port of its own."""
+    return [] if port is None else ["--metrics-host", host, "--metrics-port", f"{port + number if port else 0}"]
 
 
 async def _dispatch(scheduler: Scheduler, target: str, lifeline: int | None) -> None:

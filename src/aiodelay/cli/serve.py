@@ -22,6 +22,8 @@ __all__ = ["read", "serve"]
 
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
+PROMETHEUS = "telemetry.prometheus_host, telemetry.prometheus_port"
+
 
 def serve(
     *,
@@ -41,11 +43,13 @@ def serve(
     """
     configuration = read(config, host=host, port=port)
     settings = configuration.settings()
-    from aiodelay.service.emitting import emitting  # noqa: PLC0415 - as in `read`
-    from aiodelay.service.logs import set_up_logs  # noqa: PLC0415
+    from aiodelay.service.logs import set_up_logs  # noqa: PLC0415 - as in `read`
+    from aiodelay.telemetry.emitting import emitting  # noqa: PLC0415 - `--help` does not need it
 
     set_up_logs(settings.log)
-    with ungrouped(AiodelayError), emitting(settings.telemetry):  # whose end sends what is left, which blocks
+    telemetry = settings.telemetry
+    emits = emitting(telemetry.prometheus_host, telemetry.prometheus_port, PROMETHEUS)
+    with ungrouped(AiodelayError), emits:  # whose end sends what is left, which blocks
         asyncio.run(_serve(settings, configuration))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import HTMLResponse, Response
@@ -77,6 +78,7 @@ def admin(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,  # to where the header Host says, whatever it says
+        telemetry={"metrics": False, "logs": False, "exclude": _is_live},
     )
     app.state.served = Served(stores, limits, check_flag(read_only, "read_only"))
     tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
@@ -95,6 +97,11 @@ def admin(
 
     install_page(app, tokens, sessions, environment)
     return app
+
+
+def _is_live(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a request follows the page's events: it lasts until its tab is closed, which is no error."""
+    return str(scope.get("path", "")).endswith("/live")
 
 
 def _targets(scheduler: Scheduler, allowed: Collection[str] | None) -> Targets:

@@ -1,4 +1,4 @@
-"""Where the service's traces and metrics go: by OTLP, as `OTEL_...` variables say, and to Prometheus at a port."""
+"""Where a process's traces and metrics go: by OTLP, as `OTEL_...` variables say, and to Prometheus at a port."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 from aiodelay._version import __version__
 from aiodelay.errors import ConfigurationError, MissingExtraError
 
-from .config import TelemetrySettings
-
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
 
 __all__ = ["emitting"]
 
-log: logging.Logger = logging.getLogger("aiodelay.service")
+log: logging.Logger = logging.getLogger("aiodelay.telemetry")
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
@@ -27,16 +25,22 @@ SPOKEN = "http/protobuf"
 
 
 @contextmanager
-def emitting(settings: TelemetrySettings) -> Iterator[None]:
+def emitting(host: str, port: int | None, settings: str) -> Iterator[None]:
     """Set OpenTelemetry up for the length of a block, if anybody is to be told; at its end, send what is left.
+
+    Args:
+        host: Where Prometheus reads.
+        port: At which port; 0 = any free one, None = none is opened.
+        settings: What an error calls the two.
 
     Raises:
         MissingExtraError: OpenTelemetry's SDK is not installed.
-        ConfigurationError: The port is taken, or the protocol is not spoken.
+        ConfigurationError: The port is taken, or the protocol is not spoken; or the program has set OpenTelemetry up
+            itself, so that nothing would come to this port.
     """
     is_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     traces, measures = (not is_off and _is_sent("TRACES"), not is_off and _is_sent("METRICS"))
-    port = None if is_off else settings.prometheus_port
+    port = None if is_off else port
     if not traces and not measures and port is None:
         yield
         return
@@ -53,7 +57,7 @@ def emitting(settings: TelemetrySettings) -> Iterator[None]:
         if measures:
             readers.append(_sending_reader())
         if port is not None:
-            readers.append(_prometheus_reader(settings.prometheus_host, port, stack))
+            readers.append(_prometheus_reader(host, port, settings, stack))
         if readers:
             _measure(resource, readers, stack)
         yield
@@ -96,15 +100,19 @@ def _sending_reader() -> MetricReader:
     return PeriodicExportingMetricReader(OTLPMetricExporter())
 
 
-def _prometheus_reader(host: str, port: int, stack: ExitStack) -> MetricReader:
+def _prometheus_reader(host: str, port: int, settings: str, stack: ExitStack) -> MetricReader:
+    from opentelemetry import metrics  # noqa: PLC0415 - as above
     from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415 - as above
     from prometheus_client import start_http_server  # noqa: PLC0415
 
+    if not type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.metrics"):
+        raise ConfigurationError(
+            settings, "given beside a meter provider of the program's own", "a reader for Prometheus at that one"
+        )
     try:
         server, _ = start_http_server(port, host)
     except OSError as error:
-        setting, got = "telemetry.prometheus_host, telemetry.prometheus_port", f"{host} {port} ({error.strerror})"
-        raise ConfigurationError(setting, got, "an address that is free") from None
+        raise ConfigurationError(settings, f"{host} {port} ({error.strerror})", "an address that is free") from None
     stack.callback(server.server_close)
     stack.callback(server.shutdown)
     log.info("metrics for Prometheus at http://%s:%d/metrics", host, server.server_port)
