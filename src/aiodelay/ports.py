@@ -67,6 +67,7 @@ __all__ = [
     "Lists",
     "Loads",
     "PutsBack",
+    "Recurring",
     "Registry",
     "Scannable",
     "Sink",
@@ -276,6 +277,23 @@ class Inspectable(Protocol):
 
     async def position(self, source: str) -> int | None:
         """Return an intake's stored position; a store may refuse from then on who has taken the source in before."""
+        ...
+
+
+@runtime_checkable
+class Recurring(Protocol):
+    """A store that finds its recurring messages by an index."""
+
+    async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
+        """List recurring messages that are pending or in flight, in an order of the store's own that does not change.
+
+        Args:
+            after: The id of the last one of the page before.
+            limit: 1 to 1,000.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
         ...
 
 

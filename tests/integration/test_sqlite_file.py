@@ -107,6 +107,18 @@ async def test_s5_a_file_of_an_older_version_learns_to_tell_of_a_replaced_messag
         assert outcome.answer == "in_flight"
 
 
+@pytest.mark.asyncio
+async def test_a_file_of_an_older_version_gets_the_index_of_recurring_messages(tmp_path: Path) -> None:
+    path = tmp_path / "delay.db"
+    async with SqliteStore(path) as store:
+        series = Envelope("m", "lane", payload=b"payload", rule={"e": 60_000})
+        await store.apply([Put(b"12345678", series, After(0))])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP INDEX messages_series")
+    async with SqliteStore(path) as store:
+        assert [each.record.id for each in await store.series()] == ["m"]
+
+
 # --- what is refused --------------------------------------------------------------------------------------
 
 

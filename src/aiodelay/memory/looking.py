@@ -67,6 +67,16 @@ class Looking(Tables):
         )
         return [self._snapshot(entry, now) for entry in heapq.nsmallest(query.limit, found, key=_by_place)]
 
+    async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
+        """List recurring messages by id."""
+        now = self.now_ms()
+        found = (
+            entry
+            for message_id, entry in self._entries.items()
+            if entry.record.envelope.rule is not None and (after is None or message_id > after)
+        )
+        return [self._snapshot(each, now) for each in heapq.nsmallest(limit, found, key=lambda each: each.record.id)]
+
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state."""
         now = self.now_ms()

@@ -98,6 +98,18 @@ class Looking(Base):
             query = structs.replace(query, after=max(places))
         return found[: query.limit]
 
+    async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
+        """List recurring messages, in the order of their ids as Redis holds them."""
+        found: list[Snapshot] = []
+        last = b"" if after is None else member_of(after)
+        while len(found) < limit:
+            last, *members = await self.run("series", [last, min(limit - len(found), AT_ONCE)])
+            snapshots = await self._look(members)
+            found += [snapshots[each] for each in members if each in snapshots]
+            if not last:
+                break
+        return found
+
     async def _places(self, query: Query) -> dict[tuple[int, str], bytes]:
         """Return the ids of the first messages by place, in order."""
         to: Arg = "+inf" if query.to_ms is None else f"({query.to_ms}"

@@ -30,6 +30,7 @@ NAMES = (
     "redrive",
     "renew",
     "scan",
+    "series",
     "settle",
     "tidy",
     "transfer",

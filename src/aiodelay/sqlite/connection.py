@@ -153,8 +153,8 @@ class Database:
         try:
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 self._create()
-            elif not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'superseded'").fetchone():
-                self._add_superseded()
+            else:
+                self._add_missing()
             connection.execute("COMMIT")
         except BaseException:
             self.rollback()
@@ -170,11 +170,14 @@ class Database:
         self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _add_superseded(self) -> None:
-        """Add the table `superseded`, and what writes it, to a file that was made before there was one."""
-        self.connection.execute("DROP TRIGGER IF EXISTS schedule_insert")
-        for statement in _statements():
-            if "superseded" in statement:
+    def _add_missing(self) -> None:
+        """Add what a file of an older version does not have: the table `superseded` with its trigger, and an index."""
+        names = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master")}
+        missing = [each for each in ("superseded", "messages_series") if each not in names]
+        if "superseded" in missing:
+            self.connection.execute("DROP TRIGGER IF EXISTS schedule_insert")
+        for statement in _statements() if missing else ():
+            if any(each in statement for each in missing):
                 self.connection.execute(statement)
 
     def check_owner(self, *, may_be_new: bool = True) -> None:

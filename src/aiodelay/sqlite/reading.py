@@ -107,6 +107,15 @@ class Reader:
         )
         return self._snapshots([n for _, _, n in page], now)
 
+    def series(self, after: str | None, limit: int, now: int) -> list[Snapshot]:
+        """List recurring messages by id."""
+        ended = "SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n"
+        wanted = "m.ns = ? AND m.rule IS NOT NULL AND m.id > ?"
+        query = f"{SNAPSHOT} INDEXED BY messages_series WHERE {wanted} AND NOT EXISTS ({ended}) ORDER BY m.id LIMIT ?"
+        rows = self._execute(query, (self._ns(), after or "", limit)).fetchall()
+        lanes, holds = self._lanes(), self._holds()
+        return [self._snapshot(row, lanes, holds, now) for row in rows]
+
     def _places(self, lane: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
         """Return (place, n) of a lane's messages from place `first` to before `end`, by place; limit -1 = all."""
         wanted = "WHERE lane = ? AND place_ms >= ? AND place_ms < ? ORDER BY place_ms LIMIT ?"

@@ -38,6 +38,7 @@ CREATE TABLE messages (
     payload BLOB NOT NULL  -- last, so that a large one is not read past
 );
 CREATE UNIQUE INDEX messages_id ON messages (ns, id);
+CREATE INDEX messages_series ON messages (ns, id) WHERE rule IS NOT NULL;
 CREATE INDEX messages_late ON messages (ns, expires_ms) WHERE late > 0;
 
 -- Pending, in the order of delivery.

@@ -243,6 +243,10 @@ class SqliteStore:
         now = self.now_ms()
         return await self._read(lambda reader: reader.search(query, now))
 
+    async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
+        now = self.now_ms()
+        return await self._read(lambda reader: reader.series(after, limit, now))
+
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         now = self.now_ms()
         return await self._read(lambda reader: reader.counts(now))

@@ -183,6 +183,7 @@ local function carry_out(a, what_of_op)
   elseif what == 'm' or what == 'f' then
     answer = change(a, e, what)
   else
+    if sub(ARGV[a], 2, 2) == '*' then call('ZADD', TAG .. 'series', 0, id) end
     answer = put(a, e)
   end
   if is_remembered and byte(answer) ~= 115 then remember(what_of_op, now + WINDOW, answer) end

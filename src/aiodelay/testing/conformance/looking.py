@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.identifiers import new_op
 from aiodelay.model import (
     After,
     Cancel,
@@ -25,6 +26,7 @@ from aiodelay.model import (
     State,
     Stored,
 )
+from aiodelay.ports import Recurring
 from aiodelay.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES
 
 from .stage import HOUR_MS, LANE, LANES, OTHER, THIRD, Bench, Stage, again, dead, done, staged
@@ -86,6 +88,30 @@ class LookingRules(Bench):
             assert len(seen) < 100
         assert [each for each in seen if each.startswith("m")] == originals
         assert len(seen) == len(set(seen))
+
+    @staged
+    async def test_recurring_messages_are_found_by_an_index(self, stage: Stage) -> None:
+        store = stage.store
+        if not isinstance(store, Recurring):
+            pytest.skip("it has no such index")
+        await stage.stored(*[stage.put(f"once-{n}") for n in range(3)])
+        await stage.stored(*[stage.put(f"s{n}", rule={"e": HOUR_MS}) for n in range(7)])
+        await stage.stored(stage.put("s5"))
+        await stage.store.apply([Cancel(new_op(), "s6")])
+        (claim,) = [each for each in await stage.claim(100) if each.record.id == "s1"]
+        await stage.end(done(claim, stage.now + HOUR_MS))
+
+        async def pages() -> list[str]:
+            seen: list[str] = []
+            while page := await store.series(after=seen[-1] if seen else None, limit=2):
+                seen += [each.record.id for each in page]
+            return seen
+
+        assert await pages() == [f"s{n}" for n in range(5)]
+        await stage.stored(stage.put("s5", rule={"e": HOUR_MS}))
+        assert [each.record.id for each in await store.series()] == [f"s{n}" for n in range(6)]
+        (first, *_) = await store.series(limit=1)
+        assert first == await stage.get("s0")
 
     @staged
     async def test_counts_by_lane_and_state(self, stage: Stage) -> None:

@@ -1,0 +1,21 @@
+-- series: lists recurring messages by their index, in the order of their ids as Redis holds them; a bounded number at a time.
+--@ base record
+-- ARGV[4] the id behind which to begin; '' = at the first
+-- ARGV[5] how many to look at
+-- Returns where to go on, '' = that was all; then ids. Those that do not recur any more are taken out of the index.
+local SERIES = TAG .. 'series'
+local ids = call('ZRANGE', SERIES, ARGV[4] == '' and '-' or '(' .. ARGV[4], '+', 'BYLEX', 'LIMIT', 0, ARGV[5])
+local answer, over = { #ids == tonumber(ARGV[5]) and ids[#ids] or '' }, {}
+for i, value in ipairs(#ids > 0 and call('HMGET', MSG, unpack(ids)) or {}) do
+  local e = value and parse(ids[i], value)
+  if e and has(e, RECURRING) then
+    answer[#answer + 1] = ids[i]
+  elseif e or not value then
+    over[#over + 1] = ids[i]
+  end
+end
+if #over > 0 then
+  open_gate()
+  call('ZREM', SERIES, unpack(over))
+end
+return answer
