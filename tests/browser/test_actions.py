@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +14,9 @@ from urllib.parse import quote
 import pytest
 from playwright.async_api import Page, expect
 
+from aiodelay.model import Command, Outcome, SourcePosition
 from aiodelay.service import Token, hash_token
+from aiodelay.service.api import bulk
 from tests.browser.conftest import Viewer, Watch
 from tests.support.api import SECRETS
 from tests.support.scene import NOW, ORDER, SceneStore, at_ms
@@ -63,7 +67,9 @@ async def test_cancel_asks_first(
         await press(page, "Cancel 1 message")
         await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
     assert await store.get(ORDER) is None
-    assert audited(caplog) == [
+    (line,) = audited(caplog)
+    assert line.pop("operation")
+    assert [line] == [
         {
             "action": "page cancel",
             "by": "anonymous",
@@ -104,25 +110,124 @@ async def test_reschedule_stores_the_time_that_was_given(
     assert found.record.due_ms == (at_ms(NOW) + 90 * 60_000 if field == "delay" else at_ms(at))
 
 
-async def test_a_time_that_is_none_is_refused_before_it_is_asked(watch: Watch, store: SceneStore) -> None:
-    async with watch(store) as viewer:
+@SCRIPTED
+async def test_a_bad_value_leaves_the_form_with_what_was_typed(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
         page = await viewer.open(message("contract-1"))
         await page.locator("#delay").fill("soon")
         await press(page, "Reschedule")
-        await expect(page.get_by_role("heading", name="Unprocessable")).to_be_visible()
-        await expect(page.get_by_text("soon")).to_be_visible()
-        viewer.errors.clear()  # the console tells the status too
+        await expect(page.get_by_role("alert").filter(has_text="soon")).to_be_visible()
+        await expect(page.get_by_role("heading", name="contract-1")).to_be_visible()
+        await page.reload()
+        await expect(page.locator("#delay")).to_have_value("soon")
+        await expect(page.locator("#delay")).to_have_attribute("aria-invalid", "true")
+
+        await page.goto(viewer.base + "/messages?lane=RefundDue")
+        await page.get_by_role("checkbox", name="refund-1").check()
+        await page.locator("#delay").fill("1 fortnight")
+        await press(page, "Reschedule")
+        await expect(page.get_by_role("alert").filter(has_text="1 fortnight")).to_be_visible()
+        await expect(page.get_by_role("checkbox", name="refund-1")).to_be_checked()
+        await expect(page.get_by_role("checkbox", name="refund-2")).not_to_be_checked()
+        await page.locator("#delay").fill("1h")
+        await press(page, "Reschedule")
+        await expect(page.get_by_role("heading", name="Reschedule 1 message?")).to_be_visible()
+
+        await page.goto(viewer.base + "/sinks")
+        await page.locator("#what").fill("no sink:x")
+        await page.locator("form:has(#what)").get_by_role("button", name="Pause").click()
+        await expect(page.locator("#what")).to_have_value("no sink:x")
 
 
-async def test_what_was_done_is_not_done_twice(watch: Watch, store: SceneStore) -> None:
-    async with watch(store) as viewer:
+@SCRIPTED
+async def test_back_and_reload_work_on_every_step_and_do_nothing_twice(
+    script: bool, watch: Watch, store: SceneStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiodelay.audit")
+    async with watch(store, looks=looks(script)) as viewer:
+        posts: list[str] = []
         page = await viewer.open(message("contract-1"))
+        page.on("request", lambda each: posts.append(each.url) if each.method == "POST" else None)
         await press(page, "Cancel")
+        await page.reload()
         await press(page, "Cancel 1 message")
         await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
         await page.reload()
-        await expect(page.get_by_text("it was done, or is forgotten")).to_be_visible()
-        viewer.errors.clear()
+        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+        await page.go_back()
+        await page.reload()
+        await expect(page.get_by_text("This was confirmed.")).to_be_visible()
+        await page.get_by_role("link", name="What came of it").click()
+        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+        await page.go_back()
+        await page.go_back()
+        await page.reload()
+        await expect(page.get_by_role("heading", name="contract-1")).to_be_visible()
+        assert len(posts) == 2, posts
+    assert len(audited(caplog)) == 1
+
+
+@SCRIPTED
+async def test_recurring_series_are_named_and_left_out_unless_asked(
+    script: bool, watch: Watch, store: SceneStore
+) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open("/messages?lane=SendReceipt")
+        await page.get_by_role("checkbox", name="all that match").check()
+        await press(page, "Cancel")
+        await expect(page.get_by_text("monday-report")).to_be_visible()
+        await press(page, "Cancel 93 messages")
+        await expect(page.get_by_role("row", name="cancelled 90")).to_be_visible()
+        await expect(page.get_by_text("Left as they are: the recurring series monday-report")).to_be_visible()
+        assert await store.get("monday-report") is not None
+
+        await page.goto(viewer.base + "/messages?text=monday")
+        await page.get_by_role("checkbox", name="all that match").check()
+        await press(page, "Cancel")
+        await press(page, "Cancel 1 message")
+        await expect(page.get_by_role("alert").filter(has_text="Only recurring series match")).to_be_visible()
+        await page.get_by_role("checkbox", name="monday-report").check()
+        await press(page, "Cancel 1 message")
+        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+    assert await store.get("monday-report") is None
+
+
+async def test_a_recurring_series_that_is_chosen_by_itself_is_named(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        page = await viewer.open("/recurring")
+        await page.get_by_role("row", name="heartbeat").get_by_role("button", name="Cancel").click()
+        await expect(page.get_by_text("This ends the recurring series heartbeat")).to_be_visible()
+        await press(page, "Cancel 1 message")
+        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+
+
+@SCRIPTED
+async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
+    script: bool, watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, apply = asyncio.Event(), store.apply
+
+    async def wait_and_apply(commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        await gate.wait()
+        return await apply(commands, source=source)
+
+    monkeypatch.setattr(bulk, "STEP", 150)
+    monkeypatch.setattr(store, "apply", wait_and_apply)
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open("/messages?lane=RenewContract")
+        await page.get_by_role("checkbox", name="all that match").check()
+        await press(page, "Cancel")
+        await page.locator("#typed").fill("400")
+        await press(page, "Cancel 400 messages")
+        await expect(page.get_by_text("0 of 400.")).to_be_visible()
+        await press(page, "Stop")
+        await expect(page.get_by_text("It ends after this step.")).to_be_visible()
+        gate.set()
+        if not script:
+            await page.get_by_role("link", name="Load again").click()
+        await expect(page.get_by_text("Stopped: of 400 found, 250 were left as they are.")).to_be_visible()
+        await expect(page.get_by_role("row", name="cancelled 150")).to_be_visible()
+    assert (await store.counts())["RenewContract"].scheduled == 250
 
 
 # --- many -------------------------------------------------------------------------------------------------
@@ -194,8 +299,14 @@ async def test_purge_one(script: bool, watch: Watch, store: SceneStore) -> None:
 async def test_pause_and_resume(script: bool, watch: Watch, store: SceneStore) -> None:
     async with watch(store, looks=looks(script)) as viewer:
         page = await viewer.open("/sinks")
+        await page.locator("#what").fill("CheckPaiment")
+        await page.locator("form:has(#what)").get_by_role("button", name="Pause").click()
+        await expect(page.get_by_text("Nothing is called CheckPaiment")).to_be_visible()
+        await expect(page.get_by_text("There is: CheckPayment")).to_be_visible()
+        await page.get_by_role("link", name="Back").click()
         await page.locator("#what").fill("CheckPayment")
         await page.locator("form:has(#what)").get_by_role("button", name="Pause").click()
+        await expect(page.get_by_text("Nothing is called")).to_have_count(0)
         await press(page, "Pause 1 destination")
         await expect(page.get_by_role("row", name="paused 1")).to_be_visible()
         assert ("CheckPayment", None) in await store.holds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,13 +19,26 @@ from fastapi import FastAPI
 
 from aiodelay import Reject, Scheduler
 from aiodelay.identifiers import new_op
-from aiodelay.model import At, Demand, Envelope, Put, Stored
+from aiodelay.memory import MemoryStore
+from aiodelay.model import (
+    At,
+    Cancel,
+    Command,
+    Demand,
+    Envelope,
+    Outcome,
+    Put,
+    Refused,
+    SourcePosition,
+    Stored,
+)
 from aiodelay.ports import PutsBack
 from aiodelay.redis import RedisFanout, RedisLog
 from aiodelay.service import ApiLimits, admin
-from aiodelay.service.api import models
+from aiodelay.service.api import bulk, models, plans
 from tests.support.api import ALL, client_of, problem_of, serving_api, serving_app
 from tests.support.stores import SHARED_STORES, empty_store
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -384,6 +397,22 @@ async def test_dead_letters_are_filtered_among_a_bounded_number(url: str) -> Non
         assert "late" in problem["allowed"]
 
 
+async def carried_out(client: httpx.AsyncClient, **asked: Any) -> dict[str, Any]:  # noqa: ANN401 - as of what they go to
+    """Plan a bulk action, confirm it, and return the operation once it has ended."""
+    plan = (await client.post("/v1/bulk", json=asked)).json()
+    return await ended(client, plan["confirm"])
+
+
+async def ended(client: httpx.AsyncClient, confirm: str) -> dict[str, Any]:
+    """Confirm a plan, and return the operation once it has ended; confirming again is safe."""
+    while (answer := await client.post(f"/v1/bulk/{confirm}")).status_code == 202:
+        pass
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    assert found == (await client.get(f"/v1/bulk/{confirm}")).json()
+    return found
+
+
 async def test_bulk_actions_do_nothing_before_they_are_confirmed_and_then_what_was_shown(url: str) -> None:
     async with quiet(url) as (client, scheduler):
         await fill(client, [f"m{n}" for n in range(7)])
@@ -393,10 +422,101 @@ async def test_bulk_actions_do_nothing_before_they_are_confirmed_and_then_what_w
         assert len([each async for each in scheduler.pending()]) == 8
         await fill(client, ["later"])
         await scheduler.cancel("m0")
-        done = await client.post(f"/v1/bulk/{plan['confirm']}")
-        assert done.json() == {"action": "cancel", "outcomes": {"cancelled": 6, "not_found": 1}}
+        done = await ended(client, plan["confirm"])
+        assert (done["action"], done["state"], done["found"], done["changed"]) == ("cancel", "done", 7, 7)
+        assert done["outcomes"] == {"cancelled": 6, "not_found": 1}
         assert {each.record.id async for each in scheduler.pending()} == {"other", "later"}
-        problem_of(await client.post(f"/v1/bulk/{plan['confirm']}"), 404, "PlanNotFoundError")
+        assert await ended(client, plan["confirm"]) == done, "a repeat does nothing"
+        assert (await client.get("/v1/bulk")).json()["operations"] == [done]
+        problem_of(await client.post("/v1/bulk/no-such-plan"), 404, "PlanNotFoundError")
+        problem_of(await client.get("/v1/bulk/no-such-plan"), 404, "OperationNotFoundError")
+
+
+async def test_a_bulk_cancel_names_recurring_series_and_leaves_them_out_unless_asked(url: str) -> None:
+    async with quiet(url) as (client, scheduler):
+        await fill(client, ["m0", "m1"])
+        await client.post("/v1/messages", json={"to": "handler:work", "payload": "p", "every": "1h", "id": "report"})
+        plan = (await client.post("/v1/bulk", json={"action": "cancel"})).json()
+        assert plan["series"] == {"count": 1, "first": ["report"], "included": False}
+        assert plan["count"] == 2
+        done = await ended(client, plan["confirm"])
+        assert (done["outcomes"], done["series"]) == ({"cancelled": 2}, plan["series"])
+        assert [each.record.id async for each in scheduler.pending()] == ["report"]
+        done = await carried_out(client, action="cancel", series=True)
+        assert done["outcomes"] == {"cancelled": 1}
+        assert done["series"] == {"count": 1, "first": ["report"], "included": True}
+        assert [each.record.id async for each in scheduler.pending()] == []
+
+
+async def test_a_bulk_action_of_any_size_is_one_operation(url: str) -> None:
+    async with quiet(url, limits=ApiLimits(max_examined=300)) as (client, scheduler):
+        await fill(client, [f"m{n}" for n in range(2_100)])
+        await fill(client, ["other"])
+        asked = {"action": "cancel", "messages": {"text": "m"}}
+        plan = (await client.post("/v1/bulk", json=asked)).json()
+        assert (plan["count"], plan["more"], plan["examined"], plan["of"]) == (300, True, 300, 2_101)
+        done = await ended(client, plan["confirm"])
+        assert (done["found"], done["changed"], done["outcomes"]) == (2_100, 2_100, {"cancelled": 2_100})
+        assert [each.record.id async for each in scheduler.pending()] == ["other"]
+
+
+class Gated(MemoryStore):
+    """Carries out cancels only while its gate is open; a broken one refuses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.asked, self.is_broken = asyncio.Event(), 0, False
+        self.gate.set()
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        if any(isinstance(each, Cancel) for each in commands):
+            self.asked += 1
+            await self.gate.wait()
+            if self.is_broken:
+                return [Refused("unavailable", "the disk is gone")] * len(commands)
+        return await super().apply(commands, source=source)
+
+
+async def test_a_bulk_operation_tells_its_progress_and_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "STEP", 10)
+    monkeypatch.setattr(plans, "RUNNING", 1)
+    store = Gated()
+    async with Scheduler(store, dispatch=False) as scheduler, serving_api(scheduler, **ALL) as client:
+        await fill(client, [f"m{n}" for n in range(50)])
+        plan = (await client.post("/v1/bulk", json={"action": "cancel"})).json()
+        other = (await client.post("/v1/bulk", json={"action": "fire"})).json()
+        store.gate.clear()
+        path = f"/v1/bulk/{plan['confirm']}"
+        begun = await client.post(path, params={"wait": 0})
+        assert (begun.status_code, begun.json()["found"]) == (202, 50)
+        await until(lambda: store.asked, "the first step is under way")
+        assert (await client.get(path)).json()["state"] == "changing"
+        problem_of(await client.post(f"/v1/bulk/{other['confirm']}"), 503, "TooManyOperationsError")
+
+        async def is_stopping() -> bool:
+            return bool((await client.get(path)).json()["stopping"])
+
+        stopping = asyncio.create_task(client.post(f"{path}/stop"))
+        await until(is_stopping, "the service has heard of it")
+        store.gate.set()
+        stopped = (await stopping).json()
+        assert (stopped["state"], stopped["changed"], stopped["outcomes"]) == ("stopped", 10, {"cancelled": 10})
+        assert len([each async for each in scheduler.pending()]) == 40
+        assert (await ended(client, other["confirm"]))["outcomes"] == {"fired": 40, "not_found": 10}
+
+
+async def test_a_bulk_operation_ends_when_the_store_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "STEP", 10)
+    store = Gated()
+    async with (
+        Scheduler(store, dispatch=False, store_timeout="50ms") as scheduler,
+        serving_api(scheduler, **ALL) as client,
+    ):
+        await fill(client, [f"m{n}" for n in range(50)])
+        store.is_broken = True
+        done = await carried_out(client, action="cancel")
+        assert (done["state"], done["found"], done["changed"]) == ("failed", 50, 10)
+        assert "the disk is gone" in done["error"]
 
 
 async def test_bulk_reschedule_and_fire(url: str) -> None:
@@ -405,23 +525,20 @@ async def test_bulk_reschedule_and_fire(url: str) -> None:
         asked = {"action": "reschedule", "delay": "5h", "messages": {"text": "a"}}
         plan = (await client.post("/v1/bulk", json=asked)).json()
         assert (plan["examined"], plan["of"]) == (2, 2)
-        done = (await client.post(f"/v1/bulk/{plan['confirm']}")).json()
-        assert done["outcomes"] == {"rescheduled": 1}
+        assert (await ended(client, plan["confirm"]))["outcomes"] == {"rescheduled": 1}
         moved, kept = [await scheduler.get(each) for each in "ab"]
         assert moved is not None
         assert kept is not None
         assert moved.record.due_ms - kept.record.due_ms > timedelta(hours=3).total_seconds() * 1000
-        plan = (await client.post("/v1/bulk", json={"action": "fire"})).json()
-        assert (await client.post(f"/v1/bulk/{plan['confirm']}")).json()["outcomes"] == {"fired": 2}
+        assert (await carried_out(client, action="fire"))["outcomes"] == {"fired": 2}
 
 
 async def test_bulk_redrive_and_purge(url: str) -> None:
     async with with_dead_letters(url, 4) as (client, scheduler):
         plan = (await client.post("/v1/bulk", json={"action": "redrive", "dead": {"text": "d1"}})).json()
         assert (plan["count"], plan["first"]) == (1, ["d1"])
-        assert (await client.post(f"/v1/bulk/{plan['confirm']}")).json()["outcomes"] == {"stored": 1}
-        plan = (await client.post("/v1/bulk", json={"action": "purge"})).json()
-        assert (await client.post(f"/v1/bulk/{plan['confirm']}")).json()["outcomes"] == {"purged": 3}
+        assert (await ended(client, plan["confirm"]))["outcomes"] == {"stored": 1}
+        assert (await carried_out(client, action="purge"))["outcomes"] == {"purged": 3}
         assert [each async for each in scheduler.dead_letters()] == []
 
 
@@ -431,6 +548,7 @@ async def test_bulk_refuses_what_could_not_be_done(url: str) -> None:
             ({"action": "cancel", "dead": {}}, "BulkError"),
             ({"action": "purge", "messages": {}}, "BulkError"),
             ({"action": "fire", "delay": "1s"}, "BulkError"),
+            ({"action": "fire", "series": True}, "BulkError"),
             ({"action": "reschedule"}, "ScheduleTimeError"),
             ({"action": "reschedule", "at": "tomorrow"}, "ScheduleTimeError"),
             ({"action": "cancel", "messages": {"state": "lost"}}, "InputError"),

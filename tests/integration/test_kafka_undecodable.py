@@ -42,9 +42,10 @@ async def confirmed(client: httpx.AsyncClient, form: dict[str, str]) -> str:
     """Do something from the page; return what it shows in the end."""
     page = (await client.get("/dead")).text
     (csrf, *_) = re.findall(r'name="csrf" value="([^"]+)"', page)
-    asked = await client.post("/plan", data=form | {"csrf": csrf, "back": "/dead"})
+    asked = await client.post("/plan", data=form | {"csrf": csrf, "back": "/dead"}, follow_redirects=True)
     (token,) = re.findall(r'name="confirm" value="([^"]+)"', asked.text)
-    return (await client.post("/confirm", data={"csrf": csrf, "back": "/dead", "confirm": token})).text
+    confirmed = {"csrf": csrf, "back": "/dead", "confirm": token}
+    return (await client.post("/confirm", data=confirmed, follow_redirects=True)).text
 
 
 def test_a_letter_without_a_destination_is_redriven_by_nobody(kafka: str, tmp_path: Path) -> None:

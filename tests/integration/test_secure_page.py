@@ -12,7 +12,7 @@ import pytest
 
 from aiodelay import Scheduler
 from aiodelay.service import ApiLimits, Token, admin
-from aiodelay.service.api import bulk, served, sessions, streams
+from aiodelay.service.api import bulk, plans, sessions, streams
 from aiodelay.service.api.application import ROUTERS
 from aiodelay.service.api.schemas import scopes_of
 from aiodelay.service.app import make_app
@@ -64,7 +64,8 @@ def test_its_limits_are_those_of_the_code() -> None:
         api.max_page,
         limits.max_examined,
         bulk.MOST,
-        served.PLAN_MS / 60_000,
+        plans.PLAN_MS / 60_000,
+        plans.RUNNING,
         limits.streams,
         limits.max_stream,
         streams.MOST_REFUSED,
@@ -152,7 +153,7 @@ async def test_who_signs_in_and_changes_something_is_in_the_audit_log(caplog: py
             page = (await client.get("/login")).text
             csrf = re.search(r'name="csrf" value="(\w+)"', page)
             assert csrf is not None
-            answer = await client.post(path, data={"csrf": csrf[1]} | fields)
+            answer = await client.post(path, data={"csrf": csrf[1]} | fields, follow_redirects=True)
             found = re.search(pattern, answer.text)
             return found[1] if found else ""
 

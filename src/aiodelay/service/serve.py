@@ -68,6 +68,7 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
             api.state.page.closing.set()
             server.should_exit = True
             await asyncio.wait([serving])
+            await api.state.served.operations.aclose()
 
         try:
             await _keep_all_open(schedulers, boxes, health, stop, leave)
@@ -76,6 +77,7 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
             api.state.page.closing.set()
             server.should_exit = True
             await asyncio.wait([serving])
+            await api.state.served.operations.aclose()
 
 
 @asynccontextmanager
@@ -96,6 +98,7 @@ async def serving_page(scheduler: Scheduler, listener: socket.socket) -> AsyncIt
             app.state.page.closing.set()
             server.should_exit = True
             await asyncio.wait([serving])
+            await app.state.served.operations.aclose()
 
 
 async def _keep_all_open(

@@ -31,7 +31,7 @@ ONLY = "default"
 
 ROUTERS = (
     *(messages.scheduling, messages.changing, messages.looking, dead.looking, dead.changing),
-    *(lanes.looking, lanes.changing, bulk.changing, etf1.looking, etf1.alive),
+    *(lanes.looking, lanes.changing, bulk.looking, bulk.changing, etf1.looking, etf1.alive),
 )
 
 

@@ -1,50 +1,74 @@
-"""What is done to all messages or dead letters that match: first counted, then, once confirmed, done."""
+"""Bulk actions: find what matches and show it; once that is confirmed, change it in a background operation."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from aiodelay.errors import AiodelayError
+from aiodelay.errors import AiodelayError, StoreError
 from aiodelay.inputs import due_of
-from aiodelay.model import Stored
-from aiodelay.queries import dead_page, page
-from aiodelay.shapes import read_time
+from aiodelay.model import DeadKey, Stored
+from aiodelay.queries import DeadFilter, Filter, dead_page, page
+from aiodelay.scheduler import Scheduler
+from aiodelay.shapes import read_time, time_shape
 
 from .bodies import Json, read_json
 from .cursors import dead_filter_of, filter_of
-from .models import BulkDoneOut, BulkIn, BulkPlanOut, DeadFilterIn, FilterIn
-from .problems import wrong
+from .models import BulkIn, BulkListOut, BulkOut, BulkPlanOut, DeadFilterIn, FilterIn, SeriesOut
+from .plans import PLAN_MS, Operation, Plan, Rest, Target
+from .problems import problem_of, wrong
 from .schemas import documents
-from .security import audited, caller_of, needs
-from .served import PLAN_MS, Opened, Plan, Store, served_of
+from .security import Caller, audit, audited_by, caller_of, needs
+from .served import Opened, Store, served_of
 
-__all__ = ["changing", "confirm", "done", "plan", "planned"]
+__all__ = [
+    "MOST",
+    "begin",
+    "changing",
+    "confirm",
+    "end",
+    "list_operations",
+    "looking",
+    "operation",
+    "plan",
+    "planned",
+    "stop",
+]
 
+looking: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("read"))
 changing: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("operate"))
 
 MOST = 1_000
-"""How many one plan is about."""
+"""Most targets that a plan finds; the operation finds the others."""
+STEP = 500
+"""Targets that are changed at the same time; between two steps an operation can be stopped."""
 SHOWN = 5
+WAIT_S, MOST_WAIT_S = 10.0, 60.0
 OF_LETTERS = ("redrive", "purge")
+
+
+# --- plan -------------------------------------------------------------------------------------------------
 
 
 @changing.post("", summary="Find out what an action would be done to", **documents(BulkPlanOut, BulkIn))
 async def plan(request: Request, store: Store) -> Response:
-    """Nothing is done. What was found, at most 1,000, is kept for five minutes: `POST /v1/bulk/{confirm}` does it."""
+    """Nothing is done. The plan is kept for five minutes: `POST /v1/bulk/{confirm}` carries it out."""
     served = served_of(request)
     given = await read_json(request, served.limits, BulkIn)
-    found, seen = await planned(given, store, by=caller_of(request).name, most=served.limits.max_examined)
-    ids = found.names
-    answer = {"action": given.action, "count": len(ids), "first": ids[:SHOWN], **seen}
-    return Json(answer | {"confirm": served.plans.add(found), "expires_s": PLAN_MS // 1000})
+    found = await planned(given, store, by=caller_of(request).name, most=served.limits.max_examined)
+    ids, series = found.names, SeriesOut(len(found.series), list(found.series[:SHOWN]), included=found.with_series)
+    more, token = found.rest is not None, served.plans.add(found)
+    answer = (given.action, len(ids), ids[:SHOWN], series, more, found.examined, found.of, token, PLAN_MS // 1000)
+    return Json(BulkPlanOut(*answer))
 
 
-async def planned(given: BulkIn, store: Opened, *, by: str, most: int) -> tuple[Plan, dict[str, Any]]:
-    """Return what an action would be done to; and whether there is more, and how many were examined, of how many.
+async def planned(given: BulkIn, store: Opened, *, by: str, most: int) -> Plan:
+    """Find what an action would be done to.
 
     Args:
         given: The action and the filter.
@@ -53,18 +77,24 @@ async def planned(given: BulkIn, store: Opened, *, by: str, most: int) -> tuple[
         most: Most messages to look at.
     """
     _check(given, store)
-    if given.action in OF_LETTERS:
-        dead = await dead_page(
-            store.scheduler, dead_filter_of(given.dead or DeadFilterIn()), after=None, limit=MOST, most=most
-        )
-        letters = [each.key for each in dead.letters]
-        seen: dict[str, Any] = {"more": dead.after is not None, "examined": dead.examined, "of": dead.of}
-        return Plan(given.action, by, store.name, letters=letters), seen
-    messages = await page(store.scheduler, filter_of(given.messages or FilterIn()), after=None, limit=MOST, most=most)
-    seen = {"more": messages.after is not None, "examined": messages.examined, "of": messages.of}
     options = {"at": given.at, "delay": given.delay} if given.action == "reschedule" else {}
-    ids = [each.record.id for each in messages.messages]
-    return Plan(given.action, by, store.name, ids=ids, options=options), seen
+    if given.action in OF_LETTERS:
+        wanted: Filter | DeadFilter = dead_filter_of(given.dead or DeadFilterIn())
+    else:
+        wanted = filter_of(given.messages or FilterIn())
+    found = await _find(store, given.action, Rest(wanted, None), limit=MOST, most=most)
+    return Plan(
+        given.action,
+        by,
+        store.name,
+        found.targets,
+        found.series,
+        given.series,
+        found.rest,
+        found.examined,
+        found.of,
+        options,
+    )
 
 
 def _check(given: BulkIn, store: Opened) -> None:
@@ -76,44 +106,195 @@ def _check(given: BulkIn, store: Opened) -> None:
         due_of(read_time(given.at, "at"), given.delay, store.scheduler._open_store().now_ms())
     elif given.at is not None or given.delay is not None:
         raise wrong(422, "BulkError", "at, delay", f"given with {given.action}", "only with reschedule")
+    if given.series and given.action != "cancel":
+        raise wrong(422, "BulkError", "series", f"given with {given.action}", "only with cancel")
 
 
-@changing.post("/{confirm}", summary="Do it", **documents(BulkDoneOut))
-async def confirm(confirm: str, request: Request, store: Store) -> Response:
-    """To exactly what was found, as far as it is still there; only by who asked, and once."""
-    served = served_of(request)
-    found = served.plans.take(confirm, by=caller_of(request).name, store=store.name)
-    with audited(request, f"bulk {found.action}", store=store.name, ids=found.names) as facts:
-        facts["outcomes"] = outcomes = dict(Counter(await done(store, found)))
-    return Json({"action": found.action, "outcomes": outcomes})
+class _Found(NamedTuple):
+    """What one step of a search has found, and where the search goes on."""
+
+    targets: list[Target]
+    series: list[str]
+    rest: Rest | None
+    examined: int
+    of: int | None
 
 
-async def done(store: Opened, plan: Plan) -> list[str]:
-    """Carry out a plan; return what each message or letter came to."""
-    scheduler = store.scheduler
+async def _find(store: Opened, action: str, search: Rest, *, limit: int, most: int) -> _Found:
+    if isinstance(search.wanted, DeadFilter):
+        letters = await dead_page(store.scheduler, search.wanted, after=search.after, limit=limit, most=most)  # type: ignore[arg-type]
+        rest = None if letters.after is None else Rest(search.wanted, letters.after)
+        return _Found([each.key for each in letters.letters], [], rest, letters.examined, letters.of)
+    messages = await page(store.scheduler, search.wanted, after=search.after, limit=limit, most=most)  # type: ignore[arg-type]
+    records = [each.record for each in messages.messages]
+    series = [each.id for each in records if action == "cancel" and each.envelope.rule is not None]
+    targets: list[Target] = [each.id for each in records if action != "cancel" or each.envelope.rule is None]
+    rest = None if messages.after is None else Rest(search.wanted, messages.after)
+    return _Found(targets, series, rest, messages.examined, messages.of)
+
+
+# --- operations -------------------------------------------------------------------------------------------
+
+
+@changing.post("/{confirm}", summary="Carry out a plan", **documents(BulkOut, unfinished=202))
+async def confirm(
+    confirm: str,
+    request: Request,
+    store: Store,
+    wait: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="Most seconds to wait for the end.")] = WAIT_S,
+) -> Response:
+    """Begin an operation in the background, and wait a while for its end; only who planned it may. A repeat is safe."""
+    operations = served_of(request).operations
+    begun = operations.find(confirm, store=store.name) if confirm in operations else begin(request, store, confirm)
+    await begun.wait(wait)
+    return _answer(begun)
+
+
+def begin(request: Request, store: Opened, token: str, *, with_series: bool = False, via: str = "bulk") -> Operation:
+    """Start the operation that carries out a plan.
+
+    Args:
+        request: Whose sender confirms the plan.
+        store: Which the plan is about.
+        token: The plan's.
+        with_series: Cancel recurring series too, as if the plan said so.
+        via: How the audit log's actions begin.
+
+    Raises:
+        ApiError: There is no such plan of this caller, or too many operations are running.
+    """
+    served, caller = served_of(request), caller_of(request)
+    found = served.plans.find(token, by=caller.name, store=store.name)
+    if with_series:
+        found = replace(found, with_series=True)
+    most = served.limits.max_examined
+    return served.operations.start(token, found, lambda each: _carry_out(each, store, caller, most=most, via=via))
+
+
+def _answer(found: Operation) -> Response:
+    return Json(_shape(found), status_code=202 if found.ended_ms is None else 200)
+
+
+def _shape(found: Operation) -> BulkOut:
+    return BulkOut(
+        found.token,
+        found.plan.action,
+        found.state,
+        found.is_stopping and found.ended_ms is None,
+        found.found,
+        found.changed,
+        dict(found.outcomes),
+        SeriesOut(len(found.series), found.series[:SHOWN], included=found.plan.with_series),
+        found.error or None,
+        found.plan.by,
+        time_shape(found.began_ms),
+        None if found.ended_ms is None else time_shape(found.ended_ms),
+    )
+
+
+@looking.get("", summary="Bulk operations, latest first", **documents(BulkListOut))
+async def list_operations(request: Request, store: Store) -> Response:
+    """Operations that run, and the latest that have ended."""
+    return Json(BulkListOut([_shape(each) for each in served_of(request).operations.all(store=store.name)]))
+
+
+@looking.get("/{operation}", summary="A bulk operation: its progress, or its result", **documents(BulkOut))
+async def operation(operation: str, request: Request, store: Store) -> Response:
+    """`operation` is the token that has confirmed it."""
+    return Json(_shape(served_of(request).operations.find(operation, store=store.name)))
+
+
+@changing.post("/{operation}/stop", summary="Stop a bulk operation", **documents(BulkOut, unfinished=202))
+async def stop(operation: str, request: Request, store: Store) -> Response:
+    """It ends after its current step; nothing is undone."""
+    found = served_of(request).operations.find(operation, store=store.name)
+    end(request, found)
+    await found.wait(WAIT_S)
+    return _answer(found)
+
+
+def end(request: Request, found: Operation) -> None:
+    """Have an operation end after its current step, and note who has asked for that."""
+    found.is_stopping = True
+    audit(request, "stop bulk", operation=found.token, store=found.plan.store)
+
+
+async def _carry_out(operation: Operation, store: Opened, caller: Caller, *, most: int, via: str) -> None:
+    """Find all targets, then change them step by step; an error ends the operation."""
+    try:
+        targets = await _all_targets(operation, store, most)
+        operation.state = "changing"
+        for first in range(0, len(targets), STEP):
+            if operation.is_stopping:
+                return
+            await _change(operation, store, caller, targets[first : first + STEP], via)
+    except AiodelayError as error:
+        operation.error = problem_of(error).detail
+
+
+async def _all_targets(operation: Operation, store: Opened, most: int) -> list[Target]:
+    plan, targets = operation.plan, list(operation.plan.targets)
+    rest = plan.rest
+    while rest is not None and not operation.is_stopping:
+        found = await _find(store, plan.action, rest, limit=STEP, most=most)
+        targets += found.targets
+        operation.series += found.series
+        operation.found, rest = len(targets), found.rest
+    if plan.with_series:
+        targets += operation.series
+        operation.found = len(targets)
+    return targets
+
+
+async def _change(operation: Operation, store: Opened, caller: Caller, targets: Sequence[Target], via: str) -> None:
+    plan = operation.plan
+    ids = [each.id if isinstance(each, DeadKey) else each for each in targets]
+    with audited_by(caller, f"{via} {plan.action}", operation=operation.token, store=store.name, ids=ids) as facts:
+        answers = await _answers(store.scheduler, plan, targets)
+        outcomes = Counter(map(_word, answers))
+        facts["outcomes"] = dict(outcomes)
+    operation.outcomes += outcomes
+    operation.changed += len(targets)
+    errors = [each for each in answers if isinstance(each, StoreError)]
+    if len(errors) == len(targets):  # the store is away: each further step would only wait for it in vain
+        raise errors[0]
+
+
+async def _answers(scheduler: Scheduler, plan: Plan, targets: Sequence[Target]) -> Sequence[object]:
+    """Change targets; return what each came to: a word, an outcome, or an exception."""
+    keys = [each for each in targets if isinstance(each, DeadKey)]
+    if plan.action == "purge":
+        purged = await scheduler.purge(*keys)
+        return ["purged"] * purged + ["not_found"] * (len(keys) - purged)
+    if plan.action == "redrive":
+        outcomes = await scheduler.redrive(*keys)
+        return [each.answer if isinstance(each, Stored) else getattr(each, "reason", "unknown") for each in outcomes]
+    change = _change_of(scheduler, plan)
+    return await asyncio.gather(*(change(str(each)) for each in targets), return_exceptions=True)
+
+
+def _change_of(scheduler: Scheduler, plan: Plan) -> Callable[[str], Awaitable[object]]:
     match plan.action:
-        case "purge":
-            purged = await scheduler.purge(*plan.letters)
-            return ["purged"] * purged + ["not_found"] * (len(plan.letters) - purged)
-        case "redrive":
-            outcomes = await scheduler.redrive(*plan.letters)
-            return [
-                each.answer if isinstance(each, Stored) else getattr(each, "reason", "unknown") for each in outcomes
-            ]
         case "cancel":
-            calls: list[Any] = [scheduler.cancel(each) for each in plan.ids]
+            return scheduler.cancel
         case "fire":
-            calls = [scheduler.fire(each) for each in plan.ids]
+            return scheduler.fire
+        case "pause":
+            return lambda each: _told(scheduler.pause(each), "paused", "was_paused")
+        case "resume":
+            return lambda each: _told(scheduler.resume(each), "resumed", "was_not_paused")
         case _:
             at, delay = read_time(plan.options["at"], "at"), plan.options["delay"]
-            calls = [scheduler.reschedule(each, at=at, delay=delay) for each in plan.ids]
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    return [_word(each) for each in answers]
+            return lambda each: scheduler.reschedule(each, at=at, delay=delay)
 
 
-def _word(answer: Any) -> str:  # noqa: ANN401 - an outcome or an exception
+async def _told(change: Awaitable[bool], yes: str, no: str) -> str:
+    return yes if await change else no
+
+
+def _word(answer: object) -> str:
     if isinstance(answer, BaseException):
         if not isinstance(answer, AiodelayError):
             raise answer
         return type(answer).__name__
-    return str(answer.value)
+    return str(answer)

@@ -9,8 +9,9 @@ from msgspec import UNSET, Struct, UnsetType, field
 __all__ = [
     "Base64",
     "BlockedOut",
-    "BulkDoneOut",
     "BulkIn",
+    "BulkListOut",
+    "BulkOut",
     "BulkPlanOut",
     "ConsumerOut",
     "ConsumersOut",
@@ -46,6 +47,7 @@ __all__ = [
     "RedrivenOut",
     "RuleIn",
     "ScheduledOut",
+    "SeriesOut",
     "StoreOut",
     "StoresOut",
     "WhatIn",
@@ -178,6 +180,7 @@ class BulkIn(Struct, frozen=True, forbid_unknown_fields=True):
         dead: Which dead letters, for redrive and purge.
         at: For reschedule: the new due time.
         delay: Or how long from then on.
+        series: For cancel: end recurring series too; otherwise they are left out.
     """
 
     action: Literal["cancel", "fire", "reschedule", "redrive", "purge"]
@@ -185,6 +188,7 @@ class BulkIn(Struct, frozen=True, forbid_unknown_fields=True):
     dead: DeadFilterIn | None = None
     at: str | None = None
     delay: str | None = None
+    series: bool = False
 
 
 # --- out --------------------------------------------------------------------------------------------------
@@ -478,22 +482,38 @@ class Etf1Info(Struct, frozen=True):
     kafka: Etf1Kafka
 
 
+class SeriesOut(Struct, frozen=True):
+    """The recurring series that match a cancel.
+
+    Attributes:
+        count: How many are known so far.
+        first: The ids of the first of them.
+        included: They are ended too; otherwise they are left out.
+    """
+
+    count: int
+    first: list[str]
+    included: bool
+
+
 class BulkPlanOut(Struct, frozen=True):
     """What would be done, to be confirmed by `POST /v1/bulk/{confirm}`.
 
     Attributes:
-        count: How many it would be done to.
+        count: How many it would be done to, as far as found; without recurring series.
         first: The ids of the first of them.
-        more: More match, or were not examined: repeat after this one.
+        series: The recurring series that match, of a cancel.
+        more: More may match: the operation finds them before it changes anything.
         examined: How many were looked at.
         of: Of how many; null where an index answers.
-        confirm: Names this plan, once, to whoever made it.
+        confirm: Names this plan, and the operation that carries it out.
         expires_s: Seconds until it is forgotten.
     """
 
     action: str
     count: int
     first: list[str]
+    series: SeriesOut
     more: bool
     examined: int
     of: int | None
@@ -501,8 +521,36 @@ class BulkPlanOut(Struct, frozen=True):
     expires_s: int
 
 
-class BulkDoneOut(Struct, frozen=True):
-    """What was done: how many came to which outcome."""
+class BulkOut(Struct, frozen=True):
+    """A bulk operation.
 
+    Attributes:
+        operation: Its name: the token that confirmed the plan.
+        state: It finds what matches, then changes it; then it has ended in one of three ways.
+        stopping: It ends after the step that it is at.
+        found: How many targets are known.
+        changed: Of how many the outcome is known.
+        outcomes: How many came to which outcome.
+        series: The recurring series that match, of a cancel.
+        error: Why it failed.
+        by: Who confirmed it.
+    """
+
+    operation: str
     action: str
+    state: Literal["finding", "changing", "done", "stopped", "failed"]
+    stopping: bool
+    found: int
+    changed: int
     outcomes: dict[str, int]
+    series: SeriesOut
+    error: str | None
+    by: str
+    began: str
+    ended: str | None
+
+
+class BulkListOut(Struct, frozen=True):
+    """Bulk operations, latest first."""
+
+    operations: list[BulkOut]

@@ -33,6 +33,7 @@ def documents(
     *,
     lines: type[Any] | None = None,
     status: int = 200,
+    unfinished: int | None = None,
     form: str = PLAIN,
 ) -> dict[str, Any]:
     """Return the arguments by which a route says what it takes and returns.
@@ -42,12 +43,15 @@ def documents(
         takes: Its body.
         lines: What it returns for each line, where its body may be lines of it.
         status: Of its answer.
+        unfinished: Of its answer where the work goes on after it.
         form: The answer's content type.
     """
     responses: dict[int | str, dict[str, Any]] = {
         status: {"description": "Done", **({"content": _content(answer, form)} if answer else {})},
         "default": {"description": "Not done; says why", "content": _content(models.Problem, PROBLEM)},
     }
+    if unfinished is not None:
+        responses[unfinished] = responses[status] | {"description": "Under way"}
     extra: dict[str, Any] = {}
     if takes is not None:
         extra["requestBody"] = {"required": True, "content": _content(takes, PLAIN)}

@@ -38,6 +38,7 @@ __all__ = [
     "Tokens",
     "audit",
     "audited",
+    "audited_by",
     "caller_of",
     "check_allowed",
     "hash_token",
@@ -356,10 +357,12 @@ def check_allowed(request: Request, scope: Scope) -> None:
 
 def audit(request: Request, action: str, **facts: Any) -> None:  # noqa: ANN401 - what is told of a change
     """Write who has changed what, and what came of it, as one line of JSON; payloads and headers are never among it."""
-    if not audit_log.isEnabledFor(logging.INFO):
-        return
-    caller = caller_of(request)
-    _write({"action": action, "by": caller.name, "from": caller.peer, **facts})
+    _audit(caller_of(request), action, facts)
+
+
+def _audit(caller: Caller, action: str, facts: Mapping[str, object]) -> None:
+    if audit_log.isEnabledFor(logging.INFO):
+        _write({"action": action, "by": caller.name, "from": caller.peer, **facts})
 
 
 @contextmanager
@@ -369,12 +372,19 @@ def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, A
     Yields:
         What is told, to be completed.
     """
+    with audited_by(caller_of(request), action, **facts) as told:
+        yield told
+
+
+@contextmanager
+def audited_by(caller: Caller, action: str, **facts: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as of `audit`
+    """As `audited`, for what a caller has begun and is carried out after the request."""
     try:
         yield facts
-    except StoreError as error:
-        audit(request, action, **facts, outcome=type(error).__name__)
+    except (StoreError, asyncio.CancelledError) as error:
+        _audit(caller, action, {**facts, "outcome": type(error).__name__})
         raise
-    audit(request, action, **facts)
+    _audit(caller, action, facts)
 
 
 def _write(told: Mapping[str, object]) -> None:

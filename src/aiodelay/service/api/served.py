@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import secrets
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from aiodelay.clock import Clock, SystemClock
 from aiodelay.inputs import Targets
 from aiodelay.messages import Message
-from aiodelay.model import DeadKey
 from aiodelay.queries import LatenessMeter
 from aiodelay.scheduler import Scheduler
 
-from .problems import ApiError, wrong
+from .plans import Operations, Plans
+from .problems import wrong
 from .security import ApiLimits
 
 __all__ = [
-    "PLAN_MS",
     "After",
     "Limit",
     "Opened",
-    "Plan",
-    "Plans",
     "Served",
     "Store",
     "served_of",
     "store_of",
 ]
-
-PLAN_MS = 300_000
-PLANS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,65 +54,6 @@ class Opened:
             self.targets.check(message.to)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a caller may confirm, once: an action on exactly what was found.
-
-    Attributes:
-        action: What is done.
-        by: Who may confirm it.
-        store: In which store.
-        ids: To which messages.
-        letters: Or to which dead letters.
-        options: Of the action.
-    """
-
-    action: str
-    by: str
-    store: str
-    ids: Sequence[str] = ()
-    letters: Sequence[DeadKey] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        """The ids of what it is done to."""
-        return list(self.ids) or [key.id for key in self.letters]
-
-
-class Plans:
-    """Plans, for a while; the oldest give way to new ones."""
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._plans: OrderedDict[str, tuple[int, Plan]] = OrderedDict()
-
-    def add(self, plan: Plan) -> str:
-        """Return what confirms it."""
-        token = secrets.token_urlsafe(16)
-        self._plans[token] = self._clock.monotonic_ms() + PLAN_MS, plan
-        while len(self._plans) > PLANS:
-            self._plans.popitem(last=False)
-        return token
-
-    def take(self, token: str, *, by: str, store: str) -> Plan:
-        """Return a plan, once; raises as `find`."""
-        plan = self.find(token, by=by, store=store)
-        del self._plans[token]
-        return plan
-
-    def find(self, token: str, *, by: str, store: str) -> Plan:
-        """Return a plan.
-
-        Raises:
-            ApiError: There is none such, of this caller and this store.
-        """
-        ends_ms, plan = self._plans.get(token, (0, None))
-        if plan is None or (plan.by, plan.store) != (by, store) or ends_ms < self._clock.monotonic_ms():
-            raise ApiError(404, "PlanNotFoundError", "nothing to confirm here: it was done, or is forgotten; ask again")
-        return plan
-
-
 @dataclass(slots=True)
 class Served:
     """What the routes of one app share.
@@ -131,6 +63,7 @@ class Served:
         limits: How much a client may ask for.
         read_only: Nothing may be changed.
         plans: What waits to be confirmed.
+        operations: Bulk operations that run, and the results of the latest.
         streams: How many streams are being read.
     """
 
@@ -138,6 +71,7 @@ class Served:
     limits: ApiLimits
     read_only: bool
     plans: Plans = field(default_factory=Plans)
+    operations: Operations = field(default_factory=Operations)
     streams: int = 0
 
 

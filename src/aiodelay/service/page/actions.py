@@ -1,39 +1,48 @@
-"""What is changed from the page: first shown, with what it is done to; then, once confirmed, done."""
+"""What is changed from the page: first shown, with its targets; once confirmed, carried out by an operation.
+
+Each form is answered by a redirection to a screen that can be loaded again: the plan, the operation, or the screen that
+the form came from.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+from difflib import get_close_matches
 
 from fastapi import Request
 from starlette.responses import Response
 
+from aiodelay import ports
+from aiodelay.errors import AiodelayError, UnsupportedByStoreError
 from aiodelay.inputs import due_of
 from aiodelay.model import DeadKey
+from aiodelay.scheduler import Scheduler
 from aiodelay.service.api import bulk
 from aiodelay.service.api.dead import revision_of
 from aiodelay.service.api.models import BulkIn
-from aiodelay.service.api.problems import ApiError, wrong
-from aiodelay.service.api.security import audited, caller_of, check_allowed
-from aiodelay.service.api.served import Opened, Plan, served_of
+from aiodelay.service.api.plans import Operation, Plan
+from aiodelay.service.api.problems import ApiError, problem_of, wrong
+from aiodelay.service.api.security import caller_of, check_allowed
+from aiodelay.service.api.served import Opened, served_of
 from aiodelay.service.config import Scope
 from aiodelay.shapes import read_time
 
 from .dead import DEAD_FIELDS, dead_filter_in
+from .forms import Form
 from .messages import FIELDS, filter_in, in_utc
-from .rendering import shown
-from .requests import Form, form_of, screen, store_of
-from .session import local
+from .overview import instances_of
+from .rendering import here_of, local, shown, url_of
+from .requests import form_of, refused, screen, seen_at, store_of, wanted
 from .state import state_of
 
-__all__ = ["TYPED_FROM", "confirm", "plan"]
+__all__ = ["TYPED_FROM", "ask", "confirm", "operation", "plan", "stop"]
 
 TYPED_FROM = 101
-"""From so many on the number has to be typed."""
+"""From so many targets on the number has to be typed."""
 SHOWN = 5
-WHOLE = {"more": False}
-"""What was chosen one by one is all there is."""
+WAIT_S = 1.5
+"""How long the answer to a confirmation waits for the operation's end."""
+MOST_NAMED = 12
 OF_MESSAGES, OF_LETTERS, OF_PLACES = ("cancel", "fire", "reschedule"), ("redrive", "purge"), ("pause", "resume")
 TELLS: dict[str, tuple[str, str]] = {
     "cancel": ("Cancel", "What is being delivered just now goes on; no retry and no recurrence follows."),
@@ -46,19 +55,28 @@ TELLS: dict[str, tuple[str, str]] = {
 }
 
 
+# --- plan -------------------------------------------------------------------------------------------------
+
+
 @screen("read")
 async def plan(request: Request) -> Response:
-    """Show what would be done; nothing is done yet."""
+    """Keep what would be done; nothing is done yet."""
     form = await form_of(request)
     store, action = store_of(request, form.one("store")), form.one("action")
     if action not in TELLS:
         raise wrong(422, "ActionError", "action", repr(action[:64]), ", ".join(TELLS))
     check_allowed(request, _scope_of(action, form))
-    found, seen = await _planned(request, store, action, form)
-    if not found.names:
-        raise ApiError(422, "NothingChosenError", "nothing is chosen, or nothing matches any more: go back and choose")
+    try:
+        found = await _planned(request, store, action, form)
+        if not (found.targets or found.series or found.rest):
+            raise ApiError(422, "NothingChosenError", "nothing is chosen, or nothing matches any more")
+    except AiodelayError as error:
+        problem = problem_of(error)
+        if problem.status != 422:
+            raise
+        return refused(request, form, problem.detail, form.one("back"))
     token = served_of(request).plans.add(found)
-    return await _asked(request, store, found, seen=seen, back=form.one("back"), token=token)
+    return seen_at(url_of(request, store, f"plan/{token}", back=local(request, form.one("back"))))
 
 
 def _scope_of(action: str, form: Form) -> Scope:
@@ -67,7 +85,7 @@ def _scope_of(action: str, form: Form) -> Scope:
     return "schedule" if is_single else "operate"
 
 
-async def _planned(request: Request, store: Opened, action: str, form: Form) -> tuple[Plan, dict[str, Any]]:
+async def _planned(request: Request, store: Opened, action: str, form: Form) -> Plan:
     by, most = caller_of(request).name, served_of(request).limits.max_examined
     at, delay = _when(form) if action == "reschedule" else (None, None)
     if form.one("scope") == "all" and action not in OF_PLACES:
@@ -76,12 +94,27 @@ async def _planned(request: Request, store: Opened, action: str, form: Form) -> 
         messages, dead = (None, dead_filter_in(fields)) if of_letters else (filter_in(fields), None)
         return await bulk.planned(BulkIn(action, messages, dead, at, delay), store, by=by, most=most)  # type: ignore[arg-type]
     if action in OF_LETTERS:
-        return Plan(action, by, store.name, letters=[_key(each) for each in form.all("letter")]), WHOLE
+        return Plan(action, by, store.name, [_key(each) for each in form.all("letter")])
     if action == "reschedule":
         due_of(read_time(at, "at"), delay, store.scheduler._open_store().now_ms())
     options = {"at": at, "delay": delay} if action == "reschedule" else {}
     ids = [each for each in form.all("what" if action in OF_PLACES else "id") if each]
-    return Plan(action, by, store.name, ids=ids, options=options), WHOLE
+    if action in OF_PLACES:
+        for each in ids:
+            store.scheduler._lanes_and_address(each)
+    series = await _series_among(store.scheduler, ids) if action == "cancel" else []
+    if len(ids) == 1:  # its button says that it is one
+        return Plan(action, by, store.name, [] if series else ids, series, with_series=True, options=options)
+    return Plan(action, by, store.name, [each for each in ids if each not in series], series, options=options)
+
+
+async def _series_among(scheduler: Scheduler, ids: list[str]) -> list[str]:
+    """Return those of the ids that are recurring series, as far as the store tells."""
+    try:
+        found = await asyncio.gather(*map(scheduler.get, ids))
+    except UnsupportedByStoreError:
+        return []
+    return [each.record.id for each in found if each is not None and each.record.envelope.rule is not None]
 
 
 def _when(form: Form) -> tuple[str | None, str | None]:
@@ -93,28 +126,39 @@ def _key(text: str) -> DeadKey:
     return DeadKey(message_id, revision_of(revision))
 
 
-async def _asked(
-    request: Request, store: Opened, found: Plan, *, seen: dict[str, Any], back: str, token: str, mistake: str = ""
-) -> Response:
+# --- confirm ----------------------------------------------------------------------------------------------
+
+
+@screen("read")
+async def ask(request: Request) -> Response:
+    """Show a plan, to be confirmed; or that it was."""
+    store, served, token = store_of(request), served_of(request), request.path_params["token"]
+    is_confirmed = token in served.operations
+    if is_confirmed:
+        found = served.operations.find(token, store=store.name).plan
+    else:
+        found = served.plans.find(token, by=caller_of(request).name, store=store.name)
     title, tells = TELLS[found.action]
-    count = len(found.names)
+    count = len(found.targets) or len(found.series)
+    facts = await state_of(request).shared.facts(store)
     return shown(
         request,
         "confirm.html",
         store,
-        status=422 if mistake else 200,
-        facts=await state_of(request).shared.facts(store),
+        facts=facts,
         title=title,
         tells=tells,
         what=_what(found.action, count),
         count=count,
-        first=found.names[:SHOWN],
+        first=(found.names or found.series)[:SHOWN],
         options={name: value for name, value in found.options.items() if value},
-        seen=seen,
-        is_typed=count >= TYPED_FROM,
-        mistake=mistake,
-        confirm=token,
-        back_to=local(request, back),
+        plan=found,
+        series=found.series[:SHOWN],
+        unknown=await _unknown(store, found, list(facts.lanes)) if found.action == "pause" else {},
+        to_type=_to_type(found),
+        token=token,
+        is_confirmed=is_confirmed,
+        back_to=local(request, wanted(request, "back") or ""),
         is_grave=found.action in ("cancel", "purge"),
     )
 
@@ -126,41 +170,94 @@ def _what(action: str, count: int) -> str:
     return name if count == 1 else f"{name}s"
 
 
+def _to_type(plan: Plan) -> str:
+    """Return what has to be typed to confirm a plan; "" where a button is enough."""
+    if plan.rest is not None:
+        return "all"
+    return str(len(plan.targets)) if len(plan.targets) >= TYPED_FROM else ""
+
+
+async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, list[str]]:
+    """Return the destinations of a plan that nothing here has the name of, each with names that look like it."""
+    scheduler = store.scheduler
+    opened = scheduler._open_store()
+    holds = await opened.holds() if isinstance(opened, ports.Holds) else ()
+    served = [lane for each in await instances_of(store) or () for lane in each.lanes or ()]
+    known = {*lanes, *served, *scheduler.demand(), *scheduler._sinks, *(lane for lane, _ in holds)}
+    names = {each: scheduler._lanes_and_address(each)[0] for each in plan.names}
+    return {
+        each: get_close_matches(each, known, 3) or sorted(known)[:MOST_NAMED]
+        for each, lanes_of_it in names.items()
+        if known.isdisjoint(lanes_of_it)
+    }
+
+
 @screen("read")
 async def confirm(request: Request) -> Response:
-    """Do what was shown, once; to exactly what was found, as far as it is still there."""
+    """Begin what was shown, once; a repeat leads to the same operation."""
     form = await form_of(request)
-    store, served, by = store_of(request, form.one("store")), served_of(request), caller_of(request).name
-    token, back = form.one("confirm"), form.one("back")
-    found = served.plans.find(token, by=by, store=store.name)
-    is_single = found.action in OF_MESSAGES and len(found.ids) == 1
-    check_allowed(request, "schedule" if is_single else "operate")
-    count = len(found.names)
-    if count >= TYPED_FROM and form.one("typed") != str(count):
-        mistake = f"Type {count}, the number of what this is done to."
-        return await _asked(request, store, found, seen=WHOLE, back=back, token=token, mistake=mistake)
-    served.plans.take(token, by=by, store=store.name)
-    with audited(request, f"page {found.action}", store=store.name, ids=found.names) as facts:
-        facts["outcomes"] = outcomes = dict(Counter(await _done(store, found)))
-    title, _ = TELLS[found.action]
+    store, served = store_of(request, form.one("store")), served_of(request)
+    token, back = form.one("confirm"), local(request, form.one("back"))
+    if token not in served.operations:
+        found = served.plans.find(token, by=caller_of(request).name, store=store.name)
+        is_single = found.action in OF_MESSAGES and found.rest is None and len(found.targets) + len(found.series) == 1
+        check_allowed(request, "schedule" if is_single else "operate")
+        with_series = found.with_series or form.one("series") == "yes"
+        if mistake := _mistake(found, form, with_series=with_series):
+            return refused(request, form, mistake, url_of(request, store, f"plan/{token}", back=back))
+        try:
+            begun = bulk.begin(request, store, token, with_series=with_series, via="page")
+        except ApiError as error:  # too many are running
+            return refused(request, form, error.problem.detail, url_of(request, store, f"plan/{token}", back=back))
+        await begun.wait(WAIT_S)
+    return seen_at(url_of(request, store, f"operations/{token}", back=back))
+
+
+def _mistake(plan: Plan, form: Form, *, with_series: bool) -> str:
+    """Return why a confirmation is not taken; "" if it is."""
+    to_type = _to_type(plan)
+    if to_type and form.one("typed") != to_type:
+        return f"Type {to_type} to confirm."
+    if not plan.targets and plan.rest is None and not with_series:
+        return "Only recurring series match: tick that they shall end."
+    return ""
+
+
+# --- operations -------------------------------------------------------------------------------------------
+
+
+@screen("read")
+async def operation(request: Request) -> Response:
+    """Show how far an operation is, or its result."""
+    store = store_of(request)
+    found = served_of(request).operations.find(request.path_params["token"], store=store.name)
+    title, _ = TELLS[found.plan.action]
     return shown(
         request,
-        "done.html",
+        "operation.html",
         store,
-        facts=await state_of(request).shared.facts(store),
         title=title,
-        what=_what(found.action, count),
-        count=count,
-        outcomes=sorted(outcomes.items()),
-        first=found.names[:SHOWN],
-        back_to=local(request, back),
+        operation=found,
+        what=_what(found.plan.action, found.found),
+        outcomes=sorted(found.outcomes.items()),
+        first=_names(found)[:SHOWN],
+        series=found.series[:SHOWN],
+        is_over=found.ended_ms is not None,
+        here_url=here_of(request),
+        back_to=local(request, wanted(request, "back") or ""),
     )
 
 
-async def _done(store: Opened, found: Plan) -> Sequence[str]:
-    scheduler = store.scheduler
-    if found.action == "pause":
-        return ["paused" if await scheduler.pause(each) else "was_paused" for each in found.ids]
-    if found.action == "resume":
-        return ["resumed" if await scheduler.resume(each) else "was_not_paused" for each in found.ids]
-    return await bulk.done(store, found)
+def _names(operation: Operation) -> list[str]:
+    return operation.plan.names + (operation.series if operation.plan.with_series else [])
+
+
+@screen("operate")
+async def stop(request: Request) -> Response:
+    """Have an operation end after its current step."""
+    form = await form_of(request)
+    store = store_of(request, form.one("store"))
+    found = served_of(request).operations.find(request.path_params["token"], store=store.name)
+    bulk.end(request, found)
+    await found.wait(WAIT_S)
+    return seen_at(url_of(request, store, f"operations/{found.token}", back=local(request, form.one("back"))))

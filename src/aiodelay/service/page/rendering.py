@@ -21,7 +21,7 @@ from aiodelay.service.api.sessions import COOKIE
 from . import values
 from .state import state_of
 
-__all__ = ["PAGE_HEADERS", "here_of", "links_of", "path_of", "rendered", "shown", "url_of"]
+__all__ = ["PAGE_HEADERS", "here_of", "links_of", "local", "path_of", "rendered", "shown", "url_of"]
 
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -126,6 +126,7 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
     scopes = frozenset(() if caller is None else caller.scopes)
     cookie = request.cookies.get(COOKIE, "")
     theme = request.cookies.get(THEME, "")
+    draft = state.drafts.find(request.query_params.get("draft", ""), by="" if caller is None else caller.name)
 
     def url(path: str = "", **query: object) -> str:
         return path_of(request, path, **query) if store is None else url_of(request, store, path, **query)
@@ -148,6 +149,10 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
         "may_move": store is not None and store.scheduler._store.traits.changes,
         "may_schedule": "schedule" in scopes and not served.read_only,
         "may_operate": "operate" in scopes and not served.read_only,
+        "mistake": draft.mistake,
+        "typed": draft.form.one,
+        "ticked": frozenset(draft.form.all("id")) | frozenset(draft.form.all("letter")),
+        "running": [] if store is None else served.operations.running(store=store.name),
         "csrf": state.sessions.csrf(cookie),
         "environment": state.environment,
         "environment_kind": _environment_kind(state.environment),
@@ -162,7 +167,16 @@ def here_of(request: Request) -> str:
     if request.method != "GET":
         return path_of(request)
     query = request.url.query
+    if "draft" in request.query_params:
+        query = urlencode([each for each in request.query_params.multi_items() if each[0] != "draft"])
     return quote(request.scope["path"]) + (f"?{query}" if query else "")
+
+
+def local(request: Request, path: str) -> str:
+    """Return a path if it is one of this app's, else the front page: nobody is sent elsewhere from here."""
+    root = path_of(request)
+    is_ours = path.startswith(root) and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_ours else root
 
 
 def _environment_kind(name: str) -> str:

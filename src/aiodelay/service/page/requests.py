@@ -14,36 +14,22 @@ from starlette.responses import RedirectResponse, Response
 from aiodelay.errors import AiodelayError
 from aiodelay.service.api.bodies import check_type, chunks_of
 from aiodelay.service.api.problems import ApiError, problem_of, wrong
-from aiodelay.service.api.security import CALLER, check_allowed
+from aiodelay.service.api.security import CALLER, caller_of, check_allowed
 from aiodelay.service.api.served import Opened, served_of
 from aiodelay.service.api.sessions import COOKIE
 from aiodelay.service.config import Scope
 
-from .rendering import here_of, path_of, shown
+from .forms import Draft, Form
+from .rendering import here_of, local, path_of, shown
 from .state import state_of
 
-__all__ = ["Form", "failed", "form_of", "screen", "store_of", "wanted"]
+__all__ = ["failed", "form_of", "refused", "screen", "seen_at", "store_of", "wanted"]
 
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
 _Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 MOST_FIELDS = 2_100
 FORM = "application/x-www-form-urlencoded"
-
-
-class Form:
-    """What a form has sent."""
-
-    def __init__(self, fields: dict[str, list[str]]) -> None:
-        self._fields = fields
-
-    def one(self, name: str) -> str:
-        """Return a field, stripped; "" where it is missing."""
-        return self._fields.get(name, [""])[-1].strip()
-
-    def all(self, name: str) -> list[str]:
-        """Return all values of a field."""
-        return self._fields.get(name, [])
 
 
 def screen(scope: Scope) -> Callable[[_Endpoint], _Endpoint]:
@@ -76,6 +62,25 @@ def failed(request: Request, error: AiodelayError) -> Response:
     except ApiError:
         store = None
     return shown(request, "error.html", store, status=problem.status, problem=problem)
+
+
+def seen_at(path: str) -> Response:
+    """Return the answer to a form that was taken: its result is seen at a path, which can be loaded again."""
+    return RedirectResponse(path, 303)
+
+
+def refused(request: Request, form: Form, mistake: str, back: str) -> Response:
+    """Return the answer to a form with a mistake: the screen that it came from shows it again, as it was typed.
+
+    Args:
+        request: Which brought the form.
+        form: What was typed.
+        mistake: Why it is refused.
+        back: The screen's path and query.
+    """
+    token = state_of(request).drafts.add(Draft(caller_of(request).name, form, mistake))
+    path = local(request, back)
+    return seen_at(f"{path}{'&' if '?' in path else '?'}draft={token}")
 
 
 def store_of(request: Request, name: str = "") -> Opened:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from fastapi import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from aiodelay.service.api.problems import ApiError
 from aiodelay.service.api.security import CALLER, Caller, audit
 from aiodelay.service.api.sessions import COOKIE, SESSION_S
 
-from .rendering import THEME, path_of, shown
-from .requests import failed, form_of
+from .rendering import THEME, local, path_of, shown
+from .requests import failed, form_of, seen_at
 from .state import state_of
 
-__all__ = ["local", "login", "logout", "sign_in", "theme"]
+__all__ = ["login", "logout", "sign_in", "theme"]
 
 YEAR_S = 365 * 86_400
 
 
 async def login(request: Request) -> Response:
     """Ask for a token."""
-    return shown(request, "login.html", wrong=False, next_page=local(request, request.query_params.get("back", "")))
+    back = local(request, request.query_params.get("back", ""))
+    return shown(request, "login.html", wrong="wrong" in request.query_params, next_page=back)
 
 
 async def sign_in(request: Request) -> Response:
@@ -34,12 +35,12 @@ async def sign_in(request: Request) -> Response:
     peer = request.client.host if request.client else "local"
     if begun is None:
         state_of(request).tokens.refuse(peer)
-        return shown(request, "login.html", status=401, wrong=True, next_page=back)
+        return seen_at(path_of(request, "login", back=back, wrong="yes"))
     cookie, token = begun
     state_of(request).sessions.end(request.cookies.get(COOKIE, ""))
     request.scope[CALLER] = Caller(token.name, token.scopes, peer)
     audit(request, "sign in")
-    response = RedirectResponse(back, 303)
+    response = seen_at(back)
     _set(request, response, COOKIE, cookie, SESSION_S)
     return response
 
@@ -51,7 +52,7 @@ async def logout(request: Request) -> Response:
     except ApiError as error:
         return failed(request, error)
     state_of(request).sessions.end(request.cookies.get(COOKIE, ""))
-    response = RedirectResponse(path_of(request, "login"), 303)
+    response = seen_at(path_of(request, "login"))
     response.delete_cookie(COOKIE, path=_path(request))
     return response
 
@@ -62,7 +63,7 @@ async def theme(request: Request) -> Response:
         form = await form_of(request)
     except ApiError as error:
         return failed(request, error)
-    response = RedirectResponse(local(request, form.one("back")), 303)
+    response = seen_at(local(request, form.one("back")))
     chosen = form.one("theme")
     _set(request, response, THEME, chosen if chosen in ("dark", "light") else "auto", YEAR_S)
     return response
@@ -82,10 +83,3 @@ def _set(request: Request, response: Response, name: str, value: str, seconds: i
 
 def _path(request: Request) -> str:
     return request.scope.get("root_path", "") or "/"
-
-
-def local(request: Request, path: str) -> str:
-    """Return a path if it is one of this app's, else the front page: nobody is sent elsewhere from here."""
-    root = path_of(request)
-    is_ours = path.startswith(root) and not path.startswith(("//", "/\\")) and path.isprintable()
-    return path if is_ours else root

@@ -17,6 +17,8 @@ from aiodelay.service.api.security import Tokens
 from aiodelay.service.api.served import Opened
 from aiodelay.service.api.sessions import Sessions
 
+from .forms import Drafts
+
 __all__ = ["SPANS", "Facts", "PageState", "Shared", "Span", "state_of"]
 
 T = TypeVar("T")
@@ -135,6 +137,7 @@ class PageState:
         sessions: Of those who have signed in.
         environment: What the badge says; empty = there is none.
         shared: What viewers are told at the same time.
+        drafts: Forms that were refused.
         viewers: How many follow what happens.
         closing: Set at the end: pages follow no longer.
     """
@@ -143,6 +146,7 @@ class PageState:
     sessions: Sessions
     environment: str
     shared: Shared = field(default_factory=Shared)
+    drafts: Drafts = field(default_factory=Drafts)
     viewers: int = 0
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 

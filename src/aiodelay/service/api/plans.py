@@ -1,0 +1,233 @@
+"""Plans, which callers confirm, and operations, which carry out confirmed plans in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from aiodelay.clock import Clock, SystemClock
+from aiodelay.model import DeadKey
+from aiodelay.queries import DeadFilter, DeadPlace, Filter, Place
+
+from .problems import ApiError
+
+__all__ = ["PLAN_MS", "RUNNING", "Operation", "Operations", "Plan", "Plans", "Rest", "Target"]
+
+PLAN_MS = 300_000
+PLANS = 64
+KEPT = 64
+"""Most operations whose results are kept."""
+RUNNING = 8
+"""Most operations that run at the same time."""
+CLOSE_S = 5.0
+Target: TypeAlias = str | DeadKey
+"""A message id, the name of a destination, or the key of a dead letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A search that the plan did not finish: the operation finishes it before it changes anything.
+
+    Attributes:
+        wanted: The filter.
+        after: Where the search goes on; None = at its beginning.
+    """
+
+    wanted: Filter | DeadFilter
+    after: Place | DeadPlace | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An action that a caller may confirm, once, and its targets.
+
+    Attributes:
+        action: Its name.
+        by: Who may confirm it.
+        store: In which store.
+        targets: The messages, destinations or dead letters that were found so far.
+        series: The recurring series that were found so far, which a cancel would end; they are not among `targets`.
+        with_series: Cancel the series too.
+        rest: Where further targets are found; None = the plan has all of them.
+        examined: How many messages or dead letters were looked at.
+        of: Of how many; None where an index answered.
+        options: Of the action.
+    """
+
+    action: str
+    by: str
+    store: str
+    targets: Sequence[Target] = ()
+    series: Sequence[str] = ()
+    with_series: bool = False
+    rest: Rest | None = None
+    examined: int = 0
+    of: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The ids of the targets."""
+        return [each.id if isinstance(each, DeadKey) else each for each in self.targets]
+
+
+class Plans:
+    """Plans, each for five minutes; the oldest give way to new ones.
+
+    Args:
+        clock: For intervals.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._plans: OrderedDict[str, tuple[int, Plan]] = OrderedDict()
+
+    def add(self, plan: Plan) -> str:
+        """Keep a plan; return the token that confirms it."""
+        token = secrets.token_urlsafe(16)
+        self._plans[token] = self._clock.monotonic_ms() + PLAN_MS, plan
+        while len(self._plans) > PLANS:
+            self._plans.popitem(last=False)
+        return token
+
+    def find(self, token: str, *, by: str, store: str) -> Plan:
+        """Return a plan.
+
+        Raises:
+            ApiError: No plan of this caller and this store has that token.
+        """
+        ends_ms, plan = self._plans.get(token, (0, None))
+        if plan is None or (plan.by, plan.store) != (by, store) or ends_ms < self._clock.monotonic_ms():
+            raise ApiError(404, "PlanNotFoundError", "nothing to confirm here: the plan is forgotten; ask again")
+        return plan
+
+
+class Operation:
+    """A confirmed plan that is being carried out, and then its result.
+
+    Args:
+        token: The plan's token, which names the operation.
+        plan: What is done.
+        now_ms: When it began, epoch ms.
+
+    Attributes:
+        state: `finding` targets, `changing` them; or ended as `done`, `stopped` by a caller, or `failed`.
+        found: How many targets are known.
+        series: The recurring series that were found, whether they are ended or left out.
+        changed: Of how many targets the outcome is known.
+        outcomes: How many targets came to which outcome.
+        error: Why it failed, "" if it did not.
+        began_ms: When it began, epoch ms.
+        ended_ms: When it ended; None while it runs.
+        is_stopping: A caller has asked for its end.
+    """
+
+    def __init__(self, token: str, plan: Plan, now_ms: int) -> None:
+        self.token, self.plan = token, plan
+        self.state: Literal["finding", "changing", "done", "stopped", "failed"] = "finding"
+        self.found, self.changed = len(plan.targets), 0
+        self.series: list[str] = list(plan.series)
+        self.outcomes: Counter[str] = Counter()
+        self.error = ""
+        self.began_ms = now_ms
+        self.ended_ms: int | None = None
+        self.is_stopping = False
+        self._ended = asyncio.Event()
+
+    def end(self, state: Literal["done", "stopped", "failed"], now_ms: int) -> None:
+        """Note how the operation ended."""
+        self.state, self.ended_ms = state, now_ms
+        self._ended.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until the operation has ended, but no longer than this; return whether it has."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            pass
+        return self.ended_ms is not None
+
+
+class Operations:
+    """The operations of one app: a few run at the same time, and the latest results are kept.
+
+    Args:
+        clock: For when they began and ended.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._operations: OrderedDict[str, Operation] = OrderedDict()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def __contains__(self, token: str) -> bool:
+        return token in self._operations
+
+    def start(self, token: str, plan: Plan, carry_out: Callable[[Operation], Awaitable[object]]) -> Operation:
+        """Begin an operation.
+
+        Args:
+            token: The plan's.
+            plan: What is done.
+            carry_out: Does it; it may raise.
+
+        Raises:
+            ApiError: Too many are running.
+        """
+        if len(self._tasks) >= RUNNING:
+            detail = f"{RUNNING} bulk operations are running; wait for one of them to end, or stop it"
+            raise ApiError(503, "TooManyOperationsError", detail)
+        operation = self._operations[token] = Operation(token, plan, self._clock.now_ms())
+        self._tasks[token] = asyncio.create_task(self._run(operation, carry_out), name=f"aiodelay bulk {plan.action}")
+        while len(self._operations) > KEPT + len(self._tasks):
+            self._operations.pop(next(each for each in self._operations if each not in self._tasks))
+        return operation
+
+    async def _run(self, operation: Operation, carry_out: Callable[[Operation], Awaitable[object]]) -> None:
+        state: Literal["done", "stopped", "failed"] = "failed"
+        try:
+            await carry_out(operation)
+            state = "failed" if operation.error else "stopped" if operation.is_stopping else "done"
+        except asyncio.CancelledError:
+            operation.error = "the service ended"
+            raise
+        finally:
+            operation.end(state, self._clock.now_ms())
+            del self._tasks[operation.token]
+
+    def find(self, token: str, *, store: str) -> Operation:
+        """Return an operation on a store.
+
+        Raises:
+            ApiError: No operation on this store has that token.
+        """
+        operation = self._operations.get(token)
+        if operation is None or operation.plan.store != store:
+            raise ApiError(
+                404, "OperationNotFoundError", "no such bulk operation; the service keeps the latest results"
+            )
+        return operation
+
+    def all(self, *, store: str) -> list[Operation]:
+        """Return the operations on a store, latest first."""
+        return [each for each in reversed(self._operations.values()) if each.plan.store == store]
+
+    def running(self, *, store: str) -> list[Operation]:
+        """Return the operations on a store that have not ended, latest first."""
+        return [each for each in self.all(store=store) if each.ended_ms is None]
+
+    async def aclose(self) -> None:
+        """Have what is running end after its current step; cancel what takes too long."""
+        for token in self._tasks:
+            self._operations[token].is_stopping = True
+        running = list(self._tasks.values())
+        if running:
+            _, late = await asyncio.wait(running, timeout=CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
