@@ -6,6 +6,7 @@ looked for among a bounded number of messages, of which the answer tells how man
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from typing import TypeAlias, get_args
 
 from msgspec import Struct
 
-from .errors import UnsupportedByStoreError
+from .errors import InputError, UnsupportedByStoreError
+from .inputs import check_letters_id
 from .model import (
     DeadKey,
     DeadLetter,
@@ -24,11 +26,12 @@ from .model import (
     Snapshot,
     State,
 )
-from .ports import Followed, Trail
+from .ports import DeadLetters, Followed, Inspectable, Recurring, Trail
 from .scheduler import Scheduler
 
 __all__ = [
     "DEAD_REASONS",
+    "NO_CLASS",
     "DeadFilter",
     "DeadPage",
     "DeadPlace",
@@ -39,9 +42,11 @@ __all__ = [
     "Place",
     "dead_letter",
     "dead_page",
+    "error_class",
     "lateness_of",
     "oldest_overdue_ms",
     "page",
+    "series_page",
 ]
 
 Place: TypeAlias = tuple[int, str]
@@ -51,6 +56,10 @@ DeadPlace: TypeAlias = tuple[int, str, int]
 
 DEAD_REASONS: tuple[str, ...] = get_args(DeadReason)
 """Why messages are given up."""
+
+NO_CLASS = "none"
+"""Names, in a filter, the errors that name no class."""
+_CLASS = re.compile(r"[A-Z]\w*(?=:|$)", re.MULTILINE)
 
 AT_ONCE = 200
 """Most messages to ask a store for at once."""
@@ -67,7 +76,7 @@ class Filter(Struct, frozen=True):
         state: Only in this state.
         address: Only to this address of a sink.
         type: Only events of this type name.
-        text: Only those whose id holds this text.
+        text: Only those whose id holds this text; the one whose id it is comes first, looked up in an index.
         recurs: Only those that recur.
     """
 
@@ -126,7 +135,7 @@ async def page(scheduler: Scheduler, wanted: Filter, *, after: Place | None, lim
     store = scheduler._inspectable
     from_ms, to_ms = _bounds(wanted, scheduler._open_store().now_ms())
     most = most if wanted.compares else limit
-    messages: list[Snapshot] = []
+    messages = await _of_exact_id(store, wanted, (from_ms, to_ms)) if after is None else []
     examined, is_last = 0, False
     while len(messages) < limit and examined < most and not is_last:
         size = min(AT_ONCE, most - examined)
@@ -134,12 +143,47 @@ async def page(scheduler: Scheduler, wanted: Filter, *, after: Place | None, lim
         is_last = len(found) < size
         for number, each in enumerate(found, 1):
             examined, after = examined + 1, (each.next_attempt_ms, each.record.id)
-            if wanted.matches(each):
+            if wanted.matches(each) and each.record.id != wanted.text:
                 messages.append(each)
                 if len(messages) == limit:
                     is_last = is_last and number == len(found)
                     break
     return Page(messages, None if is_last else after, examined, await _count(scheduler, wanted))
+
+
+async def series_page(scheduler: Scheduler, *, after: Place | None, limit: int, most: int) -> Page:
+    """Return one page of the recurring messages: by an index where the store has one, else as `page` finds them.
+
+    Args:
+        scheduler: Open.
+        after: Where the page before ended.
+        limit: Most messages to return.
+        most: Most messages to look at where there is no index.
+    """
+    store = scheduler._open_store()
+    if not isinstance(store, Recurring):
+        return await page(scheduler, Filter(recurs=True), after=after, limit=limit, most=most)
+    found = await store.series(after=None if after is None else after[1], limit=limit)
+    last = found[-1] if len(found) == limit else None
+    return Page(found, None if last is None else (last.next_attempt_ms, last.record.id), len(found), None)
+
+
+async def _of_exact_id(store: Inspectable, wanted: Filter, bounds: tuple[int | None, int | None]) -> list[Snapshot]:
+    """Return the message whose whole id is the text that is wanted, if it is wanted otherwise too."""
+    if wanted.text is None:
+        return []
+    try:
+        found = await store.get(check_letters_id(wanted.text))
+    except (InputError, UnsupportedByStoreError):  # no message has such an id, or another process owns it
+        return []
+    if found is None or not wanted.matches(found):
+        return []
+    is_of_lane = not wanted.lanes or found.record.envelope.lane in wanted.lanes
+    return [found] if is_of_lane and _is_within(found.next_attempt_ms, *bounds) else []
+
+
+def _is_within(at_ms: int, from_ms: int | None, to_ms: int | None) -> bool:
+    return (from_ms is None or at_ms >= from_ms) and (to_ms is None or at_ms < to_ms)
 
 
 def _bounds(wanted: Filter, now_ms: int) -> tuple[int | None, int | None]:
@@ -182,7 +226,8 @@ class DeadFilter(Struct, frozen=True):
         reason: Only given up for this reason.
         from_ms: Only given up at this time or later.
         to_ms: Only given up before this time.
-        text: Only those whose id holds this text.
+        text: Only those whose id holds this text; those whose id it is come first, looked up in an index.
+        error: Only those whose last error is of this class; `NO_CLASS` = names none.
     """
 
     lanes: tuple[Lane, ...] = ()
@@ -190,6 +235,7 @@ class DeadFilter(Struct, frozen=True):
     from_ms: int | None = None
     to_ms: int | None = None
     text: str | None = None
+    error: str | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
         """Whether a letter is wanted."""
@@ -197,8 +243,15 @@ class DeadFilter(Struct, frozen=True):
         return (
             (not self.lanes or envelope.lane in self.lanes)
             and self.reason in (None, letter.reason)
+            and self.error in (None, error_class(letter.record.last_error) or NO_CLASS)
             and (self.text is None or self.text in envelope.id)
         )
+
+
+def error_class(error: str | None) -> str:
+    """Return the exception class that an error's text begins with, as in "KeyError: 'total'"; "" if it names none."""
+    found = _CLASS.match(error or "")
+    return found[0] if found else ""
 
 
 class DeadPage(Struct, frozen=True):
@@ -215,9 +268,9 @@ async def dead_page(
 ) -> DeadPage:
     """Return one page of dead letters; arguments as of `page`."""
     store = scheduler._dead_letters
+    letters = await _letters_of_exact_id(store, wanted) if after is None else []
     if after is None and wanted.from_ms is not None:
         after = (wanted.from_ms, "", -1)
-    letters: list[DeadLetter] = []
     examined, is_last = 0, False
     while len(letters) < limit and examined < most and not is_last:
         size = min(AT_ONCE, most - examined)
@@ -228,13 +281,24 @@ async def dead_page(
                 is_last = True
                 break
             examined, after = examined + 1, (letter.at_ms, *letter.key)
-            if wanted.matches(letter):
+            if wanted.matches(letter) and letter.record.id != wanted.text:
                 letters.append(letter)
                 if len(letters) == limit:
                     is_last = is_last and number == len(found)
                     break
     counts = await scheduler.counts()
     return DeadPage(letters, None if is_last else after, examined, sum(each.dead for each in counts.values()))
+
+
+async def _letters_of_exact_id(store: DeadLetters, wanted: DeadFilter) -> list[DeadLetter]:
+    """Return the letters whose whole id is the text that is wanted, if they are wanted otherwise too."""
+    if wanted.text is None:
+        return []
+    try:
+        found = await store.dead_letters(message_id=check_letters_id(wanted.text), limit=AT_ONCE)
+    except (InputError, UnsupportedByStoreError):  # no letter has such an id, or another process owns them
+        return []
+    return [each for each in found if wanted.matches(each) and _is_within(each.at_ms, wanted.from_ms, wanted.to_ms)]
 
 
 async def dead_letter(scheduler: Scheduler, key: DeadKey) -> DeadLetter | None:

@@ -18,7 +18,7 @@ from aiodelay import Scheduler, StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
 from aiodelay.model import Cancel
-from aiodelay.service import Token, Tokens, admin, hash_token
+from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
 from aiodelay.service.page.live import EVERY_S
 from tests.browser.conftest import Watch
 from tests.support.api import bearer, client_of, serving_app
@@ -158,6 +158,43 @@ async def test_an_exact_id_is_looked_up(watch: Watch, store: SceneStore) -> None
         await page.get_by_role("button", name="Search").click()
         await page.get_by_role("link", name=ORDER).click()
         await expect(page.get_by_role("heading", name=ORDER)).to_be_visible()
+
+
+async def test_a_search_that_has_not_looked_at_everything_says_so(
+    watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watch(store, {"limits": ApiLimits(max_examined=50)}, {"java_script_enabled": False}) as viewer:
+        page = await viewer.open("/messages?text=ontract-39")
+        await expect(page.get_by_text("Nothing found yet")).to_be_visible()
+        await expect(page.get_by_text("None of the 50 of 686 that were examined has all of these.")).to_be_visible()
+        while await page.get_by_role("link", name="Search on").count():
+            await expect(page.get_by_text("Nothing matches")).to_have_count(0)
+            await page.get_by_role("link", name="Search on").click()
+        await page.goto(viewer.base + "/messages?text=no-such-id&lane=webhook")
+        await expect(page.get_by_text("Nothing matches")).to_be_visible()
+        await page.goto(viewer.base + "/messages?text=contract-399")
+        await expect(page.get_by_role("row", name="contract-399")).to_be_visible()
+
+
+async def test_dead_letters_are_grouped_and_filtered_by_the_class_of_their_error(
+    watch: Watch, store: SceneStore
+) -> None:
+    async with watch(store, looks={"java_script_enabled": False}) as viewer:
+        page = await viewer.open("/dead")
+        groups = page.get_by_role("region", name="By error").get_by_role("row")
+        rows = [" ".join(each.split()[:5]) for each in await groups.all_inner_texts()]
+        assert rows[1:] == [
+            "CardExpiredError attempts exhausted ChargeCard 9",
+            "no class rejected webhook 1",
+            "no class undecodable webhook 1",
+        ]
+        await page.get_by_role("link", name="CardExpiredError").click()
+        results = page.locator("#results")
+        await expect(results).to_contain_text("9 shown, oldest first; examined 11 of 11")
+        await page.goto(viewer.base + "/dead?error=none")
+        await expect(results).to_contain_text("2 shown")
+        await page.goto(viewer.base + "/dead?error=KeyError")
+        await expect(page.get_by_text("Nothing matches")).to_be_visible()
 
 
 async def test_the_strip_leads_to_what_it_counts(watch: Watch, store: SceneStore) -> None:

@@ -86,4 +86,5 @@ def dead_filter_of(given: DeadFilterIn) -> DeadFilter:
         _ms(given.dead_from, "dead_from"),
         _ms(given.dead_to, "dead_to"),
         given.text,
+        given.error,
     )

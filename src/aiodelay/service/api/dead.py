@@ -65,9 +65,10 @@ async def list_letters(
     dead_from: Annotated[str | None, Query(description="Given up not before this; ISO 8601.")] = None,
     dead_to: Annotated[str | None, Query(description="Given up before this.")] = None,
     text: Annotated[str | None, Query(description="With this text in the id.")] = None,
+    error: Annotated[str | None, Query(description="Whose last error is of this class; none = names none.")] = None,
 ) -> Response:
     """A request examines a bounded number of letters, and says how many: `examined` n `of` m; without payloads."""
-    wanted = dead_filter_of(DeadFilterIn(lane, reason, dead_from, dead_to, text))
+    wanted = dead_filter_of(DeadFilterIn(lane, reason, dead_from, dead_to, text, error))
     most = served_of(request).limits.max_examined
     found = await dead_page(
         store.scheduler, wanted, after=read_cursor(after, tuple[int, str, int]), limit=limit, most=most

@@ -170,6 +170,7 @@ class DeadFilterIn(Struct, frozen=True, forbid_unknown_fields=True):
     dead_from: str | None = None
     dead_to: str | None = None
     text: str | None = None
+    error: str | None = None
 
 
 class BulkIn(Struct, frozen=True, forbid_unknown_fields=True):

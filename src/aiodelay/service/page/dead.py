@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.responses import Response
 
+from aiodelay.errors import InputError
 from aiodelay.model import DeadKey
-from aiodelay.queries import DEAD_REASONS, dead_letter, dead_page
+from aiodelay.queries import DEAD_REASONS, NO_CLASS, DeadPage, dead_letter, dead_page, error_class
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api.cursors import dead_filter_of, read_cursor, write_cursor
 from aiodelay.service.api.dead import letter_not_found, revision_of
@@ -24,23 +25,29 @@ from .state import state_of
 
 __all__ = ["DEAD_FIELDS", "Group", "dead", "dead_filter_in", "groups_of", "letter"]
 
-DEAD_FIELDS = ("lane", "reason", "text")
+DEAD_FIELDS = ("lane", "reason", "text", "error")
 PER_PAGE = 50
 
 
 def dead_filter_in(fields: dict[str, str | None]) -> DeadFilterIn:
     """Return the filter that fields of a URL or a form mean."""
     return DeadFilterIn(
-        [lane] if (lane := fields.get("lane")) else [], fields.get("reason"), None, None, fields.get("text")
+        [lane] if (lane := fields.get("lane")) else [],
+        fields.get("reason"),
+        None,
+        None,
+        fields.get("text"),
+        fields.get("error"),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Letters of one lane that were given up for one reason."""
+    """Letters of one lane that were given up for one reason, after an error of one class, "" = of none."""
 
     lane: str
     reason: str
+    error_class: str
     count: int
     first_ms: int
     last_ms: int
@@ -54,11 +61,11 @@ async def groups_of(scheduler: Scheduler, most: int) -> tuple[Sequence[Group], i
         scheduler: Whose.
         most: Most letters to look at.
     """
-    found: dict[tuple[str, str], Group] = {}
+    found: dict[tuple[str, str, str], Group] = {}
     examined = 0
     async for letter in scheduler.dead_letters(limit=most):
         examined += 1
-        key = letter.record.envelope.lane, letter.reason
+        key = letter.record.envelope.lane, letter.reason, error_class(letter.record.last_error)
         before = found.get(key)
         first_ms, count = (letter.at_ms, 0) if before is None else (before.first_ms, before.count)
         found[key] = Group(*key, count + 1, first_ms, letter.at_ms, letter.record.last_error or "")
@@ -72,9 +79,13 @@ async def dead(request: Request) -> Response:
     given = {name: wanted(request, name) for name in DEAD_FIELDS}
     limits = served_of(request).limits
     most, size = limits.max_examined, min(PER_PAGE, limits.max_page)
-    wanted_letters = dead_filter_of(dead_filter_in(given))
-    where = read_cursor(wanted(request, "after"), tuple[int, str, int])
-    found = await dead_page(store.scheduler, wanted_letters, after=where, limit=size, most=most)
+    found, mistake = DeadPage([], None, 0, 0), ""
+    try:
+        wanted_letters = dead_filter_of(dead_filter_in(given))
+        where = read_cursor(wanted(request, "after"), tuple[int, str, int])
+        found = await dead_page(store.scheduler, wanted_letters, after=where, limit=size, most=most)
+    except InputError as error:
+        mistake = str(error)
     shared = state_of(request).shared
     groups, grouped = await shared.get(("groups", store.name), lambda: groups_of(store.scheduler, most))
     after = write_cursor(found.after)
@@ -82,6 +93,8 @@ async def dead(request: Request) -> Response:
         request,
         "dead.html",
         store,
+        status=422 if mistake else 200,
+        search_mistake=mistake,
         facts=await shared.facts(store),
         groups=groups,
         grouped_examined=grouped,
@@ -90,8 +103,9 @@ async def dead(request: Request) -> Response:
         of=found.of,
         given=given,
         is_filtered=any(given.values()),
-        is_first=where is None,
+        is_first=wanted(request, "after") is None,
         reasons=DEAD_REASONS,
+        no_class=NO_CLASS,
         next_url=url_of(request, store, "dead", after=after, **given) if after else "",
     )
 

@@ -9,15 +9,15 @@ from fastapi import Request
 from starlette.responses import Response
 
 from aiodelay import ports
-from aiodelay.errors import RecordFormatError, UnsupportedByStoreError
-from aiodelay.model import DeadLetter, JournalEntry, Record, Snapshot, State
-from aiodelay.queries import Filter, page
+from aiodelay.errors import InputError, RecordFormatError, UnsupportedByStoreError
+from aiodelay.model import DeadLetter, JournalEntry, Record, State
+from aiodelay.queries import Page, page, series_page
 from aiodelay.recurrence import Rule, decode_rule, describe, upcoming
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api.cursors import filter_of, read_cursor, write_cursor
 from aiodelay.service.api.messages import not_found
 from aiodelay.service.api.models import FilterIn
-from aiodelay.service.api.served import served_of
+from aiodelay.service.api.served import Opened, served_of
 from aiodelay.why import Around, cause_of
 
 from .payload import viewed
@@ -59,30 +59,23 @@ async def messages(request: Request) -> Response:
     store = store_of(request)
     given = {name: wanted(request, name) for name in FIELDS}
     exact = wanted(request, "id")
-    limits = served_of(request).limits
     facts = await state_of(request).shared.facts(store)
-    if exact is not None:
-        snapshot = await store.scheduler.get(exact)
-        found: Sequence[Snapshot] = [] if snapshot is None else [snapshot]
-        examined, of, after = len(found), None, None
-    else:
-        where = read_cursor(wanted(request, "after"), tuple[int, str])
-        answer = await page(
-            store.scheduler,
-            filter_of(filter_in(given)),
-            after=where,
-            limit=min(PER_PAGE, limits.max_page),
-            most=limits.max_examined,
-        )
-        found, examined, of, after = answer.messages, answer.examined, answer.of, write_cursor(answer.after)
+    found, mistake = Page([], None, 0, None), ""
+    try:
+        found = await _page_of(request, store, given, exact)
+    except InputError as error:
+        mistake = str(error)
+    after = write_cursor(found.after)
     return shown(
         request,
         "messages.html",
         store,
+        status=422 if mistake else 200,
+        search_mistake=mistake,
         facts=facts,
-        found=found,
-        examined=examined,
-        of=of,
+        found=found.messages,
+        examined=found.examined,
+        of=found.of,
         given=given,
         exact=exact or "",
         is_filtered=exact is not None or any(given.values()),
@@ -90,6 +83,21 @@ async def messages(request: Request) -> Response:
         next_url=url_of(request, store, "messages", after=after, **given) if after else "",
         states=[each.value for each in State],
     )
+
+
+async def _page_of(request: Request, store: Opened, given: dict[str, str | None], exact: str | None) -> Page:
+    """Return the messages that a URL asks for.
+
+    Raises:
+        InputError: A filter is none.
+    """
+    if exact is not None:
+        snapshot = await store.scheduler.get(exact)
+        return Page([] if snapshot is None else [snapshot], None, 1, None)
+    limits = served_of(request).limits
+    where = read_cursor(wanted(request, "after"), tuple[int, str])
+    size = min(PER_PAGE, limits.max_page)
+    return await page(store.scheduler, filter_of(filter_in(given)), after=where, limit=size, most=limits.max_examined)
 
 
 @screen("read")
@@ -100,7 +108,7 @@ async def recurring(request: Request) -> Response:
     where = read_cursor(wanted(request, "after"), tuple[int, str])
     limits = served_of(request).limits
     size = min(PER_PAGE, limits.max_page)
-    answer = await page(store.scheduler, Filter(recurs=True), after=where, limit=size, most=limits.max_examined)
+    answer = await series_page(store.scheduler, after=where, limit=size, most=limits.max_examined)
     rows = [(each, *_rule_of(each.record, facts.now_ms)) for each in answer.messages]
     after = write_cursor(answer.after)
     return shown(
