@@ -36,6 +36,7 @@ __all__ = [
     "encode_trace",
     "numbers_at",
     "storable_text",
+    "storable_texts",
 ]
 
 
@@ -212,6 +213,8 @@ class _Body(msgspec.Struct, omit_defaults=True, gc=False):
     l: tuple[int, ...] = ()  # noqa: E741 - the documented key
     f: str | None = None
     g: str | None = None
+    j: tuple[str, ...] = ()
+    b: str | None = None
 
 
 _read_body = msgspec.msgpack.Decoder(_Body).decode
@@ -238,11 +241,25 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         record.op,
     )
     version = b"" if envelope.version is None else envelope.version.to_bytes(8, "big")
-    return prefix + version + encode_body(envelope, record.live, record.first_error, record.last_error)
+    body = encode_body(
+        envelope,
+        record.live,
+        record.first_error,
+        record.last_error,
+        earlier_errors=record.earlier_errors,
+        traceback=record.traceback,
+    )
+    return prefix + version + body
 
 
 def encode_body(
-    envelope: Envelope, live: tuple[int, ...] = (), first_error: str | None = None, last_error: str | None = None
+    envelope: Envelope,
+    live: tuple[int, ...] = (),
+    first_error: str | None = None,
+    last_error: str | None = None,
+    *,
+    earlier_errors: tuple[str, ...] = (),
+    traceback: str | None = None,
 ) -> bytes:
     """Write a record's body alone: the MessagePack map, without the prefix."""
     body = _Body(
@@ -257,6 +274,8 @@ def encode_body(
         l=live,
         f=storable_text(first_error),
         g=storable_text(last_error),
+        j=storable_texts(earlier_errors),
+        b=storable_text(traceback),
     )
     return _body_encoder.encode(body)
 
@@ -266,6 +285,11 @@ def storable_text(text: str | None) -> str | None:
     if text is None or text.isascii():
         return text
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def storable_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Replace what UTF-8 cannot hold in each of these."""
+    return tuple(text.encode("utf-8", "backslashreplace").decode() for text in texts)
 
 
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -365,6 +389,8 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         body.l,
         body.f,
         body.g,
+        body.j,
+        body.b,
     )
 
 
@@ -379,6 +405,8 @@ _KEYS: Mapping[str, str] = {
     "rule": "r",
     "first_error": "f",
     "last_error": "g",
+    "earlier_errors": "j",
+    "traceback": "b",
 }
 _NUMBERS: Mapping[str, tuple[int, int]] = {
     "lane": (2, 2),

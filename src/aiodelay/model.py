@@ -19,6 +19,7 @@ from .timeunits import Duration, parse_duration
 __all__ = [
     "ATTEMPTED",
     "CONTINUED",
+    "EARLIER_ERRORS",
     "FIELDS",
     "FORMAT_VERSION",
     "LEASE_MS",
@@ -27,6 +28,7 @@ __all__ = [
     "MAX_LEASE_MS",
     "RETRY_WINDOW_MS",
     "TOMBSTONE_WINDOW_MS",
+    "TRACEBACK_BYTES",
     "After",
     "Again",
     "At",
@@ -101,6 +103,10 @@ TOMBSTONE_WINDOW_MS = 86_400_000
 """How long a store remembers the version of an ended message that carried one, in ms."""
 MAX_CLAIM_MESSAGES = 500
 MAX_CLAIM_BYTES = 1_048_576
+EARLIER_ERRORS = 4
+"""Most errors that a message keeps beside its first and its last one."""
+TRACEBACK_BYTES = 8_192
+"""Most bytes of a traceback, in UTF-8, that a dead letter keeps."""
 
 
 # --- the same id again, and too late ----------------------------------------------------------------------
@@ -257,6 +263,11 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
         no_retry: Cancelled while in flight: this attempt is the last.
         op: 8 bytes; the command that wrote this revision.
         live: Of a series: due times of earlier occurrences that are still being retried.
+        first_error: The error of the first attempt that failed.
+        last_error: The error of the last attempt that failed.
+        earlier_errors: The errors before the last one, oldest first, at most `EARLIER_ERRORS`; an error that repeats
+            the one before it is not kept again.
+        traceback: Of a dead letter, the traceback of its last attempt, at most `TRACEBACK_BYTES`.
     """
 
     envelope: Envelope
@@ -273,6 +284,8 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
     live: tuple[int, ...] = ()
     first_error: str | None = None
     last_error: str | None = None
+    earlier_errors: tuple[str, ...] = ()
+    traceback: str | None = None
 
     @property
     def id(self) -> str:
@@ -287,7 +300,7 @@ class Field(NamedTuple):
         name: Attribute of `Envelope` or `Record`.
         prefix: Format in the record's fixed prefix: `u8`, `u16`, `u48`, `u64?` (only if flagged), `8s` or `flag:<bit>`.
         body: Key in the record's MessagePack body; left out of the body where the value is the default.
-        column: Column of the SQLite table `messages`.
+        column: Column of the SQLite table `messages`; None = only dead letters have it, and these are kept as records.
         meaning: One line for docs/formats.md.
         header: Header of a Kafka record; payload and headers are the record's own, and a claim is never written.
     """
@@ -295,7 +308,7 @@ class Field(NamedTuple):
     name: str
     prefix: str | None
     body: str | None
-    column: str
+    column: str | None
     meaning: str
     header: str | None
 
@@ -342,6 +355,22 @@ FIELDS: tuple[Field, ...] = (
     Field("live", None, "l", "live", "due times of a series' occurrences that are being retried", "aiodelay-live"),
     Field("first_error", None, "f", "first_error", "the first failed attempt's error", "aiodelay-first-error"),
     Field("last_error", None, "g", "last_error", "the last failed attempt's error", "aiodelay-last-error"),
+    Field(
+        "earlier_errors",
+        None,
+        "j",
+        "earlier_errors",
+        "errors before the last one, oldest first, at most 4; a repeated error is kept once",
+        "aiodelay-earlier-errors",
+    ),
+    Field(
+        "traceback",
+        None,
+        "b",
+        None,
+        "of a dead letter: its last attempt's traceback, cut to 8 KiB",
+        "aiodelay-traceback",
+    ),
 )
 
 
@@ -582,7 +611,7 @@ class Again(Struct, frozen=True, gc=False):
 
 
 class Dead(Struct, frozen=True, gc=False):
-    """Give it up: keep it as a dead letter; `trace` as of `Again`."""
+    """Give it up: keep it as a dead letter; `trace` as of `Again`, `traceback` of the attempt that has just failed."""
 
     id: str
     revision: int
@@ -592,6 +621,7 @@ class Dead(Struct, frozen=True, gc=False):
     error: str | None = None
     then_due_ms: int | None = None
     trace: Mapping[str, str] | None = None
+    traceback: str | None = None
 
 
 Settlement: TypeAlias = Done | Again | Dead
@@ -886,6 +916,17 @@ class DeadLetter(Struct, frozen=True):
     def key(self) -> DeadKey:
         """What `redrive` and `purge` name it by."""
         return DeadKey(self.record.id, self.record.revision)
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """The errors of the last attempts, oldest first; an error that repeats the one before it is there once."""
+        last = self.record.last_error
+        return self.record.earlier_errors if last is None else (*self.record.earlier_errors, last)
+
+    @property
+    def traceback(self) -> str | None:
+        """The traceback of the last attempt, at most 8 KiB; None where no exception of a handler or sink led to it."""
+        return self.record.traceback
 
 
 class JournalEntry(Struct, frozen=True, gc=False):

@@ -105,8 +105,9 @@ def message_shape(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def dead_letter_shape(letter: DeadLetter) -> dict[str, Any]:
-    """Return a dead letter: its reason, the time it was given up, and its record."""
-    return record_shape(letter.record) | {"reason": letter.reason, "given_up": time_shape(letter.at_ms)}
+    """Return a dead letter: its record, the traceback of its last attempt, its reason, the time it was given up."""
+    shape = record_shape(letter.record) | {"traceback": letter.traceback}
+    return shape | {"reason": letter.reason, "given_up": time_shape(letter.at_ms)}
 
 
 def record_shape(record: Record) -> dict[str, Any]:
@@ -132,6 +133,7 @@ def record_shape(record: Record) -> dict[str, Any]:
         "trace": dict(envelope.trace),
         "bytes": len(envelope.payload),
         "first_error": record.first_error,
+        "earlier_errors": list(record.earlier_errors),
         "last_error": record.last_error,
     }
     shape |= _text_pair("key", envelope.key)
@@ -353,6 +355,8 @@ def read_record(given: Mapping[str, Any]) -> Record:
         live=tuple(_ms({"retrying": each}, "retrying") for each in given.get("retrying") or ()),
         first_error=_error_text(given, "first_error"),
         last_error=_error_text(given, "last_error"),
+        earlier_errors=tuple(map(str, given.get("earlier_errors") or ())),
+        traceback=_error_text(given, "traceback"),
     )
 
 

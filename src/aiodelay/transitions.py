@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from .errors import InputError, shortened
 from .model import (
+    EARLIER_ERRORS,
     MAX_LEASE_MS,
     After,
     Again,
@@ -285,7 +286,10 @@ def retry_place(record: Record, due_ms: int) -> int:
 
 
 def after_failure(record: Record, settlement: Again | Dead) -> Record:
-    """Return the record with the attempt that has just ended counted, and its error and trace kept."""
+    """Return the record with the attempt that has just ended counted, and its error and trace kept.
+
+    The traceback stands for that attempt alone: the one before is never kept.
+    """
     error, envelope = settlement.error, record.envelope
     return replace(
         record,
@@ -296,7 +300,17 @@ def after_failure(record: Record, settlement: Again | Dead) -> Record:
         alone=False,
         first_error=error if record.first_error is None else record.first_error,
         last_error=record.last_error if error is None else error,
+        earlier_errors=_earlier_errors(record, error),
+        traceback=settlement.traceback if isinstance(settlement, Dead) else None,
     )
+
+
+def _earlier_errors(record: Record, error: str | None) -> tuple[str, ...]:
+    """Return the errors that stand before `error`, the newest; one that repeats the last error adds nothing."""
+    last = record.last_error
+    if error is None or last is None or error == last:
+        return record.earlier_errors
+    return (*record.earlier_errors, last)[-EARLIER_ERRORS:]
 
 
 def is_release(record: Record, settlement: Settlement) -> bool:
@@ -325,7 +339,16 @@ def joined(series: Record, due_ms: int) -> Record:
 def rearmed(record: Record, due_ms: int, *, retrying: bool) -> Record:
     """Return a series' record at its next occurrence; `retrying`: the occurrence just run goes on beside it."""
     series = joined(record, record.due_ms) if retrying else record
-    return replace(moved(series, due_ms), attempt=0, lapses=0, kills=0, alone=False, first_error=None, last_error=None)
+    return replace(
+        moved(series, due_ms),
+        attempt=0,
+        lapses=0,
+        kills=0,
+        alone=False,
+        first_error=None,
+        last_error=None,
+        earlier_errors=(),
+    )
 
 
 def as_occurrence(record: Record) -> Record:

@@ -269,6 +269,15 @@ async def test_what_happened_to_it(watch: Watch, store: SceneStore) -> None:
         await expect(page.locator(".timeline .dead")).to_contain_text("attempts exhausted")
 
 
+async def test_a_dead_letter_shows_its_errors_and_its_traceback(watch: Watch, store: SceneStore) -> None:
+    async with watch(store) as viewer:
+        (letter, *_) = await store.dead_letters(lane="ChargeCard")
+        page = await viewer.open(f"/dead/{letter.record.revision}/{letter.record.id}")
+        traceback = page.get_by_role("region", name="Traceback of the last attempt")
+        assert await traceback.inner_text() == letter.traceback
+        await expect(page.get_by_role("heading", name="Error", exact=True)).to_be_visible()
+
+
 async def test_times_are_in_utc_and_in_the_viewers_zone_on_hover(watch: Watch, store: SceneStore) -> None:
     async with watch(store, looks={"timezone_id": "Asia/Kolkata"}) as viewer:
         page = await viewer.open(f"/messages/{quote(ORDER, safe='')}")

@@ -10,10 +10,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer
 
-from aiodelay import Scheduler
+from aiodelay import Retry, Scheduler
 from aiodelay.kafka.records import key_of
 from aiodelay.model import DeadLetter, LaneCounts
 from tests.support.kafka import create_topic, new_name
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -170,6 +171,29 @@ async def test_l5_what_is_too_large_to_be_written_again_holds_up_nobody(
         assert await asyncio.to_thread(producer.flush, 10) == 0
         assert await values_of(kafka, target, 2) == {b"good", b"mended"}
     assert caplog.text.count("message large is left where it stands: [Error 10] MessageSizeTooLargeError") == 1
+
+
+async def test_a_dead_letter_that_is_too_large_with_its_traceback_is_kept_without(kafka: str) -> None:
+    payload = b"x" * ((2 << 20) - 3_000)  # nearly all that a topic takes that we make
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    async with Scheduler(url, max_payload=len(payload)) as scheduler:
+
+        @scheduler.handler(name="work", retry=Retry.never())
+        async def work(event: bytes) -> None:
+            raise KeyError("a long key, " * 1_000)
+
+        for name, event in (("large", payload), ("small", b"")):
+            await scheduler.schedule(event, to="handler:work", delay="0s", id=name)
+
+        async def letters() -> dict[str, DeadLetter]:
+            found = {letter.record.id: letter async for letter in scheduler.dead_letters()}
+            return found if len(found) == 2 else {}
+
+        found = await until(letters, "both are dead letters")
+    assert found["small"].traceback is not None
+    assert (found["large"].reason, found["large"].traceback) == ("not_retryable", None)
+    assert found["large"].record.envelope.payload == payload
+    assert found["large"].errors[0].startswith("KeyError: 'a long key, ")
 
 
 async def test_l5_a_key_that_no_message_can_have_is_told_and_skipped(

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 
-from aiodelay import Reject, Scheduler
+from aiodelay import Reject, Retry, Scheduler
 from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
 from aiodelay.model import (
@@ -367,7 +367,7 @@ async def test_dead_letters_are_listed_shown_redriven_and_purged(url: str) -> No
         assert {each["reason"] for each in letters} == {"rejected"}
         one = letters[0]
         whole = await client.get(f"/v1/dead/{one['revision']}/{one['id']}")
-        assert whole.json() == one | {"payload": "p"}
+        assert whole.json() == one | {"payload": "p", "traceback": None}
         keys = [{"id": each["id"], "revision": each["revision"]} for each in letters]
         redriven = (await client.post("/v1/dead/redrive", json={"letters": [keys[0], keys[0]]})).json()
         assert [each["outcome"] for each in redriven["letters"]] == ["stored", "not_found"]
@@ -377,6 +377,24 @@ async def test_dead_letters_are_listed_shown_redriven_and_purged(url: str) -> No
         problem_of(await client.get(f"/v1/dead/{one['revision']}/{one['id']}"), 404, "DeadLetterNotFoundError")
         for bad in ([], [keys[0]] * 1_001):
             problem_of(await client.post("/v1/dead/purge", json={"letters": bad}), 422, "LettersError")
+
+
+async def test_a_dead_letter_is_shown_with_its_errors_and_its_traceback(url: str) -> None:
+    scheduler = scheduler_of(url)
+
+    @scheduler.handler(name="work", retry=Retry.never())
+    async def work(event: bytes) -> None:
+        raise KeyError("total")
+
+    async with scheduler, serving_api(scheduler, **ALL) as client:
+        await fill(client, ["d"], delay="0s")
+        await scheduler.run_until_idle()
+        (listed,) = (await client.get("/v1/dead")).json()["letters"]
+        shown = (await client.get(f"/v1/dead/{listed['revision']}/d")).json()
+    assert (listed["last_error"], listed["earlier_errors"]) == ("KeyError: 'total'", [])
+    assert "traceback" not in listed
+    first, *_, last = shown["traceback"].splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", "KeyError: 'total'")
 
 
 async def test_dead_letters_are_filtered_among_a_bounded_number(url: str) -> None:

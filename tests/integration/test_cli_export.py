@@ -68,13 +68,14 @@ def fill(cli: Cli) -> None:
     assert ran.code == 0, ran
 
     async def play() -> None:
-        scheduler = Scheduler(cli.url, namespace=cli.namespace, retry=Retry.intervals(["1h"]), drain="1s")
+        plan = Retry.intervals(["1h"], by_type={EOFError: Retry.never()})
+        scheduler = Scheduler(cli.url, namespace=cli.namespace, retry=plan, drain="1s")
         seen = set()
 
-        async def work(event: bytes) -> Reject | None:
+        async def work(event: bytes) -> None:
             seen.add(event)
             if event == b"dead":
-                return Reject("no such order")
+                raise EOFError("no such order")
             raise ValueError("no answer")
 
         scheduler.add_handler(work, name="work")
@@ -108,6 +109,8 @@ def test_everything_arrives_as_it_was(stores: Stores, tmp_path: Path, one: str, 
     ran = new("import", path, "--json")
     assert (ran.code, ran.object) == (0, {"stored": 8, "known": 0, "skipped": 0, "refused": 0, "is_whole": True})
     assert contents(new) == contents(old)
+    (letter,) = [line for line in contents(new) if line["kind"] == "dead_letter"]
+    assert letter["traceback"].splitlines()[-1] == letter["last_error"] == "EOFError: no such order"
     retry = new("get", "retry", "--json").object
     assert (retry["attempt"], retry["last_error"]) == (1, "ValueError: no answer")
     assert new("import", path, "--json").object["skipped"] == 8

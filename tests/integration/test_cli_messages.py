@@ -223,6 +223,34 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     assert cli("dead", "purge", "--all", "--yes").out == "1 deleted\n"
 
 
+def test_a_dead_letter_is_shown_with_its_errors_and_its_traceback(cli: Cli) -> None:
+    add(cli, "a", delay="0s", to="handler:bad")
+
+    async def play() -> None:
+        errors = iter(["first", "second", "a line\nand \x1b[31m another"])
+        scheduler = Scheduler(cli.url, namespace=cli.namespace, retry=Retry(attempts=3, first="0s", cap="0s", jitter=0))
+
+        async def fail(event: bytes) -> None:
+            raise KeyError(next(errors))
+
+        scheduler.add_handler(fail, name="bad")
+        async with scheduler, asyncio.timeout(30):
+            await scheduler.run_until_idle()
+
+    asyncio.run(play())
+    lines = cli("dead", "show", "a").lines
+    assert lines[0].startswith("a to handler:bad, due ")
+    assert lines[1].endswith("after 3 attempts: attempts exhausted")
+    errors = ["KeyError: 'first'", "KeyError: 'second'", r"KeyError: 'a line\nand \x1b[31m another'"]
+    assert lines[2:5] == [f"  error: {each}" for each in errors]
+    assert lines[5] == "  Traceback (most recent call last):"
+    assert lines[-1] == f"  {errors[-1]}"
+    shape = cli("dead", "show", "a", "--json").object
+    assert (shape["earlier_errors"], shape["last_error"]) == (errors[:2], errors[2])
+    assert shape["traceback"].splitlines()[-1] == errors[2]
+    assert cli("dead", "show", "b").code == 3
+
+
 @pytest.mark.parametrize("verb", [["cancel", "a"], ["dead", "purge", "--all"], ["dead", "redrive", "--all"]])
 def test_off_a_terminal_nothing_is_destroyed_without_yes(cli: Cli, verb: list[str]) -> None:
     add(cli, "a")

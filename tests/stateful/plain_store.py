@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from aiodelay.model import (
     Again,
@@ -90,6 +91,8 @@ class Message:
         assert record.alone == (self.token is not None and self.was_alone)
         assert record.first_error == (self.errors[0] if self.errors else None)
         assert record.last_error == (self.errors[-1] if self.errors else None)
+        told = [error for error, _ in groupby(self.errors)]
+        assert list(record.earlier_errors) == told[:-1][-4:]
         assert record.late is self.late
         if self.late is not LateAction.DELIVER:
             assert record.expires_ms == self.due_ms + self.limit_ms

@@ -38,6 +38,10 @@ MONDAY = datetime(2026, 11, 23, 8, 0, tzinfo=UTC)
 ORDER = "order/7 <b>&amp;</b>"
 """An id that has to be escaped in HTML and in URLs."""
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+TRACEBACK = """Traceback (most recent call last):
+  File "/srv/shop/handlers.py", line 41, in charge_card
+    await bank.charge(event.order, "<script>")
+"""
 INSTANCES = ("checkout-1-4711-9f2c01ab", "mailer-1-52-77aa10c3")
 SERVED = ("CheckPayment", "SendReceipt", "ChargeCard", "Heartbeat", "RenewContract", "webhook")
 
@@ -165,7 +169,8 @@ def _dead(claim: Claim) -> Dead:
     record = claim.record
     if record.envelope.lane == "ChargeCard":
         error = "CardExpiredError: refused by the bank\n  at charge.py:41 in charge_card"
-        return Dead(record.id, record.revision, claim.token, "attempts_exhausted", 3, error)
+        traceback = f"{TRACEBACK}{error}\n"
+        return Dead(record.id, record.revision, claim.token, "attempts_exhausted", 3, error, traceback=traceback)
     reason = "undecodable" if record.id == "vid-6" else "rejected"
     error = "404 Not Found" if reason == "rejected" else "no JSON: byte 0"
     return Dead(record.id, record.revision, claim.token, reason, 1, error)  # type: ignore[arg-type]

@@ -57,6 +57,7 @@ RECURRING = Record(
 )
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TRACED = Record(Envelope("m", "lane", trace={"traceparent": TRACEPARENT}), 1, 2, OP)
+GIVEN_UP = replace(MINIMAL, first_error="a", last_error="c", earlier_errors=("a", "b é"), traceback="t\n")
 NOTHING = Record(Envelope("", "lane", version=0), 0, 0, bytes(8))
 
 # What version 1 wrote once must be read for ever: add versions, never change a line.
@@ -92,6 +93,14 @@ GOLDEN_1 = {
         (
             "01 00 0007 000000000001 000000000002 000000000000 0000 00 00 0102030405060708 "
             "81a163c4194bf92f3577b34da6a3ce929d0e0e473600f067aa0ba902b701"
+        ),
+    ),
+    "given up": (
+        GIVEN_UP,
+        7,
+        (
+            "01 00 0007 000000000001 000000000002 000000000000 0000 00 00 0102030405060708 "
+            "84a166a161a167a163a16a92a161a46220c3a9a162a2740a"
         ),
     ),
     "nothing": (
@@ -143,7 +152,7 @@ def test_every_field_has_one_place_at_most_in_prefix_and_body() -> None:
     assert all(field.prefix is not None or field.body is not None for field in FIELDS)
 
 
-@pytest.mark.parametrize("record", [FULL, RECURRING, NOTHING], ids=["full", "recurring", "nothing"])
+@pytest.mark.parametrize("record", [FULL, RECURRING, GIVEN_UP, NOTHING], ids=["full", "recurring", "dead", "nothing"])
 def test_the_table_tells_the_layout_of_the_prefix(record: Record) -> None:
     data = encode_record(record, 513)
     expected, offset = {"lane": 513}, 2  # after format and flags
@@ -225,6 +234,8 @@ records = st.builds(
     live=st.lists(u48, max_size=3).map(tuple),
     first_error=st.none() | texts,
     last_error=st.none() | texts,
+    earlier_errors=st.lists(texts, max_size=4).map(tuple),
+    traceback=st.none() | texts,
 )
 
 

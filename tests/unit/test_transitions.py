@@ -210,6 +210,20 @@ def test_attempts_keep_the_first_error_and_the_last() -> None:
     assert (dead.attempt, dead.first_error, dead.last_error) == (4, "a", "b")
 
 
+def test_attempts_keep_the_last_errors_each_once_in_a_row() -> None:
+    one = record()
+    for attempt, error in enumerate(["a", "b", "b", None, "c", "b", "d", "e"], start=1):
+        one = t.after_failure(one, Again("m", NOW, 1, NOW, attempt, error))
+    assert (one.first_error, one.earlier_errors, one.last_error) == ("a", ("b", "c", "b", "d"), "e")
+
+
+def test_only_a_dead_letter_has_a_traceback() -> None:
+    dead = t.after_failure(record(), Dead("m", NOW, 1, "rejected", 4, "e", traceback="lines"))
+    assert dead.traceback == "lines"
+    assert t.after_failure(dead, Again("m", NOW, 1, NOW, 5, "e")).traceback is None
+    assert t.redriven(dead, bytes(8), NOW, NOW).traceback is None
+
+
 @pytest.mark.parametrize(("asked_ms", "place_ms"), [(NOW - 1, NOW), (NOW, NOW), (NOW + 1, NOW + 1)])
 def test_a_retry_never_stands_before_its_due_time(asked_ms: int, place_ms: int) -> None:
     assert t.retry_place(record(), asked_ms) == place_ms
@@ -266,6 +280,7 @@ def test_rearmed_is_fresh_and_lists_what_is_retried(retrying: bool) -> None:
         alone=True,
         live=(NOW - 9,),
         first_error="a",
+        earlier_errors=("a",),
         last_error="b",
     )
     live = (NOW - 9, NOW) if retrying else (NOW - 9,)

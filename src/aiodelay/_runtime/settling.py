@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import traceback as tracebacks
+from types import TracebackType
 from typing import Literal
 
 from msgspec import MsgspecError
 
 from aiodelay import recurrence
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import Again, Dead, DeadReason, Done, LateAction, Record, Settlement
+from aiodelay.model import TRACEBACK_BYTES, Again, Dead, DeadReason, Done, LateAction, Record, Settlement
 from aiodelay.transitions import is_killer, is_late, token_deadline_ms
 
 ERROR_LIMIT = 500
 """Most characters of an error's text that are kept with a message."""
+_OWN_CALLS = ("aiodelay._runtime.", "aiodelay.handlers", "aiodelay.middleware", "concurrent.futures.")
+"""Modules whose calls stand between the event loop and a handler or sink."""
 _PLACE = re.compile(r" - at `\$[^`]*`$")
 _INVALID_VALUE = re.compile(r"^(Invalid (?:enum )?value) .*?(?=$| - at `\$[^`]*`$)", re.DOTALL)
 """The two texts of msgspec that hold the value itself."""
@@ -31,6 +35,38 @@ def error_text(error: BaseException) -> str:
 def kept(text: str) -> str:
     """Return what is kept of an error's text."""
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
+
+
+def users_traceback(error: BaseException) -> TracebackType | None:
+    """Return the traceback of a handler's or sink's exception without the scheduler's calls that lead to its code."""
+    first = found = error.__traceback__
+    while found is not None and found.tb_frame.f_globals.get("__name__", "").startswith(_OWN_CALLS):
+        found = found.tb_next
+    return found or first
+
+
+def traceback_text(error: BaseException) -> str | None:
+    """Return the traceback that a dead letter keeps; None for an exception that was never raised.
+
+    The text names files, lines and errors, also the errors that caused this one. It holds no local variables. A long
+    text loses its middle: its first lines show the call, its last lines the error.
+    """
+    if error.__traceback__ is None and error.__cause__ is None:
+        return None
+    try:
+        lines = tracebacks.format_exception(type(error), error, users_traceback(error))
+    except Exception:  # noqa: BLE001 - whatever a user's exception raises when it is shown
+        return None
+    return _without_middle("".join(lines).encode("utf-8", "backslashreplace"))
+
+
+def _without_middle(text: bytes) -> str:
+    if len(text) <= TRACEBACK_BYTES:
+        return text.decode()
+    gap = f"\n\n… {len(text):,} bytes in all; the middle is left out …\n\n".encode()
+    head = TRACEBACK_BYTES // 4
+    tail = TRACEBACK_BYTES - head - len(gap)
+    return b"".join((text[:head], gap, text[-tail:])).decode("utf-8", "ignore")
 
 
 def then_due_ms(record: Record, now_ms: int) -> int | None:
@@ -62,10 +98,18 @@ def release(record: Record, token: int) -> Again:
 
 
 def dead(
-    record: Record, token: int, now_ms: int, *, reason: DeadReason, attempt: int, error: str | None = None
+    record: Record,
+    token: int,
+    now_ms: int,
+    *,
+    reason: DeadReason,
+    attempt: int,
+    error: str | None = None,
+    traceback: str | None = None,
 ) -> Dead:
     """Settle: give up."""
-    return Dead(record.envelope.id, record.revision, token, reason, attempt, error, then_due_ms(record, now_ms))
+    then_ms = then_due_ms(record, now_ms)
+    return Dead(record.envelope.id, record.revision, token, reason, attempt, error, then_ms, traceback=traceback)
 
 
 def without_running(record: Record, token: int, now_ms: int) -> Settlement | None:

@@ -155,8 +155,10 @@ class SinkSubscription:
         """Send a batch's messages one by one, so that the one that breaks it breaks itself alone."""
         if len(ready) == 1:
             failed = Failed(settling.error_text(error))
-            log.error("sink %s raised for %s: %s", self.lane, ready[0].claim.record.id, failed.error)
-            ready[0].book.settle(ready[0], self._settlement(ready[0], failed, self.now_ms()))
+            raised = type(error), error, settling.users_traceback(error)
+            log.error("sink %s raised for %s: %s", self.lane, ready[0].claim.record.id, failed.error, exc_info=raised)
+            traceback = settling.traceback_text(error)
+            ready[0].book.settle(ready[0], self._settlement(ready[0], failed, self.now_ms(), traceback))
             return
         while ready:
             await self._send_and_settle(ready[:1], deliveries[:1])
@@ -205,7 +207,7 @@ class SinkSubscription:
         self._resuming = None
         self.on_free()
 
-    def _settlement(self, held: Held, outcome: SendOutcome, now: int) -> Settlement:
+    def _settlement(self, held: Held, outcome: SendOutcome, now: int, traceback: str | None = None) -> Settlement:
         record, token = held.claim.record, held.claim.token
         if isinstance(outcome, Sent):
             return settling.done(record, token, now)
@@ -218,7 +220,7 @@ class SinkSubscription:
         if decision is None or isinstance(decision, GiveUp):
             reason = outcome.reason if decision is None else decision.reason
             log.error("sink %s: message %s is given up after attempt %d: %s", self.lane, record.id, attempt, error)
-            return settling.dead(record, token, now, reason=reason, attempt=attempt, error=error)
+            return settling.dead(record, token, now, reason=reason, attempt=attempt, error=error, traceback=traceback)
         return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=error)
 
 

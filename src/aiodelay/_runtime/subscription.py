@@ -368,7 +368,9 @@ class HandlerSubscription:
             raise error  # the scheduler itself is being torn down
         if run.timed_out:
             assert self.spec.timeout_ms is not None
-            return self._failed(run.held, HandlerTimeoutError(self.lane, self.spec.timeout_ms))
+            timeout = HandlerTimeoutError(self.lane, self.spec.timeout_ms)
+            timeout.__cause__ = error  # its traceback says where the handler waited
+            return self._failed(run.held, timeout)
         if run.cancels:
             return settling.release(run.held.claim.record, run.held.claim.token)
         return self._failed(run.held, error)
@@ -379,10 +381,16 @@ class HandlerSubscription:
         record, token = held.claim.record, held.claim.token
         attempt, text, now = record.attempt + 1, settling.error_text(error), self.now_ms()
         decision = self.spec.retry.decide(attempt, error, random.random())
+        raised = type(error), error, settling.users_traceback(error)
         if isinstance(decision, GiveUp):
-            log.error("%s: message %s is given up after attempt %d: %s", self.lane, record.id, attempt, text)
-            return settling.dead(record, token, now, reason=decision.reason, attempt=attempt, error=text)
-        log.info("%s: attempt %d at %s failed: %s", self.lane, attempt, record.id, text)
+            given_up = "%s: message %s is given up after attempt %d: %s"
+            log.error(given_up, self.lane, record.id, attempt, text, exc_info=raised)
+            traceback = settling.traceback_text(error)
+            return settling.dead(
+                record, token, now, reason=decision.reason, attempt=attempt, error=text, traceback=traceback
+            )
+        log.warning("%s: attempt %d at %s failed: %s", self.lane, attempt, record.id, text)
+        log.debug("%s: traceback of attempt %d at %s", self.lane, attempt, record.id, exc_info=raised)
         return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=text)
 
     def _returned(self, held: Held, result: object) -> Settlement:

@@ -1,4 +1,4 @@
-"""`aiodelay dead`: dead letters listed, given a new life, or deleted."""
+"""`aiodelay dead`: dead letters listed, shown, given a new life, or deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .place import Place
 
 __all__ = ["dead"]
 
-dead: App = App(name="dead", help="List dead letters, give them a new life, or delete them.")
+dead: App = App(name="dead", help="List and show dead letters, give them a new life, or delete them.")
 
 BATCH = 500
 T = TypeVar("T")
@@ -75,6 +75,24 @@ async def list_(
         print_json(*map(dead_letter_shape, found))
     else:
         print_table(("given up", "reason", "to", "id", "attempt", "last error"), map(_row, found))
+
+
+@dead.command
+async def show(id_: str, /, *, place: Place = Place()) -> None:
+    """Show the dead letters of a message: why it was given up, its errors, and the traceback of its last attempt.
+
+    Args:
+        id_: As it was scheduled; or ID~DUE, as `list` names an occurrence of a series.
+    """
+    async with place.opened() as scheduler:
+        letters = [letter async for letter in scheduler.dead_letters(message_id=id_)]
+    if not letters:
+        raise CommandError(f"no such dead letter: {cut(id_)}", exit_code=NOT_FOUND)
+    if place.json:
+        print_json(*map(dead_letter_shape, letters))
+    else:
+        for letter in letters:
+            _print_letter(letter)
 
 
 @dead.command
@@ -156,6 +174,20 @@ async def _chosen(scheduler: Scheduler, ids: Sequence[str], which: Which) -> lis
 
 async def _in_batches(letters: Sequence[DeadLetter], change: Callable[..., Awaitable[T]]) -> list[T]:
     return [await change(*letters[start : start + BATCH]) for start in range(0, len(letters), BATCH)]
+
+
+def _print_letter(letter: DeadLetter) -> None:
+    record = letter.record
+    reason = letter.reason.replace("_", " ")
+    print(f"{cut(record.id)} to {cut(to_of(record.envelope))}, due {moment(record.due_ms)}")
+    print(f"given up {moment(letter.at_ms)} after {record.attempt} attempts: {reason}")
+    first = record.first_error
+    if first is not None and first not in letter.errors:
+        print(f"  first error: {cut(first, 1_000)}")
+    for error in letter.errors:
+        print(f"  error: {cut(error, 1_000)}")
+    for line in (letter.traceback or "").splitlines():
+        print(f"  {cut(line, 1_000)}")
 
 
 def _row(letter: DeadLetter) -> tuple[object, ...]:

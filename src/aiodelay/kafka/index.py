@@ -272,6 +272,7 @@ class Index(Commands, Claims, Looking):
         self._backlog: defaultdict[Lane, Waiting] = defaultdict(lambda: Waiting(_is_in_lane))
         self._released: set[Entry] = set()
         self._raised: set[str] = set()  # ids of messages whose revision is not what their record says
+        self._without_traceback: set[DeadKey] = set()  # dead letters that were too large with it
 
     def emptied(self, far: Far) -> Index:
         """Return one that has read nothing but what is far, for the same workers."""
@@ -284,6 +285,7 @@ class Index(Commands, Claims, Looking):
             far=far,
         )
         index._workers, index.notes = self._workers, self.notes
+        index._without_traceback = self._without_traceback
         index.place, index.schedules, index.guard = self.place, self.schedules, self.guard
         return index
 
@@ -1159,6 +1161,12 @@ class Index(Commands, Claims, Looking):
                 self._lanes[entry.record.envelope.lane].add(entry)
         return changes
 
+    def shorten(self, change: Change) -> bool:
+        """Say whether dead letters that were too large have tracebacks; the next try is made without them."""
+        keys = {letter.key for letter in change.letters if letter.traceback is not None}
+        self._without_traceback |= keys
+        return bool(keys)
+
     def leave(self, change: Change) -> None:
         """Leave a message where it stands, until it is read again: it can neither be delivered nor be given up."""
         log.error("%s: message %s is left where it stands: %s", self.name, records.id_of(change.key), change.refusal)
@@ -1256,7 +1264,11 @@ class Index(Commands, Claims, Looking):
             self._change.notes = [*self._change.notes, entry]
 
     def _letter(self, record: Record, reason: DeadReason) -> DeadLetter:
-        return DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())
+        letter = DeadLetter(as_occurrence(record) if record.envelope.rule else record, reason, self.now_ms())
+        if letter.key not in self._without_traceback:
+            return letter
+        self._without_traceback.remove(letter.key)
+        return replace(letter, record=replace(letter.record, traceback=None))
 
 
 def _reason(outcome: Outcome) -> str:

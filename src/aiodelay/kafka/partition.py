@@ -643,7 +643,7 @@ class Partition:
         self._suspects.clear()
         self.index.changes.clear()
         for change in self.index.give_back():
-            if change.is_too_large and change.letters:
+            if change.is_too_large and change.letters and not self.index.shorten(change):
                 self.index.leave(change)
             _tell(change, written=False)
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import msgspec
 
+from aiodelay.codecs import storable_texts
 from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
 from aiodelay.inputs import check_headers, check_id, check_key, split_target
 from aiodelay.model import (
@@ -286,10 +287,12 @@ def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
     for name, mapping in (("rule", envelope.rule), ("trace", envelope.trace), ("live", record.live)):
         if mapping:
             yield name, msgspec.json.encode(mapping)
-    for name in ("first_error", "last_error"):
-        error = getattr(record, name)
-        if error is not None:
-            yield name, error.encode(errors="backslashreplace")
+    if record.earlier_errors:
+        yield "earlier_errors", msgspec.json.encode(storable_texts(record.earlier_errors))
+    for name in ("first_error", "last_error", "traceback"):
+        text = getattr(record, name)
+        if text is not None:
+            yield name, text.encode(errors="backslashreplace")
 
 
 def encode_keep(record: Record) -> Wire:
@@ -764,6 +767,9 @@ def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
     live = _json(found, "live") or []
     if not isinstance(live, list) or not all(type(due) is int for due in live):
         raise RecordFormatError(f"header {HEADER['live']} is not a list of due times")
+    earlier_errors = _json(found, "earlier_errors") or []
+    if not isinstance(earlier_errors, list) or not all(type(text) is str for text in earlier_errors):
+        raise RecordFormatError(f"header {HEADER['earlier_errors']} is not a list of texts")
     return {
         "attempt": _field(found, "attempt"),
         "lapses": _field(found, "lapses"),
@@ -772,6 +778,8 @@ def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
         "live": tuple(live),
         "first_error": _optional_text(found, "first_error"),
         "last_error": _optional_text(found, "last_error"),
+        "earlier_errors": tuple(earlier_errors),
+        "traceback": _optional_text(found, "traceback"),
     }
 
 

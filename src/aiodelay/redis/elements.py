@@ -48,7 +48,7 @@ def encode_record_element(record: Record) -> bytes:
         record = as_occurrence(record)
     written = encode_record(record, 0)
     size = _PREFIX + (8 if record.envelope.version is not None else 0)
-    body = bytes([written[size] + 1]) + written[size + 1 :]  # a map of at most 12 keys: one byte says how many
+    body = bytes([written[size] + 1]) + written[size + 1 :]  # a map of at most 14 keys: one byte says how many
     return _bin(member_of(record.id)) + _bin(written[:size]) + body + _PUSHED
 
 

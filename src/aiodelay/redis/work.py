@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aiodelay.codecs import encode_trace
+from aiodelay.codecs import encode_trace, storable_text
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import (
     MAX_CLAIM_BYTES,
@@ -232,11 +232,12 @@ def _settlement_arguments(settlement: Settlement) -> list[Arg]:
     then: Arg = "" if settlement.then_due_ms is None else max(settlement.then_due_ms, 0)
     match settlement:
         case Done(outcome=outcome):
-            return [*head, f"d{outcome}", "", 0, "", then, ""]
+            return [*head, f"d{outcome}", "", 0, "", then, "", ""]
         case Again(due_ms=due_ms, attempt=attempt, error=error, trace=trace):
-            return [*head, "a", max(due_ms, 0), attempt, _error(error), then, _trace(trace)]
-        case Dead(reason=reason, attempt=attempt, error=error, trace=trace):
-            return [*head, f"x{reason}", "", attempt, _error(error), then, _trace(trace)]
+            return [*head, "a", max(due_ms, 0), attempt, _error(error), then, _trace(trace), ""]
+        case Dead(reason=reason, attempt=attempt, error=error, trace=trace, traceback=traceback):
+            lines = (storable_text(traceback) or "").encode()
+            return [*head, f"x{reason}", "", attempt, _error(error), then, _trace(trace), lines]
 
 
 def _trace(trace: Mapping[str, str] | None) -> bytes:

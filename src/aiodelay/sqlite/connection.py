@@ -154,7 +154,7 @@ class Database:
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 self._create()
             else:
-                self._add_missing()
+                self._upgrade()
             connection.execute("COMMIT")
         except BaseException:
             self.rollback()
@@ -170,15 +170,22 @@ class Database:
         self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _add_missing(self) -> None:
-        """Add what a file of an older version does not have: the table `superseded` with its trigger, and an index."""
-        names = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master")}
+    def _upgrade(self) -> None:
+        """Add what a file lacks that an older version made; that version can go on using the file."""
+        connection = self.connection
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         missing = [each for each in ("superseded", "messages_series") if each not in names]
-        if "superseded" in missing:
-            self.connection.execute("DROP TRIGGER IF EXISTS schedule_insert")
-        for statement in _statements() if missing else ():
-            if any(each in statement for each in missing):
-                self.connection.execute(statement)
+        has_errors = connection.execute(
+            "SELECT 1 FROM pragma_table_info('messages') WHERE name = 'earlier_errors'"
+        ).fetchone()
+        if not missing and has_errors:
+            return
+        if not has_errors:
+            connection.execute("ALTER TABLE messages ADD COLUMN earlier_errors TEXT")
+        connection.execute("DROP TRIGGER IF EXISTS schedule_insert")
+        for statement in _statements():
+            if "CREATE TRIGGER schedule_insert" in statement or any(each in statement for each in missing):
+                connection.execute(statement)
 
     def check_owner(self, *, may_be_new: bool = True) -> None:
         """Refuse a file that something else wrote.

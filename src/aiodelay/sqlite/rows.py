@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
-from aiodelay.codecs import storable_text
+from aiodelay.codecs import storable_text, storable_texts
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
 
@@ -58,6 +58,7 @@ _COLUMNS = (
     "live",
     "first_error",
     "last_error",
+    "earlier_errors",
 )
 _MOVED = (
     "n",
@@ -73,6 +74,7 @@ _MOVED = (
     "live",
     "first_error",
     "last_error",
+    "earlier_errors",
 )
 _NEW = _COLUMNS[: _COLUMNS.index("late") + 1]
 
@@ -100,6 +102,14 @@ _read_headers = msgspec.json.Decoder(dict[str, bytes]).decode
 _read_trace = msgspec.json.Decoder(dict[str, str]).decode
 _read_rule = msgspec.json.Decoder(dict[str, str | int]).decode
 _read_live = msgspec.json.Decoder(tuple[int, ...]).decode
+_read_errors = msgspec.json.Decoder(tuple[str, ...]).decode
+_READERS: Sequence[tuple[str, Callable[[str], object]]] = (
+    ("headers", _read_headers),
+    ("trace", _read_trace),
+    ("rule", _read_rule),
+    ("live", _read_live),
+    ("earlier_errors", _read_errors),
+)
 _ENCODINGS = frozenset({"", "json", "msgpack", "null"})
 _LATE = {int(action): action for action in LateAction}
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -161,6 +171,7 @@ def _state(record: Record) -> Row:
         object_text(record.live) if record.live else None,
         storable_text(record.first_error),
         storable_text(record.last_error),
+        object_text(storable_texts(record.earlier_errors)) if record.earlier_errors else None,
     )
 
 
@@ -177,6 +188,7 @@ def record_of(row: Row, lane: Lane) -> Record:
     (
         _, _, _, id_, address, type_, encoding, payload, key, headers, trace, version, rule, revision, due_ms, op,
         expires_ms, late, attempt, lapses, kills, alone, no_retry, live, first_error, last_error,
+        earlier_errors,
     ) = row  # fmt: skip
     if not (
         type(payload) is type(op) is bytes
@@ -214,6 +226,7 @@ def record_of(row: Row, lane: Lane) -> Record:
             () if live is None else _read_live(live),
             first_error,
             last_error,
+            () if earlier_errors is None else _read_errors(earlier_errors),
         )
     except (msgspec.MsgspecError, TypeError, ValueError, KeyError):
         raise RecordFormatError(_problem(row)) from None
@@ -248,7 +261,7 @@ def _unreadable(row: Sequence[Any]) -> set[str]:
         found.add("encoding")
     if value["late"] not in _LATE:
         found.add("late")
-    for name, read in (("headers", _read_headers), ("trace", _read_trace), ("rule", _read_rule), ("live", _read_live)):
+    for name, read in _READERS:
         try:
             if value[name] is not None:
                 read(value[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -157,7 +157,7 @@ class _Scanner(Reader):
             where["m.lane = ?"] = (next(iter(self._lanes((scan.lane,))), 0),)
         if scan.table == "messages":
             where |= {_NOT_ENDED: (), "m.due_ms >= ?": (scan.from_ms or 0,), "m.due_ms < ?": (scan.to_ms or LAST_MS,)}
-        query = f"{_select(scan)} WHERE {' AND '.join(where)} ORDER BY {_ORDER[scan.table]} LIMIT {BATCH_ROWS}"
+        query = f"{self._select(scan)} WHERE {' AND '.join(where)} ORDER BY {_ORDER[scan.table]} LIMIT {BATCH_ROWS}"
         rows: list[Row] = []
         size = 0
         for row in self._execute(query, [value for values in where.values() for value in values]):
@@ -166,6 +166,12 @@ class _Scanner(Reader):
             if size >= BATCH_BYTES:
                 return rows, False
         return rows, len(rows) < BATCH_ROWS
+
+    def _select(self, scan: Scan) -> str:
+        if scan.table == "messages" and _DUE_ONLY.issuperset(scan.columns):
+            return "SELECT m.id, 0, m.due_ms FROM messages AS m"
+        query = _SELECT[scan.table]
+        return query if _has_earlier_errors(self._execute) else query.replace("m.earlier_errors", "NULL")
 
     def _columns(self, scan: Scan, rows: list[Row], now: int) -> Columns:
         if scan.table == "done":
@@ -192,10 +198,10 @@ class _Scanner(Reader):
         return DeadLetter(record, reason, at_ms)
 
 
-def _select(scan: Scan) -> str:
-    if scan.table == "messages" and _DUE_ONLY.issuperset(scan.columns):
-        return "SELECT m.id, 0, m.due_ms FROM messages AS m"
-    return _SELECT[scan.table]
+def _has_earlier_errors(execute: Callable[[str], sqlite3.Cursor]) -> bool:
+    """Tell whether a file has the column: one of an older version gets it when a scheduler opens the file."""
+    query = "SELECT 1 FROM pragma_table_info('messages') WHERE name = 'earlier_errors'"
+    return execute(query).fetchone() is not None
 
 
 def _id_at(scan: Scan) -> int:

@@ -218,8 +218,9 @@ def _compare(
     if len(found) == times or (times is None and found):
         return found, ""
     if found:
-        lines = [f"{wanted} was {word} {_times(len(found))}, expected {_times(times or 0)}:"]
-        return found, "\n".join(lines + [f"  {_shown(each)}" for each in found])
+        lines = [f"{wanted} was {word} {_times(len(found))}{_failed(found, kit)}, expected {_times(times or 0)}:"]
+        lines += [f"  {_shown(each)}{_failure(each, kit)}" for each in found]
+        return found, "\n".join(lines + (_given_up(wanted, kit) if word == "delivered" else []))
     expected = "" if times is None else f" (expected {_times(times)})"
     lines = [f"{wanted} was not {word}{expected}."]
     missed = sorted((pair for pair in compared if pair[1]), key=lambda pair: sum(each.weight for each in pair[1]))
@@ -251,11 +252,29 @@ def _elsewhere(word: str, wanted: _Wanted, kit: Kit) -> list[str]:
             for each in kit.deliveries()
             if not wanted.differences(each.envelope, None)
         ]
-    for letter in kit.dead_letters():
-        if not wanted.differences(letter.record.envelope, None):
-            error = f": {letter.record.last_error}" if letter.record.last_error else ""
-            lines.append(f"It is a dead letter, {letter.reason}{error}")
-    return lines[:OTHERS_SHOWN]
+    return lines[:OTHERS_SHOWN] + _given_up(wanted, kit)
+
+
+def _given_up(wanted: _Wanted, kit: Kit) -> list[str]:
+    """Return what became a dead letter of what is wanted, with the traceback of its last attempt."""
+    lines: list[str] = []
+    letters = [each for each in kit.dead_letters() if not wanted.differences(each.record.envelope, None)]
+    for letter in letters[:OTHERS_SHOWN]:
+        error = f": {letter.record.last_error}" if letter.record.last_error else ""
+        lines.append(f"It is a dead letter, {letter.reason}{error}")
+        lines += [f"  {line}" for line in (letter.traceback or "").splitlines()]
+    return lines
+
+
+def _failed(found: Sequence[Snapshot | Delivery], kit: Kit) -> str:
+    """Return how many attempts failed, and the last error."""
+    failures = [failure for each in found if isinstance(each, Delivery) and (failure := kit.failure(each)) is not None]
+    return f", {len(failures)} failed: {_cut(failures[-1])}" if failures else ""
+
+
+def _failure(each: Snapshot | Delivery, kit: Kit) -> str:
+    failure = kit.failure(each) if isinstance(each, Delivery) else None
+    return "" if failure is None else f", failed: {_cut(failure)}"
 
 
 def _shown(what: Snapshot | Delivery) -> str:

@@ -12,7 +12,7 @@ from aiodelay._runtime.lifecycle import Running
 from aiodelay.clock import Clock
 from aiodelay.errors import AiodelayError, ConfigurationError
 from aiodelay.memory import MemoryStore
-from aiodelay.model import DeadLetter, Delivery, Query, Record, Snapshot, State
+from aiodelay.model import DeadLetter, Delivery, Done, Query, Record, Settlement, Snapshot, State
 from aiodelay.scheduler import Scheduler
 from aiodelay.transitions import delivery_id
 
@@ -50,6 +50,19 @@ class StillInFlightError(AiodelayError):
         )
 
 
+class _NotingStore(MemoryStore):
+    """A memory store that notes why attempts failed, by delivery id and number."""
+
+    def __init__(self, *, clock: VirtualClock) -> None:
+        super().__init__(clock=clock)
+        self.failures: dict[tuple[str, int], str] = {}
+
+    def _end_attempt(self, record: Record, settlement: Settlement, now: int, *, beside: bool) -> bool:
+        if not isinstance(settlement, Done) and settlement.attempt > record.attempt:
+            self.failures[delivery_id(record), settlement.attempt] = settlement.error or "no error was kept"
+        return super()._end_attempt(record, settlement, now, beside=beside)
+
+
 class Kit:
     """What stands behind a scheduler on virtual time."""
 
@@ -58,7 +71,7 @@ class Kit:
 
     def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self.scheduler, self.clock = scheduler, clock
-        self.memory: MemoryStore = MemoryStore(clock=clock)
+        self.memory: _NotingStore = _NotingStore(clock=clock)
         self.store: FaultyStore = FaultyStore(self.memory)
         self.sinks: dict[str, RecordingSink] = {
             name: sink if isinstance(sink, RecordingSink) else RecordingSink(name, limits=sink.limits, check=sink.check)
@@ -88,6 +101,10 @@ class Kit:
         """Return what handlers and sinks were given, by time."""
         sent = [each for name, sink in self.sinks.items() for each in sink.deliveries[self._sent_before[name] :]]
         return sorted(self._runs + sent, key=lambda each: each.due_ms + each.lateness_ms)
+
+    def failure(self, delivery: Delivery) -> str | None:
+        """Return why an attempt failed, None for one that did not."""
+        return self.memory.failures.get((delivery.delivery_id, delivery.attempt))
 
     def messages(self) -> list[Snapshot]:
         """Return what is in the store, by the time of its next attempt."""

@@ -170,29 +170,50 @@ local function move(e, due) -- its due time, and the time from which it is late 
   e.due = due
 end
 
-local function written_end(e, error_text, trace)
-  local changes = {}
-  if error_text ~= '' then
-    changes.g = cmsgpack.pack(sub(error_text, 2))
-    if not field(e, 'f') then changes.f = changes.g end
-  end
-  if trace ~= '' then changes.c = trace end
-  return changes
-end
+local count_attempt
+do
+  local EARLIER_ERRORS = 4
 
-local function count_attempt(e, attempt, error_text, trace)
-  e.attempt = math.min(tonumber(attempt), MOST_ATTEMPTS)
-  e.lapses, e.kills = 0, 0
-  unset(e, ALONE)
-  local is_readable, changes = pcall(written_end, e, error_text, trace)
-  if is_readable then rewrite(e, changes) end -- else it is given up because its body cannot be read
+  local function earlier_errors(e, last) -- as they are written, with the last one so far at their end
+    local written, kept = field(e, 'j'), {}
+    if written then
+      local count, at = items(written, 1)
+      for i = 1, count do
+        local ends = skip(written, at)
+        kept[i], at = sub(written, at, ends - 1), ends
+      end
+    end
+    kept[#kept + 1] = last
+    local first = math.max(1, #kept - EARLIER_ERRORS + 1)
+    return string.char(0x90 + #kept - first + 1) .. table.concat(kept, '', first)
+  end
+
+  local function written_end(e, error_text, trace, traceback)
+    local changes, last = {}, field(e, 'g')
+    if error_text ~= '' then
+      changes.g = cmsgpack.pack(sub(error_text, 2))
+      if not field(e, 'f') then changes.f = changes.g end
+      if last and cmsgpack.unpack(last) ~= sub(error_text, 2) then changes.j = earlier_errors(e, last) end
+    end
+    if trace ~= '' then changes.c = trace end
+    if traceback ~= '' then changes.b = cmsgpack.pack(traceback) end
+    return changes
+  end
+
+  function count_attempt(e, attempt, error_text, trace, traceback)
+    e.attempt = math.min(tonumber(attempt), MOST_ATTEMPTS)
+    e.lapses, e.kills = 0, 0
+    unset(e, ALONE)
+    local is_readable, changes = pcall(written_end, e, error_text, trace, traceback)
+    if is_readable then rewrite(e, changes) end -- else it is given up because its body cannot be read
+  end
 end
 
 local function rearm(e, due, retrying)
   remember_answer(e)
   local live = live_of(e)
   if retrying then live[#live + 1] = e.due end
-  rewrite(e, { l = written_list(live), f = false, g = false })
+  rewrite(e, { l = written_list(live), f = false, g = false, j = false })
   move(e, due)
   e.attempt, e.lapses, e.kills = 0, 0, 0
   unset(e, ALONE)

@@ -283,7 +283,7 @@ do
     if byte(what) == 120 then
       local failed = copy(e)
       body_of(failed)
-      count_attempt(failed, e.attempt, ARGV[a + 4], '')
+      count_attempt(failed, e.attempt, ARGV[a + 4], '', '')
       bury(failed, sub(what, 2))
     else
       note(sub(what, 2), e)

@@ -4,12 +4,13 @@
 --   a version, whose record the sender has. Each list: lane's number, token, how many, their ids.
 -- Then how many arguments say what must be remembered of them, and these: 'o' + op, until u48 + answer; or 'r' + id,
 --   revision u48.
--- Then 9 arguments each: id, revision, token, what, due, attempt, error, then, trace.
+-- Then 10 arguments each: id, revision, token, what, due, attempt, error, then, trace, traceback.
 --   what  'd' + outcome done, 'a' again, 'x' + reason dead
 --   due   of 'a', epoch ms
 --   error 'e' + text, '' = none
 --   then  the next occurrence's due time, '' = the series ends
 --   trace what its key 'c' is from now on, '' = what it was
+--   traceback of 'x', '' = none
 -- Returns a letter for each, in order: 's' settled, 'u' superseded, 'g' gone; 'n' a plain one that is not held under its
 -- token, to be sent again as one of the others.
 local answers = {}
@@ -35,7 +36,7 @@ end
 local function retry(e, a, beside)
   local failed = copy(e)
   body_of(failed)
-  count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8])
+  count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], '')
   if beside then
     failed = as_occurrence(failed)
     local there = load(failed.id)
@@ -55,7 +56,7 @@ local function end_attempt(e, a, beside) -- says whether it is tried again
   elseif what == 'x' then
     local failed = copy(e)
     body_of(failed)
-    count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8])
+    count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], ARGV[a + 9])
     bury(failed, sub(ARGV[a + 3], 2))
   else
     note(sub(ARGV[a + 3], 2), e)
@@ -85,6 +86,6 @@ local at = 5
 for _ = 1, tonumber(ARGV[4]) do at = end_plain(at) end
 local memories = tonumber(ARGV[at])
 if memories > 0 then remember_all({ unpack(ARGV, at + 1, at + memories) }) end
-for a = at + memories + 1, #ARGV, 9 do answers[#answers + 1] = settle(a) end
+for a = at + memories + 1, #ARGV, 10 do answers[#answers + 1] = settle(a) end
 finish()
 return table.concat(answers)

@@ -67,7 +67,7 @@ async def list_letters(
     text: Annotated[str | None, Query(description="With this text in the id.")] = None,
     error: Annotated[str | None, Query(description="Whose last error is of this class; none = names none.")] = None,
 ) -> Response:
-    """A request examines a bounded number of letters, and says how many: `examined` n `of` m; without payloads."""
+    """A request examines a bounded number of letters, `examined` n `of` m; without payloads and tracebacks."""
     wanted = dead_filter_of(DeadFilterIn(lane, reason, dead_from, dead_to, text, error))
     most = served_of(request).limits.max_examined
     found = await dead_page(
@@ -83,7 +83,7 @@ async def list_letters(
     )
 
 
-@looking.get("/{revision}/{id:path}", summary="A dead letter, with its payload", **documents(DeadOut))
+@looking.get("/{revision}/{id:path}", summary="A dead letter, with its payload and its traceback", **documents(DeadOut))
 async def get_letter(revision: Revision, id: str, store: Store) -> Response:  # noqa: A002 - its name
     """Looked up by its id."""
     letter = await dead_letter(store.scheduler, DeadKey(id, revision))

@@ -54,12 +54,14 @@ def not_found(message_id: str) -> ApiError:
     return ApiError(404, "MessageNotFoundError", f"no message {shortened(message_id)} is pending or in flight")
 
 
+_NOT_IN_LISTS = frozenset({"payload", "payload_base64", "traceback"})
+
 # --- look -------------------------------------------------------------------------------------------------
 
 
 def in_list(shape: dict[str, Any]) -> dict[str, Any]:
     """Return a message's shape as lists show it."""
-    return {name: value for name, value in shape.items() if name not in ("payload", "payload_base64")}
+    return {name: value for name, value in shape.items() if name not in _NOT_IN_LISTS}
 
 
 @looking.get("", summary="List messages by next attempt", **documents(ListOut))

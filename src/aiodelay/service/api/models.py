@@ -250,6 +250,7 @@ class RecordOut(Struct, frozen=True):
     trace: dict[str, str]
     bytes: int
     first_error: str | None
+    earlier_errors: list[str]
     last_error: str | None
     key: str | UnsetType | None = UNSET
     key_base64: str | UnsetType = UNSET
@@ -280,10 +281,11 @@ class ListOut(Struct, frozen=True):
 
 
 class DeadOut(RecordOut, frozen=True, kw_only=True):
-    """A message given up, with the reason and the time."""
+    """A message given up, with the reason and the time; `traceback`, of its last attempt, is not in lists."""
 
     reason: str
     given_up: str
+    traceback: str | UnsetType | None = UNSET
 
 
 class DeadListOut(Struct, frozen=True):

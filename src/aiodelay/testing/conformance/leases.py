@@ -160,6 +160,28 @@ class LeaseRules(Bench):
         assert (letter.reason, errors) == ("rejected", (4, "é first", "last"))
 
     @staged
+    async def test_a_dead_letter_keeps_the_last_errors_and_the_last_traceback(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        errors = ["e1", "e2", "é3", "é3", None, "e4 " + "long " * 60, "e5", "e6"]
+        for attempt, error in enumerate(errors, start=1):
+            await stage.end(again(await stage.claim_one(), stage.now, attempt, error))
+        record = await stage.record()
+        kept = ("e2", "é3", "e4 " + "long " * 60, "e5")
+        assert (record.first_error, record.earlier_errors, record.last_error) == ("e1", kept, "e6")
+        lines = f"Traceback:\n  File é\n{'x' * 8_100}"
+        await stage.end(replace(dead(await stage.claim_one(), attempt=9, error="e7"), traceback=lines))
+        (letter,) = await stage.dead()
+        assert (letter.errors, letter.traceback) == ((*kept[1:], "e6", "e7"), lines)
+        await stage.graves.redrive([letter.key])
+        record = (await stage.claim_one()).record
+        assert (record.first_error, record.earlier_errors, record.last_error, record.traceback) == (
+            None,
+            (),
+            None,
+            None,
+        )
+
+    @staged
     async def test_delivery_id_is_kept_by_retries_and_lapses_and_new_with_every_life(self, stage: Stage) -> None:
         await stage.stored(stage.put())
         claim = await stage.claim_one()

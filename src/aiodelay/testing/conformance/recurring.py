@@ -72,6 +72,24 @@ class RecurringRules(Bench):
         assert (await stage.record("s")).live == (due_ms,)
 
     @staged
+    async def test_recurring_dead_occurrence_keeps_its_errors_and_the_series_has_none(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        await stage.end(again(await stage.claim_one(), due_ms, 1, "e1", due_ms + MINUTE_MS))
+        await stage.end(again(await stage.claim_one(), due_ms, 2, "e2"))
+        ended = dead(await stage.claim_one(), attempt=3, error="e3")
+        await stage.end(replace(ended, traceback="Traceback"))
+        (letter,) = await stage.dead()
+        assert (letter.record.id, letter.errors) == (occurrence_id("s", due_ms), ("e1", "e2", "e3"))
+        assert letter.traceback == "Traceback"
+        series = await stage.record("s")
+        assert (series.first_error, series.earlier_errors, series.last_error, series.traceback) == (
+            None,
+            (),
+            None,
+            None,
+        )
+
+    @staged
     async def test_recurring_occurrences_have_delivery_ids_of_their_own(self, stage: Stage) -> None:
         await stage.stored(stage.put("s", rule=RULE))
         seen = set()

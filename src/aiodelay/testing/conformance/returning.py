@@ -22,7 +22,7 @@ class ReturningRules(Bench):
     @staged
     async def test_s8_what_is_put_back_is_tried_again_as_it_was(self, stage: Stage) -> None:
         record = await self._left(stage)
-        failed = replace(record, attempt=2, first_error="first", last_error="last")
+        failed = replace(record, attempt=2, first_error="first", earlier_errors=("é", "then"), last_error="last")
         assert await _put_back(stage, PutBack(failed, stage.now + 1000)) == ["stored"]
         assert (await stage.record()).revision == record.revision
         stage.move(999)
@@ -60,7 +60,7 @@ class ReturningRules(Bench):
 
     @staged
     async def test_s6_a_dead_letter_is_put_back_once(self, stage: Stage) -> None:
-        record = replace(await self._left(stage), attempt=3, last_error="no answer")
+        record = replace(await self._left(stage), attempt=3, last_error="no answer", traceback="Traceback\n  é")
         message = PutBack(record, stage.now, "attempts_exhausted")
         assert await _put_back(stage, message, message) == ["stored", "kept"]
         (letter,) = await stage.dead()
