@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from . import transitions
 from .errors import ConfigurationError, shortened
+from .inputs import check_flag
 from .model import Claim
-from .timeunits import Duration, from_epoch_ms, parse_duration
+from .timeunits import Duration, format_duration, from_epoch_ms, parse_duration
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
@@ -22,13 +23,14 @@ MILLISECOND = timedelta(milliseconds=1)  # to multiply it takes a quarter of the
 class Context:
     """One attempt at delivering one message, as its handler sees it."""
 
-    __slots__ = ("_claim", "_lateness_ms", "_record", "scheduler")
+    __slots__ = ("_attempts", "_claim", "_lateness_ms", "_record", "scheduler")
 
     scheduler: Scheduler
     """The scheduler that delivers it; schedule from here as from anywhere."""
 
-    def __init__(self, claim: Claim, lateness_ms: int, scheduler: Scheduler) -> None:
+    def __init__(self, claim: Claim, lateness_ms: int, attempts: int, scheduler: Scheduler) -> None:
         self._claim, self._record, self._lateness_ms, self.scheduler = claim, claim.record, lateness_ms, scheduler
+        self._attempts = attempts
 
     def __repr__(self) -> str:
         return f"<Context {self.delivery_id} attempt {self.attempt}>"
@@ -72,6 +74,14 @@ class Context:
         return self._record.attempt + 1
 
     @property
+    def is_last_attempt(self) -> bool:
+        """Whether the retry plan allows no attempt after this one: if it fails, the message is given up.
+
+        `Retry.by_type` may give the error that is raised a plan with more attempts, or with fewer.
+        """
+        return self.attempt >= self._attempts
+
+    @property
     def headers(self) -> Mapping[str, bytes]:
         """The headers given when it was scheduled."""
         return self._record.envelope.headers
@@ -88,22 +98,30 @@ class Context:
 
 
 class Later:
-    """Returned by a handler: deliver it again after `delay`; costs no attempt.
+    """Returned by a handler: deliver it again after `delay`.
+
+    Args:
+        delay: From now on.
+        counts: Whether this run counts as an attempt. If it does, and the retry plan allows no attempt after it, the
+            message is given up, as after an exception.
 
     Raises:
-        ConfigurationError: The delay is not a duration.
+        ConfigurationError: The delay is not a duration, or `counts` not a bool.
     """
 
-    __slots__ = ("delay_ms",)
+    __slots__ = ("counts", "delay_ms")
 
     delay_ms: int
     """The delay in milliseconds."""
+    counts: bool
+    """Whether the run counts as an attempt."""
 
-    def __init__(self, delay: Duration) -> None:
+    def __init__(self, delay: Duration, *, counts: bool = False) -> None:
         self.delay_ms = parse_duration(delay, field="Later.delay", error=ConfigurationError)
+        self.counts = check_flag(counts, "Later.counts")
 
     def __repr__(self) -> str:
-        return f"Later({self.delay_ms} ms)"
+        return f"Later('{format_duration(self.delay_ms)}'{', counts=True' if self.counts else ''})"
 
 
 class Reject:

@@ -85,6 +85,7 @@ from .model import (
     CancelOutcome,
     Claim,
     Conflict,
+    DeadLetter,
     Fire,
     FireOutcome,
     Lane,
@@ -121,6 +122,7 @@ A = TypeVar("A")
 S = TypeVar("S")
 H = TypeVar("H", bound=Middleware[Context, Any])
 M = TypeVar("M", bound=Middleware[Message, Scheduled])
+D = TypeVar("D", bound=Callable[[DeadLetter], Any])
 ARM_AGAIN_S = 1.0
 MOST_PAYLOAD = 1_000_000_000
 
@@ -196,6 +198,7 @@ class Scheduler(Operations):
             raise ConfigurationError("clock", kind_of(clock), "a Clock")
         self._handle_middleware: list[Middleware[Context, Any]] = []
         self._schedule_middleware: list[Middleware[Message, Scheduled]] = []
+        self._dead_letter_hooks: list[Callable[[DeadLetter], Awaitable[object]]] = []
         self._options = RuntimeOptions(
             clock or SystemClock(),
             parse_duration(store_timeout, field="store_timeout", error=ConfigurationError, least_ms=1),
@@ -205,6 +208,7 @@ class Scheduler(Operations):
             self._retry,
             on_alarm,
             self._handle_middleware,
+            dead_letter_hooks=self._dead_letter_hooks,
         )
         if encoding not in ("json", "msgpack"):
             raise ConfigurationError("encoding", shortened(encoding), "'json' or 'msgpack'")
@@ -432,6 +436,28 @@ class Scheduler(Operations):
             return function
 
         return add
+
+    def on_dead_letter(self, hook: D, /) -> D:
+        """Decorate a function that is called with each `DeadLetter` that this process makes of a message.
+
+        It is called after the dead letter was stored, one at a time; what it raises is logged. A coroutine function
+        runs on the event loop, a plain one in a worker thread. Of several, each is called. Closing waits up to 10 s for
+        the last calls. Not told of: what other processes give up, what a store gives up by itself (`killed_worker`, and
+        most of `late`), and what this process gave up just before it was killed. `dead_letters()` lists all.
+
+        Raises:
+            ClosedError: The scheduler is open already.
+            ConfigurationError: The hook is no function.
+        """
+        if not callable(hook):
+            raise ConfigurationError("on_dead_letter", kind_of(hook), "a function that takes a DeadLetter")
+        if self._running is not None:
+            raise ClosedError("scheduler", "open already")
+        called: Callable[..., Any] = hook
+        self._dead_letter_hooks.append(
+            called if is_coroutine_function(hook) else lambda letter: asyncio.to_thread(called, letter)
+        )
+        return hook
 
     # --- handlers -----------------------------------------------------------------------------------------
 
@@ -872,8 +898,8 @@ class Scheduler(Operations):
         observer = self._ready().observer
         return nullcontext if observer is None else lambda puts: observer.taken_in(topic, partition, puts)
 
-    def _context(self, claim: Claim, lateness_ms: int) -> Context:
-        return Context(claim, lateness_ms, self)
+    def _context(self, claim: Claim, lateness_ms: int, attempts: int) -> Context:
+        return Context(claim, lateness_ms, attempts, self)
 
     # --- tests --------------------------------------------------------------------------------------------
 
@@ -891,9 +917,9 @@ class Scheduler(Operations):
             raise ClosedError("scheduler", "open already")
         before = dict(self.__dict__)
 
-        def context(claim: Claim, lateness_ms: int) -> Context:
+        def context(claim: Claim, lateness_ms: int, attempts: int) -> Context:
             note_run(claim.record, lateness_ms)
-            return Context(claim, lateness_ms, self)
+            return Context(claim, lateness_ms, attempts, self)
 
         self._store, self._sinks, self._types = store, dict(sinks), self._types.copy()
         self._reads_sources = False

@@ -421,6 +421,7 @@ POLICIES: Rows = {
     },
     "later 5": refused(lambda: Later(5), "Later.delay", "5", "a bare number has no unit"),  # type: ignore[arg-type]
     "later -1 s": refused(lambda: Later("-1s"), "Later.delay", "'-1s'", "a timedelta or text"),
+    "later that may count": refused(lambda: Later("1s", counts="no"), "Later.counts", "'no'", "True or False"),  # type: ignore[arg-type]
     "reject nothing": refused(lambda: Reject(""), "Reject.reason", "''", "a non-empty str"),
     "reject an error": refused(lambda: Reject(ValueError(PAYLOAD)), "Reject.reason", "a ValueError", "a non-empty"),  # type: ignore[arg-type]
     **{

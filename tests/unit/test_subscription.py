@@ -111,6 +111,25 @@ async def test_later_delivers_it_again_after_that_time_and_costs_no_attempt(stag
 
 
 @forms
+async def test_later_that_counts_costs_an_attempt_and_the_last_one_gives_up(stage: Stage, serve: Any) -> None:  # noqa: ANN401
+    last: list[bool] = []
+
+    def wait(context: Context) -> Later:
+        last.append(context.is_last_attempt)
+        return Later("20s", counts=True)
+
+    serve(stage, wait, retry=Retry(attempts=3))
+    async with stage.scheduler:
+        await stage.schedule("m")
+        await asyncio.sleep(200)
+        (letter,) = await stage.letters()
+    assert stage.began == [(20_000 * n, "m", n + 1) for n in range(3)]
+    assert last == [False, False, True]
+    error = "the handler returned Later('20s', counts=True) on the last of its 3 attempts"
+    assert (letter.reason, letter.record.attempt, letter.errors) == ("attempts_exhausted", 3, (error,))
+
+
+@forms
 async def test_reject_is_a_dead_letter_with_its_reason_at_once(
     stage: Stage,
     serve: Any,  # noqa: ANN401
@@ -275,10 +294,10 @@ async def test_a_fault_of_our_own_costs_no_attempt_and_no_slot(
     stage.serve(work, concurrency=1, retry=Retry.never())
     faults = [ArithmeticError("ours")]
 
-    def context_of(claim: Claim, lateness_ms: int) -> Context:
+    def context_of(claim: Claim, lateness_ms: int, attempts: int) -> Context:
         if faults:
             raise faults.pop()
-        return Context(claim, lateness_ms, stage.scheduler)
+        return Context(claim, lateness_ms, attempts, stage.scheduler)
 
     monkeypatch.setattr(stage.scheduler, "_context", context_of)
     async with stage.scheduler:

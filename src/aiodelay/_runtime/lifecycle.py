@@ -25,6 +25,7 @@ from aiodelay.timeunits import format_duration
 from aiodelay.wakeup import WakeUp
 
 from .data_watch import DataWatch
+from .dead_letter_hooks import DeadLetterHooks
 from .dispatcher import Subscriber, Subscription
 from .group_commit import GroupCommit
 from .loops import Loops, RuntimeOptions, ended_by
@@ -71,7 +72,7 @@ class Running:
         sinks: Sequence[Sink],
         sources: Sequence[Source],
         options: RuntimeOptions,
-        context: Callable[[Claim, int], Context],
+        context: Callable[[Claim, int, int], Context],
     ) -> None:
         self._store, self._sinks, self._options, self._context = store, sinks, options, context
         self._sources = {source.name: source for source in sources}
@@ -87,6 +88,7 @@ class Running:
         self._watchers: set[WakeUp] = set()
         self._loops: Loops | None = None
         self._data_watch: DataWatch | None = None
+        self._hooks: DeadLetterHooks | None = None
         self.is_closing = False
         self._closed_by_s = 0.0
 
@@ -140,6 +142,7 @@ class Running:
             self._data_watch = DataWatch(self._store, self._options.clock, self._options.on_alarm)
             self._watch_task = self._tasks.create_task(self._data_watch.run(), name="aiodelay data watch")
         if work is not None:
+            self._start_hooks()
             self._loops = Loops(
                 work=work,
                 subscriptions=self.subscriptions,
@@ -148,6 +151,11 @@ class Running:
                 tasks=self._tasks,
                 on_change=self.changed,
             )
+
+    def _start_hooks(self) -> None:
+        if self._options.dead_letter_hooks:
+            self._hooks = DeadLetterHooks(self._options.dead_letter_hooks, self._store.now_ms, self.changed)
+            self._hooks_task = self._tasks.create_task(self._hooks.run(), name="aiodelay on_dead_letter")
 
     def _load(self) -> list[tuple[Lane, int, int]]:
         """Return what is in flight and requested, by lane; from any thread."""
@@ -182,6 +190,7 @@ class Running:
             on_free=self._loops.freed,
             middleware=self._options.middleware,
             observer=self._options.observer,
+            hooks=self._hooks,
         )
         self._serve(subscription)
 
@@ -204,6 +213,7 @@ class Running:
             now_ms=self._store.now_ms,
             on_free=loops.freed,
             observer=self._options.observer,
+            hooks=self._hooks,
             subscriber=subscriber,
             failure=lambda: None if loops.settles else ClosedError("scheduler", "ended by a failure"),
             on_over=on_over,
@@ -257,6 +267,7 @@ class Running:
             now_ms=store.now_ms,
             on_free=self._loops.freed,
             observer=self._options.observer,
+            hooks=self._hooks,
         )
 
     def _moves_into(self, sink: Sink) -> bool:
@@ -337,8 +348,9 @@ class Running:
 
     @property
     def in_flight(self) -> int:
-        """Delivered to this process's subscribers, not yet settled."""
-        return sum(subscription.in_flight for subscription in self._all())
+        """Delivered to this process's subscribers, not yet settled; and dead letters that hooks are not told yet."""
+        untold = 0 if self._hooks is None else self._hooks.waiting
+        return sum(subscription.in_flight for subscription in self._all()) + untold
 
     def _all(self) -> list[Subscriber]:
         """Return what is served, and what is not served any more but may have something in flight."""
@@ -460,6 +472,9 @@ class Running:
         if self._loops is not None:
             await self._settled_by(self._all(), answered_by_s)
             await self._loops.stop(answered_by_s)
+        if self._hooks is not None:
+            self._hooks.close()
+            await ended_by(answered_by_s, [self._hooks_task])
         if self._data_watch is not None:  # its question need not be answered
             self._watch_task.cancel()
             await asyncio.wait([self._watch_task])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from msgspec import Struct
@@ -12,7 +12,7 @@ from msgspec import Struct
 from aiodelay.clock import Clock
 from aiodelay.context import Context
 from aiodelay.middleware import Middleware
-from aiodelay.model import LEASE_MS, Lane, WorkStatus
+from aiodelay.model import LEASE_MS, DeadLetter, Lane, WorkStatus
 from aiodelay.ports import Feed, Work
 from aiodelay.retry import Retry
 
@@ -43,6 +43,7 @@ class RuntimeOptions(Struct, frozen=True):
     middleware: Sequence[Middleware[Context, object]] = ()
     lease_ms: int = LEASE_MS
     observer: Observer | None = None
+    dead_letter_hooks: Sequence[Callable[[DeadLetter], Awaitable[object]]] = ()
 
 
 class Loops:

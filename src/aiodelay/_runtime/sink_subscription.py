@@ -28,6 +28,7 @@ from aiodelay.transitions import delivery_id
 
 from . import settling
 from .backoff import is_cancelled
+from .dead_letter_hooks import DeadLetterHooks
 from .leases import Held
 from .observer import Observer
 from .runners import Runners
@@ -50,6 +51,7 @@ class SinkSubscription:
         now_ms: The store's time.
         on_free: Called when demand has grown.
         observer: Is told of each batch.
+        hooks: Are told of each message that is given up.
     """
 
     sink: Sink
@@ -58,6 +60,7 @@ class SinkSubscription:
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
     observer: Observer | None = None
+    hooks: DeadLetterHooks | None = None
     in_flight: int = 0
     is_draining: bool = False
     _bytes: int = 0
@@ -94,6 +97,8 @@ class SinkSubscription:
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         self.in_flight -= 1
         self._bytes -= held.claim.record.envelope.size
+        if self.hooks is not None:
+            self.hooks.settled(held, outcome)
 
     def lost(self, held: Held) -> None:
         """A send cannot be taken back; its settlement will find the lease gone."""

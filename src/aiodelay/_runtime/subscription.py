@@ -21,6 +21,7 @@ from aiodelay.retry import GiveUp, Retry
 from aiodelay.transitions import token_deadline_ms
 
 from . import settling
+from .dead_letter_hooks import DeadLetterHooks
 from .drive import rest_of
 from .leases import Held
 from .observer import Observer
@@ -105,20 +106,22 @@ class HandlerSubscription:
     Args:
         spec: The handler.
         runners: The tasks that it runs in.
-        context: Makes the context of one attempt, given its claim and lateness in ms.
+        context: Makes the context of one attempt, given its claim, lateness in ms, and how many attempts it may have.
         now_ms: The store's time, for due times and lateness.
         on_free: Called when demand has grown.
         middleware: What goes around each run.
         observer: Is told of each run.
+        hooks: Are told of each message that is given up.
     """
 
     spec: HandlerSpec
     runners: Runners
-    context: Callable[[Claim, int], Context]
+    context: Callable[[Claim, int, int], Context]
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
     middleware: Sequence[Middleware[Context, object]] = ()
     observer: Observer | None = None
+    hooks: DeadLetterHooks | None = None
     concurrency: int = 0
     in_flight: int = 0
     is_draining: bool = False
@@ -157,6 +160,8 @@ class HandlerSubscription:
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         self.in_flight -= 1
+        if self.hooks is not None:
+            self.hooks.settled(held, outcome)
         if self._waiting:
             self._start_runner()
 
@@ -275,7 +280,8 @@ class HandlerSubscription:
             text = settling.decode_error_text(error)
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows it
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
-        return self._start(held, event, self.context(held.claim, lateness_ms), started_s)
+        context = self.context(held.claim, lateness_ms, self.spec.retry.attempts)
+        return self._start(held, event, context, started_s)
 
     def _start(self, held: Held, event: object, context: Context, started_s: float) -> Settlement | Run:
         variables = contextvars.copy_context()
@@ -401,7 +407,7 @@ class HandlerSubscription:
         if result is None:
             return settling.done(record, token, now)
         if isinstance(result, Later):
-            return settling.again(record, token, now, due_ms=now + result.delay_ms, attempt=record.attempt)
+            return self._later(held, result, now)
         if isinstance(result, Reject):
             text = settling.kept(result.reason)
             log.error("%s: message %s is rejected: %s", self.lane, record.id, text)
@@ -409,6 +415,15 @@ class HandlerSubscription:
         if inspect.iscoroutine(result):
             result.close()
         return self._failed(held, HandlerResultError(self.lane, type(result).__name__))
+
+    def _later(self, held: Held, later: Later, now: int) -> Settlement:
+        record, token = held.claim.record, held.claim.token
+        attempt = record.attempt + later.counts
+        if later.counts and attempt >= self.spec.retry.attempts:
+            text = f"the handler returned {later!r} on the last of its {attempt} attempts"
+            log.error("%s: message %s is given up after attempt %d: %s", self.lane, record.id, attempt, text)
+            return settling.dead(record, token, now, reason="attempts_exhausted", attempt=attempt, error=text)
+        return settling.again(record, token, now, due_ms=now + later.delay_ms, attempt=attempt)
 
 
 def _in_thread(call: Callable[[Any, Context], Any], event: object, context: Context) -> object:
