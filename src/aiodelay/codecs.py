@@ -215,6 +215,7 @@ class _Body(msgspec.Struct, omit_defaults=True, gc=False):
     g: str | None = None
     j: tuple[str, ...] = ()
     b: str | None = None
+    d: int | None = None
 
 
 _read_body = msgspec.msgpack.Decoder(_Body).decode
@@ -248,6 +249,7 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         record.last_error,
         earlier_errors=record.earlier_errors,
         traceback=record.traceback,
+        put_due_ms=record.put_due_ms,
     )
     return prefix + version + body
 
@@ -260,6 +262,7 @@ def encode_body(
     *,
     earlier_errors: tuple[str, ...] = (),
     traceback: str | None = None,
+    put_due_ms: int | None = None,
 ) -> bytes:
     """Write a record's body alone: the MessagePack map, without the prefix."""
     body = _Body(
@@ -276,6 +279,7 @@ def encode_body(
         g=storable_text(last_error),
         j=storable_texts(earlier_errors),
         b=storable_text(traceback),
+        d=put_due_ms,
     )
     return _body_encoder.encode(body)
 
@@ -391,6 +395,7 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         body.g,
         body.j,
         body.b,
+        body.d,
     )
 
 
@@ -407,6 +412,7 @@ _KEYS: Mapping[str, str] = {
     "last_error": "g",
     "earlier_errors": "j",
     "traceback": "b",
+    "put_due_ms": "d",
 }
 _NUMBERS: Mapping[str, tuple[int, int]] = {
     "lane": (2, 2),

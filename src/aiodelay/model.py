@@ -268,6 +268,7 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
         earlier_errors: The errors before the last one, oldest first, at most `EARLIER_ERRORS`; an error that repeats
             the one before it is not kept again.
         traceback: Of a dead letter, the traceback of its last attempt, at most `TRACEBACK_BYTES`.
+        put_due_ms: The due time of the put, if the message was rescheduled or fired since: it stays in the delivery id.
     """
 
     envelope: Envelope
@@ -286,6 +287,7 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
     last_error: str | None = None
     earlier_errors: tuple[str, ...] = ()
     traceback: str | None = None
+    put_due_ms: int | None = None
 
     @property
     def id(self) -> str:
@@ -370,6 +372,14 @@ FIELDS: tuple[Field, ...] = (
         None,
         "of a dead letter: its last attempt's traceback, cut to 8 KiB",
         "aiodelay-traceback",
+    ),
+    Field(
+        "put_due_ms",
+        None,
+        "d",
+        "put_due_ms",
+        "due time of the put, if it was rescheduled or fired since: part of the delivery id",
+        "aiodelay-put-due-ms",
     ),
 )
 

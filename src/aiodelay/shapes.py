@@ -48,7 +48,7 @@ from .model import (
 )
 from .recurrence import Cron, Every, Rule, decode_rule, encode_rule
 from .timeunits import LAST_MS, format_duration, from_epoch_ms, to_epoch_ms
-from .transitions import NO_OP, delivery_id
+from .transitions import NO_OP, delivery_id, put_due_of
 from .why import Story
 
 __all__ = [
@@ -357,6 +357,7 @@ def read_record(given: Mapping[str, Any]) -> Record:
         last_error=_error_text(given, "last_error"),
         earlier_errors=tuple(map(str, given.get("earlier_errors") or ())),
         traceback=_error_text(given, "traceback"),
+        put_due_ms=put_due_of(str(given.get("delivery_id") or ""), due_ms),
     )
 
 

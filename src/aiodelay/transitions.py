@@ -57,6 +57,7 @@ __all__ = [
     "next_revision",
     "occurrence_id",
     "occurrence_of",
+    "put_due_of",
     "put_verdict",
     "rearmed",
     "record_of",
@@ -135,10 +136,22 @@ def occurrence_of(message_id: str) -> tuple[str, int] | None:
 def delivery_id(record: Record) -> str:
     """Return what consumers de-duplicate by: the same for every attempt at one occurrence of one revision.
 
-    An occurrence is told by the due time in its id: redriven, it is due at another, which others may share.
+    An occurrence is told by the due time in its id: redriven, it is due at another, which others may share. Any other
+    message is told by the due time of its put, also once it was moved.
     """
-    message_id, due_ms = occurrence_of(record.envelope.id) or (record.envelope.id, record.due_ms)
+    message_id, due_ms = occurrence_of(record.envelope.id) or (record.envelope.id, _put_due_ms(record))
     return f"{message_id}/{record.revision}/{due_ms}"
+
+
+def put_due_of(given: str, due_ms: int) -> int | None:
+    """Return the `put_due_ms` of a message that has this delivery id and is due then."""
+    written = given.rpartition("/")[2]
+    put_due_ms = int(written) if written.isascii() and written.isdigit() else due_ms
+    return None if put_due_ms == due_ms else put_due_ms
+
+
+def _put_due_ms(record: Record) -> int:
+    return record.due_ms if record.put_due_ms is None else record.put_due_ms
 
 
 def next_revision(now_ms: int, last: int | None) -> int:
@@ -226,12 +239,14 @@ def cancel_refused(cancel: Cancel, current: Record | None) -> Refused | None:
 def moved(record: Record, due_ms: int) -> Record:
     """Return the record with its due time moved, and the time from which it is late with it.
 
-    A series' occurrences are told apart by their due times: one that is still being retried is stepped over.
+    A series' occurrences are told apart by their due times: one that is still being retried is stepped over. Any other
+    message keeps the due time of its put for its delivery id.
     """
     while due_ms in record.live:
         due_ms += 1
     expires_ms = record.expires_ms - record.due_ms + due_ms if record.expires_ms else 0
-    return replace(record, due_ms=due_ms, expires_ms=expires_ms)
+    put_due_ms = _put_due_ms(record) if record.envelope.rule is None else None
+    return replace(record, due_ms=due_ms, expires_ms=expires_ms, put_due_ms=put_due_ms)
 
 
 def fired(record: Record, now_ms: int) -> Record:

@@ -24,7 +24,7 @@ from aiodelay.errors import (
 from aiodelay.model import FIELDS, After, Again, Cancel, Demand, Envelope, Put, Stored
 from aiodelay.scanning import Scan
 from aiodelay.sqlite import SqliteStore, open_store
-from aiodelay.sqlite.connection import APPLICATION_ID, SCHEMA_VERSION
+from aiodelay.sqlite.connection import APPLICATION_ID, LATER_COLUMNS, SCHEMA_VERSION
 
 
 def put(message_id: str = "m", op: bytes = b"12345678", payload: bytes = b"payload") -> Put:
@@ -121,12 +121,13 @@ async def test_a_file_of_an_older_version_gets_the_index_of_recurring_messages(t
 
 
 @pytest.mark.asyncio
-async def test_a_file_of_an_older_version_learns_to_keep_the_last_errors(tmp_path: Path) -> None:
+async def test_a_file_of_an_older_version_gets_the_columns_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "delay.db"
     async with SqliteStore(path) as store:
         await store.apply([put()])
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP TRIGGER schedule_insert; ALTER TABLE messages DROP COLUMN earlier_errors")
+        drops = [f"ALTER TABLE messages DROP COLUMN {name}" for name in LATER_COLUMNS]
+        connection.executescript(";".join(["DROP TRIGGER schedule_insert", *drops]))
     scan = Scan(table="messages", columns=("id", "last_error"))
     store = SqliteStore(path)
     rows = [row for part in store.scan_parts(scan) for batch in store.scan_part(scan, part) for row in batch["id"]]

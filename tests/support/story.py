@@ -120,7 +120,7 @@ class Attempt:
 
     @property
     def due_ms(self) -> int:
-        return int(self.start.delivery_id.rsplit("/", 1)[1])
+        return int(self.start.delivery_id.rsplit("/", 1)[1]) if self.lease is None else self.lease.note.due_ms
 
     @property
     def asked_ns(self) -> int:

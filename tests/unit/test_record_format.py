@@ -57,6 +57,7 @@ RECURRING = Record(
 )
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TRACED = Record(Envelope("m", "lane", trace={"traceparent": TRACEPARENT}), 1, 2, OP)
+MOVED = replace(MINIMAL, put_due_ms=DUE)
 GIVEN_UP = replace(MINIMAL, first_error="a", last_error="c", earlier_errors=("a", "b é"), traceback="t\n")
 NOTHING = Record(Envelope("", "lane", version=0), 0, 0, bytes(8))
 
@@ -102,6 +103,11 @@ GOLDEN_1 = {
             "01 00 0007 000000000001 000000000002 000000000000 0000 00 00 0102030405060708 "
             "84a166a161a167a163a16a92a161a46220c3a9a162a2740a"
         ),
+    ),
+    "moved": (
+        MOVED,
+        7,
+        ("01 00 0007 000000000001 000000000002 000000000000 0000 00 00 0102030405060708 81a164cf00000123456789ab"),
     ),
     "nothing": (
         NOTHING,
@@ -152,7 +158,9 @@ def test_every_field_has_one_place_at_most_in_prefix_and_body() -> None:
     assert all(field.prefix is not None or field.body is not None for field in FIELDS)
 
 
-@pytest.mark.parametrize("record", [FULL, RECURRING, GIVEN_UP, NOTHING], ids=["full", "recurring", "dead", "nothing"])
+@pytest.mark.parametrize(
+    "record", [FULL, RECURRING, MOVED, GIVEN_UP, NOTHING], ids=["full", "recurring", "moved", "dead", "nothing"]
+)
 def test_the_table_tells_the_layout_of_the_prefix(record: Record) -> None:
     data = encode_record(record, 513)
     expected, offset = {"lane": 513}, 2  # after format and flags
@@ -235,6 +243,7 @@ records = st.builds(
     first_error=st.none() | texts,
     last_error=st.none() | texts,
     earlier_errors=st.lists(texts, max_size=4).map(tuple),
+    put_due_ms=st.none() | u48,
     traceback=st.none() | texts,
 )
 

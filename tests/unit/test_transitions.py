@@ -176,6 +176,14 @@ def test_moved_takes_the_lateness_limit_along(due_ms: int, limit_ms: int | None,
         assert moved.expires_ms == (new_ms + limit_ms if due_ms + limit_ms else 0)
 
 
+def test_a_move_keeps_the_delivery_id_of_all_but_a_series() -> None:
+    one = t.moved(t.moved(record(), NOW + 5), NOW + 9)
+    assert (t.delivery_id(one), t.put_due_of(t.delivery_id(one), one.due_ms)) == (f"m/{NOW}/{NOW}", NOW)
+    assert t.delivery_id(t.fired(one, NOW + 7)) == f"m/{NOW}/{NOW}"
+    assert t.delivery_id(t.moved(record(rule=RULE), NOW + 5)) == f"m/{NOW}/{NOW + 5}"
+    assert t.put_due_of("of/somebody/else", NOW) is None
+
+
 def test_moved_steps_over_occurrences_that_are_being_retried() -> None:
     series = record(rule=RULE, live=(NOW + 5, NOW + 6, NOW + 9))
     assert t.moved(series, NOW + 5).due_ms == NOW + 7

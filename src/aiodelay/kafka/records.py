@@ -287,6 +287,12 @@ def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
     for name, mapping in (("rule", envelope.rule), ("trace", envelope.trace), ("live", record.live)):
         if mapping:
             yield name, msgspec.json.encode(mapping)
+    if record.put_due_ms is not None:
+        yield "put_due_ms", b"%d" % record.put_due_ms
+    yield from _errors_of(record)
+
+
+def _errors_of(record: Record) -> Iterable[tuple[str, bytes]]:
     if record.earlier_errors:
         yield "earlier_errors", msgspec.json.encode(storable_texts(record.earlier_errors))
     for name in ("first_error", "last_error", "traceback"):
@@ -780,6 +786,7 @@ def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
         "last_error": _optional_text(found, "last_error"),
         "earlier_errors": tuple(earlier_errors),
         "traceback": _optional_text(found, "traceback"),
+        "put_due_ms": _field(found, "put_due_ms") if HEADER["put_due_ms"] in found else None,
     }
 
 

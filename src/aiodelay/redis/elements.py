@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from aiodelay.codecs import decode_record, encode_record
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import Delivery, Record
-from aiodelay.transitions import NO_OP, as_occurrence
+from aiodelay.transitions import NO_OP, as_occurrence, put_due_of
 
 from .keys import member_of, text_of
 
@@ -36,9 +36,16 @@ class Element(msgspec.Struct, frozen=True, gc=False):
 
 def encode_element(delivery: Delivery) -> bytes:
     """Write what a list holds of a message, save for the 8 bytes of the time at which it is pushed, at its end."""
-    envelope = delivery.envelope
+    put_due_ms = put_due_of(delivery.delivery_id, delivery.due_ms)
     return encode_record_element(
-        Record(envelope, delivery.scheduled_at_ms, delivery.due_ms, NO_OP, attempt=delivery.attempt - 1)
+        Record(
+            delivery.envelope,
+            delivery.scheduled_at_ms,
+            delivery.due_ms,
+            NO_OP,
+            attempt=delivery.attempt - 1,
+            put_due_ms=put_due_ms,
+        )
     )
 
 
@@ -48,7 +55,7 @@ def encode_record_element(record: Record) -> bytes:
         record = as_occurrence(record)
     written = encode_record(record, 0)
     size = _PREFIX + (8 if record.envelope.version is not None else 0)
-    body = bytes([written[size] + 1]) + written[size + 1 :]  # a map of at most 14 keys: one byte says how many
+    body = bytes([written[size] + 1]) + written[size + 1 :]  # a map of at most 15 keys: one byte says how many
     return _bin(member_of(record.id)) + _bin(written[:size]) + body + _PUSHED
 
 

@@ -7,6 +7,7 @@ import random
 import sqlite3
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +20,7 @@ from aiodelay.private_files import make_private
 __all__ = [
     "APPLICATION_ID",
     "BAD_VALUE",
+    "LATER_COLUMNS",
     "SCHEMA_VERSION",
     "Database",
     "Failure",
@@ -26,6 +28,7 @@ __all__ = [
     "decoded_anyhow",
     "failure_of",
     "file_uri",
+    "message_columns",
 ]
 
 APPLICATION_ID = 0x61696F64  # "aiod"
@@ -40,6 +43,10 @@ OWNER = """
            (SELECT count(*) FROM sqlite_master)
 """
 TABLES = ("namespaces", "lanes", "messages", "queue", "parked", "leases", "ended", "ops", "tombstones", "dead", "holds")
+
+
+LATER_COLUMNS = {"earlier_errors": "TEXT", "put_due_ms": "INTEGER"}
+"""Columns of the table `messages` that files of older versions lack, with their types."""
 
 
 class Failure(Struct, frozen=True):
@@ -113,6 +120,11 @@ def _lacks_room(path: str) -> bool:
     return False
 
 
+def message_columns(execute: Callable[[str], sqlite3.Cursor]) -> set[str]:
+    """Return the columns that the table `messages` of a file has."""
+    return {name for (name,) in execute("SELECT name FROM pragma_table_info('messages')")}
+
+
 class Database:
     """A connection, used by one thread.
 
@@ -175,13 +187,12 @@ class Database:
         connection = self.connection
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         missing = [each for each in ("superseded", "messages_series") if each not in names]
-        has_errors = connection.execute(
-            "SELECT 1 FROM pragma_table_info('messages') WHERE name = 'earlier_errors'"
-        ).fetchone()
-        if not missing and has_errors:
+        columns = message_columns(connection.execute)
+        missing_columns = [f"{name} {type_}" for name, type_ in LATER_COLUMNS.items() if name not in columns]
+        if not missing and not missing_columns:
             return
-        if not has_errors:
-            connection.execute("ALTER TABLE messages ADD COLUMN earlier_errors TEXT")
+        for column in missing_columns:
+            connection.execute(f"ALTER TABLE messages ADD COLUMN {column}")
         connection.execute("DROP TRIGGER IF EXISTS schedule_insert")
         for statement in _statements():
             if "CREATE TRIGGER schedule_insert" in statement or any(each in statement for each in missing):

@@ -59,6 +59,7 @@ _COLUMNS = (
     "first_error",
     "last_error",
     "earlier_errors",
+    "put_due_ms",
 )
 _MOVED = (
     "n",
@@ -75,6 +76,7 @@ _MOVED = (
     "first_error",
     "last_error",
     "earlier_errors",
+    "put_due_ms",
 )
 _NEW = _COLUMNS[: _COLUMNS.index("late") + 1]
 
@@ -172,6 +174,7 @@ def _state(record: Record) -> Row:
         storable_text(record.first_error),
         storable_text(record.last_error),
         object_text(storable_texts(record.earlier_errors)) if record.earlier_errors else None,
+        record.put_due_ms,
     )
 
 
@@ -188,7 +191,7 @@ def record_of(row: Row, lane: Lane) -> Record:
     (
         _, _, _, id_, address, type_, encoding, payload, key, headers, trace, version, rule, revision, due_ms, op,
         expires_ms, late, attempt, lapses, kills, alone, no_retry, live, first_error, last_error,
-        earlier_errors,
+        earlier_errors, put_due_ms,
     ) = row  # fmt: skip
     if not (
         type(payload) is type(op) is bytes
@@ -196,6 +199,7 @@ def record_of(row: Row, lane: Lane) -> Record:
         and type(due_ms) is type(revision) is type(expires_ms) is type(attempt) is type(lapses) is type(kills) is int
         and (version is None or (type(version) is int and version >= 0))
         and encoding in _ENCODINGS
+        and (put_due_ms is None or type(put_due_ms) is int)
     ):
         raise RecordFormatError(_problem(row))
     try:
@@ -227,6 +231,8 @@ def record_of(row: Row, lane: Lane) -> Record:
             first_error,
             last_error,
             () if earlier_errors is None else _read_errors(earlier_errors),
+            None,
+            put_due_ms,
         )
     except (msgspec.MsgspecError, TypeError, ValueError, KeyError):
         raise RecordFormatError(_problem(row)) from None
@@ -257,6 +263,8 @@ def _unreadable(row: Sequence[Any]) -> set[str]:
     found |= {name for name in ("payload", "key", "op") if value[name] is not None and type(value[name]) is not bytes}
     if value["version"] is not None and (type(value["version"]) is not int or value["version"] < 0):
         found.add("version")
+    if value["put_due_ms"] is not None and type(value["put_due_ms"]) is not int:
+        found.add("put_due_ms")
     if value["encoding"] not in _ENCODINGS:
         found.add("encoding")
     if value["late"] not in _LATE:

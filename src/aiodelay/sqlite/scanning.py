@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from aiodelay.scanning import (
 )
 from aiodelay.transitions import NO_OP
 
-from .connection import Database, failure_of
+from .connection import LATER_COLUMNS, Database, failure_of, message_columns
 from .reading import LAST_MS, SNAPSHOT, Reader
 from .rows import Row, object_text
 
@@ -171,7 +171,9 @@ class _Scanner(Reader):
         if scan.table == "messages" and _DUE_ONLY.issuperset(scan.columns):
             return "SELECT m.id, 0, m.due_ms FROM messages AS m"
         query = _SELECT[scan.table]
-        return query if _has_earlier_errors(self._execute) else query.replace("m.earlier_errors", "NULL")
+        for name in LATER_COLUMNS.keys() - message_columns(self._execute):
+            query = query.replace(f"m.{name}", "NULL")
+        return query
 
     def _columns(self, scan: Scan, rows: list[Row], now: int) -> Columns:
         if scan.table == "done":
@@ -196,12 +198,6 @@ class _Scanner(Reader):
             unread = Envelope(_text(id_), name, payload=data)
             record = Record(unread, revision, 0, NO_OP, last_error=f"cannot be read: {error.problem}")
         return DeadLetter(record, reason, at_ms)
-
-
-def _has_earlier_errors(execute: Callable[[str], sqlite3.Cursor]) -> bool:
-    """Tell whether a file has the column: one of an older version gets it when a scheduler opens the file."""
-    query = "SELECT 1 FROM pragma_table_info('messages') WHERE name = 'earlier_errors'"
-    return execute(query).fetchone() is not None
 
 
 def _id_at(scan: Scan) -> int:

@@ -163,7 +163,13 @@ local function contains(list, value)
   return false
 end
 
+local function keep_put_due(e) -- for its delivery id; an occurrence is told by the due time in its id
+  if has(e, RECURRING) or byte(e.id) == OCCURRENCE or field(e, 'd') then return end
+  rewrite(e, { d = pack('>BI8', 0xcf, e.due) })
+end
+
 local function move(e, due) -- its due time, and the time from which it is late with it
+  pcall(keep_put_due, e) -- else it is given up because its body cannot be read
   local live = has(e, RECURRING) and live_of(e) or {}
   while contains(live, due) do due = due + 1 end
   if e.expires ~= 0 then e.expires = e.expires - e.due + due end

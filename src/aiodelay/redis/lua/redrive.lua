@@ -38,7 +38,7 @@ local function redrive(id, revision)
   e.attempt, e.lapses, e.kills = 0, 0, 0
   unset(e, ALONE)
   unset(e, NO_RETRY)
-  rewrite(e, { f = false, g = false, j = false, b = false, l = false })
+  rewrite(e, { f = false, g = false, j = false, b = false, d = false, l = false })
   if series then
     local live = live_of(series)
     live[#live + 1] = due

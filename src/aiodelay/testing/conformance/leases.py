@@ -15,8 +15,10 @@ from aiodelay.model import (
     Cancel,
     Claim,
     Demand,
+    Fire,
     Renewal,
     RenewOutcome,
+    Reschedule,
     SettleOutcome,
     State,
     Stored,
@@ -205,6 +207,27 @@ class LeaseRules(Bench):
         await stage.stored(stage.put(due=due))
         seen.append(delivery_id((await stage.claim_one()).record))
         assert len(set(seen)) == 4
+
+    @staged
+    async def test_delivery_id_is_kept_when_a_message_is_moved_between_attempts(self, stage: Stage) -> None:
+        stored = await stage.stored(stage.put(due=After(HOUR_MS)))
+        wanted = f"m/{stored.revision}/{stored.due_ms}"
+        for move in (Reschedule(stage.op(), "m", After(1000)), Reschedule(stage.op(), "m", After(5))):
+            await stage.do(move)
+        stage.move(5)
+        claim = await stage.claim_one()
+        assert (claim.record.due_ms, delivery_id(claim.record)) == (stage.now, wanted)
+        await stage.end(again(claim, stage.now + HOUR_MS, error="e"))
+        await stage.do(Reschedule(stage.op(), "m", After(2 * HOUR_MS)))
+        await stage.do(Fire(stage.op(), "m"))
+        claim = await stage.claim_one()
+        assert (claim.record.attempt, delivery_id(claim.record)) == (1, wanted)
+        await stage.end(dead(claim))
+        (letter,) = await stage.dead()
+        assert delivery_id(letter.record) == wanted
+        await stage.graves.redrive([letter.key])
+        claim = await stage.claim_one()
+        assert delivery_id(claim.record) == f"m/{claim.record.revision}/{claim.record.due_ms}"
 
     # --- L1: leases end -----------------------------------------------------------------------------------
 

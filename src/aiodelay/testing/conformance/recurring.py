@@ -72,6 +72,16 @@ class RecurringRules(Bench):
         assert (await stage.record("s")).live == (due_ms,)
 
     @staged
+    async def test_recurring_occurrence_keeps_its_delivery_id_when_its_retry_is_moved(self, stage: Stage) -> None:
+        due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
+        first = await stage.claim_one()
+        await stage.end(again(first, due_ms + 10, 1, "e", due_ms + MINUTE_MS))
+        await stage.do(Reschedule(stage.op(), occurrence_id("s", due_ms), After(5)))
+        stage.move(5)
+        retry = await stage.claim_one()
+        assert (retry.record.due_ms, delivery_id(retry.record)) == (stage.now, delivery_id(first.record))
+
+    @staged
     async def test_recurring_dead_occurrence_keeps_its_errors_and_the_series_has_none(self, stage: Stage) -> None:
         due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
         await stage.end(again(await stage.claim_one(), due_ms, 1, "e1", due_ms + MINUTE_MS))
