@@ -63,6 +63,7 @@ class BlockingScheduler:
         namespace: As of the `Scheduler` that delivers; and so the other settings.
         sinks: What messages with `to=` may go to. They are not connected to from here.
         encoding: How typed events are written.
+        check_events: Whether typed events are read back before they are stored.
         max_payload: Most bytes of an encoded event.
         allowed_targets: Destinations that may be scheduled to; None = all.
         store_timeout: How long a call waits to be sent, and then for the answer, before it fails.
@@ -79,6 +80,7 @@ class BlockingScheduler:
         namespace: str = "default",
         sinks: Collection[Sink | str] = (),
         encoding: Literal["json", "msgpack"] = "json",
+        check_events: bool = True,
         max_payload: int = 262_144,
         allowed_targets: Collection[str] | None = None,
         store_timeout: Duration = "10s",
@@ -93,6 +95,7 @@ class BlockingScheduler:
             sinks=sinks,
             dispatch=False,
             encoding=encoding,
+            check_events=check_events,
             max_payload=max_payload,
             allowed_targets=allowed_targets,
             store_timeout=store_timeout,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from . import recurrence
+from ._runtime.settling import decode_error_text
 from .codecs import Codec
 from .errors import (
     ConfigurationError,
@@ -95,6 +96,7 @@ class Composer:
         max_payload: Most bytes of a payload.
         traits: Returns the store's.
         types: The event classes met so far.
+        checks_events: Whether typed events must be readable as what they are.
     """
 
     def __init__(
@@ -106,9 +108,12 @@ class Composer:
         max_payload: int,
         traits: Callable[[], StoreTraits],
         types: EventTypes,
+        checks_events: bool,
     ) -> None:
         self._codec, self._sinks, self._targets = codec, sinks, targets
         self._max_payload, self._traits, self._types = max_payload, traits, types
+        self._checks_events = checks_events
+        self._readers: dict[type, Callable[[bytes], object]] = {}
 
     def put(self, message: Message, now_ms: int) -> Put:
         """Return the command that stores a message.
@@ -178,7 +183,7 @@ class Composer:
         return sink_name, address, "" if event is None or type(event) is bytes else self._event_name(event)
 
     def _event_name(self, event: object) -> str:
-        _check_event(event)
+        self._reader_of(event)
         return self._types.name_of(type(event))
 
     def _payload(self, message: Message) -> tuple[bytes, Literal["", "json", "msgpack", "null"]]:
@@ -189,8 +194,42 @@ class Composer:
             if message.key is None:
                 raise PayloadTypeError("event", "None without a key", "a key with it, of what has no value any more")
             return b"", "null"
-        _check_event(event)
-        return self._codec.encode(event), self._codec.encoding
+        read = self._reader_of(event)
+        payload = self._codec.encode(event)
+        if not self._checks_events:
+            return payload, self._codec.encoding
+        try:
+            read(payload)  # a handler of this type reads it likewise: what fails would be a dead letter, much later
+        except Exception as error:  # noqa: BLE001 - whatever a user's type raises
+            problem = decode_error_text(error)
+        else:
+            return payload, self._codec.encoding
+        raise PayloadTypeError(  # out here, so that no chained exception holds a value
+            "event",
+            f"{kind_of(event)} that could not be read again ({problem})",
+            f"values of the types that {type(event).__qualname__} declares; or check_events=False",
+        )
+
+    def _reader_of(self, event: object) -> Callable[[bytes], object]:
+        """Return what reads events of this one's class.
+
+        Raises:
+            PayloadTypeError: No class of events has it.
+        """
+        class_ = type(event)
+        read = self._readers.get(class_)
+        if read is None:
+            _check_event(event)
+            read = self._readers[class_] = _reader_of(self._codec, class_)
+        return read
+
+
+def _reader_of(codec: Codec, class_: type) -> Callable[[bytes], object]:
+    """Return what reads events of a class; of one that no handler can have, what accepts everything."""
+    try:
+        return codec.decoder(class_)
+    except Exception:  # noqa: BLE001 - annotations of the event's fields are evaluated here
+        return len
 
 
 def _check_event(event: object) -> None:

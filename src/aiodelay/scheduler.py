@@ -143,6 +143,8 @@ class Scheduler(Operations):
         lanes: Serve only these of the handlers (by type name) and sinks (by name); None = all.
         encoding: How typed events are written: `json` or `msgpack`. Both are always read.
         retry: For handlers without one of their own, and for sinks.
+        check_events: Whether `schedule()` reads each typed event back, and refuses one that its own type cannot read.
+            That runs the type's own code once more (`__post_init__`, validators).
         max_payload: Most bytes of an encoded event.
         allowed_targets: Destinations that may be scheduled to: exact, or a prefix ending in `*`; None = all.
         store_timeout: How long a call waits to be sent, and then for the answer, before it fails.
@@ -170,6 +172,7 @@ class Scheduler(Operations):
         lanes: Collection[str] | None = None,
         encoding: Literal["json", "msgpack"] = "json",
         retry: Retry | None = None,
+        check_events: bool = True,
         max_payload: int = 262_144,
         allowed_targets: Collection[str] | None = None,
         store_timeout: Duration = "10s",
@@ -221,6 +224,7 @@ class Scheduler(Operations):
             max_payload=check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
             traits=lambda: self._store.traits,
             types=self._types,
+            checks_events=check_flag(check_events, "check_events"),
         )
         self._handlers: dict[Lane, HandlerSpec] = {}
         self._subscribed: list[HandlerSpec] = []
