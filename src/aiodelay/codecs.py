@@ -6,12 +6,13 @@ are in tests/unit/test_record_format.py. Readers skip body keys they do not know
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, Protocol
@@ -126,7 +127,7 @@ def _encoded(encode: Callable[[object], bytes], event: object, encoding: str) ->
     try:
         payload = encode(event)
     except Exception as error:  # noqa: BLE001 - encoding runs code of the event's own types
-        problem = _problem(error)
+        problem = _problem(error) + _in_field(encode, event)
     else:
         if encoding == "msgpack" or b"null" not in payload or not _holds_nan(event):
             return payload
@@ -136,6 +137,24 @@ def _encoded(encode: Callable[[object], bytes], event: object, encoding: str) ->
         f"{kind_of(event)} that {problem}",
         f"what {encoding} can hold: values, lists and dicts of them, models",
     )
+
+
+def _in_field(encode: Callable[[object], bytes], event: object) -> str:
+    """Name the first field that cannot be written by itself."""
+    for name in _field_names(event):
+        try:
+            encode(getattr(event, name))
+        except Exception:  # noqa: BLE001 - encoding runs code of the event's own types
+            return f" in field {name!r}"
+    return ""
+
+
+def _field_names(event: object) -> Iterable[str]:
+    class_ = type(event)
+    if dataclasses.is_dataclass(class_):
+        return [each.name for each in dataclasses.fields(class_)]
+    named = [getattr(class_, name, ()) for name in ("__struct_fields__", "model_fields")]
+    return [*named[0], *named[1], *(each.name for each in getattr(class_, "__attrs_attrs__", ()))]
 
 
 def _problem(error: Exception) -> str:

@@ -12,24 +12,28 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-from aiokafka import TopicPartition
-
 from . import registry
-from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, shortened
+from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, missing_extra, shortened
 from .inputs import check_count, listed
-from .kafka.group import Group
-from .kafka.intake import Intake, Storing
-from .kafka.options import Cluster, read_cluster, read_topics
-from .kafka.records import SINK
-from .kafka.requests import Rules, read_request
-from .kafka.sink import KafkaSink, check_topic
-from .kafka.store import KafkaStore
-from .kafka.topic import prepare_intake
-from .kafka.writer import Writer
 from .model import Put
 from .ports import Inspectable, Store
 from .scheduler import MOST_PAYLOAD, Scheduler
 from .urls import UrlOptions
+
+try:
+    from aiokafka import TopicPartition
+
+    from .kafka.group import Group
+    from .kafka.intake import Intake, Storing
+    from .kafka.options import Cluster, read_cluster, read_topics
+    from .kafka.records import SINK
+    from .kafka.requests import Rules, read_request
+    from .kafka.sink import KafkaSink, check_topic
+    from .kafka.store import KafkaStore
+    from .kafka.topic import prepare_intake
+    from .kafka.writer import Writer
+except ImportError as error:
+    raise missing_extra(error, "aiodelay.delay_box", "kafka") from error
 
 __all__ = ["DelayBox"]
 

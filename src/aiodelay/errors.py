@@ -49,6 +49,7 @@ __all__ = [
     "cut",
     "kind_of",
     "masked_url",
+    "missing_extra",
     "shortened",
 ]
 
@@ -220,6 +221,21 @@ class MissingExtraError(ConfigurationError, ImportError):
     """A backend's client library is not installed."""
 
 
+def missing_extra(error: ImportError, setting: str, extra: str) -> ImportError:
+    """Return what to raise where something of ours cannot be imported: the extra that brings what is missing.
+
+    Args:
+        error: What the import raised; it is returned where no extra brings what is missing.
+        setting: What was asked for.
+        extra: Its name in `pip install 'aiodelay[...]'`.
+    """
+    if isinstance(error, MissingExtraError):
+        return MissingExtraError(setting, error.value, error.allowed)
+    if (error.name or "aiodelay").startswith("aiodelay"):
+        return error
+    return MissingExtraError(setting, f"missing {error.name}", f"pip install 'aiodelay[{extra}]'")
+
+
 class HandlerSignatureError(ConfigurationError, TypeError):
     """A function cannot be a handler as it stands."""
 
@@ -245,21 +261,22 @@ class DuplicateIdError(AiodelayError):
         self.message_id = message_id
 
     def __str__(self) -> str:
-        return f"message {self.message_id!r} is already scheduled; use Conflict.replace() or .keep() to allow it"
+        return f"message {self.message_id!r} is already scheduled; the conflict modes replace and keep allow that"
 
 
 class ClosedError(AiodelayError):
-    """The object is not open: use it inside its `async with` block."""
+    """The object is not open, and must be; or it is open already, and must not be."""
 
     what: str
     state: str
+    advice: str
 
-    def __init__(self, what: str, state: str) -> None:
-        super().__init__(what, state)
-        self.what, self.state = what, state
+    def __init__(self, what: str, state: str, advice: str = "use it inside its 'async with' block") -> None:
+        super().__init__(what, state, advice)
+        self.what, self.state, self.advice = what, state, advice
 
     def __str__(self) -> str:
-        return f"{self.what} is {self.state}; use it inside its 'async with' block"
+        return f"{self.what} is {self.state}; {self.advice}"
 
 
 class WrongLoopError(AiodelayError):

@@ -186,6 +186,7 @@ def spec_of(
         else parse_duration(timeout, field="handler timeout", error=ConfigurationError, least_ms=1),
         retry=retry,
         source=source,
+        place=_place_of(function),
     )
 
 
@@ -214,6 +215,7 @@ def taker_spec(
         timeout_ms=None,
         retry=retry,
         source=source,
+        place="scheduler.messages(...)",
     )
 
 
@@ -343,6 +345,14 @@ def _as_bytes(payload: bytes, encoding: str) -> bytes:
 
 def _in_short(error: Exception) -> str:
     return cut(f"{type(error).__name__}: {error}", 120)
+
+
+def _place_of(function: object) -> str:
+    """Return where a handler stands in the program: `shop.check_payment, line 12`."""
+    target = inspect.unwrap(_target(function))
+    name = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}".strip(".")
+    code = getattr(target, "__code__", None)
+    return name if code is None else f"{name}, line {code.co_firstlineno}"
 
 
 def _named(function: object) -> str:

@@ -178,9 +178,7 @@ def check_payload_size(payload: bytes, most: int) -> None:
         PayloadTooLargeError: It exceeds the scheduler's `max_payload`.
     """
     if len(payload) > most:
-        raise PayloadTooLargeError(
-            "payload", f"{len(payload)} bytes", f"at most {most} bytes (Scheduler(max_payload=...))"
-        )
+        raise PayloadTooLargeError("payload", f"{len(payload)} bytes", f"at most {most} bytes (setting max_payload)")
 
 
 def check_namespace(namespace: object) -> str:
@@ -268,7 +266,7 @@ class Targets:
         if self.allowed is None or to in self._exact or to.startswith(self._prefixes):
             return
         named = cut(", ".join(self.allowed) or "nothing", 300)
-        raise TargetNotAllowedError("to", shortened(to), f"what Scheduler(allowed_targets=...) lists: {named}")
+        raise TargetNotAllowedError("to", shortened(to), f"what the setting allowed_targets lists: {named}")
 
 
 def listed(value: object, setting: str, example: str) -> tuple[Any, ...]:
@@ -317,7 +315,7 @@ def due_of(at: datetime | None, delay: Duration | None, now_ms: int, *, fields: 
         ScheduleTimeError: Both or none, naive, negative, not finite, or beyond the horizon.
     """
     if (at is None) == (delay is None):
-        got = "neither" if at is None else "both given"
+        got = "missing" if at is None else "both given"
         raise ScheduleTimeError(fields, got, "exactly one of them")
     if delay is not None:
         delay_ms = parse_duration(delay, field="delay")

@@ -178,7 +178,7 @@ class Composer:
         sink = self._sinks.get(sink_name)
         if sink is None:
             known = ", ".join(f"{name}:" for name in sorted({*self._sinks, HANDLER_TARGET}))
-            raise UnknownSinkError("sink in to", repr(sink_name), f"{known} (name others in Scheduler(sinks=[...]))")
+            raise UnknownSinkError("sink in to", repr(sink_name), f"{known} (name others in the setting sinks)")
         sink.check(address)
         return sink_name, address, "" if event is None or type(event) is bytes else self._event_name(event)
 

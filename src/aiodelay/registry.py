@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from .clock import Clock
-from .errors import ConfigurationError, MissingExtraError, kind_of, masked_url, shortened
+from .errors import ConfigurationError, kind_of, masked_url, missing_extra, shortened
 from .ports import Sink, Source, Store
 
 __all__ = ["open_sink", "open_source", "open_store"]
@@ -85,7 +85,4 @@ def _load(group: Group, url: str) -> Any:  # noqa: ANN401 - what an entry point 
     try:
         return point.load()
     except ImportError as error:
-        if (error.name or "").startswith("aiodelay"):
-            raise
-        extra = f"pip install 'aiodelay[{_EXTRAS.get(scheme, scheme)}]'"
-        raise MissingExtraError(f"{setting} {masked_url(url)}", f"missing {error.name}", extra) from error
+        raise missing_extra(error, f"{setting} {masked_url(url)}", _EXTRAS.get(scheme, scheme)) from error

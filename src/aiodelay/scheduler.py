@@ -431,7 +431,7 @@ class Scheduler(Operations):
         if around not in ("handle", "schedule"):
             raise ConfigurationError("middleware", shortened(around), "'handle' or 'schedule'")
         if self._running is not None:
-            raise ClosedError("scheduler", "open already")
+            raise ClosedError("scheduler", "open already", "add middleware before it is opened")
 
         def add(function: Any) -> Any:  # noqa: ANN401 - one of two kinds
             if not is_coroutine_function(function):
@@ -456,7 +456,7 @@ class Scheduler(Operations):
         if not callable(hook):
             raise ConfigurationError("on_dead_letter", kind_of(hook), "a function that takes a DeadLetter")
         if self._running is not None:
-            raise ClosedError("scheduler", "open already")
+            raise ClosedError("scheduler", "open already", "add the function before it is opened")
         called: Callable[..., Any] = hook
         self._dead_letter_hooks.append(
             called if is_coroutine_function(hook) else lambda letter: asyncio.to_thread(called, letter)
@@ -570,10 +570,12 @@ class Scheduler(Operations):
             shared = {other.name, *other.aliases} & {spec.name, *spec.aliases}
             if shared:
                 raise DuplicateHandlerError(
-                    "handler", f"a second one for {min(shared)!r}", "one handler per event type"
+                    "handler",
+                    f"a second one for {min(shared)!r}; the first is {other.place}",
+                    "one handler per event type",
                 )
             if spec.source is not None and spec.source == other.source:
-                got = f"a second handler of {':'.join(spec.source)!r}"
+                got = f"a second handler of {':'.join(spec.source)!r}; the first is {other.place}"
                 raise DuplicateHandlerError("source", got, "one handler per source")
 
     def _checked_source(self, source: str) -> tuple[str, str]:
@@ -582,7 +584,7 @@ class Scheduler(Operations):
             raise UnsupportedByStoreError("source", shortened(source), f"none with {self._store.name}")
         if name not in self._sources:
             known = ", ".join(f"{each}:" for each in sorted(self._sources)) or "none"
-            allowed = f"{known} (name others in Scheduler(sources=[...]))"
+            allowed = f"{known} (name others in the setting sources)"
             raise ConfigurationError("source", shortened(source), allowed)
         self._sources[name].check(address)
         return name, address
@@ -704,7 +706,7 @@ class Scheduler(Operations):
             ConfigurationError: `lanes` names something that is neither a handler nor a sink.
         """
         if self._running is not None or self._opening is not None:
-            raise ClosedError("scheduler", "open already")
+            raise ClosedError("scheduler", "open already", "enter one 'async with' block, and share it inside")
         sinks = [sink for name, sink in self._sinks.items() if self._lanes is None or name in self._lanes]
         specs = [spec for spec in self._handlers.values() if self._serves(spec)]
         unknown = (self._lanes or frozenset()) - {sink.name for sink in sinks} - {spec.name for spec in specs}
@@ -918,7 +920,7 @@ class Scheduler(Operations):
         before it begins.
         """
         if self._running is not None:
-            raise ClosedError("scheduler", "open already")
+            raise ClosedError("scheduler", "open already", "move it to virtual time before it is opened")
         before = dict(self.__dict__)
 
         def context(claim: Claim, lateness_ms: int, attempts: int) -> Context:

@@ -75,13 +75,16 @@ def parse_duration(
         ms = -(value // -_MS) if value >= timedelta() else -1
     elif isinstance(value, str):
         found = _text_ms(value)
+        if found is None and value.startswith("-") and _text_ms(value[1:]) is not None:
+            found = -1
         if found is None:
             raise error(field, shortened(value), _FORMS)
         ms = found
     else:
         raise error(field, shortened(value), _FORMS + _number_hint(value))
     if ms < least_ms:
-        raise error(field, shortened(value), f"a duration of at least {format_duration(least_ms)}")
+        given = f"{shortened(value)}, which is negative" if ms < 0 else shortened(value)
+        raise error(field, given, f"a duration of at least {format_duration(least_ms)}")
     if ms > MAX_HORIZON_MS:
         raise error(field, shortened(value), f"at most {format_duration(MAX_HORIZON_MS)}")
     return ms

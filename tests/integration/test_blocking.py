@@ -186,7 +186,7 @@ def test_what_was_read_before_reading_failed_is_stored(url: str) -> None:
     with BlockingScheduler(url) as scheduler, pytest.raises(OSError, match="the file ends here") as failed:
         scheduler.schedule_many(read())
     (note,) = failed.value.__notes__
-    assert note.startswith("schedule_many: 1 messages stored, 1 refused: message 1: at, delay, every is neither")
+    assert note.startswith("schedule_many: 1 messages stored, 1 refused: message 1: at, delay, every is missing")
     assert pending(url) == ["1"]
 
 

@@ -298,7 +298,7 @@ BAD: list[tuple[list[str], int, str, str]] = [
         "jor",
     ),
     (["get", "x" * 256], 2, "MessageIdError", "256 bytes"),
-    (["reschedule", "a"], 2, "ScheduleTimeError", "neither"),
+    (["reschedule", "a"], 2, "ScheduleTimeError", "missing"),
     (["fire", ""], 2, "MessageIdError", "empty"),
     (["list", "--since", "2031-01-01T00:00:00"], 2, "ScheduleTimeError", "since"),
     (["list", "--of", "a b"], 1, "ConfigurationError", "of"),

@@ -130,7 +130,6 @@ NO_DURATIONS = [
         "",
         " ",
         "5",
-        "-5s",
         "+5s",
         "5 s",
         " 5s",
@@ -174,7 +173,7 @@ TIMES: dict[str, tuple[dict[str, Any], Bad]] = {
     "1 us too far": (at(START + HORIZON + timedelta(microseconds=1)), time_("at", "3650d1ms ahead", "3650d ahead")),
     "year 9999": (at(datetime.max.replace(tzinfo=UTC)), time_("at", "d", "at most 3650d ahead")),
     "year 9999, west": (at(datetime.max.replace(tzinfo=timezone(-timedelta(hours=12)))), time_("at", "d", "3650d")),
-    "neither": (call(delay=None), time_("at, delay, every", "neither", ONE)),
+    "neither": (call(delay=None), time_("at, delay, every", "missing", ONE)),
     "at and delay": (call(at=START), time_("at, delay, every", "both", ONE)),
     "delay and every": (call(every=Every("1m")), time_("at, delay, every", "several", ONE)),
     "at and every": (call(at=START, delay=None, every=Every("1m")), time_("at, delay, every", "several", ONE)),
@@ -248,7 +247,7 @@ PAYLOADS: dict[str, tuple[dict[str, Any], Bad]] = {
     ),
     "bytes too large": (
         call(event=b"x" * (MOST_PAYLOAD + 1), to="sink:x"),
-        Bad(PayloadTooLargeError, "payload", "262145 bytes", "at most 262144 bytes (Scheduler(max_payload=...))"),
+        Bad(PayloadTooLargeError, "payload", "262145 bytes", "at most 262144 bytes (setting max_payload)"),
     ),
     "event too large": (
         call(event=Pay(PAYLOAD * 40_000)),

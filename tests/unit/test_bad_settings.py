@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -130,8 +132,8 @@ SETTINGS: Rows = {
     "timeout in words": given(setting("store_timeout", "'soon'", "a timedelta or text"), store_timeout="soon"),
     "open in words": given(setting("open_timeout", "'soon'", "a timedelta or text"), open_timeout="soon"),
     "open as number": given(setting("open_timeout", "30", 'timedelta(seconds=5) or "5s"'), open_timeout=30),
-    "open before": given(setting("open_timeout", "'-1s'", "a timedelta or text"), open_timeout="-1s"),
-    "drain": given(setting("drain", "'-1s'", "a timedelta or text"), drain="-1s"),
+    "open before": given(setting("open_timeout", "'-1s', which is negative", "at least 0s"), open_timeout="-1s"),
+    "drain": given(setting("drain", "'-1s', which is negative", "at least 0s"), drain="-1s"),
     "alarm": given(setting("overdue_alarm", "'0s'", "at least 1ms"), overdue_alarm="0s"),
     "on_alarm": given(setting("on_alarm", "a str", "a plain function that takes an Alarm"), on_alarm="log"),
     "async on_alarm": given(setting("on_alarm", "a coroutine function", "a plain function"), on_alarm=tell),
@@ -357,7 +359,7 @@ RETRIES: Rows = {
         for n in (-0.1, 1.1, 2, float("nan"), float("inf"), True, "0.5")
     },
     "first as number": retry("first", "5", "a bare number has no unit", first=5),
-    "first negative": retry("first", "'-5s'", "a timedelta or text", first="-5s"),
+    "first negative": retry("first", "'-5s', which is negative", "a duration of at least 0s", first="-5s"),
     "cap below first": retry("cap", "'1s'", "at least retry.first, which is 5s", cap="1s"),
     "by_type as list": retry(
         "by_type", "a list", "a mapping from exception types to Retry", by_type=[(ValueError, Retry())]
@@ -420,7 +422,7 @@ POLICIES: Rows = {
         )
     },
     "later 5": refused(lambda: Later(5), "Later.delay", "5", "a bare number has no unit"),  # type: ignore[arg-type]
-    "later -1 s": refused(lambda: Later("-1s"), "Later.delay", "'-1s'", "a timedelta or text"),
+    "later -1 s": refused(lambda: Later("-1s"), "Later.delay", "'-1s', which is negative", "at least 0s"),
     "later that may count": refused(lambda: Later("1s", counts="no"), "Later.counts", "'no'", "True or False"),  # type: ignore[arg-type]
     "reject nothing": refused(lambda: Reject(""), "Reject.reason", "''", "a non-empty str"),
     "reject an error": refused(lambda: Reject(ValueError(PAYLOAD)), "Reject.reason", "a ValueError", "a non-empty"),  # type: ignore[arg-type]
@@ -540,6 +542,24 @@ def test_masked_urls_are_short() -> None:
     assert len(masked_url("redis://" + "x" * 1_000_000)) < 250
 
 
+@pytest.mark.parametrize(
+    ("package", "client", "extra"),
+    [
+        ("aiodelay.redis", "redis", "redis"),
+        ("aiodelay.kafka", "aiokafka", "kafka"),
+        ("aiodelay.delay_box", "aiokafka", "kafka"),
+        ("aiodelay.service", "fastapi", "service"),
+    ],
+)
+def test_importing_what_an_extra_brings_says_what_to_install(package: str, client: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{client!r}] = None; import {package}"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 1
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith(f"aiodelay.errors.MissingExtraError: {package} is missing {client}")
+    assert last.endswith(f"; allowed: pip install 'aiodelay[{extra}]'")
+
+
 def test_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     class Point:
         def load(self) -> object:
@@ -592,7 +612,12 @@ async def named_stdout(event: bytes) -> None: ...
     [
         (
             add(good, good),
-            setting("handler", "a second one for 'Pay'", "one handler per event type", DuplicateHandlerError),
+            setting(
+                "handler",
+                f"a second one for 'Pay'; the first is {__name__}.good, line ",
+                "one handler per event type",
+                DuplicateHandlerError,
+            ),
         ),
         (add(checked, old), setting("event type", "'pay.old', the name of both", "@event(...)", DuplicateHandlerError)),
         (add(old, checked), setting("event type", "'pay.old', the name of both", "@event(...)", DuplicateHandlerError)),

@@ -10,7 +10,7 @@ import msgspec
 import pydantic
 import pytest
 
-from aiodelay import Message, PayloadTypeError, Scheduler
+from aiodelay import CodecError, Message, PayloadTypeError, Scheduler
 from aiodelay.blocking import BlockingScheduler
 from aiodelay.bulk import PartlyScheduledError
 from aiodelay.memory import MemoryStore
@@ -104,3 +104,11 @@ async def test_the_blocking_scheduler_refuses_it_too(tmp_path: Any) -> None:  # 
                 scheduler._make()._composer.put(Message(Order("x"), delay="1h"), 0)  # type: ignore[arg-type]
         else:
             scheduler._make()._composer.put(Message(Order("x"), delay="1h"), 0)  # type: ignore[arg-type]
+
+
+async def test_an_event_that_cannot_be_written_names_the_field(clock: VirtualClock) -> None:
+    async with Scheduler(MemoryStore(clock=clock), clock=clock) as scheduler:
+        with pytest.raises(CodecError, match=r"a Loose that holds an object in field 'value'; allowed"):
+            await scheduler.schedule(Loose(object()), delay="1h")
+        with pytest.raises(CodecError, match=r"an Order that holds an object in field 'notes'; allowed"):
+            await scheduler.schedule(Order(7, object()), delay="1h")  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
     errors.RecordFormatError: (("3 bytes",), "stored record cannot be read: 3 bytes"),
     errors.DuplicateIdError: (
         ("a",),
-        "message 'a' is already scheduled; use Conflict.replace() or .keep() to allow it",
+        "message 'a' is already scheduled; the conflict modes replace and keep allow that",
     ),
     errors.ClosedError: (("scheduler", "closed"), "scheduler is closed; use it inside its 'async with' block"),
     errors.WrongLoopError: (

@@ -235,6 +235,23 @@ async def test_only_lost_is_told_and_such_a_claim_is_settled_nowhere(stage: Stag
     assert [each.token for each in await stage.elsewhere()] != [theirs.token]
 
 
+async def test_leases_that_are_lost_together_are_told_in_one_warning(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stage.hold(*(f"m{i}" for i in range(24)))
+    stage.store.inject("unavailable", "renew", times=None)
+    await asyncio.sleep(16)
+    assert sum([len(await stage.elsewhere()) for _ in range(3)]) == 24
+    stage.store.heal()
+    await asyncio.sleep(3)
+    assert len(stage.lost_ids) == 24
+    (warning,) = [line for line in caplog.messages if "lost" in line]
+    named = ", ".join(stage.lost_ids[:5])
+    assert warning == (
+        f"24 leases were lost before their messages were settled; these may be delivered again: {named} and 19 more"
+    )
+
+
 async def test_a_claim_that_is_forgotten_is_left_to_its_lease_and_ends_once(stage: Stage) -> None:
     held = await stage.hold_one()
     stage.book.forget(held)

@@ -84,7 +84,7 @@ async def test_opened_twice_at_once(tmp_path: Path) -> None:
     scheduler = Scheduler(f"sqlite:///{tmp_path}/delay.db")
     first, second = await asyncio.gather(scheduler.__aenter__(), scheduler.__aenter__(), return_exceptions=True)
     assert first is scheduler
-    assert str(second) == "scheduler is open already; use it inside its 'async with' block"
+    assert str(second) == "scheduler is open already; enter one 'async with' block, and share it inside"
     await scheduler.__aexit__(None, None, None)
     assert set(threading.enumerate()) <= threads
     assert asyncio.all_tasks() == tasks
@@ -138,7 +138,7 @@ async def test_duplicate_id(clock: VirtualClock) -> None:
             await scheduler.schedule(Pay(), delay="2h", id="order-7", conflict=Conflict.error())
         with pytest.raises(PartlyScheduledError, match="1 messages stored, 1 refused: message 0: message 'order-7' is"):
             await scheduler.schedule_many([Message(**call(conflict=Conflict.error())), Message(**call(id="b"))])
-    assert str(caught.value).startswith("message 'order-7' is already scheduled; use Conflict.replace()")
+    assert str(caught.value).startswith("message 'order-7' is already scheduled; the conflict modes replace")
 
 
 @pytest.mark.asyncio

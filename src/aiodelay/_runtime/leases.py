@@ -30,6 +30,9 @@ __all__ = ["Held", "LeaseBook", "Taker"]
 
 log = logging.getLogger("aiodelay.leases")
 
+IDS_NAMED = 5
+"""Most ids that a warning about lost leases names."""
+
 
 class Taker(Protocol):
     """Whom a claim was delivered to."""
@@ -242,11 +245,12 @@ class LeaseBook:
         answered = list(zip(due, outcomes, strict=True))
         self._unanswered = []
         kept: list[Held] = []
+        lost: list[Held] = []
         for (held, renewal), outcome in answered:
             if held.is_over:  # forgotten meanwhile
                 continue
             if outcome is RenewOutcome.LOST:
-                self._lose(held)
+                lost.append(held)
                 continue
             kept.append(self._held.pop(id(held)))
             if self.alone is held:
@@ -254,15 +258,21 @@ class LeaseBook:
             held.claim = replace(held.claim, token=renewal.to)
             held.is_superseded |= outcome is RenewOutcome.SUPERSEDED
         self._keep(kept)
+        if lost:
+            self._lose(lost)
         self._on_change()
 
-    def _lose(self, held: Held) -> None:
-        log.warning("lease on %s was lost before it was settled; it may be delivered again", held.claim.record.id)
-        held.is_lost = True
-        self._held.pop(id(held), None)
-        if self.alone is held:
-            self.alone = None
-        held.taker.lost(held)
+    def _lose(self, lost: Sequence[Held]) -> None:
+        ids = ", ".join(held.claim.record.id for held in lost[:IDS_NAMED])
+        more = f" and {len(lost) - IDS_NAMED} more" if len(lost) > IDS_NAMED else ""
+        text = "%d leases were lost before their messages were settled; these may be delivered again: %s%s"
+        log.warning(text, len(lost), ids, more)
+        for held in lost:
+            held.is_lost = True
+            self._held.pop(id(held), None)
+            if self.alone is held:
+                self.alone = None
+            held.taker.lost(held)
 
     def _seconds_to_renewal(self) -> float | None:
         now = self._clock.monotonic_ms()

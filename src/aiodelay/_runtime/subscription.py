@@ -52,6 +52,7 @@ class HandlerSpec:
         timeout_ms: Longest run; None = no limit.
         types: What a message from a source may be of; None = anything.
         source: Name and address of where messages are taken from, beside the store.
+        place: Where it stands in the program, for error messages.
     """
 
     name: Lane
@@ -64,6 +65,7 @@ class HandlerSpec:
     retry: Retry
     types: frozenset[str] | None = None
     source: tuple[str, str] | None = None
+    place: str = ""
 
     def check_type(self, type_: str) -> None:
         """Refuse a message of a type that is not the handler's: what is pushed to a list may be anybody's.

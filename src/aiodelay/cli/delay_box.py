@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from aiodelay.errors import MissingExtraError, masked_url
+from aiodelay.errors import masked_url, missing_extra
 from aiodelay.textlog import log_as_text
 
 from .signals import stop_signals
@@ -53,9 +53,7 @@ def delay_box(
     try:
         from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - needs a client that other commands do not
     except ImportError as error:
-        if (error.name or "").startswith("aiodelay"):
-            raise
-        raise MissingExtraError("delay-box", f"missing {error.name}", "pip install 'aiodelay[kafka]'") from error
+        raise missing_extra(error, "delay-box", "kafka") from error
     log_as_text(logging.WARNING if quiet else logging.INFO)
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from aiodelay.errors import AiodelayError, MissingExtraError
+from aiodelay.errors import AiodelayError, missing_extra
 
 from .errors import ungrouped
 from .signals import stop_signals
@@ -74,9 +74,7 @@ def read(file: Path | None, *, host: str | None = None, port: int | None = None)
 
         from aiodelay.service.reading import read_configuration  # noqa: PLC0415 - other commands do not need it
     except ImportError as error:
-        if (error.name or "").startswith("aiodelay"):
-            raise
-        raise MissingExtraError("service", f"missing {error.name}", "pip install 'aiodelay[service]'") from error
+        raise missing_extra(error, "service", "service") from error
     flags: dict[tuple[str | int, ...], tuple[str, Any]] = {
         ("api", name): (f"--{name}", value) for name, value in (("host", host), ("port", port)) if value is not None
     }

@@ -1,7 +1,12 @@
 """Kafka: a compacted topic as the only database, and topics as destinations and sources."""
 
-from .sink import KafkaSink, open_sink
-from .source import KafkaSource, open_source
-from .store import KafkaStore, open_store
+from aiodelay.errors import missing_extra as _missing_extra
+
+try:
+    from .sink import KafkaSink, open_sink
+    from .source import KafkaSource, open_source
+    from .store import KafkaStore, open_store
+except ImportError as error:
+    raise _missing_extra(error, "aiodelay.kafka", "kafka") from error
 
 __all__ = ["KafkaSink", "KafkaSource", "KafkaStore", "open_sink", "open_source", "open_store"]

@@ -1,14 +1,19 @@
 """`redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`: the store that several machines share."""
 
-from .fanout import RedisFanoutSink, open_fanout_sink
-from .fanout_source import RedisFanoutSource, open_fanout_source
-from .fanout_topics import Consumer, RedisFanout, Topic
-from .list_source import RedisListSource, open_list_source
-from .lists import RedisListSink, open_list_sink
-from .log import RedisLog, open_log
-from .log_entries import LogEntry, LogMessage, LogStart
-from .log_topics import LogConsumer, LogTopic
-from .store import RedisStore, open_store
+from aiodelay.errors import missing_extra as _missing_extra
+
+try:
+    from .fanout import RedisFanoutSink, open_fanout_sink
+    from .fanout_source import RedisFanoutSource, open_fanout_source
+    from .fanout_topics import Consumer, RedisFanout, Topic
+    from .list_source import RedisListSource, open_list_source
+    from .lists import RedisListSink, open_list_sink
+    from .log import RedisLog, open_log
+    from .log_entries import LogEntry, LogMessage, LogStart
+    from .log_topics import LogConsumer, LogTopic
+    from .store import RedisStore, open_store
+except ImportError as error:
+    raise _missing_extra(error, "aiodelay.redis", "redis") from error
 
 __all__ = [
     "Consumer",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from .api import ApiLimits, Tokens, admin, hash_token
-from .config import Token
+from aiodelay.errors import missing_extra as _missing_extra
+
+try:
+    from .api import ApiLimits, Tokens, admin, hash_token
+    from .config import Token
+except ImportError as error:
+    raise _missing_extra(error, "aiodelay.service", "service") from error
 
 __all__ = ["ApiLimits", "Token", "Tokens", "admin", "hash_token"]

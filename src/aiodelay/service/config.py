@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from aiodelay import registry
-from aiodelay.errors import ConfigurationError, MissingExtraError, shortened
+from aiodelay.errors import ConfigurationError, missing_extra, shortened
 from aiodelay.inputs import Targets, check_namespace
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.timeunits import parse_duration
@@ -85,9 +85,7 @@ def _box(store: str, source: str, allow: Iterable[str], dead_topic: str | None) 
     try:
         from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - needs a client that a service without intake does not
     except ImportError as error:
-        if (error.name or "").startswith("aiodelay"):
-            raise
-        raise MissingExtraError("intake", f"missing {error.name}", "pip install 'aiodelay[kafka]'") from error
+        raise missing_extra(error, "intake", "kafka") from error
     DelayBox(store, source, allow=list(allow), dead_topic=dead_topic)
 
 
