@@ -17,10 +17,11 @@ from starlette.routing import Mount
 from aiodelay import Scheduler, StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Cancel
+from aiodelay.model import At, Cancel, Envelope, Put
 from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
+from aiodelay.service.page import live
 from aiodelay.service.page.live import EVERY_S
-from tests.browser.conftest import Watch
+from tests.browser.conftest import Contexts, Watch
 from tests.support.api import bearer, client_of, serving_app
 from tests.support.contrast import CONTRASTS
 from tests.support.scene import ORDER, SceneStore
@@ -98,6 +99,63 @@ async def test_a_hidden_page_does_not_follow(watch: Watch, store: SceneStore) ->
         await expect(page.locator("#strip.is-live")).to_have_count(0)
         await page.evaluate(SHOW)
         await page.locator("#strip.is-live").wait_for()
+
+
+async def test_live_turns_amber_when_the_data_are_old_and_red_when_the_service_is_gone(
+    contexts: Contexts, store: SceneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails() -> None:
+        raise StoreUnavailableError("redis://queue.example", "connection refused")
+
+    monkeypatch.setattr(live, "EVERY_S", 0.5)
+    scheduler = Scheduler(store, dispatch=False)
+    async with scheduler, contexts.context({}) as context:
+        app = admin(scheduler)
+        async with serving_app(app) as base:
+            page = await context.new_page()
+            await page.goto(base)
+            strip = page.locator("#strip")
+            await page.locator("#strip.is-live").wait_for()
+            with monkeypatch.context() as patched:
+                patched.setattr(store, "counts", fails)
+                await page.locator("#strip.is-old").wait_for()
+                await expect(strip).to_contain_text(re.compile(r"\d+ s old, as of"))
+                await expect(page.locator("#announce")).to_have_text(re.compile(r"\d+ s old"))
+            await page.locator("#strip.is-live").wait_for()
+            app.state.page.closing.set()
+        await page.locator("#strip.is-gone").wait_for()
+        await expect(strip).to_contain_text("the service does not answer; as of")
+        await page.close()
+
+
+async def test_lists_say_as_of_when_they_are(watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks={"java_script_enabled": False}) as viewer:
+        page = await viewer.open()
+        for path in SCREENS[1:]:
+            await page.goto(viewer.base + path)
+            heading = await page.get_by_role("heading", level=1).inner_text()
+            await expect(page.locator("main .asof").filter(has_text="Load again")).to_contain_text(
+                "As of 2026-11-21 12:00:00 UTC"
+            )
+            await page.get_by_role("link", name="Load again").click()
+            await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+
+
+async def test_alike_warnings_become_one(watch: Watch) -> None:
+    store = MemoryStore()
+    async with watch(store) as viewer:
+        puts = [Put(new_op(), Envelope(f"m{n}", f"lane-{n}", payload=b"x"), At(0)) for n in range(12)]
+        await store.apply(puts)
+        page = await viewer.open("/")
+        await page.locator("#strip.is-live").wait_for()
+        notice = page.locator(".notice.bad")
+        await expect(notice).to_have_count(1)
+        await expect(notice).to_contain_text("No live instance serves 12 handlers or sinks: 12 messages wait for them")
+        await notice.get_by_text("Which").click()
+        await expect(notice.get_by_text("lane-11")).to_be_visible()
+        await store.apply([Cancel(new_op(), "m3")])
+        await expect(notice).to_contain_text("11 messages wait")
+        await expect(notice.get_by_text("lane-11")).to_be_visible()
 
 
 HIDE = """() => {

@@ -21,7 +21,6 @@ from .state import SPANS, PageState, state_of
 __all__ = ["live"]
 
 EVERY_S = 2.0
-ALIVE_EVERY = 8
 MOST_VIEWERS = 200
 STRIP = "strip"
 """What pages follow that show no span of time."""
@@ -29,7 +28,7 @@ STRIP = "strip"
 
 @screen("read")
 async def live(request: Request) -> Response:
-    """Send what has changed, until the viewer goes or the service ends."""
+    """Send how the store stands, every two seconds, until the viewer goes or the service ends."""
     state, store = state_of(request), store_of(request)
     if state.viewers >= MOST_VIEWERS:
         raise ApiError(503, "TooManyViewersError", f"{MOST_VIEWERS} pages follow already", {"retry-after": "30"})
@@ -40,21 +39,12 @@ async def live(request: Request) -> Response:
 async def _events(request: Request, state: PageState, store: Opened) -> AsyncIterator[bytes]:
     view, root = wanted(request, "view") or STRIP, request.scope.get("root_path", "")
     view = view if view in SPANS else STRIP
-    told, quiet = b"", 0
     if state.viewers >= MOST_VIEWERS:  # others have come since it was asked
         return
     state.viewers += 1
     try:
         while not state.closing.is_set() and _may_look(request, state):
-            event = await state.shared.get(
-                ("event", store.name, view, root), lambda: _event(request, state, store, view)
-            )
-            quiet = 0 if event != told else quiet + 1
-            if quiet == 0:
-                yield event
-            elif quiet % ALIVE_EVERY == 0:
-                yield b": here\n\n"
-            told = event
+            yield await state.shared.get(("event", store.name, view, root), lambda: _event(request, state, store, view))
             await _until_next(state)
     finally:
         state.viewers -= 1

@@ -32,6 +32,15 @@ PAGE_HEADERS = {
 }
 """Only what this service serves itself; nothing inline. Without a referrer, forms would tell no origin either."""
 THEME = "aiodelay-theme"
+HTMX_CONFIG = json.dumps(
+    {
+        "includeIndicatorCSS": False,
+        "extensions": "sse",
+        "history": True,
+        "morphIgnore": ["data-htmx-powered", "open"],  # what a viewer has unfolded stays so
+        "sse": {"reconnectMaxDelay": "5s"},
+    }
+)
 TABS = (
     ("", "Overview"),
     ("messages", "Messages"),
@@ -158,7 +167,7 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
         "environment_kind": _environment_kind(state.environment),
         "theme": theme if theme in ("dark", "light") else "auto",
         "version": __version__,
-        "htmx_config": json.dumps({"includeIndicatorCSS": False, "extensions": "sse", "history": True}),
+        "htmx_config": HTMX_CONFIG,
     }
 
 

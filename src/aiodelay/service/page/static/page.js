@@ -98,16 +98,46 @@
     const place = document.getElementById("announce");
     if (place && text) place.textContent = text;
   }
-  function live(isLive) {
-    document.getElementById("strip")?.classList.toggle("is-live", isLive);
-    for (const each of all("[data-live-word]")) each.textContent = isLive ? "live," : "as of";
+
+  // --- how old the data are: the service sends them every 2 s, or says that the store fails -------------------
+  const OLD_MS = 5000, SILENT_MS = 15000;
+  const STATES = ["live", "old", "gone"];
+  let follows = false, isGone = false, heard = 0, fresh = 0, shownState = "";
+  function stateNow() {
+    const now = performance.now();
+    if (!follows) return "";
+    if (isGone || now - heard > SILENT_MS) return "gone";
+    return now - fresh > OLD_MS ? "old" : "live";
   }
-  let isLive = false;
-  document.addEventListener("htmx:sse:after:message", () => live((isLive = true)));
-  for (const name of ["htmx:sse:close", "htmx:sse:error", "htmx:sse:before:connection"]) {
-    document.addEventListener(name, () => live((isLive = false)));
+  function live() {
+    const strip = document.getElementById("strip");
+    if (!strip) return;
+    const state = stateNow();
+    for (const each of STATES) strip.classList.toggle(`is-${each}`, each === state);
+    const seconds = Math.floor((performance.now() - fresh) / 1000);
+    const words = { live: "live,", old: `${seconds} s old, as of`, gone: "the service does not answer; as of" };
+    for (const each of all("[data-live-word]")) each.textContent = words[state] ?? "as of";
+    if (state !== shownState && (state === "old" || state === "gone")) announce(words[state].replace(/[;,] as of$/, ""));
+    shownState = state;
   }
-  document.addEventListener("visibilitychange", () => document.hidden && live((isLive = false)));
+  document.addEventListener("htmx:sse:after:message", () => {
+    follows = true;
+    isGone = false;
+    heard = performance.now();
+    if (!document.getElementById("trouble")?.textContent) fresh = heard;
+    live();
+  });
+  document.addEventListener("htmx:sse:error", () => {
+    isGone = true;
+    live();
+  });
+  function unfollow() {
+    follows = false;
+    live();
+  }
+  document.addEventListener("htmx:sse:close", unfollow);
+  document.addEventListener("visibilitychange", () => document.hidden && unfollow());
+  setInterval(live, 1000);
   document.addEventListener("htmx:after:swap", (event) => {
     refresh();
     const target = event.target;
@@ -120,7 +150,7 @@
     explain(document);
     all("[data-selects]").forEach(selected);
     all("[data-typed]").forEach(typed);
-    live(isLive);
+    live();
   }
   document.querySelector(".tabs [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   refresh();
