@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
@@ -17,14 +18,16 @@ from starlette.routing import Mount
 from aiodelay import Scheduler, StoreUnavailableError
 from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
-from aiodelay.model import At, Cancel, Envelope, Put
+from aiodelay.model import After, Again, At, Cancel, Dead, Demand, Done, Envelope, Put
 from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
 from aiodelay.service.page import live
 from aiodelay.service.page.live import EVERY_S
+from aiodelay.sqlite import SqliteStore
+from aiodelay.testing.clock import VirtualClock
 from tests.browser.conftest import Contexts, Watch
 from tests.support.api import bearer, client_of, serving_app
 from tests.support.contrast import CONTRASTS
-from tests.support.scene import ORDER, SceneStore
+from tests.support.scene import NOW, ORDER, SceneStore
 
 READER = Token(name="reader", hash=hash_token("of-the-reader"), scopes=("read",))
 OTHER = Token(name="other", hash=hash_token("of-another"), scopes=("read",))
@@ -177,6 +180,30 @@ async def test_a_store_that_fails_is_told(watch: Watch, store: SceneStore, monke
         await expect(page.get_by_role("alert")).to_contain_text("connection refused")
         monkeypatch.undo()
         await expect(page.locator("#trouble")).to_have_text("")
+
+
+async def test_the_last_hour_is_counted_and_the_end_of_a_backlog_estimated(tmp_path: Path) -> None:
+    clock, path = VirtualClock(start=NOW), tmp_path / "delay.db"
+    async with (
+        SqliteStore(path, clock=clock, journal=10_000) as store,
+        store.work("worker", ["work"]) as work,
+    ):
+        for minute in range(10):
+            names = [f"m{minute}-{n}" for n in range(20)]
+            await store.apply([Put(new_op(), Envelope(each, "work", payload=b"x"), After(0)) for each in names])
+            claimed = await work.claim({"work": Demand(20)}, request=new_op().hex(), lease_ms=15_000)
+            ends = [(each.record.id, each.record.revision, each.token) for each in claimed.claims]
+            await work.settle([Done(*each) for each in ends[:18]])
+            await work.settle([Again(*ends[18], clock.now_ms() + 3_600_000, 1), Dead(*ends[19], "rejected", 1)])
+            clock.move(60_000)
+        await store.apply([Put(new_op(), Envelope(f"late-{n}", "work", payload=b"x"), After(0)) for n in range(90)])
+    clock.move(1_000)
+    scheduler = Scheduler(SqliteStore(path, clock=clock, journal=10_000), dispatch=False)
+    async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
+        text = re.sub(r"<[^>]*>", "", (await client.get("/")).text)
+        assert "180 delivered, 10 retried, 10 given up" in text
+        assert "What is overdue is delivered in about 5\xa0min" in text
+        assert "18.0 a minute, of which 0.0 come due meanwhile" in text
 
 
 # --- search -------------------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "shapes",
             "why",
             "queries",
+            "activity",
         },
         {"values", "decisions", "telemetry", "arguments", "runtime"},
     ),

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
+from aiodelay.activity import ActivityMeter
 from aiodelay.inputs import Targets
 from aiodelay.messages import Message
 from aiodelay.queries import LatenessMeter
@@ -37,12 +38,14 @@ class Opened:
         scheduler: Open.
         targets: Where messages may be scheduled to.
         lateness: What its journal has told so far.
+        activity: What its journal has told of the last hour so far.
     """
 
     name: str
     scheduler: Scheduler
     targets: Targets
     lateness: LatenessMeter = field(default_factory=LatenessMeter)
+    activity: ActivityMeter = field(default_factory=ActivityMeter)
 
     def check(self, message: Message) -> None:
         """Refuse a destination that is not allowed; what is no destination at all, the scheduler refuses.

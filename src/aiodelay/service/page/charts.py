@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from aiodelay.activity import Activity, Minute
 from aiodelay.model import LoadBucket
 from aiodelay.queries import Lateness
 from aiodelay.shapes import time_shape
 
 from .state import Span
 
-__all__ = ["Bar", "Bars", "Column", "Columns", "lateness_columns", "load_bars", "scale_of"]
+__all__ = [
+    "Bar",
+    "Bars",
+    "Column",
+    "Columns",
+    "Part",
+    "Past",
+    "Stack",
+    "lateness_columns",
+    "load_bars",
+    "past_stacks",
+    "scale_of",
+]
 
 HEIGHT = 100
 LEAST = 1.5
@@ -111,6 +124,73 @@ class Columns:
 
     columns: Sequence[Column]
     scale: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a stacked bar: of which kind, and where."""
+
+    kind: str
+    y: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What ended in one minute, stacked; `title` says it in words."""
+
+    x: int
+    parts: Sequence[Part]
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The chart of the last hour.
+
+    Attributes:
+        stacks: The minutes in which something ended.
+        unknown: How many minutes, from the left, are not known.
+        totals: How much of each kind there was.
+        scale: As of `Bars`.
+        ticks: As of `Bars`.
+    """
+
+    stacks: Sequence[Stack]
+    unknown: int
+    totals: Mapping[str, int]
+    scale: Sequence[int]
+    ticks: Sequence[int]
+
+
+KINDS = ("delivered", "retried", "given_up")
+
+
+def past_stacks(activity: Activity) -> Past:
+    """Return the chart of what ended in each minute of the last hour."""
+    minutes = activity.minutes
+    scale = scale_of(max(sum(getattr(each, kind) for kind in KINDS) for each in minutes))
+    stacks = [_stack(x, each, scale[0]) for x, each in enumerate(minutes)]
+    since_ms = activity.since_ms or 0
+    first, last = minutes[0].from_ms, minutes[-1].from_ms
+    return Past(
+        [each for each in stacks if each.parts],
+        sum(each.from_ms < since_ms for each in minutes),
+        {kind: sum(getattr(each, kind) for each in minutes) for kind in KINDS},
+        scale,
+        [first + (last - first) * i // 4 for i in range(5)],
+    )
+
+
+def _stack(x: int, minute: Minute, top: int) -> Stack:
+    parts, y = list[Part](), float(HEIGHT)
+    for kind in KINDS:
+        if count := getattr(minute, kind):
+            height = max(count / top * HEIGHT, LEAST)
+            y -= height
+            parts.append(Part(kind, round(y, 2), round(height, 2)))
+    told = ", ".join(f"{getattr(minute, kind)} {kind.replace('_', ' ')}" for kind in KINDS)
+    return Stack(x, parts, f"{time_shape(minute.from_ms)[:16].replace('T', ' ')} UTC: {told}")
 
 
 def lateness_columns(lateness: Lateness) -> Columns:

@@ -10,16 +10,20 @@ from fastapi import Request
 from starlette.responses import Response
 
 from aiodelay import ports
+from aiodelay.activity import MINUTE_MS, Activity, drain_ms
 from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.model import Blocked, Instance, LaneCounts
+from aiodelay.model import Blocked, Instance, LaneCounts, LoadBucket
 from aiodelay.service.api.served import Opened
 
-from .charts import lateness_columns, load_bars
+from .charts import lateness_columns, load_bars, past_stacks
 from .rendering import shown
 from .requests import screen, store_of, wanted
-from .state import SPANS, Shared, Span, state_of
+from .state import SPANS, Facts, Shared, Span, state_of
 
-__all__ = ["LaneRow", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of"]
+__all__ = ["Drain", "LaneRow", "drain_of", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of"]
+
+
+COMING_MINUTES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +59,44 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
     except UnsupportedByStoreError as error:
         return {"facts": None, "cannot": str(error), "span": span}
     load = await shared.load(store, span)
+    activity = await shared.activity(store)
     return {
         "facts": facts,
         "cannot": "",
         "span": span,
         "chart": load_bars(load, span, facts.now_ms),
         "histogram": None if facts.lateness is None else lateness_columns(facts.lateness),
+        "past": None if activity is None else past_stacks(activity),
+        "activity": activity,
+        "drain": None if activity is None else drain_of(facts, activity, await shared.load(store, SPANS["hour"])),
         "lanes": await lanes_of(store, facts.lanes),
         "instances": await instances_of(store),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """An estimate of when nothing is overdue any more.
+
+    Attributes:
+        delivered: Messages delivered a minute, in the last five minutes.
+        coming: Messages that come due a minute, in the next ten minutes.
+        ms: How long it takes; None = for ever at this pace.
+    """
+
+    delivered: float
+    coming: float
+    ms: int | None
+
+
+def drain_of(facts: Facts, activity: Activity, load: Sequence[LoadBucket]) -> Drain | None:
+    """Return the estimate; None where nothing is overdue, or the pace is not known."""
+    overdue, delivered = facts.total("overdue"), activity.delivered_per_minute()
+    if not overdue or delivered is None:
+        return None
+    ends_ms = facts.now_ms + COMING_MINUTES * MINUTE_MS
+    coming = sum(each.messages for each in load if each.from_ms < ends_ms) / COMING_MINUTES
+    return Drain(delivered, coming, drain_ms(overdue, delivered, coming))
 
 
 async def lanes_of(store: Opened, counts: Mapping[str, LaneCounts]) -> Sequence[LaneRow]:

@@ -10,7 +10,8 @@ from typing import TypeVar
 from fastapi import Request
 
 from aiodelay import ports
-from aiodelay.errors import AiodelayError, UnsupportedByStoreError
+from aiodelay.activity import Activity
+from aiodelay.errors import AiodelayError, StoreMismatchError, UnsupportedByStoreError
 from aiodelay.model import Lane, LaneCounts, LoadBucket
 from aiodelay.queries import Lateness, oldest_overdue_ms
 from aiodelay.service.api.security import Tokens
@@ -111,6 +112,22 @@ class Shared:
             return list(await store.scheduler._inspectable.load(bucket_ms=span.bucket_ms, buckets=span.buckets))
 
         return await self.get(("load", store.name, span.name), ask)
+
+    async def activity(self, store: Opened) -> Activity | None:
+        """Return what happened in the last hour; None where no journal is kept."""
+        return await self.get(("activity", store.name), lambda: _activity(store))
+
+
+async def _activity(store: Opened) -> Activity | None:
+    opened = store.scheduler._open_store()
+    if not isinstance(opened, ports.Followed):
+        return None
+    try:
+        async with opened.trail() as trail:
+            await store.activity.read(trail, now_ms=opened.now_ms())
+    except (UnsupportedByStoreError, StoreMismatchError):
+        return None
+    return store.activity.last_hour(opened.now_ms())
 
 
 async def _facts(store: Opened) -> Facts:

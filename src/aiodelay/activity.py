@@ -1,0 +1,141 @@
+"""Deliveries, retries and messages given up in each minute of the last hour, counted from a store's journal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from .model import JournalEntry
+from .ports import Trail
+
+__all__ = ["MINUTES", "MINUTE_MS", "Activity", "ActivityMeter", "Minute", "drain_ms"]
+
+MINUTE_MS = 60_000
+MINUTES = 60
+PACE_MINUTES = 5
+"""Whole minutes whose deliveries tell the pace."""
+KINDS: Mapping[str, str] = {"delivered": "delivered", "again": "retried", "lapsed": "retried", "dead": "given_up"}
+FIRST = 1
+"""The number of a journal's first entry: a journal that still has it was never trimmed."""
+
+
+class Minute(Struct, frozen=True):
+    """What ended within one minute.
+
+    Attributes:
+        from_ms: When it began, epoch ms.
+        delivered: Messages delivered.
+        retried: Attempts that failed or lapsed, and are made again.
+        given_up: Messages that became dead letters.
+    """
+
+    from_ms: int
+    delivered: int = 0
+    retried: int = 0
+    given_up: int = 0
+
+
+class Activity(Struct, frozen=True):
+    """The last hour.
+
+    Attributes:
+        minutes: All 60, oldest first; the last is not over.
+        since_ms: Since when all is counted: the journal has not been read, or does not reach, further back. None = the
+            whole hour is.
+    """
+
+    minutes: Sequence[Minute]
+    since_ms: int | None
+
+    def delivered_per_minute(self) -> float | None:
+        """Return the pace of the last five whole minutes; None while they are not known."""
+        latest = self.minutes[-1 - PACE_MINUTES : -1]
+        if self.since_ms is not None and self.since_ms > latest[0].from_ms:
+            return None
+        return sum(each.delivered for each in latest) / len(latest)
+
+
+class ActivityMeter:
+    """Counts a journal's entries: new ones as they come, and older ones step by step until an hour is covered."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, Counter[str]] = {}
+        self._read: dict[int, range] = {}  # by part of the journal: the numbers of the entries that are counted
+        self._oldest_ms: dict[int, int] = {}  # by part: when the oldest of them was written
+        self._begins: dict[int, int] = {}  # by part: the number of the oldest entry that is kept
+
+    async def read(self, trail: Trail, *, now_ms: int, most: int = 5_000) -> None:
+        """Count new entries, and the next of the older ones.
+
+        Args:
+            trail: Always of the same store.
+            now_ms: The store's time.
+            most: Most entries of each part of the journal to read, of the new and of the older ones.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
+        spans = await trail.spans()
+        if any(part in self._read and span.stop - self._read[part].stop > most for part, span in spans.items()):
+            self._forget()  # too much was written since the last time: the newest entries come first
+        for part, span in spans.items():
+            self._begins[part] = span.start
+            known = self._read.get(part, range(span.stop, span.stop))
+            await self._count(trail, part, range(max(known.stop, span.stop - most), span.stop), now_ms)
+            known = self._read.get(part, known)
+            if self._oldest_ms.get(part, now_ms) > now_ms - MINUTES * MINUTE_MS:
+                await self._count(trail, part, range(max(span.start, known.start - most), known.start), now_ms)
+        oldest = self._minute(now_ms) - MINUTES
+        self._counts = {minute: counts for minute, counts in self._counts.items() if minute > oldest}
+
+    def _forget(self) -> None:
+        for each in (self._counts, self._read, self._oldest_ms, self._begins):
+            each.clear()
+
+    async def _count(self, trail: Trail, part: int, span: range, now_ms: int) -> None:
+        if span.start >= span.stop:
+            return
+        async for entries in trail.entries(part, span, lambda _: None):
+            for entry in entries:
+                self._note(entry)
+            if entries:
+                self._oldest_ms[part] = min(self._oldest_ms.get(part, now_ms), entries[0].at_ms)
+        known = self._read.get(part, span)
+        self._read[part] = range(min(known.start, span.start), max(known.stop, span.stop))
+
+    def _note(self, entry: JournalEntry) -> None:
+        if entry.event in KINDS:
+            self._counts.setdefault(self._minute(entry.at_ms), Counter())[KINDS[entry.event]] += 1
+
+    def last_hour(self, now_ms: int) -> Activity:
+        """Return the last hour, as far as it has been read."""
+        last = self._minute(now_ms)
+        minutes = [
+            Minute(minute * MINUTE_MS, **self._counts.get(minute, Counter[str]()))
+            for minute in range(last - MINUTES + 1, last + 1)
+        ]
+        short = [self._oldest_ms.get(part, now_ms) for part in self._read if not self._is_whole(part)]
+        since_ms = max(short, default=0)
+        return Activity(minutes, since_ms if since_ms > minutes[0].from_ms else None)
+
+    def _of(self, minute: int) -> Minute:
+        counts = self._counts.get(minute, Counter[str]())
+        return Minute(minute * MINUTE_MS, **counts)
+
+    def _is_whole(self, part: int) -> bool:
+        """Whether all entries that a part has ever had are counted."""
+        return self._begins[part] <= FIRST and self._read[part].start <= FIRST
+
+    @staticmethod
+    def _minute(at_ms: int) -> int:
+        return at_ms // MINUTE_MS
+
+
+def drain_ms(overdue: int, delivered_per_minute: float, coming_per_minute: float) -> int | None:
+    """Return how many ms the overdue messages take, while others come due; None = they become more."""
+    if overdue == 0:
+        return 0
+    spare = delivered_per_minute - coming_per_minute
+    return None if spare <= 0 else round(overdue / spare * MINUTE_MS)
