@@ -210,6 +210,8 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
         (name, "rejected", f"p {name}") for name in "abc"
     }
     assert ids(cli("dead", "list", "--json", "--reason", "late")) == []
+    assert ids(cli("dead", "list", "--json", "--error", "KeyError")) == []
+    assert sorted(ids(cli("dead", "list", "--json", "--error", "none"))) == ["a", "b", "c"]
     assert ids(cli("dead", "list", "--json", "--before", "2020-01-01T00:00:00Z")) == []
     assert len(cli("dead", "list", "--of", "bad", "--limit", "2").lines) == 3
     add(cli, "b", to="handler:bad")
@@ -238,6 +240,7 @@ def test_a_dead_letter_is_shown_with_its_errors_and_its_traceback(cli: Cli) -> N
             await scheduler.run_until_idle()
 
     asyncio.run(play())
+    assert ids(cli("dead", "list", "--json", "--error", "KeyError")) == ["a"]
     lines = cli("dead", "show", "a").lines
     assert lines[0].startswith("a to handler:bad, due ")
     assert lines[1].endswith("after 3 attempts: attempts exhausted")

@@ -12,6 +12,7 @@ from cyclopts.validators import Number
 from aiodelay import DeadLetter, Scheduler
 from aiodelay.errors import cut
 from aiodelay.model import DeadReason, Stored
+from aiodelay.queries import NO_CLASS, error_class
 from aiodelay.shapes import dead_letter_shape, read_time, to_of
 from aiodelay.timeunits import to_epoch_ms
 
@@ -36,11 +37,13 @@ class Which:
         of: Only of this event type or sink.
         reason: Only those given up for this reason.
         before: Only those given up before this instant: 2026-12-01T09:00:00Z.
+        error: Only those whose last error is of this class: KeyError; none = names no class.
     """
 
     of: str | None = None
     reason: DeadReason | None = None
     before: str | None = None
+    error: str | None = None
 
     async def letters(self, scheduler: Scheduler, message_id: str | None = None) -> AsyncIterator[DeadLetter]:
         """Yield them, oldest first; with an id, those of that message."""
@@ -49,7 +52,8 @@ class Which:
         async for letter in scheduler.dead_letters(self.of, message_id=message_id):
             if before_ms is not None and letter.at_ms >= before_ms:
                 return
-            if self.reason in (None, letter.reason):
+            error = error_class(letter.record.last_error) or NO_CLASS
+            if self.reason in (None, letter.reason) and self.error in (None, error):
                 yield letter
 
 
@@ -159,7 +163,7 @@ async def purge(
 
 def _check_chosen(ids: Sequence[str], which: Which, *, all_: bool) -> None:
     if not ids and which == Which() and not all_:
-        text = "which dead letters? Name ids, or --of, --reason, --before, or --all"
+        text = "which dead letters? Name ids, or --of, --reason, --before, --error, or --all"
         raise CommandError(text, exit_code=NOT_UNDERSTOOD)
 
 
