@@ -2,7 +2,7 @@
 --@ base record
 -- ARGV[4] the id behind which to begin; '' = at the first
 -- ARGV[5] how many to look at
--- Returns where to go on, '' = that was all; then ids. Those that do not recur any more are taken out of the index.
+-- Returns where to go on, '' = that was all; then ids. It takes ids out of the index that do not recur any more.
 local SERIES = TAG .. 'series'
 local ids = call('ZRANGE', SERIES, ARGV[4] == '' and '-' or '(' .. ARGV[4], '+', 'BYLEX', 'LIMIT', 0, ARGV[5])
 local answer, over = { #ids == tonumber(ARGV[5]) and ids[#ids] or '' }, {}

@@ -111,7 +111,7 @@ class Operation:
 
     Args:
         token: The plan's token, which names the operation.
-        plan: What is done.
+        plan: The action and its targets.
         now_ms: When it began, epoch ms.
 
     Attributes:
@@ -173,7 +173,7 @@ class Operations:
 
         Args:
             token: The plan's.
-            plan: What is done.
+            plan: The action and its targets.
             carry_out: Does it; it may raise.
 
         Raises:
@@ -222,7 +222,7 @@ class Operations:
         return [each for each in self.all(store=store) if each.ended_ms is None]
 
     async def aclose(self) -> None:
-        """Have what is running end after its current step; cancel what takes too long."""
+        """End each operation after its current step; cancel operations whose step takes too long."""
         for token in self._tasks:
             self._operations[token].is_stopping = True
         running = list(self._tasks.values())

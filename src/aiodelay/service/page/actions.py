@@ -1,4 +1,4 @@
-"""What is changed from the page: first shown, with its targets; once confirmed, carried out by an operation.
+"""Changes made on the page: a plan is shown with its targets; once confirmed, an operation carries it out.
 
 Each form is answered by a redirection to a screen that can be loaded again: the plan, the operation, or the screen that
 the form came from.
@@ -38,7 +38,7 @@ from .state import state_of
 __all__ = ["TYPED_FROM", "ask", "confirm", "operation", "plan", "stop"]
 
 TYPED_FROM = 101
-"""From so many targets on the number has to be typed."""
+"""From this number of targets on the number has to be typed."""
 SHOWN = 5
 WAIT_S = 1.5
 """How long the answer to a confirmation waits for the operation's end."""
@@ -109,7 +109,7 @@ async def _planned(request: Request, store: Opened, action: str, form: Form) -> 
 
 
 async def _series_among(scheduler: Scheduler, ids: list[str]) -> list[str]:
-    """Return those of the ids that are recurring series, as far as the store tells."""
+    """Return the ids that name recurring series, as far as the store tells."""
     try:
         found = await asyncio.gather(*map(scheduler.get, ids))
     except UnsupportedByStoreError:
@@ -171,7 +171,7 @@ def _what(action: str, count: int) -> str:
 
 
 def _to_type(plan: Plan) -> str:
-    """Return what has to be typed to confirm a plan; "" where a button is enough."""
+    """Return the text to type to confirm a plan; "" where a button is enough."""
     if plan.rest is not None:
         return "all"
     return str(len(plan.targets)) if len(plan.targets) >= TYPED_FROM else ""
@@ -194,7 +194,7 @@ async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, lis
 
 @screen("read")
 async def confirm(request: Request) -> Response:
-    """Begin what was shown, once; a repeat leads to the same operation."""
+    """Begin the operation of a plan, once; a repeat leads to the same operation."""
     form = await form_of(request)
     store, served = store_of(request, form.one("store")), served_of(request)
     token, back = form.one("confirm"), local(request, form.one("back"))

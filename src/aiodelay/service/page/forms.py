@@ -1,4 +1,4 @@
-"""What forms have sent, and what was typed into those that were refused."""
+"""Forms that browsers have sent, and drafts of forms that were refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NO_DRAFT = Draft("", Form({}), "")
 
 
 class Drafts:
-    """The latest drafts, each by a token that stands in the URL of the screen that shows the form again."""
+    """The latest drafts, each by a token, which is in the URL of the screen that shows the form again."""
 
     def __init__(self) -> None:
         self._drafts: OrderedDict[str, Draft] = OrderedDict()
