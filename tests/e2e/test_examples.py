@@ -18,7 +18,8 @@ from tests.support.servers import Found, redis_servers, serving
 
 # What an example's log may say.
 EXPECTED = re.compile(
-    "is given up|is rejected|no instance reads it|alarm is over|records go to|replication factor is 1|has waited|missed"
+    r"attempt \d+ at \S+ failed|is given up|is rejected|no instance reads it|alarm is over|records go to|"
+    "replication factor is 1|has waited|missed"
 )
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -28,7 +28,7 @@ from .page import beside, listening_for_page
 from .report import Report
 from .screen import Screen
 from .signals import stop_signals
-from .traffic import ChargeCard, LogSink, Traffic
+from .traffic import ChargeCard, LogSink, SendReceipt, Traffic
 
 __all__ = ["demo"]
 
@@ -149,8 +149,12 @@ async def _count(scheduler: Scheduler) -> int | None:
     return sum(lane.scheduled + lane.overdue + lane.in_flight + lane.held for lane in lanes)
 
 
+FAILING = ((ChargeCard.__name__,), (SendReceipt.__name__,))
+"""Handlers that fail on purpose, as the arguments of log records begin."""
+
+
 class _LogLines(logging.Handler):
-    """Warnings become lines; that the expired cards are given up is told already, as dead letters."""
+    """Warnings become lines, except those about handlers that fail on purpose: the screen shows these attempts."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)
@@ -159,7 +163,7 @@ class _LogLines(logging.Handler):
 
     def filter(self, record: logging.LogRecord) -> bool:
         args = record.args if isinstance(record.args, tuple) else ()
-        return not (record.name == "aiodelay.handlers" and not record.exc_info and args[:1] == (ChargeCard.__name__,))
+        return not (record.name == "aiodelay.handlers" and args[:1] in FAILING and "aiodelay itself" not in record.msg)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._screen.line(self.format(record))

@@ -32,7 +32,7 @@ from aiodelay.timeunits import from_epoch_ms
 
 from .report import Attempt, Report
 
-__all__ = ["ChargeCard", "LogSink", "Traffic"]
+__all__ = ["ChargeCard", "LogSink", "SendReceipt", "Traffic"]
 
 
 @dataclass
