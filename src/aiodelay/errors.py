@@ -222,12 +222,12 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 
 def missing_extra(error: ImportError, setting: str, extra: str) -> ImportError:
-    """Return what to raise where something of ours cannot be imported: the extra that brings what is missing.
+    """Return the error of a failed import with the extra to install.
 
     Args:
-        error: What the import raised; it is returned where no extra brings what is missing.
-        setting: What was asked for.
-        extra: Its name in `pip install 'aiodelay[...]'`.
+        error: The error of the import; it is returned unchanged if a module of aiodelay itself is missing.
+        setting: The package or setting that needs the extra.
+        extra: The extra's name in `pip install 'aiodelay[...]'`.
     """
     if isinstance(error, MissingExtraError):
         return MissingExtraError(setting, error.value, error.allowed)

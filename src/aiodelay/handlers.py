@@ -348,7 +348,7 @@ def _in_short(error: Exception) -> str:
 
 
 def _place_of(function: object) -> str:
-    """Return where a handler stands in the program: `shop.check_payment, line 12`."""
+    """Return a handler's module, name and line: `shop.check_payment, line 12`."""
     target = inspect.unwrap(_target(function))
     name = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}".strip(".")
     code = getattr(target, "__code__", None)

@@ -96,7 +96,7 @@ class Composer:
         max_payload: Most bytes of a payload.
         traits: Returns the store's.
         types: The event classes met so far.
-        checks_events: Whether typed events must be readable as what they are.
+        checks_events: Whether each typed event is decoded again with its own class.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Composer:
 
 
 def _reader_of(codec: Codec, class_: type) -> Callable[[bytes], object]:
-    """Return what reads events of a class; of one that no handler can have, what accepts everything."""
+    """Return the decoder of an event class; for a class that nothing can decode, a function that accepts all."""
     try:
         return codec.decoder(class_)
     except Exception:  # noqa: BLE001 - annotations of the event's fields are evaluated here

@@ -275,3 +275,13 @@ def test_cut_and_kind() -> None:
     assert [kind_of(value) for value in (1, "", None, Untellable(), int)] == [
         *("an int", "a str", "None", "an Untellable", "a type")
     ]
+
+
+def test_a_failed_import_names_the_extra_unless_something_of_ours_is_missing() -> None:
+    missing = errors.missing_extra(ModuleNotFoundError(name="redis.asyncio"), "aiodelay.redis", "redis")
+    assert str(missing) == "aiodelay.redis is missing redis.asyncio; allowed: pip install 'aiodelay[redis]'"
+    again = errors.missing_extra(missing, "store redis://host", "other")
+    assert str(again) == "store redis://host is missing redis.asyncio; allowed: pip install 'aiodelay[redis]'"
+    ours, unnamed = ModuleNotFoundError(name="aiodelay.nothing"), ImportError("circular")
+    assert errors.missing_extra(ours, "aiodelay.redis", "redis") is ours
+    assert errors.missing_extra(unnamed, "aiodelay.redis", "redis") is unnamed

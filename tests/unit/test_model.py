@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import AWAY_AFTER_MS, Conflict, Registered
+from aiodelay.model import AWAY_AFTER_MS, Conflict, DeadLetter, Envelope, Record, Registered
 
 NOW = 1_900_000_000_000
 
@@ -36,3 +37,10 @@ def test_a_consumer_that_has_asked_for_nothing_for_a_minute_is_away(
 ) -> None:
     consumer = Registered("topic", "log", "name", False, NOW, seen_ms, 3, in_flight, 0, 0, 1)
     assert consumer.is_away(NOW) is is_away
+
+
+def test_a_dead_letter_tells_its_errors_and_its_traceback() -> None:
+    record = Record(Envelope("m", "lane"), 1, 2, bytes(8))
+    assert (DeadLetter(record, "late", 3).errors, DeadLetter(record, "late", 3).traceback) == ((), None)
+    failed = replace(record, earlier_errors=("a", "b"), last_error="c", traceback="lines")
+    assert (DeadLetter(failed, "late", 3).errors, DeadLetter(failed, "late", 3).traceback) == (("a", "b", "c"), "lines")

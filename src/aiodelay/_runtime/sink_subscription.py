@@ -51,7 +51,7 @@ class SinkSubscription:
         now_ms: The store's time.
         on_free: Called when demand has grown.
         observer: Is told of each batch.
-        hooks: Are told of each message that is given up.
+        hooks: Get each message that is given up.
     """
 
     sink: Sink

@@ -52,7 +52,7 @@ class HandlerSpec:
         timeout_ms: Longest run; None = no limit.
         types: What a message from a source may be of; None = anything.
         source: Name and address of where messages are taken from, beside the store.
-        place: Where it stands in the program, for error messages.
+        place: The function's module, name and line, for error messages.
     """
 
     name: Lane
@@ -113,7 +113,7 @@ class HandlerSubscription:
         on_free: Called when demand has grown.
         middleware: What goes around each run.
         observer: Is told of each run.
-        hooks: Are told of each message that is given up.
+        hooks: Get each message that is given up.
     """
 
     spec: HandlerSpec
