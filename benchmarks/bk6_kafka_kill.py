@@ -38,7 +38,7 @@ def run(plan: Plan) -> list[Row]:
     what = f"Kafka: {pending:,} pending, {PARTITIONS} partitions, one of {PROCESSES} processes killed: largest lateness"
     beside = f"of {due:,} due within {SPAN_S:g} s, each delivered once"
     rows = [Row("BK6", what, "ms", lateness_ms, GOAL, beside)]
-    for name, how, goal in (("&instance=orders-0", "with instance=", MOST_AGAIN), ("", "without a name", None)):
+    for name, how, goal in (("?instance=orders-0", "with instance=", MOST_AGAIN), ("", "without a name", None)):
         what = f"Kafka: the only process killed and started again, {how}: lateness of a message due at the kill"
         waits_ms = tuple(plan.run(started_again(plan.kafka, name)) for _ in range(plan.runs))
         rows.append(Row("BK6", what, "ms", waits_ms, goal, f"{PARTITIONS} partitions"))
