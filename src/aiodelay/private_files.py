@@ -12,5 +12,5 @@ OWNER_ONLY = 0o600
 
 def make_private(path: str) -> None:
     """Make an empty file that its owner alone may read and write, unless there is a file or none can be made."""
-    with suppress(OSError):  # whoever opens the file next says what is wrong
+    with suppress(OSError):  # the caller opens the file next, and gets the error
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, OWNER_ONLY))

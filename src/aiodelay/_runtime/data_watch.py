@@ -28,7 +28,7 @@ class DataWatch:
     Args:
         store: Open.
         clock: Measures how long the data have been gone.
-        on_alarm: Called with the alarm, and again when it is over; what it raises is logged.
+        on_alarm: Called with the alarm, and again when it is over; an exception that it raises is logged.
     """
 
     def __init__(self, store: Identified, clock: Clock, on_alarm: Callable[[Alarm], object] | None) -> None:

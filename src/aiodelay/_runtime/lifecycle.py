@@ -475,7 +475,7 @@ class Running:
         if self._hooks is not None:
             self._hooks.close()
             await ended_by(answered_by_s, [self._hooks_task])
-        if self._data_watch is not None:  # its question need not be answered
+        if self._data_watch is not None:  # closing waits for no answer to its question
             self._watch_task.cancel()
             await asyncio.wait([self._watch_task])
         self.commit.close()

@@ -1,4 +1,4 @@
-"""What keeps a store from being opened, by the words of its error, and what mends it."""
+"""Causes that keep a store from being opened, found by the words of its error, each with its remedy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _CAUSES = (
 
 
 def explained(reason: str) -> str:
-    """Return the reason of an error at the opening, followed by its meaning and what mends it, where that is known."""
+    """Return the reason of an error at the opening, followed by its meaning and its remedy where they are known."""
     for cause in _CAUSES:
         if any(sign in reason for sign in cause.signs):
             return f"{reason.rstrip('. ')}; {cause.meaning}. To mend it: {cause.mend}"

@@ -93,7 +93,7 @@ class Server(uvicorn.Server):
         self._open.pop(connection, None)
 
     def _make_room(self) -> bool:
-        """Close what has waited longest: a connection that never sent a request, else one that may send another."""
+        """Close the connection that has waited longest, one without any request first; return False if all are busy."""
         waiting = [each for each in self._open if each.is_waiting]
         if not waiting:
             return False

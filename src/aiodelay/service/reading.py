@@ -211,7 +211,7 @@ class Configuration:
         layers: Flags, environment, file.
         file: Which it was; it may be missing.
         again: Reads them anew.
-        problems: What is wrong with it before any value is judged: variables that are no setting, a file that
+        problems: Mistakes found before any value is judged: variables that are no setting, a file with secrets that
             everybody may read.
     """
 

@@ -1,8 +1,8 @@
--- present: compares the namespace with the one that a process was opened on, and its keys with each other.
+-- present: compares the namespace with that of a process's opening, and its keys with each other.
 --@ base
 -- ARGV[4] the `uuid` that was found at the opening
--- Returns now, the `uuid` that is there now or '', how many messages and dead letters are stored, and how many of them
--- stand in the sorted sets that name them. These two differ only after somebody deleted a key.
+-- Returns now, the present `uuid` or '', the number of stored messages and dead letters, and the number that the sorted
+-- sets list. The two numbers differ only after somebody deleted a key.
 --
 -- A process that finds another namespace, or none, notes the time in `meta`, for `aiodelay check` to read.
 local MOST_PARKED = 1000
