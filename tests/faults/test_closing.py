@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 DRAIN_S = 1
 GRACE_S = 8
-"""For a busy machine; without a bound closing takes 20 s and more."""
+"""For Kafka's clients, which are closed to their end, and a busy machine; without a bound closing takes over 20 s."""
 
 
 async def closes_in_time(url: str, harm: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:

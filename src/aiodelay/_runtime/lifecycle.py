@@ -437,8 +437,9 @@ class Running:
     async def close(self) -> None:
         """Stop claiming, let deliveries end, settle, then disconnect; each step is shielded and bounded.
 
-        It takes at most `drain`, `CANCEL_S` where runs go on although they were cancelled, and `CLOSE_S`. Cancelled
-        meanwhile, it waits no longer for deliveries to end: they are cancelled and given back.
+        It takes at most `drain`, `CANCEL_S` where runs go on although they were cancelled, and `CLOSE_S`; longer only
+        where a store ends its clients although closing it was cancelled. Cancelled meanwhile, it waits no longer for
+        deliveries to end: they are cancelled and given back.
         """
         self.is_closing = True
         try:
