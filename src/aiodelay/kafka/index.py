@@ -924,10 +924,15 @@ class Index(Commands, Claims, Looking):
 
     def drop_stale(self, change: Change) -> bool:
         """Drop a move of what a user has replaced or cancelled before its transaction began; say whether it was."""
-        if not change.targets or change.entry is None or change.entry.standing is not Place.GONE:
+        if not self.is_stale(change):
             return False
         self._let_off(change)
         return True
+
+    @staticmethod
+    def is_stale(change: Change) -> bool:
+        """Say whether a change moves what a user has replaced or cancelled."""
+        return bool(change.targets) and change.entry is not None and change.entry.standing is Place.GONE
 
     # --- changes ------------------------------------------------------------------------------------------
 

@@ -14,17 +14,23 @@ from aiokafka.consumer import fetcher
 from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords
 
-__all__ = ["install"]
+__all__ = ["Records", "install"]
 
 _HEAD, _LENGTH = 12, slice(8, 12)  # of a batch: base offset, and how many bytes follow
 
 
 def install() -> None:
     """Have aiokafka's consumers read so; repeating it changes nothing."""
-    fetcher.MemoryRecords = _Records
+    fetcher.MemoryRecords = Records
 
 
-class _Records:
+class Records:
+    """Batches one after the other, as aiokafka's `MemoryRecords` gives them.
+
+    Args:
+        data: Of an answer to a fetch.
+    """
+
     def __init__(self, data: bytes) -> None:
         self._all, self._data, self._at = MemoryRecords(data), data, 0
 
@@ -32,6 +38,7 @@ class _Records:
         return getattr(self._all, name)
 
     def next_batch(self) -> _Batch:
+        """Return the next batch; `has_next` says whether there is one."""
         begin = self._at
         self._at += _HEAD + int.from_bytes(self._data[begin : begin + _HEAD][_LENGTH])
         return _Batch(self._all.next_batch(), self._data, slice(begin, self._at))

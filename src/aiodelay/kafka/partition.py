@@ -11,6 +11,7 @@ from itertools import count
 from typing import NamedTuple
 
 import msgspec
+from aiokafka import TopicPartition
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
@@ -78,6 +79,8 @@ OPEN_S = 5.0
 STALL_S = 3.0
 """So long it is waited for what is written to be read: who waits has other partitions, and renewals, to see to."""
 FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
+MOST_OVERTAKEN = 3
+"""So often in a row a transaction is begun anew, since users have changed what it moves."""
 
 
 class Place(NamedTuple):
@@ -169,6 +172,7 @@ class Partition:
         self._over: FencedError | InDoubtError | None = None
         self._most = MAX_CLAIM_MESSAGES
         self._suspects = Suspects()
+        self._overtaken = 0
         self._marked_ms = 0
         self._whole_at: float | None = None
         self._open: tuple[int | None, float] = (None, 0.0)
@@ -460,10 +464,8 @@ class Partition:
                 await self._work.wait(MARK_MS / 1000 if is_waiting else None)
             return
         try:
-            async with self._writing:
-                offsets = await transactions.begin(outgoing)
-                self._note_offsets(batch, offsets)
-                await transactions.commit()
+            if not await self._commit(transactions, batch, outgoing):
+                return
         except AbortedError as error:
             self._aborted(error, transactions, batch, outgoing)
             return
@@ -476,6 +478,22 @@ class Partition:
         self._unread += changes
         self._take_in_own(changes)
         self._tell_read()  # the reader may have been faster
+
+    async def _commit(
+        self, transactions: Transactions, batch: Sequence[tuple[Change, int]], outgoing: Sequence[Outgoing]
+    ) -> bool:
+        """Write a transaction; say whether it was committed: if a user has changed what it moves, it is begun anew."""
+        async with self._writing:
+            offsets = await transactions.begin(outgoing)
+            overtaken_at = await self._overtaken_at(transactions, batch, outgoing, offsets)
+            if overtaken_at is None:
+                self._note_offsets(batch, offsets)
+                await transactions.commit()
+                self._overtaken = 0
+                return True
+            await transactions.abort()
+        await self._begin_again(batch, overtaken_at)
+        return False
 
     def _aborted(
         self,
@@ -596,6 +614,49 @@ class Partition:
         if self.index.end_instead(change, Dead(*key, "not_retryable", record.attempt + 1, why, then)) is not None:
             log.error("%s: message %s becomes a dead letter: %s", self.index.name, record.id, why)
         _tell(change, written=False)
+
+    # --- what users change while it is written ------------------------------------------------------------
+
+    async def _overtaken_at(
+        self,
+        transactions: Transactions,
+        batch: Sequence[tuple[Change, int]],
+        outgoing: Sequence[Outgoing],
+        offsets: Sequence[int],
+    ) -> int | None:
+        """Return where a user has written last of what a transaction moves, which is not committed yet; None: nowhere.
+
+        The broker is asked: the reader may be behind, and sees nothing beyond a transaction that is open.
+        """
+        keys = {change.key for change, _ in batch if change.targets}
+        if not keys or self._overtaken >= MOST_OVERTAKEN:
+            return None
+        try:
+            found = await transactions.keys_since(
+                TopicPartition(self.topic, self.number), self._unread_from(outgoing, offsets)
+            )
+        except UNAVAILABLE:
+            found = {}
+        if any(self.index.is_stale(change) for change, _ in batch):  # it has been read since the transaction began
+            return self.index.read_to - 1
+        return max((found[key] for key in keys & found.keys()), default=None)
+
+    def _unread_from(self, outgoing: Sequence[Outgoing], offsets: Sequence[int]) -> int:
+        """Return where that begins which stands in the partition and is neither read nor of the transaction."""
+        own = [offset for record, offset in zip(outgoing, offsets, strict=True) if record.topic == self.topic]
+        read_to = self.index.read_to
+        if own[0] - read_to <= (read_to == self._written_to) and own[-1] - own[0] < len(own):
+            return own[-1] + 1  # what stands between is the marker of the last transaction
+        return read_to
+
+    async def _begin_again(self, batch: Sequence[tuple[Change, int]], offset: int) -> None:
+        """Have what was not committed written anew, once it has been read what users have changed of it."""
+        self._check_over()
+        self._overtaken += 1
+        self.index.changes.extendleft(reversed([change for change, _ in batch]))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STALL_S):
+                await self.until_read(offset)
 
     @staticmethod
     def _note_offsets(batch: Sequence[tuple[Change, int]], offsets: Sequence[int]) -> None:

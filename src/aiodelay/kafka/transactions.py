@@ -13,6 +13,7 @@ from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnReque
 
 from .client import Outgoing, Producer, Written, reason_of
 from .options import Cluster
+from .tail import keys_since
 from .writer import PERMANENT
 
 __all__ = ["AbortedError", "FencedError", "InDoubtError", "Transactions"]
@@ -125,6 +126,15 @@ class Transactions(Producer):
             InDoubtError: No answer; nothing will be seen all the same.
         """
         await self._end(self._client.abort_transaction)
+
+    async def keys_since(self, place: TopicPartition, offset: int) -> Mapping[bytes, int]:
+        """Return what others have written to a partition from an offset on: the last offset of each key.
+
+        Raises:
+            KafkaError, TimeoutError, OSError: It cannot be read.
+        """
+        async with asyncio.timeout(self._timeout_s):
+            return await keys_since(self._client.client, place, offset)
 
     async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -1,0 +1,53 @@
+"""What a partition got since it was read: asked just before a commit, beyond what a `read_committed` reader can see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiokafka import TopicPartition
+from aiokafka.errors import LeaderNotAvailableError, for_code
+from aiokafka.protocol.fetch import FetchRequest
+
+from .parsing import Records
+
+__all__ = ["keys_since"]
+
+MOST_BYTES = 1 << 20
+_UNCOMMITTED = 0
+
+
+async def keys_since(client: Any, place: TopicPartition, offset: int) -> Mapping[bytes, int]:  # noqa: ANN401 - aiokafka's
+    """Return the last offset of each key that stands from an offset on, as far as one answer reaches.
+
+    Transactions are left out: their records may not be committed yet, and the caller knows its own.
+
+    Args:
+        client: aiokafka's.
+        place: The partition.
+        offset: Where to begin.
+
+    Raises:
+        KafkaError, OSError: It cannot be read.
+    """
+    leader = client.cluster.leader_for_partition(place)
+    if leader is None or leader < 0:
+        raise LeaderNotAvailableError
+    asked = [(place.topic, [(place.partition, offset, MOST_BYTES)])]
+    answer = await client.send(leader, FetchRequest(0, 0, MOST_BYTES, _UNCOMMITTED, asked))
+    ((_, ((_, code, *_, data),)),) = answer.topics
+    if code:
+        raise for_code(code)(place)
+    return _keys(Records(data), offset) if data else {}
+
+
+def _keys(records: Records, offset: int) -> Mapping[bytes, int]:
+    found: dict[bytes, int] = {}
+    while records.has_next():
+        batch = records.next_batch()
+        if batch.is_transactional or batch.is_control_batch:
+            continue
+        for record in batch:
+            if record.offset >= offset and record.key is not None:
+                found[record.key] = record.offset
+    return found
