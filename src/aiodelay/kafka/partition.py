@@ -80,7 +80,7 @@ STALL_S = 3.0
 """So long it is waited for what is written to be read: who waits has other partitions, and renewals, to see to."""
 FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
 MOST_OVERTAKEN = 3
-"""So often in a row a transaction is begun anew, since users have changed what it moves."""
+"""Most transactions in a row that are aborted because users have changed their messages."""
 
 
 class Place(NamedTuple):
@@ -482,7 +482,7 @@ class Partition:
     async def _commit(
         self, transactions: Transactions, batch: Sequence[tuple[Change, int]], outgoing: Sequence[Outgoing]
     ) -> bool:
-        """Write a transaction; say whether it was committed: if a user has changed what it moves, it is begun anew."""
+        """Write a transaction; say whether it was committed, or a user has changed one of its messages before."""
         async with self._writing:
             offsets = await transactions.begin(outgoing)
             overtaken_at = await self._overtaken_at(transactions, batch, outgoing, offsets)
@@ -642,15 +642,15 @@ class Partition:
         return max((found[key] for key in keys & found.keys()), default=None)
 
     def _unread_from(self, outgoing: Sequence[Outgoing], offsets: Sequence[int]) -> int:
-        """Return where that begins which stands in the partition and is neither read nor of the transaction."""
+        """Return the offset from which on others may have written what this process has not read."""
         own = [offset for record, offset in zip(outgoing, offsets, strict=True) if record.topic == self.topic]
         read_to = self.index.read_to
         if own[0] - read_to <= (read_to == self._written_to) and own[-1] - own[0] < len(own):
-            return own[-1] + 1  # what stands between is the marker of the last transaction
+            return own[-1] + 1  # only the marker of the last transaction is not read
         return read_to
 
     async def _begin_again(self, batch: Sequence[tuple[Change, int]], offset: int) -> None:
-        """Have what was not committed written anew, once it has been read what users have changed of it."""
+        """Queue an aborted transaction's changes again, once the reader has read what users wrote."""
         self._check_over()
         self._overtaken += 1
         self.index.changes.extendleft(reversed([change for change, _ in batch]))

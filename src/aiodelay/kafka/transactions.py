@@ -128,7 +128,7 @@ class Transactions(Producer):
         await self._end(self._client.abort_transaction)
 
     async def keys_since(self, place: TopicPartition, offset: int) -> Mapping[bytes, int]:
-        """Return what others have written to a partition from an offset on: the last offset of each key.
+        """Return the last offset of each key that others have written to a partition from an offset on.
 
         Raises:
             KafkaError, TimeoutError, OSError: It cannot be read.
