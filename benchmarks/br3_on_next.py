@@ -102,7 +102,7 @@ async def in_batches(n: int) -> float:
     all_delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with Stopwatch() as watch:
         async with store, store.work("bench", [LANE]) as work, asyncio.TaskGroup() as tasks:
-            book = LeaseBook(work, clock, LEASE_MS, work.wake)
+            book = LeaseBook(work, clock, clock.now_ms, LEASE_MS, work.wake)
             batches = Batches(Runners(tasks), all_delivered, n, delivered)
             dispatcher = Dispatcher(work, book, {LANE: batches}, LEASE_MS, lambda: True)
             tasks.create_task(dispatcher.run())

@@ -33,10 +33,12 @@ from .model import (
 __all__ = [
     "KILLS_TO_DEATH",
     "NO_OP",
+    "RIGHTING_MS",
     "SUSPECT_LAPSES",
     "after_failure",
     "after_lapse",
     "after_renewal",
+    "ahead_since",
     "as_occurrence",
     "base_id",
     "cancel_refused",
@@ -76,6 +78,8 @@ KILLS_TO_DEATH = 3
 """So many lapses while it was claimed alone, and a message is given up as `killed_worker`."""
 NO_OP = bytes(8)
 """The op of what no command wrote (a retried occurrence, a redriven dead letter), or one that is not remembered."""
+RIGHTING_MS = MAX_LEASE_MS // 3
+"""For so long after a step back of the clock, holders may set their leases right: the longest renewal interval."""
 TOKEN_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z. Token = (deadline - epoch) * 4096 + counter: exact in a double until 2094."""
 _COUNTERS = 4096
@@ -98,18 +102,32 @@ def token_counter(token: int) -> int:
 
 
 def is_lease_over(token: int, now_ms: int) -> bool:
-    """Say whether the lease has ended, or ends so far ahead that the clock must have stepped back since."""
-    return token_deadline_ms(token) <= now_ms or is_lease_too_long(token, now_ms)
-
-
-def tokens_held(now_ms: int) -> tuple[int, int]:
-    """Return the bounds of the tokens for which `is_lease_over` is false: from the first to below the second."""
-    return token_for(now_ms + 1, 0), token_for(now_ms + MAX_LEASE_MS + 1, 0)
+    """Say whether the lease has ended."""
+    return token_deadline_ms(token) <= now_ms
 
 
 def is_lease_too_long(token: int, now_ms: int) -> bool:
-    """Say whether the token's lease ends further ahead than any may."""
+    """Say whether the token's lease ends further ahead than any may: the clock has stepped back since."""
     return token_deadline_ms(token) > now_ms + MAX_LEASE_MS
+
+
+def tokens_held(now_ms: int) -> tuple[int, int]:
+    """Return the first token of a lease that is not over, and the first of one that is too long."""
+    return token_for(now_ms + 1, 0), token_for(now_ms + MAX_LEASE_MS + 1, 0)
+
+
+def ahead_since(since_ms: int, now_ms: int) -> int:
+    """Return since when leases that are too long have been seen.
+
+    From `RIGHTING_MS` after that time on they are over: a holder that lives has renewed its lease meanwhile, which sets
+    its end by the new time.
+
+    Args:
+        since_ms: What this function returned when such a lease was seen last, 0 = never. A time that is ahead, or past
+            by more than two times `RIGHTING_MS`, is of another step of the clock.
+        now_ms: The store's time; such a lease is there now.
+    """
+    return since_ms if since_ms <= now_ms <= since_ms + 2 * RIGHTING_MS else now_ms
 
 
 def occurrence_id(series: str, due_ms: int) -> str:

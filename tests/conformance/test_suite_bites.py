@@ -221,9 +221,20 @@ class LeavesRetries(MemoryStore):
         return False
 
 
-class StretchesLeases(MemoryStore):
-    def _renew(self, renewal: Renewal, now: int) -> RenewOutcome:
-        return super()._renew(renewal, now + 3_600_000)
+class RefusesSteps(MemoryStore):
+    def _renew(self, renewal: Renewal) -> RenewOutcome:
+        is_refused = t.is_lease_too_long(renewal.to, self.now_ms())
+        return RenewOutcome.LOST if is_refused else super()._renew(renewal)
+
+
+class TakesAtOnce(MemoryStore):
+    def _is_over(self, token: int, now: int) -> bool:
+        return t.is_lease_over(token, now) or t.is_lease_too_long(token, now)
+
+
+class WaitsForTheClock(MemoryStore):
+    def _is_over(self, token: int, now: int) -> bool:
+        return t.is_lease_over(token, now)
 
 
 class LooksAtTheEndAlone(MemoryStore):
@@ -284,7 +295,9 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (RedrivesApart, "test_s5_recurring_redriven_occurrence_is_live_and_ends_with_its_series", ()),
     (RedrivesApart, "test_s2_recurring_occurrence_that_stands_again_is_not_redriven", ()),
     (LeavesRetries, "test_recurring_cancel_ends_the_series_and_its_waiting_retries", ()),
-    (StretchesLeases, "test_a_renewal_too_far_ahead_is_refused", ()),
+    (RefusesSteps, "test_l1_a_holder_sets_its_lease_right_after_the_clock_stepped_back", ()),
+    (TakesAtOnce, "test_l1_a_holder_sets_its_lease_right_after_the_clock_stepped_back", ()),
+    (WaitsForTheClock, "test_l1_a_lease_that_nobody_sets_right_after_the_clock_stepped_back_is_returned", ()),
     (AppliesPassed, "test_s3_what_another_has_read_is_refused_whole", (4,)),
     (LooksAtTheEndAlone, "test_s3_what_another_has_read_is_refused_whole", (4,)),
     (LooksAtTheEndAlone, "test_s3_what_another_has_read_is_refused_whole", (6,)),

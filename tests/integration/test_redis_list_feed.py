@@ -36,7 +36,7 @@ from aiodelay.ports import Feed
 from aiodelay.redis import RedisListSource, RedisStore
 from aiodelay.redis.elements import decode_element, encode_element
 from aiodelay.testing.faults import FaultyStore
-from aiodelay.transitions import delivery_id, token_counter, token_for
+from aiodelay.transitions import RIGHTING_MS, delivery_id, token_counter, token_for
 from tests.support.servers import Found, redis_servers
 
 LANE = "orders"
@@ -314,11 +314,16 @@ async def test_l1_a_renewed_lease_holds_for_all_that_was_taken(scene: Scene) -> 
 
 
 @on_list
-async def test_l1_a_lease_that_ends_too_far_ahead_was_made_by_another_clock(scene: Scene) -> None:
+async def test_l1_a_lease_that_ends_too_far_ahead_is_left_to_its_holder_for_20_seconds(scene: Scene) -> None:
     dead_one, other = await scene.feed("dead"), await scene.feed()
     await scene.push(element("m"))
     await claim(dead_one)
-    await scene.direct.command("ZADD", f"{{{scene.key}}}:aiodelay:consumers", 10**14, "dead")
+    consumers = f"{{{scene.key}}}:aiodelay:consumers"
+    await scene.direct.command("ZADD", consumers, 10**14, "dead")
+    assert await claim(other) == []
+    ends_ms = int(float(await scene.direct.command("ZSCORE", consumers, "dead")))
+    assert 0 < ends_ms - scene.store.now_ms() <= RIGHTING_MS
+    await scene.direct.command("ZADD", consumers, ends_ms - RIGHTING_MS, "dead")
     assert ids(await claim(other)) == ["m"]
 
 

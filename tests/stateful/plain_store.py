@@ -80,7 +80,10 @@ class Message:
         return self.late is not LateAction.DELIVER and now > self.due_ms + self.limit_ms
 
     def is_over(self, now: int) -> bool:
-        return self.token is not None and not now < self.lease_ends_ms <= now + MOST_LEASE_MS
+        return self.token is not None and self.lease_ends_ms <= now
+
+    def may_be_over(self, now: int) -> bool:
+        return self.is_over(now) or (self.token is not None and self.lease_ends_ms > now + MOST_LEASE_MS)
 
     def check(self, record: Record) -> None:
         """Compare with what a store shows."""
@@ -123,7 +126,7 @@ class PlainStore:
                 del self._tombstones[message_id]
                 self._faded[message_id] = max(version, self._faded.get(message_id, -1))
         for message in self._superseded.values():
-            message.was_over |= message.is_over(now)
+            message.was_over |= message.may_be_over(now)
 
     def _older_in_flight(self, message_id: str, now: int) -> set[bool]:
         """Return what may be said of whether a version that was replaced is in flight."""
@@ -376,9 +379,7 @@ class PlainStore:
     def renew(self, renewal: Renewal, outcome: RenewOutcome, now: int, ends_ms: int) -> None:
         """Check and do a renewal until `ends_ms`."""
         message = self.messages.get(renewal.id)
-        if ends_ms > now + MOST_LEASE_MS:
-            assert outcome is RenewOutcome.LOST
-        elif message is None or message.token not in (renewal.token, renewal.to):
+        if message is None or message.token not in (renewal.token, renewal.to):
             older = self._superseded.get((renewal.id, renewal.revision))
             if older is None or older.token not in (renewal.token, renewal.to):
                 assert outcome is RenewOutcome.LOST
@@ -410,7 +411,7 @@ class PlainStore:
     def _follow(self, now: int, look: Look, taken: set[str]) -> None:
         """Do here what the store has done by itself: returned what lapsed, ended what is late."""
         for message_id, message in list(self.messages.items()):
-            if message.is_over(now):
+            if message.may_be_over(now):
                 snapshot = look(message_id)
                 if message_id in taken or snapshot is None or snapshot.state is not State.IN_FLIGHT:
                     self._lapse(message, now)

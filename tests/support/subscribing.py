@@ -90,7 +90,7 @@ class PlaceConformance(SubscriberConformance[Claim]):
     async def subscriber(self) -> AsyncIterator[Subscriber[Claim]]:
         feed: Feed = Settles()  # type: ignore[assignment]
         subscriber = PlaceSubscriber()
-        book = subscriber.book = LeaseBook(feed, SystemClock(), LEASE_MS, subscriber.ask)
+        book = subscriber.book = LeaseBook(feed, SystemClock(), SystemClock().now_ms, LEASE_MS, subscriber.ask)
         async with self.opened(), asyncio.TaskGroup() as tasks:
             subscriber.place = self.make_place(Runners(tasks), subscriber.ask)
             settling = tasks.create_task(book.run())

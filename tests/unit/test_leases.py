@@ -47,7 +47,8 @@ class Stage:
 
     def __init__(self, clock: VirtualClock, store: NotedStore, work: Work) -> None:
         self.clock, self.store, self._work = clock, store, work
-        self.book = LeaseBook(work, clock, LEASE_MS, lambda: None)
+        self.ahead_ms = 0  # of the store's time, as far as known
+        self.book = LeaseBook(work, clock, lambda: clock.now_ms() + self.ahead_ms, LEASE_MS, lambda: None)
         self.running = asyncio.create_task(self.book.run())
         self.ended: list[tuple[str, SettleOutcome]] = []
         self.lost_ids: list[str] = []
@@ -70,7 +71,7 @@ class Stage:
         await self.put(*ids)
         asked_at_ms = self.book.local_ms()
         claimed = await self._work.claim({LANE: Demand(len(ids))}, request=new_id(), lease_ms=LEASE_MS)
-        self.book.read(claimed, asked_at_ms)
+        self.book.read(asked_at_ms)
         return self.book.add(claimed.claims, self)
 
     async def hold_one(self) -> Held:
@@ -126,6 +127,20 @@ async def test_l1_a_lease_is_renewed_at_a_third_of_it_each_time_in_full(stage: S
         assert [renewal.id for renewal in call.asked] == ["a", "b"]
         deadlines = {token_deadline_ms(renewal.to) - start_ms for renewal in call.asked}
         assert deadlines == {call.asked_ms + LEASE_MS}
+    assert await stage.elsewhere() == []
+
+
+async def test_l1_a_lease_that_was_renewed_too_far_ahead_is_set_right_once_the_time_is_known(stage: Stage) -> None:
+    stage.ahead_ms = 3_600_000  # the clock has stepped back, and no answer has told of it
+    await stage.hold("m")
+    stage.store.inject("late_reply", "renew", lasting="1s")
+    await asyncio.sleep(THIRD_MS / 1000 + 0.5)
+    stage.ahead_ms = 0
+    await asyncio.sleep(1)
+    first, second = stage.renewals
+    assert second.asked_ms == first.answered_ms
+    assert token_deadline_ms(second.asked[0].to) == stage.clock.now_ms() - 500 + LEASE_MS
+    await asyncio.sleep(60)
     assert await stage.elsewhere() == []
 
 

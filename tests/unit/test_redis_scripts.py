@@ -50,6 +50,7 @@ def test_the_numbers_in_lua_are_those_of_the_model() -> None:
         "WINDOW": model.RETRY_WINDOW_MS,
         "TOMBSTONE_WINDOW": model.TOMBSTONE_WINDOW_MS,
         "MAX_LEASE": model.MAX_LEASE_MS,
+        "RIGHTING": transitions.RIGHTING_MS,
         "SUSPECT_LAPSES": transitions.SUSPECT_LAPSES,
         "KILLS_TO_DEATH": transitions.KILLS_TO_DEATH,
         "TOKEN_EPOCH": transitions.TOKEN_EPOCH_MS,

@@ -57,14 +57,24 @@ def test_tokens_of_one_instant_differ_and_sort_by_deadline(one: int, other: int)
 
 @pytest.mark.parametrize(
     ("ends_in_ms", "is_over"),
-    [(-1, True), (0, True), (1, False), (MAX_LEASE_MS, False), (MAX_LEASE_MS + 1, True), (3_600_000, True)],
+    [(-1, True), (0, True), (1, False), (MAX_LEASE_MS, False), (MAX_LEASE_MS + 1, False), (3_600_000, False)],
 )
-def test_a_lease_is_over_at_its_end_and_when_it_ends_too_far_ahead(ends_in_ms: int, is_over: bool) -> None:
+def test_a_lease_is_over_at_its_end_and_may_be_too_long(ends_in_ms: int, is_over: bool) -> None:
     token = t.token_for(NOW + ends_in_ms, 7)
-    assert t.is_lease_over(token, NOW) is is_over
-    assert t.is_lease_too_long(token, NOW) is (ends_in_ms > MAX_LEASE_MS)
+    is_too_long = ends_in_ms > MAX_LEASE_MS
+    assert (t.is_lease_over(token, NOW), t.is_lease_too_long(token, NOW)) == (is_over, is_too_long)
     least, too_long = t.tokens_held(NOW)
-    assert (least <= token < too_long) is not is_over
+    assert (token < least, token >= too_long) == (is_over, is_too_long)
+
+
+@pytest.mark.parametrize(
+    ("ago_ms", "is_same_step"),
+    [(-1, False), (0, True), (t.RIGHTING_MS, True), (2 * t.RIGHTING_MS, True), (2 * t.RIGHTING_MS + 1, False)],
+)
+def test_leases_that_are_too_long_have_been_seen_since_the_last_step_of_the_clock(
+    ago_ms: int, is_same_step: bool
+) -> None:
+    assert t.ahead_since(NOW - ago_ms, NOW) == (NOW - ago_ms if is_same_step else NOW)
 
 
 # --- ids --------------------------------------------------------------------------------------------------

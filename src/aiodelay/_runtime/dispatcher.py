@@ -162,7 +162,7 @@ class Dispatcher:
                 await backoff.failed(log, "claiming", error)
             else:
                 backoff.succeeded(log, "claiming")
-                self._book.read(claimed, asked_at_ms)
+                self._book.read(asked_at_ms)
                 return claimed
 
     def _deliver(self, claimed: Claimed) -> None:

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from aiodelay.clock import Clock
 from aiodelay.errors import StoreError
-from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Claimed, Renewal, RenewOutcome, Settlement, SettleOutcome
+from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Renewal, RenewOutcome, Settlement, SettleOutcome
 from aiodelay.ports import Feed
-from aiodelay.transitions import token_counter, token_for
+from aiodelay.transitions import is_lease_too_long, token_counter, token_for
 from aiodelay.wakeup import WakeUp
 
 from .backoff import Backoff
@@ -70,7 +70,8 @@ class LeaseBook:
 
     Args:
         work: Where settlements and renewals go.
-        clock: For intervals only; due times are the store's.
+        clock: For intervals only.
+        now_ms: The store's time, by which leases end.
         lease_ms: How long a renewal lasts; due at a third of it.
         on_change: Called after anything ended or was renewed.
         observer: Is told how claims end.
@@ -80,11 +81,14 @@ class LeaseBook:
         self,
         work: Feed,
         clock: Clock,
+        now_ms: Callable[[], int],
         lease_ms: int,
         on_change: Callable[[], None],
+        *,
         observer: Observer | None = None,
     ) -> None:
-        self._work, self._clock, self._lease_ms, self._on_change = work, clock, lease_ms, on_change
+        self._work, self._clock, self._now_ms = work, clock, now_ms
+        self._lease_ms, self._on_change = lease_ms, on_change
         self._observer = observer
         self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
         self._replaced: dict[str, tuple[int, int]] = {}  # what a claim under way may hold an older version of
@@ -92,8 +96,7 @@ class LeaseBook:
         self._most_settled = MAX_CLAIM_MESSAGES  # in one call
         self._unanswered: list[tuple[Held, Renewal]] = []
         self._wakeup = WakeUp()
-        self._store_ms, self._read_at_ms = 0, clock.monotonic_ms()
-        self._asked_at_ms = self._read_at_ms
+        self._asked_at_ms = clock.monotonic_ms()
         self._is_closing = False
         self.alone: Held | None = None
         """The suspect that this process took alone; nothing else is claimed until it is settled or renewed."""
@@ -106,24 +109,15 @@ class LeaseBook:
         """Whether settlements wait to be sent, or for their answer."""
         return bool(self._ended)
 
-    def now_ms(self) -> int:
-        """Return the store's time: that of its last reply plus what has passed here since."""
-        return self._store_ms + self._clock.monotonic_ms() - self._read_at_ms
-
     def local_ms(self) -> int:
         """Return this process's time, for `read`."""
         return self._clock.monotonic_ms()
 
-    def read(self, claimed: Claimed, asked_at_ms: int) -> None:
-        """Take the store's time from a reply: that of the asking, since a late answer would make every renewal short.
-
-        An answer that took as long as a lease tells nothing.
-        """
+    def read(self, asked_at_ms: int) -> None:
+        """Note when the claim was asked for that was answered now."""
         self._asked_at_ms = asked_at_ms
         if self._replaced:  # a claim that is asked for from now on brings the newest version
             self._replaced = {each: noted for each, noted in self._replaced.items() if noted[1] >= asked_at_ms}
-        if self._store_ms == 0 or self._clock.monotonic_ms() - asked_at_ms < self._lease_ms:
-            self._store_ms, self._read_at_ms = claimed.now_ms, asked_at_ms
 
     def add(self, claims: Sequence[Claim], taker: Taker) -> list[Held]:
         """Hold claims that have just been read; their leases have run since they were asked for."""
@@ -227,7 +221,7 @@ class LeaseBook:
         held.taker.settled(held, outcome)
 
     def _renewals_due(self) -> list[tuple[Held, Renewal]]:
-        now, store_now = self._clock.monotonic_ms(), self.now_ms()
+        now, store_now = self._clock.monotonic_ms(), self._now_ms()
         due: list[tuple[Held, Renewal]] = []
         for held in self._held.values():
             if held.renew_at_ms > now or len(due) == MAX_CLAIM_MESSAGES:
@@ -257,6 +251,10 @@ class LeaseBook:
                 self.alone = None
             held.claim = replace(held.claim, token=renewal.to)
             held.is_superseded |= outcome is RenewOutcome.SUPERSEDED
+            if is_lease_too_long(
+                renewal.to, self._now_ms()
+            ):  # the store's clock had stepped back: set it right at once
+                held.renew_at_ms = self._clock.monotonic_ms()
         self._keep(kept)
         if lost:
             self._lose(lost)

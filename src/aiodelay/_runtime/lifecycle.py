@@ -145,6 +145,7 @@ class Running:
             self._start_hooks()
             self._loops = Loops(
                 work=work,
+                now_ms=self._store.now_ms,
                 subscriptions=self.subscriptions,
                 lanes=self.lanes,
                 options=self._options,

@@ -51,6 +51,7 @@ class Loops:
 
     Args:
         work: The store's dispatching side.
+        now_ms: The store's time.
         subscriptions: By lane; handlers come and go.
         lanes: Gives the lanes that are served now, former names included.
         options: The scheduler's.
@@ -62,16 +63,17 @@ class Loops:
         self,
         *,
         work: Work,
+        now_ms: Callable[[], int],
         subscriptions: Mapping[Lane, Subscription],
         lanes: Callable[[], Collection[Lane]],
         options: RuntimeOptions,
         tasks: asyncio.TaskGroup,
         on_change: Callable[[], None],
     ) -> None:
-        self._work, self._options, self._tasks, self._on_change = work, options, tasks, on_change
+        self._work, self._now_ms, self._options, self._tasks, self._on_change = work, now_ms, options, tasks, on_change
         self._sources: dict[Subscriber, tuple[SourceLoop, asyncio.Task[None]]] = {}
         self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
-        self.book = LeaseBook(work, options.clock, options.lease_ms, self.freed, options.observer)
+        self.book = LeaseBook(work, options.clock, now_ms, options.lease_ms, self.freed, observer=options.observer)
         self._dispatcher = Dispatcher(work, self.book, subscriptions, options.lease_ms, self._may_claim)
         self.housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
         self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
@@ -116,6 +118,7 @@ class Loops:
             feed,
             subscription,
             clock=options.clock,
+            now_ms=self._now_ms,
             lease_ms=options.lease_ms,
             may_claim=self._may_claim,
             on_change=self.freed,

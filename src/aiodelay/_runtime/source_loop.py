@@ -24,6 +24,7 @@ class SourceLoop:
         feed: What to take from; not yet open.
         subscription: Whom it is for; it is served from the store too.
         clock: For intervals.
+        now_ms: The store's time.
         lease_ms: How long a claim lasts.
         may_claim: Says whether fresh work may be claimed now.
         on_change: Called after anything ended or was renewed.
@@ -36,6 +37,7 @@ class SourceLoop:
         subscription: HandlerSubscription,
         *,
         clock: Clock,
+        now_ms: Callable[[], int],
         lease_ms: int,
         may_claim: Callable[[], bool],
         on_change: Callable[[], None],
@@ -43,7 +45,8 @@ class SourceLoop:
     ) -> None:
         self._observer = observer
         self._opening, self._subscription = feed, subscription
-        self._clock, self._lease_ms, self._may_claim, self._on_change = clock, lease_ms, may_claim, on_change
+        self._clock, self._now_ms, self._lease_ms = clock, now_ms, lease_ms
+        self._may_claim, self._on_change = may_claim, on_change
         self._feed: Feed | None = None
         self.book: LeaseBook | None = None
         self._shall_drain, self._shall_end = asyncio.Event(), asyncio.Event()
@@ -53,7 +56,9 @@ class SourceLoop:
         """Take messages until drained, then settle what is left until told to end."""
         async with self._opening as feed, asyncio.TaskGroup() as tasks:
             self._feed = feed
-            self.book = LeaseBook(feed, self._clock, self._lease_ms, self._on_change, self._observer)
+            self.book = LeaseBook(
+                feed, self._clock, self._now_ms, self._lease_ms, self._on_change, observer=self._observer
+            )
             lanes = {self._subscription.lane: self._subscription}
             dispatcher = Dispatcher(feed, self.book, lanes, self._lease_ms, self._may_claim)
             tasks.create_task(self.book.run(), name=f"aiodelay lease book of {self._subscription.lane}")

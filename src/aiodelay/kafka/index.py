@@ -760,7 +760,7 @@ class Index(Commands, Claims, Looking):
 
     def renew(self, renewal: Renewal) -> RenewOutcome:
         """Set a lease from one token to another."""
-        return self._renew(renewal, self.now_ms())
+        return self._renew(renewal)
 
     def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
         """Do a step of housekeeping."""

@@ -185,10 +185,8 @@ class Claims(Tables):
                 self._note(settlement.outcome, record, now)
         return False
 
-    def _renew(self, renewal: Renewal, now: int) -> RenewOutcome:
-        """Set a lease from one token to another; only one that nobody else has taken, and no further than allowed."""
-        if t.is_lease_too_long(renewal.to, now):
-            return RenewOutcome.LOST
+    def _renew(self, renewal: Renewal) -> RenewOutcome:
+        """Set a lease from one token to another, unless somebody else has taken the message."""
         tokens = (renewal.token, renewal.to)
         entry, superseded = self._entries.get(renewal.id), self._superseded.get(renewal.id, {})
         is_superseded = superseded.get(renewal.revision) in tokens
@@ -215,7 +213,7 @@ class Claims(Tables):
 
     def _return_lapsed(self, now: int, limit: int) -> int:
         """Put back what was claimed and not settled in time; end what must not be tried again."""
-        over = [entry for entry in self._leased.values() if t.is_lease_over(entry.token, now)][:limit]
+        over = [entry for entry in self._leased.values() if self._is_over(entry.token, now)][:limit]
         for entry in over:
             record = t.after_lapse(entry.record)
             if record == "killed_worker":
@@ -233,7 +231,7 @@ class Claims(Tables):
         """Forget claims on what was replaced that nobody has settled in time."""
         claims = [(each, *claim) for each, claims in self._superseded.items() for claim in claims.items()]
         for message_id, revision, token in claims:
-            if t.is_lease_over(token, now):
+            if self._is_over(token, now):
                 self._end_superseded(message_id, revision, token)
 
     def _expire_late(self, now: int, limit: int) -> int:

@@ -91,8 +91,7 @@ class _MemoryWork:
         return [self._store._settle(settlement) for settlement in settlements]
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        now = self._store.now_ms()
-        return [self._store._renew(renewal, now) for renewal in renewals]
+        return [self._store._renew(renewal) for renewal in renewals]
 
     async def wait(self, *, until_ms: int | None) -> None:
         seconds = _TRAITS.safety_poll_ms / 1000

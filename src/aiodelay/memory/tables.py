@@ -95,6 +95,7 @@ class Tables:
         self._journal: deque[JournalEntry] | None = deque(maxlen=journal) if journal else None
         self._workers: set[Worker] = set()
         self._sequence, self._numbers, self._claims = count(1), count(1), count(1)
+        self._ahead_since = 0
 
     def now_ms(self) -> int:
         """Return the clock's time."""
@@ -132,6 +133,13 @@ class Tables:
     def _has_superseded(self, message_id: str, now: int) -> bool:
         """Say whether a version of this id that was replaced is still in flight."""
         return any(not t.is_lease_over(token, now) for token in self._superseded.get(message_id, {}).values())
+
+    def _is_over(self, token: int, now: int) -> bool:
+        """Say whether a lease is over; a lease that is too long, once its holder has had time to set it right."""
+        if not t.is_lease_too_long(token, now):
+            return t.is_lease_over(token, now)
+        self._ahead_since = t.ahead_since(self._ahead_since, now)
+        return self._ahead_since + t.RIGHTING_MS <= now
 
     def _end_superseded(self, message_id: str, revision: int, token: int) -> bool:
         """Forget a claim on what was replaced; say whether it was held."""

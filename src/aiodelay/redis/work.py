@@ -162,7 +162,9 @@ class RedisWork:
             arguments: list[Arg] = []
             for each in left:
                 arguments += [member_of(each.id), each.revision, each.token, each.to]
-            letters = await self._store.run("renew", arguments)
+            asked_s = asyncio.get_running_loop().time()
+            now, letters = await self._store.run("renew", arguments)
+            self._store.heard(now, asked_s)
             found = [_RENEWED[letter] for letter in letters]
             self._held.renewed(left[: len(found)], found)
             outcomes += found

@@ -296,7 +296,9 @@ def return_lapsed(tables: Tables, limit: int) -> int:
     query = "SELECT n FROM leases WHERE ns = ? AND token < ? ORDER BY token LIMIT ?"
     numbers = [n for (n,) in tables.execute(query, (tables.ns, least, limit))]
     query = "SELECT n FROM leases WHERE ns = ? AND token >= ? ORDER BY token LIMIT ?"
-    numbers += [n for (n,) in tables.execute(query, (tables.ns, too_long, limit - len(numbers)))]
+    ahead = [n for (n,) in tables.execute(query, (tables.ns, too_long, limit - len(numbers)))]
+    if ahead and tables.is_righting_over():
+        numbers += ahead
     for entry in tables.entries(numbers):
         _lapse(tables, entry)
     return len(numbers)

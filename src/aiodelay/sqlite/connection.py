@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sqlite3
 import sys
 import time
@@ -42,6 +43,7 @@ OWNER = """
     SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),
            (SELECT count(*) FROM sqlite_master)
 """
+_MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|VIEW|TRIGGER) (\w+)", re.MULTILINE)
 TABLES = ("namespaces", "lanes", "messages", "queue", "parked", "leases", "ended", "ops", "tombstones", "dead", "holds")
 
 
@@ -185,17 +187,17 @@ class Database:
     def _upgrade(self) -> None:
         """Add what a file lacks that an older version made; that version can go on using the file."""
         connection = self.connection
-        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        missing = [each for each in ("superseded", "messages_series") if each not in names]
+        known = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        made = {found[1]: statement for statement in _statements() if (found := _MADE.search(statement))}
         columns = message_columns(connection.execute)
-        missing_columns = [f"{name} {type_}" for name, type_ in LATER_COLUMNS.items() if name not in columns]
-        if not missing and not missing_columns:
+        missing = [f"{name} {type_}" for name, type_ in LATER_COLUMNS.items() if name not in columns]
+        if known >= made.keys() and not missing:
             return
-        for column in missing_columns:
+        for column in missing:
             connection.execute(f"ALTER TABLE messages ADD COLUMN {column}")
         connection.execute("DROP TRIGGER IF EXISTS schedule_insert")
-        for statement in _statements():
-            if "CREATE TRIGGER schedule_insert" in statement or any(each in statement for each in missing):
+        for name, statement in made.items():
+            if name not in known or name == "schedule_insert":
                 connection.execute(statement)
 
     def check_owner(self, *, may_be_new: bool = True) -> None:

@@ -65,6 +65,9 @@ CREATE TABLE superseded (
 ) WITHOUT ROWID;
 CREATE INDEX superseded_token ON superseded (ns, token);
 
+-- Since when leases have been seen that end further ahead than any may: the clock has stepped back.
+CREATE TABLE clock_steps (ns INTEGER PRIMARY KEY, ahead_since_ms INTEGER NOT NULL);
+
 -- Over, but ended so soon after it was put that its op must be remembered; then the message goes too.
 CREATE TABLE ended (
     ns INTEGER NOT NULL, n INTEGER NOT NULL, until_ms INTEGER NOT NULL, PRIMARY KEY (ns, n)

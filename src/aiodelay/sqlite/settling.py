@@ -181,8 +181,6 @@ def renew(tables: Tables, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
 
 
 def _renew(tables: Tables, renewal: Renewal) -> RenewOutcome:
-    if t.is_lease_too_long(renewal.to, tables.now):
-        return RenewOutcome.LOST
     entry = tables.find(renewal.id)
     if entry is None or not entry.token or entry.token not in (renewal.token, renewal.to):
         return RenewOutcome.SUPERSEDED if tables.renew_superseded(renewal) else RenewOutcome.LOST

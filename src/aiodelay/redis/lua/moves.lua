@@ -1,6 +1,6 @@
 -- moves: the steps that everything else is made of; the decisions are those of aiodelay/transitions.py.
 local SUSPECT_LAPSES, KILLS_TO_DEATH = 2, 3
-local MAX_LEASE = 60000
+local MAX_LEASE, RIGHTING = 60000, 20000
 local TOKEN_EPOCH, COUNTERS = 1735689600000, 4096
 -- So much of records a script reads, and one record more.
 local MOST_BYTES = 1048576
@@ -251,8 +251,28 @@ local tokens = {} -- one table, as a script may have no more than 200 locals
 
 function tokens.at(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS + counter % COUNTERS end
 
--- The lowest token of a lease that is not over, and the lowest of one that ends too far ahead: another clock made that one.
-tokens.LEAST, tokens.TOO_FAR = tokens.at(now + 1, 0), tokens.at(now + MAX_LEASE + 1, 0)
+-- The first token of a lease that is not over, and the first of one that is too long: the clock has stepped back since.
+tokens.LEAST, tokens.TOO_LONG = tokens.at(now + 1, 0), tokens.at(now + MAX_LEASE + 1, 0)
+
+-- Says whether holders of leases that are too long, of which there are some, have had the time to set them right.
+function tokens.is_righting_over()
+  local since = tonumber(call('HGET', META, 'ahead') or 0)
+  if since > now or now > since + 2 * RIGHTING then
+    since = now
+    open_gate()
+    call('HSET', META, 'ahead', text(now))
+  end
+  return since + RIGHTING <= now
+end
+
+function tokens.over(key, limit) -- the members of a zset of tokens whose leases are over
+  local found = call('ZRANGEBYSCORE', key, '-inf', '(' .. text(tokens.LEAST), 'LIMIT', 0, limit)
+  local ahead = call('ZRANGEBYSCORE', key, text(tokens.TOO_LONG), '+inf', 'LIMIT', 0, limit - #found)
+  if #ahead > 0 and tokens.is_righting_over() then
+    for _, member in ipairs(ahead) do found[#found + 1] = member end
+  end
+  return found
+end
 
 local LAPSED_AT_ONCE = 60 -- so many cost a claim as much as all else that it does
 
@@ -270,7 +290,7 @@ function superseded.is_any(id)
   local known = call('HGET', superseded.REVISIONS, id)
   for at = 1, known and #known or 0, 6 do
     local token = tonumber(call('ZSCORE', superseded.CLAIMS, sub(known, at, at + 5) .. id))
-    if token and token >= tokens.LEAST and token < tokens.TOO_FAR then return true end
+    if token and token >= tokens.LEAST then return true end
   end
   return false
 end
@@ -302,17 +322,13 @@ function superseded.renew(id, revision, token, to) -- says whether it is held
 end
 
 function superseded.forget_lapsed(limit)
-  for _, bounds in ipairs({ { '-inf', '(' .. text(tokens.LEAST) }, { text(tokens.TOO_FAR), '+inf' } }) do
-    local names = call('ZRANGEBYSCORE', superseded.CLAIMS, bounds[1], bounds[2], 'LIMIT', 0, limit)
-    for _, name in ipairs(names) do superseded.forget(name) end
-  end
+  for _, name in ipairs(tokens.over(superseded.CLAIMS, limit)) do superseded.forget(name) end
 end
 
 -- Puts back what was claimed and not settled in time.
 local function return_lapsed(n, limit)
   local key = leased_key(n)
-  local ids = call('ZRANGEBYSCORE', key, '-inf', '(' .. text(tokens.LEAST), 'LIMIT', 0, limit)
-  for _, id in ipairs(call('ZRANGEBYSCORE', key, text(tokens.TOO_FAR), '+inf', 'LIMIT', 0, limit - #ids)) do ids[#ids + 1] = id end
+  local ids = tokens.over(key, limit)
   if #ids > 0 then open_gate() end
   local bytes = 0
   for i, id in ipairs(ids) do

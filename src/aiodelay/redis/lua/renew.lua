@@ -1,8 +1,8 @@
--- renew: sets leases from one token to another; only those that nobody else has taken, and no further than allowed.
+-- renew: sets leases from one token to another, unless somebody else has taken the message.
 --@ base record memory moves
 -- From ARGV[4] on, 4 arguments each: id, revision, token, new token.
--- Returns a letter for each, in order: 'r' renewed, 'c' renewed but cancelled, 'u' superseded, 'l' lost; fewer than are
--- given, if their messages are large: send the others again.
+-- Returns now, and a letter for each, in order: 'r' renewed, 'c' renewed but cancelled, 'u' superseded, 'l' lost; fewer
+-- than are given, if their messages are large: send the others again.
 local answers, bytes = {}, 0
 
 open_gate()
@@ -11,7 +11,6 @@ local function renew(id, revision, token, to)
   local e = load(id)
   bytes = bytes + (e and #e.value or 0)
   local held = e and token_of(e)
-  if floor(to / COUNTERS) + TOKEN_EPOCH > now + MAX_LEASE then return 'l' end
   if not held or (held ~= token and held ~= to) then
     return superseded.renew(id, revision, token, to) and 'u' or 'l'
   end
@@ -29,4 +28,4 @@ for a = 4, #ARGV, 4 do
   if bytes >= MOST_BYTES then break end
   answers[#answers + 1] = renew(ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]))
 end
-return table.concat(answers)
+return { text(now), table.concat(answers) }

@@ -8,7 +8,7 @@
 -- ARGV[2] the consumer
 local LIST, CONSUMERS, TAKEN, CONTENT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MOST, MOST_BYTES, MOST_CONSUMERS = 500, 1048576, 4
-local MAX_LEASE, SUSPECT_LAPSES, KILLS_TO_DEATH = 60000, 2, 3
+local MAX_LEASE, RIGHTING, SUSPECT_LAPSES, KILLS_TO_DEATH = 60000, 20000, 2, 3
 local FORMAT, ALONE, FLAGS_AT, LAPSES_AT, KILLS_AT = 1, 2, 1, 24, 25
 
 local function taken_key(consumer) return sub(CONSUMERS, 1, -10) .. 'taken:' .. consumer end
@@ -75,10 +75,15 @@ local function give_back(consumer, numbers, changed)
   leave_if_empty(consumer)
 end
 
+-- Shortens leases that end further ahead than any may, as the clock has stepped back: who lives renews them meanwhile.
+local function set_right()
+  local ahead = call('ZRANGEBYSCORE', CONSUMERS, '(' .. text(now + MAX_LEASE), '+inf', 'LIMIT', 0, MOST)
+  for _, consumer in ipairs(ahead) do call('ZADD', CONSUMERS, text(now + RIGHTING), consumer) end
+end
+
 local function return_lapsed()
+  set_right()
   local lapsed = call('ZRANGEBYSCORE', CONSUMERS, '-inf', text(now), 'LIMIT', 0, MOST_CONSUMERS)
-  local ahead = call('ZRANGEBYSCORE', CONSUMERS, '(' .. text(now + MAX_LEASE), '+inf', 'LIMIT', 0, MOST_CONSUMERS)
-  for _, consumer in ipairs(ahead) do lapsed[#lapsed + 1] = consumer end
   for _, consumer in ipairs(lapsed) do
     local numbers = {}
     for i, number in ipairs(call('HKEYS', taken_key(consumer))) do numbers[i] = tonumber(number) end
