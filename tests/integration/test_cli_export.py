@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from aiodelay import Every, Reject, Retry, Scheduler, StoreUnavailableError
+from aiodelay import Every, Retry, Scheduler, StoreUnavailableError
 from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import Found, redis_servers
