@@ -53,7 +53,7 @@ class StillInFlightError(AiodelayError):
 class _NotingStore(MemoryStore):
     """A memory store that notes why attempts failed, by delivery id and number."""
 
-    def __init__(self, *, clock: VirtualClock) -> None:
+    def __init__(self, *, clock: Clock) -> None:
         super().__init__(clock=clock)
         self.failures: dict[tuple[str, int], str] = {}
 
