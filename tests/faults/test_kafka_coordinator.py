@@ -25,7 +25,7 @@ from .test_kafka_store import ALL, moved, now_ms, put, transfer
 pytestmark = pytest.mark.asyncio
 
 ADD_PARTITIONS, END = 24, 26
-TIMEOUT_MS = 1500
+TIMEOUT_MS = 3000
 
 
 class Request(NamedTuple):

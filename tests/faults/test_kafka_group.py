@@ -341,7 +341,7 @@ async def test_one_too_many_waits_and_takes_over_when_another_goes(kafka: str) -
         async with member(url) as (second, work):
             await shared(first, second, n=1)
             idle = next(store for store in (first, second) if not store.partitions)
-            assert idle.status().phase == "ready"
+            await until(lambda: idle.status().phase == "ready", "it has seen that the topic is there")
             assert (await idle.counts(), idle.traits.cancel) == ({}, "recorded")
             await idle.apply([Put(new_op(), Envelope("m", "h"), After(0))])
             await stack.aclose()

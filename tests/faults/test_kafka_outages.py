@@ -86,7 +86,7 @@ async def test_f21_through_an_outage_what_was_acknowledged_arrives_once(broker: 
             broker.freeze()
             await asyncio.sleep(5)  # longer than any timeout
             broker.thaw()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await scheduling
         found = await arrived(broker.bootstrap, target, len(stored))
     assert stored <= found.keys() <= stored | in_doubt

@@ -62,6 +62,7 @@ async def export(
 def _opened(output: Path | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
+        sys.stdout.flush()  # before anybody is told that all is written
         return
     is_device = output.exists() and not output.is_file()
     part = output if is_device else output.with_name(f"{output.name}.part")

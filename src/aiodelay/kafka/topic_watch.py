@@ -54,7 +54,7 @@ class TopicWatch:
         self._doubted.set()
 
     async def run(self) -> None:
-        """Look at all topics every `CHECK_S` until cancelled."""
+        """Look at all topics every `CHECK_S` until cancelled; no error ends this."""
         while True:
             self._doubted.clear()
             for topic in self._topics:
@@ -62,6 +62,8 @@ class TopicWatch:
                     await self._look(TopicPartition(topic, 0))
                 except UNAVAILABLE as error:  # an owner's sessions tell about it
                     log.debug("topic %s cannot be looked at: %s", topic, reason_of(error))
+                except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+                    log_failure(log, f"topic {topic} cannot be looked at", reason_of(error), error, UNAVAILABLE)
             await self._doubted.wait(CHECK_S)
 
     async def until_same(self, place: TopicPartition) -> None:
