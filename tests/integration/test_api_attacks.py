@@ -229,7 +229,8 @@ async def test_a_form_of_one_session_is_none_of_another() -> None:
 async def test_the_cookie_of_a_session() -> None:
     async with service(tokens=TOKENS) as client:
         answer = await sign_in(client, "guessed")
-        assert (answer.status_code, answer.headers["location"]) == (303, "/login?wrong=yes")
+        assert answer.status_code == 303
+        assert answer.headers["location"].endswith("wrong=yes")
         assert not client.cookies
         answer = await sign_in(client, SECRETS["read"])
         (cookie,) = answer.headers.get_list("set-cookie")
