@@ -445,9 +445,10 @@ class Scheduler(Operations):
         """Decorate a function that is called with each `DeadLetter` that this process makes of a message.
 
         It is called after the dead letter was stored, one at a time; what it raises is logged. A coroutine function
-        runs on the event loop, a plain one in a worker thread. Of several, each is called. Closing waits up to 10 s for
-        the last calls. Not told of: what other processes give up, what a store gives up by itself (`killed_worker`, and
-        most of `late`), and what this process gave up just before it was killed. `dead_letters()` lists all.
+        runs on the event loop, a plain one in a worker thread. Of several, each is called. Closing waits for the last
+        calls until `drain` is over, and up to 3 s more. Not told of: what other processes give up, what a store gives
+        up by itself (`killed_worker`, and most of `late`), and what this process gave up just before it was killed.
+        `dead_letters()` lists all.
 
         Raises:
             ClosedError: The scheduler is open already.

@@ -125,8 +125,8 @@ async def test_closing_waits_for_the_last_calls_but_not_for_ever(
         await asyncio.sleep(1)
     assert told == ["a"]
     assert len(await store.dead_letters()) == 2
-    assert clock.monotonic_ms() - began < 20_000
-    assert "aiodelay on_dead_letter did not end within 10 s and was cancelled" in caplog.text
+    assert clock.monotonic_ms() - began < 36_000, "the drain is 30 s"
+    assert "closing waits no longer, and cancels: aiodelay on_dead_letter" in caplog.text
 
 
 async def test_what_waits_for_a_slow_hook_is_bounded(

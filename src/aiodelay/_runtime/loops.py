@@ -171,7 +171,7 @@ async def ended_by(by_s: float, tasks: Sequence[asyncio.Task[None]]) -> None:
     late = [task for task in tasks if not task.done()]
     if late:
         names = ", ".join(task.get_name() for task in late)
-        log.error("closing waits no longer for an answer of the store or a source; cancelled: %s", names)
+        log.error("closing waits no longer, and cancels: %s", names)
         for task in late:
             task.cancel()
         await asyncio.wait(late)

@@ -21,6 +21,7 @@ KEY_TYPES: Final[Mapping[str, KeyType]] = {
     "graves": "zset",
     "graves:ids": "zset",
     "done": "zset",
+    "series": "zset",
     "src": "hash",
     "holds": "set",
     "late": "zset",
