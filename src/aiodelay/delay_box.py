@@ -32,8 +32,8 @@ try:
     from .kafka.store import KafkaStore
     from .kafka.topic import prepare_intake
     from .kafka.writer import Writer
-except ImportError as error:
-    raise missing_extra(error, "aiodelay.delay_box", "kafka") from error
+except ImportError as _error:
+    raise missing_extra(_error, "aiodelay.delay_box", "kafka") from _error
 
 __all__ = ["DelayBox"]
 

@@ -13,7 +13,7 @@ from aiokafka.errors import MessageSizeTooLargeError, OutOfOrderSequenceNumber
 
 from aiodelay import Every, Scheduler
 from aiodelay.kafka import targets
-from aiodelay.kafka.client import InvalidRecordError, Outgoing
+from aiodelay.kafka.client import INVALID_RECORD, Outgoing
 from aiodelay.kafka.options import Cluster, read_url
 from aiodelay.kafka.transactions import AbortedError, FencedError, Transactions
 from aiodelay.model import DeadLetter
@@ -223,4 +223,4 @@ async def test_k28_a_record_that_its_topic_refuses_is_told_by_name(kafka: str) -
     async with transactions(read_url(kafka, "test"), new_name()) as producer:
         with pytest.raises(AbortedError) as caught:
             await producer.begin([Outgoing(topic, None, b"v", [])])
-        assert [type(each.error) for each in caught.value.written] == [InvalidRecordError]
+        assert [type(each.error) for each in caught.value.written] == [INVALID_RECORD]

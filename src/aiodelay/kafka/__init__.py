@@ -6,7 +6,7 @@ try:
     from .sink import KafkaSink, open_sink
     from .source import KafkaSource, open_source
     from .store import KafkaStore, open_store
-except ImportError as error:
-    raise _missing_extra(error, "aiodelay.kafka", "kafka") from error
+except ImportError as _error:
+    raise _missing_extra(_error, "aiodelay.kafka", "kafka") from _error
 
 __all__ = ["KafkaSink", "KafkaSource", "KafkaStore", "open_sink", "open_source", "open_store"]

@@ -36,8 +36,8 @@ from .records import java_partition
 
 __all__ = [
     "BATCH_BYTES",
+    "INVALID_RECORD",
     "UNAVAILABLE",
-    "InvalidRecordError",
     "Outgoing",
     "Producer",
     "Written",
@@ -68,6 +68,10 @@ class InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka
     errno = 87
     message = "INVALID_RECORD"
     description = "the topic refuses such a record (one without key, where it is compacted)"
+
+
+INVALID_RECORD: type[Exception] = InvalidRecordError
+"""What a write fails with whose record the topic refuses for what the record is."""
 
 
 class Outgoing(Struct, frozen=True, gc=False):

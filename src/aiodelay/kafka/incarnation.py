@@ -21,11 +21,15 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = ["NoTopicIdsError", "topic_id"]
+__all__ = ["NO_TOPIC_IDS", "topic_id"]
 
 
-class NoTopicIdsError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
+class _NoTopicIdsError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
     """The broker gives topics no ids."""
+
+
+NO_TOPIC_IDS: type[Exception] = _NoTopicIdsError
+"""What is raised where a broker gives topics no ids."""
 
 
 class _Id(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka has no types
@@ -122,7 +126,7 @@ async def topic_id(client: Any, place: TopicPartition, *, timeout_s: float) -> s
 
     Raises:
         UnknownTopicOrPartitionError: There is no such topic now.
-        NoTopicIdsError: The broker is older than Kafka 2.8, which gave topics their ids.
+        NO_TOPIC_IDS: The broker is older than Kafka 2.8, which gave topics their ids.
         KafkaError: No answer.
         TimeoutError: Not in time.
     """
@@ -132,7 +136,7 @@ async def topic_id(client: Any, place: TopicPartition, *, timeout_s: float) -> s
         async with asyncio.timeout(timeout_s):
             answer = await client.send(node, _Metadata(place.topic))
     except NotImplementedError as error:
-        raise NoTopicIdsError("the broker gives topics no ids: it is older than Kafka 2.8") from error
+        raise _NoTopicIdsError("the broker gives topics no ids: it is older than Kafka 2.8") from error
     ((code, _, found, *_),) = answer.topics
     if code:
         raise for_code(code)(place.topic)

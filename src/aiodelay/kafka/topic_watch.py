@@ -15,7 +15,7 @@ from aiodelay.wakeup import WakeUp
 
 from .client import UNAVAILABLE, log_failure, reason_of, tame
 from .group import METADATA_MS
-from .incarnation import NoTopicIdsError, topic_id
+from .incarnation import NO_TOPIC_IDS, topic_id
 from .options import Cluster
 
 __all__ = ["TopicWatch"]
@@ -112,7 +112,7 @@ class TopicWatch:
             return await topic_id(await self._connected(), place, timeout_s=self._timeout_s)
         except UnknownTopicOrPartitionError:
             raise
-        except NoTopicIdsError as error:
+        except NO_TOPIC_IDS as error:
             if place.topic not in self._ids:
                 log.warning(
                     "topic %s: %s, so nobody will notice if it is deleted and created again", place.topic, error

@@ -15,14 +15,14 @@ from aiokafka.errors import (
     RecordListTooLargeError,
 )
 
-from .client import InvalidRecordError, Outgoing, Producer, Written
+from .client import INVALID_RECORD, Outgoing, Producer, Written
 from .options import Cluster
 from .targets import refused_topics
 
 __all__ = ["PERMANENT", "TOO_LARGE", "Writer"]
 
 TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
-PERMANENT: tuple[type[Exception], ...] = (*TOO_LARGE, InvalidRecordError, InvalidTimestampError, PolicyViolationError)
+PERMANENT: tuple[type[Exception], ...] = (*TOO_LARGE, INVALID_RECORD, InvalidTimestampError, PolicyViolationError)
 """What a record is refused with that its topic takes no sooner if it is sent again."""
 _MOST_REPEATS = 20
 _MOST_HALVED = 32

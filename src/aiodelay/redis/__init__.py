@@ -12,8 +12,8 @@ try:
     from .log_entries import LogEntry, LogMessage, LogStart
     from .log_topics import LogConsumer, LogTopic
     from .store import RedisStore, open_store
-except ImportError as error:
-    raise _missing_extra(error, "aiodelay.redis", "redis") from error
+except ImportError as _error:
+    raise _missing_extra(_error, "aiodelay.redis", "redis") from _error
 
 __all__ = [
     "Consumer",

@@ -7,7 +7,7 @@ from aiodelay.errors import missing_extra as _missing_extra
 try:
     from .api import ApiLimits, Tokens, admin, hash_token
     from .config import Token
-except ImportError as error:
-    raise _missing_extra(error, "aiodelay.service", "service") from error
+except ImportError as _error:
+    raise _missing_extra(_error, "aiodelay.service", "service") from _error
 
 __all__ = ["ApiLimits", "Token", "Tokens", "admin", "hash_token"]

@@ -127,9 +127,11 @@ class Operation:
     """
 
     def __init__(self, token: str, plan: Plan, now_ms: int) -> None:
-        self.token, self.plan = token, plan
+        self.token: str = token
+        self.plan: Plan = plan
         self.state: Literal["finding", "changing", "done", "stopped", "failed"] = "finding"
-        self.found, self.changed = len(plan.targets), 0
+        self.found: int = len(plan.targets)
+        self.changed: int = 0
         self.series: list[str] = list(plan.series)
         self.outcomes: Counter[str] = Counter()
         self.error = ""
