@@ -62,7 +62,7 @@ _BATCH_HEADER, _RECORD_OVERHEAD, _RECORD_FIELDS = 61, 21, 3
 """Bytes of a batch's header; what aiokafka adds to a record at most; and what a batch's first record has of these."""
 
 
-class InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
+class _InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
     """The topic refuses what a record is, such as one without key where it is compacted."""
 
     errno = 87
@@ -70,7 +70,7 @@ class InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka
     description = "the topic refuses such a record (one without key, where it is compacted)"
 
 
-INVALID_RECORD: type[Exception] = InvalidRecordError
+INVALID_RECORD: type[Exception] = _InvalidRecordError
 """What a write fails with whose record the topic refuses for what the record is."""
 
 
@@ -121,7 +121,7 @@ def tame() -> None:
     name is no UTF-8 (K18), and leave a connection open when a start is cancelled (K20), and ask without a pause who
     leads a partition that nobody leads (K26), and call a record that is refused an unknown error (K28).
     """
-    kafka_errors.setdefault(InvalidRecordError.errno, InvalidRecordError)
+    kafka_errors.setdefault(_InvalidRecordError.errno, _InvalidRecordError)
     connecting.install()
     metadata.install()
     parsing.install()
