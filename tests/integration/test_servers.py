@@ -158,3 +158,18 @@ def test_a_server_starts_in_a_folder_whose_name_is_longer_than_a_socket_may_be(
         server.start()
         assert server.socket.is_socket()
         server.stop()
+
+
+def test_a_free_port_is_given_once_and_never_one_of_outgoing_connections() -> None:
+    ports = [servers.free_port() for _ in range(200)]
+    assert len(set(ports)) == 200
+    assert all(10_000 <= port < 32_768 for port in ports)
+
+
+def test_a_free_port_is_none_that_somebody_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, free = servers.free_port(), servers.free_port()
+    monkeypatch.setattr(servers, "_PORTS", iter([taken, free]))
+    with socket.create_server(("127.0.0.1", taken)):
+        assert servers.free_port() == free
+        with pytest.raises(AiodelayError, match="no port from 10000 to 32767 is free"):
+            servers.free_port()

@@ -29,6 +29,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError, for_code
 
 from aiodelay.kafka.records import partition_of
+from aiodelay.testing.servers import free_port
 
 __all__ = [
     "Broker",
@@ -111,7 +112,7 @@ class Broker:
     def __init__(self, **settings: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-kafka-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None
-        port, controller, login = _free_ports(3)
+        port, controller, login = free_port(), free_port(), free_port()
         self.bootstrap, self.login = f"127.0.0.1:{port}", f"127.0.0.1:{login}"
         here = Path(self._folder.name)
         lines = SETTINGS | {
@@ -485,14 +486,3 @@ def _fetch(jars: Path) -> None:
 def _done(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def _free_ports(n: int) -> list[int]:
-    probes = [socket.socket() for _ in range(n)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

