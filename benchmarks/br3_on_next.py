@@ -104,7 +104,7 @@ async def in_batches(n: int) -> float:
         async with store, store.work("bench", [LANE]) as work, asyncio.TaskGroup() as tasks:
             book = LeaseBook(work, clock, clock.now_ms, LEASE_MS, work.wake)
             batches = Batches(Runners(tasks), all_delivered, n, delivered)
-            dispatcher = Dispatcher(work, book, {LANE: batches}, LEASE_MS, lambda: True)
+            dispatcher = Dispatcher(work, book, {LANE: batches}, LEASE_MS, may_claim=lambda: True, may_try=lambda: True)
             tasks.create_task(dispatcher.run())
             tasks.create_task(book.run())
             await all_delivered

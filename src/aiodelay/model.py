@@ -257,9 +257,9 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
         due_ms: When this occurrence may be delivered at the earliest; retries do not move it.
         expires_ms: Claims later than this are `late`; 0 = never.
         attempt: Runs that finished.
-        lapses: Leases that ended unsettled, in a row.
-        kills: Lapses while it was claimed alone.
-        alone: The current claim was given out alone.
+        lapses: Leases that ended unsettled, in a row; a lapse in a trial does not count.
+        kills: How many processes ended while they tried this message alone.
+        alone: The current claim tries this message alone.
         no_retry: Cancelled while in flight: this attempt is the last.
         op: 8 bytes; the command that wrote this revision.
         live: Of a series: due times of earlier occurrences that are still being retried.
@@ -330,11 +330,11 @@ FIELDS: tuple[Field, ...] = (
         "aiodelay-expires-ms",
     ),
     Field("attempt", "u16", None, "attempt", "runs that finished", "aiodelay-attempt"),
-    Field("lapses", "u8", None, "lapses", "leases that ended unsettled, in a row", "aiodelay-lapses"),
-    Field("kills", "u8", None, "kills", "lapses while claimed alone", "aiodelay-kills"),
+    Field("lapses", "u8", None, "lapses", "leases that ended unsettled, in a row, outside trials", "aiodelay-lapses"),
+    Field("kills", "u8", None, "kills", "processes that ended while they tried this message alone", "aiodelay-kills"),
     Field("op", "8s", None, "op", "the command that wrote this revision", "aiodelay-op"),
     Field("version", "u64?", None, "version", "the caller's version, if it gave one", "aiodelay-version"),
-    Field("alone", "flag:1", None, "alone", "the current claim was given out alone", None),
+    Field("alone", "flag:1", None, "alone", "the current claim tries this message alone", None),
     Field("no_retry", "flag:2", None, "no_retry", "cancelled in flight: no retry, no recurrence", "aiodelay-no-retry"),
     Field(
         "late", "flag:3-4", None, "late", "what a late claim does: 0 deliver, 1 drop, 2 dead letter", "aiodelay-late"
@@ -545,11 +545,13 @@ class Demand(Struct, frozen=True, gc=False):
         messages: Most messages wanted; 0 asks for none.
         max_bytes: Most payload bytes wanted; one larger message is still given, alone.
         aliases: Further lanes that share this demand, such as an event's former type names.
+        suspects: Whether they may be messages that are suspected of ending processes.
     """
 
     messages: int
     max_bytes: int = MAX_CLAIM_BYTES
     aliases: tuple[Lane, ...] = ()
+    suspects: bool = True
 
 
 class Claim(Struct, frozen=True, gc=False):
@@ -647,12 +649,16 @@ class SettleOutcome(StrEnum):
 
 
 class Renewal(Struct, frozen=True, gc=False):
-    """Compare-and-set of a lease: from `token` to `to`; answered yes when it already is `to`."""
+    """Compare-and-set of a lease: from `token` to `to`; answered yes when it already is `to`.
+
+    `ends_trial`: the message, a suspect, has run for as long as its trial lasts.
+    """
 
     id: str
     revision: int
     token: int
     to: int
+    ends_trial: bool = False
 
 
 class PutBack(Struct, frozen=True, gc=False):

@@ -126,10 +126,11 @@ class Feed(Protocol):
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Lease due messages, earliest due first within a lane (S1, S3, S7, S9).
 
-        Lanes get an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES` first, then what others left. A message
-        that is suspected of ending processes is given out alone. `Late` policies are applied on the way. Of recurring
-        messages only the caller can work out the next time: late ones and killers (`transitions.is_killer`) are given
-        out for it to settle without a run.
+        Lanes get an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES` first, then the rest of them. Messages
+        that are suspected of ending processes are given out in trials: a group of them without others, half as large
+        after each that ended its process (`transitions.Trials`), one group at a time. `Late` policies are applied on
+        the way. Of recurring messages only the caller can work out the next time: late ones and killers
+        (`transitions.is_killer`) are given out for it to settle without a run.
 
         Args:
             demand: Most messages and bytes wanted per lane. Lanes not named are not touched.
@@ -192,6 +193,14 @@ class Work(Feed, Protocol):
 
         Raises:
             StoreUnavailableError: No answer; the next step makes up for it.
+        """
+        ...
+
+    def beat(self, ids: Collection[str]) -> None:
+        """Tell that this process lives and holds claims on these suspects, though their leases may be over (L5).
+
+        Called from a thread of its own, which may wait here, every third of a lease: also while a handler blocks the
+        event loop. The caller ignores an exception.
         """
         ...
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from .errors import InputError, shortened
 from .model import (
     EARLIER_ERRORS,
+    MAX_CLAIM_MESSAGES,
     MAX_LEASE_MS,
     After,
     Again,
@@ -31,13 +33,16 @@ from .model import (
 )
 
 __all__ = [
+    "DEAD_LEASES",
     "KILLS_TO_DEATH",
     "NO_OP",
     "RIGHTING_MS",
+    "SILENT_LEASES",
     "SUSPECT_LAPSES",
+    "Trials",
     "after_failure",
     "after_lapse",
-    "after_renewal",
+    "after_trial",
     "ahead_since",
     "as_occurrence",
     "base_id",
@@ -47,11 +52,13 @@ __all__ = [
     "ends_by_itself",
     "fired",
     "first_answer",
+    "has_died",
     "is_killer",
     "is_late",
     "is_lease_over",
     "is_lease_too_long",
     "is_release",
+    "is_silent",
     "is_suspect",
     "joined",
     "loads_of",
@@ -70,12 +77,20 @@ __all__ = [
     "token_deadline_ms",
     "token_for",
     "tokens_held",
+    "trial_ms",
 ]
 
 SUSPECT_LAPSES = 2
-"""From this many lapses on, a message is claimed alone."""
+"""From this many lapses on, a message is claimed in trials only."""
+TRIAL_MS, LONGEST_TRIAL_MS = 1_000, 60_000
+"""How long a suspect's first trial lasts, and the longest one."""
 KILLS_TO_DEATH = 3
-"""So many lapses while it was claimed alone, and a message is given up as `killed_worker`."""
+"""A message is given up as `killed_worker` once this many processes ended while they tried it alone."""
+SILENT_LEASES, DEAD_LEASES = 4, 2
+"""How many leases a process must be silent before others may take a suspect from it, and before it counts as ended.
+
+The first is about its messages about that suspect, a minute with leases of 15 s; the second about any sign of life.
+"""
 NO_OP = bytes(8)
 """The op of what no command wrote (a retried occurrence, a redriven dead letter), or one that is not remembered."""
 RIGHTING_MS = MAX_LEASE_MS // 3
@@ -273,8 +288,43 @@ def fired(record: Record, now_ms: int) -> Record:
 
 
 def is_suspect(record: Record) -> bool:
-    """Say whether the message may be what ends the processes that take it, so that it is claimed alone."""
+    """Say whether the message may be what ends the processes that take it, so that it is claimed in trials only."""
     return record.lapses >= SUSPECT_LAPSES
+
+
+def trial_ms(record: Record) -> int:
+    """Return how long a suspect's trial lasts: twice as long after each lapse that followed a trial it came through."""
+    return min(TRIAL_MS << min(record.lapses - SUSPECT_LAPSES, 6), LONGEST_TRIAL_MS)
+
+
+class Trials(Struct, frozen=True):
+    """How the search for killers among suspects stands, which are tried in the order of their lane.
+
+    Attributes:
+        tried: Size of the last group, 0 once it is known to have ended its process.
+        hot: How many suspects, the first of their lanes when that group was taken, hold at least one killer.
+    """
+
+    tried: int = 0
+    hot: int = 0
+
+    @property
+    def most(self) -> int:
+        """Largest size of the next group: half of `hot` less the last group, or all if that is none."""
+        hot = self._hot_left()
+        return (hot + 1) // 2 if hot else MAX_CLAIM_MESSAGES
+
+    def begun(self, size: int) -> Trials:
+        """Return how the search stands once a trial of `size` suspects has begun, none of which has a kill yet."""
+        return Trials(size, self._hot_left())
+
+    def died(self, left: int) -> Trials:
+        """Return how it stands after a lapse in a trial of a group, `left` of which were still held."""
+        return Trials(0, left) if self.tried else self
+
+    def _hot_left(self) -> int:
+        """Return `hot` without the group that came through the last trial."""
+        return max(self.hot - self.tried, 0)
 
 
 def is_killer(record: Record) -> bool:
@@ -286,21 +336,40 @@ def is_killer(record: Record) -> bool:
     return record.kills >= KILLS_TO_DEATH
 
 
-def after_lapse(record: Record) -> Record | Literal["killed_worker"]:
+def is_silent(heard_ms: int, lease_ms: int, now_ms: int) -> bool:
+    """Say whether another process may take a suspect whose holder last confirmed it at `heard_ms`.
+
+    A time as far ahead was written before a step back of the clock.
+    """
+    return abs(now_ms - heard_ms) >= SILENT_LEASES * lease_ms
+
+
+def has_died(seen_ms: int, lease_ms: int, now_ms: int) -> bool:
+    """Say whether a process that is silent has ended; a process that lives is heard of at its housekeeping, too."""
+    return abs(now_ms - seen_ms) >= DEAD_LEASES * lease_ms
+
+
+def after_lapse(record: Record, *, is_tried: bool, has_died: bool) -> Record | Literal["killed_worker"]:
     """Return the record after its lease ended unsettled, or the reason to give it up.
 
     A recurring message is never given up here (`is_killer`), and neither is a cancelled one, which its store drops.
+
+    Args:
+        record: As it was claimed.
+        is_tried: Its trial was not over. Such a lapse says nothing of a member of a group: half of the group is next.
+        has_died: The process that had claimed it has ended. A store need know this only of a message claimed alone.
     """
-    kills = min(record.kills + 1, 255) if record.alone else record.kills
-    lapsed = replace(record, lapses=min(record.lapses + 1, 255), kills=kills, alone=False)
+    kills = min(record.kills + 1, 255) if record.alone and has_died else record.kills
+    lapses = record.lapses if is_tried else min(record.lapses + 1, 255)
+    lapsed = replace(record, lapses=lapses, kills=kills, alone=False)
     if is_killer(lapsed) and record.envelope.rule is None and not record.no_retry:
         return "killed_worker"
     return lapsed
 
 
-def after_renewal(record: Record) -> Record:
-    """Return the record once its lease was renewed: a suspect that lives this long is innocent."""
-    return replace(record, alone=False, lapses=0) if record.alone else record
+def after_trial(record: Record) -> Record:
+    """Return the record of a suspect that came through its trial; its lapses count on until it is settled."""
+    return replace(record, alone=False) if record.alone else record
 
 
 def is_late(record: Record, now_ms: int) -> bool:

@@ -43,6 +43,11 @@ def looks(script: bool) -> dict[str, bool]:
     return {"java_script_enabled": script}
 
 
+async def confirm_cancel(page: Page) -> None:
+    await press(page, "Cancel 1 message")
+    await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+
+
 def audited(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     return [json.loads(record.getMessage()) for record in caplog.records if record.name == "aiodelay.audit"]
 
@@ -64,8 +69,7 @@ async def test_cancel_asks_first(
         await page.get_by_role("link", name="Back").click()
         await expect(page.get_by_role("heading", name=ORDER)).to_be_visible()
         await press(page, "Cancel")
-        await press(page, "Cancel 1 message")
-        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+        await confirm_cancel(page)
     assert await store.get(ORDER) is None
     (line,) = audited(caplog)
     assert line.pop("operation")
@@ -155,8 +159,7 @@ async def test_back_and_reload_work_on_every_step_and_do_nothing_twice(
         page.on("request", lambda each: posts.append(each.url) if each.method == "POST" else None)
         await press(page, "Cancel")
         await page.reload()
-        await press(page, "Cancel 1 message")
-        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+        await confirm_cancel(page)
         await page.reload()
         await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
         await page.go_back()
@@ -192,8 +195,7 @@ async def test_recurring_series_are_named_and_left_out_unless_asked(
         await press(page, "Cancel 1 message")
         await expect(page.get_by_role("alert").filter(has_text="Only recurring series match")).to_be_visible()
         await page.get_by_role("checkbox", name="monday-report").check()
-        await press(page, "Cancel 1 message")
-        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+        await confirm_cancel(page)
     assert await store.get("monday-report") is None
 
 
@@ -202,8 +204,7 @@ async def test_a_recurring_series_that_is_chosen_by_itself_is_named(watch: Watch
         page = await viewer.open("/recurring")
         await page.get_by_role("row", name="heartbeat").get_by_role("button", name="Cancel").click()
         await expect(page.get_by_text("This ends the recurring series heartbeat")).to_be_visible()
-        await press(page, "Cancel 1 message")
-        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+        await confirm_cancel(page)
 
 
 @SCRIPTED
@@ -366,8 +367,7 @@ async def test_a_token_for_scheduling_changes_one_message_but_not_many(watch: Wa
     async with watch(store, {"tokens": [SCHEDULER]}) as viewer:
         page = await sign_in(viewer, "of-the-scheduler", message(ORDER))
         await press(page, "Cancel")
-        await press(page, "Cancel 1 message")
-        await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
+        await confirm_cancel(page)
         await page.goto(viewer.base + "/messages?lane=RefundDue")
         await page.get_by_role("checkbox", name="All of this page").check()
         await press(page, "Cancel")

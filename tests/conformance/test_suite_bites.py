@@ -49,8 +49,8 @@ class Early(MemoryStore):
 
 
 class EarlyAfterAStep(MemoryStore):
-    def _insert(self, record: Record, place_ms: int) -> None:
-        super()._insert(record, min(place_ms, self.now_ms() + 10))
+    def _insert(self, record: Record, place_ms: int, sequence: int | None = None) -> None:
+        super()._insert(record, min(place_ms, self.now_ms() + 10), sequence)
 
 
 class Loses(MemoryStore):
@@ -117,9 +117,9 @@ class EntersOnce(MemoryStore):
 
 
 class TrimsPayloads(MemoryStore):
-    def _insert(self, record: Record, place_ms: int) -> None:
+    def _insert(self, record: Record, place_ms: int, sequence: int | None = None) -> None:
         envelope = replace(record.envelope, payload=record.envelope.payload.rstrip(b"\xff"))
-        super()._insert(replace(record, envelope=envelope), place_ms)
+        super()._insert(replace(record, envelope=envelope), place_ms, sequence)
 
 
 class LastFirst(MemoryStore):
@@ -147,7 +147,7 @@ class NeverForgets(MemoryStore):
 
 class NewRequests(MemoryStore):
     def _claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
-        return self._claim(demand, 15_000, 1)
+        return self._claim(demand, 15_000, 1, Worker("first", (), 0))
 
 
 class Asleep(MemoryStore):
@@ -177,8 +177,8 @@ class Unfair(MemoryStore):
 
 
 class NoTurns(MemoryStore):
-    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
-        return super()._claim(demand, lease_ms, 0)
+    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
+        return super()._claim(demand, lease_ms, 0, worker)
 
 
 class TrustsAll(MemoryStore):
@@ -194,6 +194,21 @@ class CountsEveryLapse(MemoryStore):
         for entry in self._leased.values():
             entry.record = replace(entry.record, alone=True)
         return super()._return_lapsed(now, limit)
+
+
+class TriesBeside(MemoryStore):
+    def _is_trying(self, now: int) -> bool:
+        return False
+
+
+class NeverHalves(MemoryStore):
+    def _group(self) -> list[Entry]:
+        return self._tried() * 2
+
+
+class HearsNobody(MemoryStore):
+    def _is_in_doubt(self, entry: Entry, now: int) -> bool:
+        return False
 
 
 class NeverLate(MemoryStore):
@@ -287,8 +302,11 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (LosesSignals, "test_l2_a_signal_between_clear_and_wait_is_not_lost", ()),
     (Unfair, "test_l3_a_flooded_lane_leaves_the_others_their_share", ()),
     (NoTurns, "test_l3_lanes_are_served_first_in_turn", ()),
-    (TrustsAll, "test_l5_suspects_are_claimed_alone", ()),
-    (CountsEveryLapse, "test_l5_lapses_of_a_message_that_was_not_alone_never_end_it", ()),
+    (TrustsAll, "test_l5_suspects_are_tried_together_and_without_others", ()),
+    (TriesBeside, "test_l5_one_group_of_suspects_is_tried_at_a_time", ()),
+    (NeverHalves, "test_l5_half_of_a_group_that_ended_its_process_is_tried_next", ()),
+    (CountsEveryLapse, "test_l5_a_lapse_after_a_trial_is_one_more_and_no_kill", ()),
+    (HearsNobody, "test_l5_a_suspect_is_left_to_a_process_that_beats", ()),
     (NeverLate, "test_late_policy", ("retry", "drop", "tidy")),
     (EndsSeries, "test_recurring_dead_letter_never_ends_the_series", ()),
     (KeepsLiveLists, "test_recurring_live_list_shrinks_as_occurrences_end", ("done",)),

@@ -1,29 +1,81 @@
-"""L5: one message among 500 kills its process each time; all others are delivered, it ends as a dead letter."""
+"""L5: a message kills its process each time; all others are delivered, it ends as a dead letter."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from aiodelay import Reject, Retry, Scheduler
+from aiodelay.model import LEASE_MS
+from aiodelay.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES
 from tests.faults.programs.worker import Burst
-from tests.faults.scene import Scene
+from tests.faults.scene import RedisScene, Scene
 from tests.support.checker import Limits
 
-DEATHS = 5
-"""Two among others, three alone (transitions.SUSPECT_LAPSES, KILLS_TO_DEATH)."""
+
+def most_deaths(suspects: int, killers: int = 1) -> int:
+    """Return how many processes may end: two until there are suspects, then as docs/decisions/0015-trials.md says."""
+    return SUSPECT_LAPSES + killers * (math.ceil(math.log2(suspects)) + KILLS_TO_DEATH)
 
 
-def test_l5_a_message_that_kills_its_process_stops_nobody(any_scene: Scene) -> None:
-    burst = Burst(messages=500, spread_ms=0, special={250: b"die"})
+def deaths_until_idle(scene: Scene, most: int) -> int:
+    """Start one process after another until one ends well; return how many did not."""
+    for deaths in range(most + 1):
+        code = scene.start(f"w{deaths}", serve=("work",), concurrency=500).wait()
+        if code != -9:
+            assert code == 0
+            return deaths
+    raise AssertionError(f"more than {most} processes have ended")
+
+
+def test_l5_a_message_among_500_that_kills_its_process_stops_nobody(any_scene: Scene) -> None:
+    burst = Burst(messages=500, spread_ms=0, special={430: b"die"})
     any_scene.start("producer", burst=burst, until="produced").ended_well()
-    deaths = 0
-    while (code := any_scene.start(f"w{deaths}", serve=("work",)).wait()) == -9:
+    deaths = deaths_until_idle(any_scene, most_deaths(500))
+    assert deaths >= SUSPECT_LAPSES + KILLS_TO_DEATH
+    any_scene.judge(Limits(poison={"m-430": "killed_worker"}))
+
+
+def neighbours_of_suspects(scene: Scene) -> None:
+    """24 slow messages and a killer have ended two processes when 60 others come; these wait for no slow one."""
+    slow = dict.fromkeys(range(25), b"sleep:4000") | {12: b"die"}
+    producer = scene.start("producer", burst=Burst(messages=25, spread_ms=0, special=slow), until="produced")
+    producer.ended_well()
+    for name in ("first", "second"):
+        assert scene.start(name, serve=("work",), concurrency=500).wait() == -9
+    healthy = Burst(messages=60, spread_ms=0, prefix="healthy")
+    scene.start("another producer", burst=healthy, until="produced").ended_well()
+    deaths_until_idle(scene, most_deaths(25))
+    scene.judge(Limits(poison={"m-12": "killed_worker"}))
+    attempts = scene.story().attempts
+    slow_ended = [each.ended_ns for each in attempts if each.start.id.startswith("m-") and each.result == "ok"]
+    begun = [each.start.at_ns for each in attempts if each.start.id.startswith("healthy-")]
+    assert len(begun) >= 60
+    assert max(begun) < min(slow_ended)
+
+
+def test_l5_suspects_keep_their_neighbours_waiting_for_their_trials_alone(scene: Scene) -> None:
+    neighbours_of_suspects(scene)
+
+
+@pytest.mark.nightly  # the rules on each store: conformance
+def test_l5_suspects_on_redis_keep_their_neighbours_waiting_for_their_trials_alone(redis_scene: RedisScene) -> None:
+    neighbours_of_suspects(redis_scene)
+
+
+@pytest.mark.nightly  # with short leases: above
+@pytest.mark.timeout(600)
+def test_l5_three_killers_are_found_with_the_leases_that_a_program_has(any_scene: Scene) -> None:
+    killers = {3: b"die", 11: b"die", 19: b"die"}
+    burst = Burst(messages=24, spread_ms=0, special=killers)
+    any_scene.start("producer", burst=burst, until="produced").ended_well()
+    deaths, most = 0, most_deaths(24, killers=3)
+    while any_scene.start(f"w{deaths}", serve=("work",), concurrency=500, lease_ms=LEASE_MS).wait() == -9:
         deaths += 1
-        assert deaths <= DEATHS
-    assert (code, deaths) == (0, DEATHS)
-    any_scene.judge(Limits(poison={"m-250": "killed_worker"}))
+        assert deaths <= most
+    any_scene.judge(Limits(poison={f"m-{i}": "killed_worker" for i in killers}))
 
 
 class UnspeakableError(Exception):

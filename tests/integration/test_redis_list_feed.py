@@ -10,6 +10,7 @@ from itertools import count
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 
 from aiodelay.errors import StoreDamagedError, StoreUnavailableError
 from aiodelay.memory import MemoryStore
@@ -389,7 +390,7 @@ async def test_s7_an_element_has_one_owner(scene: Scene) -> None:
 
 
 @on_list
-async def test_l5_suspects_are_taken_alone_and_a_renewal_clears_them(scene: Scene) -> None:
+async def test_l5_suspects_are_taken_alone_and_lapse_once_more_after_their_trial(scene: Scene) -> None:
     await scene.push(element("fine"), element("suspect"))
     feed = await scene.feed()
     (fine,) = await claim(feed, 1)
@@ -399,11 +400,16 @@ async def test_l5_suspects_are_taken_alone_and_a_renewal_clears_them(scene: Scen
     await scene.push(element("next"))
     (alone,) = await claim(feed)
     assert (alone.record.id, alone.record.alone, alone.record.lapses) == ("suspect", True, 2)
-    assert await feed.renew([renewal(alone, scene.store.now_ms() + 15_000)]) == [RenewOutcome.RENEWED]
-    await feed.settle([again(alone, alone.record.due_ms, 0, None)])
-    (innocent, beside) = await claim(feed)
-    assert (innocent.record.id, innocent.record.alone, innocent.record.lapses) == ("suspect", False, 0)
-    assert await feed.settle([done(fine), done(innocent), done(beside)]) == [SettleOutcome.SETTLED] * 3
+    ended = replace(renewal(alone, scene.store.now_ms() + SHORT_MS), ends_trial=True)
+    assert await feed.renew([ended]) == [RenewOutcome.RENEWED]
+    await feed.settle([done(fine)])
+    await lapse()
+    other = await scene.feed()
+    (again_,) = await claim(other)
+    state = (again_.record.id, again_.record.alone, again_.record.lapses, again_.record.kills)
+    assert state == ("suspect", True, 3, 0)
+    (beside,) = await claim(other)
+    assert await other.settle([done(again_), done(beside)]) == [SettleOutcome.SETTLED] * 2
 
 
 @on_list

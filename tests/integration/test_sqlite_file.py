@@ -93,7 +93,9 @@ async def test_s5_a_file_of_an_older_version_learns_to_tell_of_a_replaced_messag
     async with SqliteStore(path):
         pass
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP TRIGGER schedule_insert; DROP TABLE superseded; DROP TABLE clock_steps")
+        connection.executescript(
+            "DROP TRIGGER schedule_insert; DROP TABLE superseded; DROP TABLE clock_steps; DROP TABLE trials"
+        )
     async with SqliteStore(path) as store, store.work("worker", ["lane"]) as work:
         await store.apply([put()])
         assert (await work.claim({"lane": Demand(1)}, request="1", lease_ms=15_000)).claims

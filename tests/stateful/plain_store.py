@@ -40,7 +40,9 @@ from aiodelay.model import (
 
 WINDOW_MS = 30_000
 TOMBSTONE_MS = 86_400_000
-MOST_LEASE_MS = 60_000
+LEASE_MS, MOST_LEASE_MS = 15_000, 60_000
+SILENCE_MS = 60_000
+"""Four leases."""
 
 Look = Callable[[str], Snapshot | None]
 
@@ -65,6 +67,8 @@ class Message:
     token: int | None = None
     lease_ends_ms: int = 0
     was_alone: bool = False
+    tried_by: int | None = None
+    tried_ms: int = 0
     was_over: bool = False
     """Of what was replaced in flight: its lease was over at some time, so that a store may have forgotten it."""
 
@@ -82,6 +86,13 @@ class Message:
     def is_over(self, now: int) -> bool:
         return self.token is not None and self.lease_ends_ms <= now
 
+    @property
+    def is_on_trial(self) -> bool:
+        return self.token is not None and self.tried_by is not None
+
+    def is_tried(self, now: int) -> bool:
+        return self.is_on_trial and not (self.was_alone and self.is_over(now))
+
     def may_be_over(self, now: int) -> bool:
         return self.is_over(now) or (self.token is not None and self.lease_ends_ms > now + MOST_LEASE_MS)
 
@@ -91,7 +102,7 @@ class Message:
         assert (record.revision, record.due_ms) == (self.revision, self.due_ms)
         assert (record.attempt, record.lapses, record.kills) == (self.attempt, self.lapses, self.kills)
         assert (record.no_retry, list(record.live)) == (self.is_cancelled, self.live)
-        assert record.alone == (self.token is not None and self.was_alone)
+        assert record.alone == (self.is_on_trial and self.was_alone)
         assert record.first_error == (self.errors[0] if self.errors else None)
         assert record.last_error == (self.errors[-1] if self.errors else None)
         told = [error for error, _ in groupby(self.errors)]
@@ -116,6 +127,8 @@ class PlainStore:
         self._tombstones: dict[str, tuple[int, int]] = {}
         self._faded: dict[str, int] = {}  # versions that a store may have forgotten, or not yet
         self._orders = 0
+        self._tried, self._hot = 0, 0  # the last group of suspects, and how many hold a killer
+        self.seen: dict[int, int] = {}  # when each worker was heard of
 
     def time_passed(self, now: int) -> None:
         """Forget what a store may have forgotten by now."""
@@ -242,7 +255,7 @@ class PlainStore:
 
     # --- claims -------------------------------------------------------------------------------------------
 
-    def claim(self, demand: Mapping[Lane, Demand], claimed: Claimed, now: int, lease_ms: int, look: Look) -> None:
+    def claim(self, demand: Mapping[Lane, Demand], claimed: Claimed, now: int, who: int, look: Look) -> None:
         """Check and do a claim that has not been sent before."""
         assert claimed.now_ms == now
         taken = {claim.record.id for claim in claimed.claims}
@@ -251,21 +264,35 @@ class PlainStore:
             lane: [claim.record.id for claim in claimed.claims if claim.record.envelope.lane == lane] for lane in demand
         }
         gave_all = [self._check_lane(lane, each, by_lane[lane], now) for lane, each in demand.items()]
-        if any(self.messages[each].is_suspect for each in taken):
-            assert len(taken) == 1, "a suspect was not given out alone"
+        suspects = [self.messages[each] for each in taken if self.messages[each].is_suspect]
+        is_trying = any(each.is_tried(now) for each in self.messages.values())
+        if suspects:
+            assert len(suspects) == len(taken), "suspects were given out beside others"
+            assert len(suspects) == 1 or not any(each.kills for each in suspects), "a killer was tried in a group"
+            hot = max(self._hot - self._tried, 0)
+            assert len(suspects) <= ((hot + 1) // 2 or 500)
+            if not suspects[0].kills:
+                self._tried, self._hot = len(suspects), hot
+            assert not is_trying, "two groups are tried at a time"
         else:
             assert all(gave_all), "something was due and not given"
         if not taken:
-            assert not [m for lane in demand for m in self._claimable(lane, now)], "a suspect was due and not given"
+            left = [m for lane in demand for m in self._claimable(lane, now)]
+            assert is_trying or not left, "a suspect was due and not given"
         for claim in claimed.claims:
             message = self.messages[claim.record.id]
             assert message.token is None, "given out twice"
-            message.token, message.lease_ends_ms = claim.token, now + lease_ms
-            message.was_alone = message.is_suspect
+            message.token, message.lease_ends_ms = claim.token, now + LEASE_MS
+            message.tried_by, message.tried_ms = (who, now) if suspects else (None, 0)
+            message.was_alone = len(suspects) == 1
             message.check(claim.record)
             assert (claim.record.id, claim.token) not in self._tokens, "a token repeats"
             self._tokens.add((claim.record.id, claim.token))
-        assert claimed.next_due_ms == self._next_ms(list(demand))
+        looks = {self._next_ms(list(demand), now)}
+        if not suspects and any(m.is_suspect for lane in demand for m in self._claimable(lane, now)):
+            behind = self._next_ms(list(demand), now, are_suspects_left=True)
+            looks.add(min(behind or now + 1000, now + 1000))
+        assert claimed.next_due_ms in looks
 
     def _claimable(self, lane: Lane, now: int) -> list[Message]:
         return [
@@ -296,10 +323,17 @@ class PlainStore:
         lane, address = message.envelope.lane, message.envelope.address
         return (lane, None) in self.held or (lane, address) in self.held
 
-    def _next_ms(self, lanes: Sequence[Lane]) -> int | None:
+    def _next_ms(self, lanes: Sequence[Lane], now: int, *, are_suspects_left: bool = False) -> int | None:
         there = [message for message in self.messages.values() if message.envelope.lane in lanes]
-        places = [message.place_ms for message in there if message.token is None and not self._is_held(message)]
-        ends = [message.lease_ends_ms for message in there if message.token is not None]
+        places = [
+            message.place_ms
+            for message in there
+            if message.token is None
+            and not self._is_held(message)
+            and not (are_suspects_left and message.is_suspect and message.place_ms <= now)
+        ]
+        leased = [message for message in there if message.token is not None]
+        ends = [each.lease_ends_ms for each in leased if not (each.is_over(now) and self._is_in_doubt(each, now))]
         return min(places + ends, default=None)
 
     def still_leased(self, claims: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -392,8 +426,8 @@ class PlainStore:
         else:
             assert outcome is (RenewOutcome.CANCELLED if message.is_cancelled else RenewOutcome.RENEWED)
             message.token, message.lease_ends_ms = renewal.to, ends_ms
-            if message.was_alone:
-                message.was_alone, message.lapses = False, 0
+            if renewal.ends_trial:
+                message.tried_by = None
 
     # --- what happens by itself ---------------------------------------------------------------------------
 
@@ -401,7 +435,8 @@ class PlainStore:
         """Check that housekeeping has done all there is to do."""
         self._follow(now, look, set())
         for message in self.messages.values():
-            assert not message.is_over(now), f"{message.envelope.id} is stuck in a lease"
+            is_stuck = message.is_over(now) and not self._is_in_doubt(message, now)
+            assert not is_stuck, f"{message.envelope.id} is stuck in a lease"
             assert not self._must_end(message, now), f"{message.envelope.id} is late and still there"
 
     def _must_end(self, message: Message, now: int) -> bool:
@@ -421,14 +456,21 @@ class PlainStore:
                     self._bury(message, "late", now)
                 self._end(message, now)
 
+    def _is_in_doubt(self, message: Message, now: int) -> bool:
+        return message.is_on_trial and message.was_alone and abs(now - message.tried_ms) < SILENCE_MS
+
     def _lapse(self, message: Message, now: int) -> None:
+        if message.is_on_trial and not message.was_alone and self._tried:
+            left = [m for m in self.messages.values() if m.is_on_trial and not m.was_alone]
+            self._tried, self._hot = 0, len(left)
         message.token, message.order = None, None
-        message.lapses += 1
-        message.kills += message.was_alone
+        message.lapses += message.tried_by is None
+        if message.tried_by is not None and message.was_alone:
+            message.kills += abs(now - self.seen[message.tried_by]) >= SILENCE_MS // 2
+        message.tried_by = None
         if message.is_cancelled:
             self._end(message, now)
         elif message.kills >= 3 and not message.recurs:
-            message.lapses -= 1  # the letter shows the record as it was claimed
             self._bury(message, "killed_worker", now)
             self._end(message, now)
 

@@ -142,6 +142,7 @@ class StoreMachine(RuleBasedStateMachine):
     async def _open(self) -> None:
         await self.opened.enter_async_context(self.store)
         self.works = [await self.opened.enter_async_context(self.store.work(name, LANES)) for name in ("one", "two")]
+        self.model.seen = dict.fromkeys(range(2), self.now)
 
     @property
     def now(self) -> int:
@@ -211,7 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
         request = f"request {next(self.numbers)}"
         claimed = self.do(self.works[who].claim(demand, request=request, lease_ms=LEASE_MS))
         wanted = {lane: each for lane, each in demand.items() if each.messages}
-        self.model.claim(wanted, claimed, self.now, LEASE_MS, self.look)
+        self.model.claim(wanted, claimed, self.now, who, self.look)
         self.claims += claimed.claims
         if who == 0:
             self.last = (demand, request, [(claim.record.id, claim.token) for claim in claimed.claims])
@@ -255,13 +256,18 @@ class StoreMachine(RuleBasedStateMachine):
         (outcome,) = self.do(self.works[1].settle([settlement]))
         self.model.settle(settlement, outcome, self.now)
 
-    @rule(pick=picks, lease_ms=st.sampled_from([LEASE_MS, LEASE_MS, 60_000, 60_001]), repeats=st.booleans())
-    def renew(self, pick: int, lease_ms: int, repeats: bool) -> None:
+    @rule(
+        pick=picks,
+        lease_ms=st.sampled_from([LEASE_MS, LEASE_MS, 60_000, 60_001]),
+        repeats=st.booleans(),
+        ends_trial=st.booleans(),
+    )
+    def renew(self, pick: int, lease_ms: int, repeats: bool, ends_trial: bool) -> None:
         claim = self.pick_claim(pick)
         if claim is None:
             return
         to = token_for(self.now + lease_ms, token_counter(claim.token))
-        renewal = Renewal(claim.record.id, claim.record.revision, claim.token, to)
+        renewal = Renewal(claim.record.id, claim.record.revision, claim.token, to, ends_trial)
         for _ in range(1 + repeats):
             (outcome,) = self.do(self.works[0].renew([renewal]))
             self.model.renew(renewal, outcome, self.now, self.now + lease_ms)
@@ -288,6 +294,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.tidy()
 
     def tidy(self) -> None:
+        self.model.seen[0] = self.now
         self.do(self.works[0].tidy(LANES, limit=1000))
         self.model.tidied(self.now, self.look)
 

@@ -135,5 +135,8 @@ class _NotedWork:
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         return await self._store.note("tidy", list(lanes), lambda: self._work.tidy(lanes, limit=limit))
 
+    def beat(self, ids: Collection[str]) -> None:
+        self._work.beat(ids)
+
     def status(self) -> WorkStatus:
         return self._work.status()

@@ -291,6 +291,9 @@ class _ObservedWork(_ObservedFeed):
         with self._points.around("tidy"):
             return await self._work.tidy(lanes, limit=limit)
 
+    def beat(self, ids: Collection[str]) -> None:
+        self._work.beat(ids)
+
     def status(self) -> WorkStatus:
         return self._work.status()
 

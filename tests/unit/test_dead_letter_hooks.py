@@ -33,6 +33,11 @@ def failing(clock: VirtualClock) -> tuple[Scheduler, MemoryStore]:
     return scheduler, store
 
 
+async def schedule(scheduler: Scheduler, *names: str) -> None:
+    for name in names:
+        await scheduler.schedule(name.encode(), to=TO, delay="0s", id=name)
+
+
 async def test_each_hook_is_told_of_each_dead_letter_once_it_is_stored(clock: VirtualClock) -> None:
     scheduler, store = failing(clock)
     told: list[DeadLetter] = []
@@ -48,8 +53,7 @@ async def test_each_hook_is_told_of_each_dead_letter_once_it_is_stored(clock: Vi
         threads.append(threading.current_thread())
 
     async with scheduler:
-        for name in ("a", "b"):
-            await scheduler.schedule(name.encode(), to=TO, delay="0s", id=name)
+        await schedule(scheduler, "a", "b")
         await scheduler.run_until_idle()
         assert told == await store.dead_letters(), "idle: all hooks have been called"
         assert [letter.record.last_error for letter in told] == ["KeyError: 'a'", "KeyError: 'b'"]
@@ -99,8 +103,7 @@ async def test_a_hook_that_fails_is_logged_and_harms_nobody(
         told.append(letter.record.id)
 
     async with scheduler:
-        for name in ("a", "b"):
-            await scheduler.schedule(name.encode(), to=TO, delay="0s", id=name)
+        await schedule(scheduler, "a", "b")
         await scheduler.run_until_idle()
     assert told == ["a", "b"]
     assert caplog.text.count("on_dead_letter failed for message") == 2
@@ -120,8 +123,7 @@ async def test_closing_waits_for_the_last_calls_but_not_for_ever(
 
     began = clock.monotonic_ms()
     async with scheduler:
-        for name in ("a", "b"):
-            await scheduler.schedule(name.encode(), to=TO, delay="0s", id=name)
+        await schedule(scheduler, "a", "b")
         await asyncio.sleep(1)
     assert told == ["a"]
     assert len(await store.dead_letters()) == 2
@@ -143,8 +145,7 @@ async def test_what_waits_for_a_slow_hook_is_bounded(
 
     caplog.set_level(logging.ERROR, "aiodelay")
     async with scheduler:
-        for name in ("a", "b", "c"):
-            await scheduler.schedule(name.encode(), to=TO, delay="0s", id=name)
+        await schedule(scheduler, "a", "b", "c")
         await scheduler.run_until_idle()
     assert told == ["a", "b"]
     assert "on_dead_letter is not told of c: 2 others wait for it" in caplog.text

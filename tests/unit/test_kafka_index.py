@@ -14,6 +14,7 @@ from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.index import Change, Index, Read
 from aiodelay.kafka.pace import OVERDUE_MS, Pace
 from aiodelay.kafka.records import KEEP, Memory, encode_cancel, encode_end, encode_keep, encode_record
+from aiodelay.memory.tables import Worker
 from aiodelay.model import At, Cancel, Command, Demand, Envelope, Fire, LateAction, Put, Record, Reschedule, Stored
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import NO_OP
@@ -79,7 +80,9 @@ def test_a_session_that_ends_tells_of_every_change_also_of_two_of_one_key() -> N
 
 def taken(index: Index) -> list[bytes]:
     """Claim what is due; return the payloads."""
-    return [claim.record.envelope.payload for claim in index.claim({"kafka": ALL}, 1_000, 1).claims]
+    return [
+        claim.record.envelope.payload for claim in index.claim({"kafka": ALL}, 1_000, 1, Worker("worker", (), 0)).claims
+    ]
 
 
 @pytest.mark.parametrize("name", ["put", "cancel", "reschedule", "fire"])

@@ -50,7 +50,6 @@ def test_the_numbers_in_lua_are_those_of_the_model() -> None:
         "WINDOW": model.RETRY_WINDOW_MS,
         "TOMBSTONE_WINDOW": model.TOMBSTONE_WINDOW_MS,
         "MAX_LEASE": model.MAX_LEASE_MS,
-        "RIGHTING": transitions.RIGHTING_MS,
         "SUSPECT_LAPSES": transitions.SUSPECT_LAPSES,
         "KILLS_TO_DEATH": transitions.KILLS_TO_DEATH,
         "TOKEN_EPOCH": transitions.TOKEN_EPOCH_MS,
@@ -59,6 +58,15 @@ def test_the_numbers_in_lua_are_those_of_the_model() -> None:
         "MOST_BYTES": model.MAX_CLAIM_BYTES,
     }
     assert {name: int(constant(name)) for name in known} == known
+    in_tables = {
+        "RIGHTING": transitions.RIGHTING_MS,
+        "SILENT_LEASES": transitions.SILENT_LEASES,
+        "DEAD_LEASES": transitions.DEAD_LEASES,
+        "FIRST": transitions.TRIAL_MS,
+        "LONGEST": transitions.LONGEST_TRIAL_MS,
+    }
+    found = {name: re.search(rf"\b{name} = (\d+)", source_of("moves")) for name in in_tables}
+    assert {name: each and int(each[1]) for name, each in found.items()} == in_tables
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -128,7 +136,7 @@ SINCE = {
     "1.0": "DEL EXISTS GET INFO LLEN LPUSH LRANGE LTRIM MGET PING RPUSH SADD SCARD SELECT SET SISMEMBER SMEMBERS "
     "SREM TYPE ZSCORE",
     "1.2": "ZADD ZCARD ZRANGE ZRANGEBYSCORE ZREM",
-    "2.0": "CONFIG|GET HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET HSET HSETNX HINCRBY ZCOUNT",
+    "2.0": "CONFIG|GET HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET HSET HSETNX HINCRBY HVALS ZCOUNT",
     "2.6": "EVAL EVALSHA PEXPIRE SCRIPT|EXISTS SCRIPT|LOAD TIME",
     "2.8": "SCAN",
     "3.0": "WAIT",

@@ -254,33 +254,67 @@ def test_two_lapses_make_a_suspect_and_three_more_alone_a_killer() -> None:
     one, seen = record(), []
     for _ in range(4):
         seen.append((t.is_suspect(one), one.kills))
-        lapsed = t.after_lapse(replace(one, alone=t.is_suspect(one)))
+        is_suspect = t.is_suspect(one)
+        lapsed = t.after_lapse(replace(one, alone=is_suspect), is_tried=is_suspect, has_died=True)
         assert isinstance(lapsed, Record)
         assert not lapsed.alone
         one = lapsed
     assert seen == [(False, 0), (False, 0), (True, 0), (True, 1)]
-    assert t.after_lapse(replace(one, alone=True)) == "killed_worker"
-    assert isinstance(t.after_lapse(one), Record)
+    assert t.after_lapse(replace(one, alone=True), is_tried=True, has_died=True) == "killed_worker"
+    for alone, has_died in ((False, True), (True, False)):
+        lapsed = t.after_lapse(replace(one, alone=alone), is_tried=True, has_died=has_died)
+        assert isinstance(lapsed, Record)
+        assert (lapsed.kills, lapsed.lapses) == (one.kills, one.lapses)
 
 
 @pytest.mark.parametrize("state", [{"rule": RULE}, {"no_retry": True}])
 def test_some_killers_are_not_given_up_by_the_store(state: dict[str, object]) -> None:
-    lapsed = t.after_lapse(record(lapses=4, kills=2, alone=True, **state))
+    lapsed = t.after_lapse(record(lapses=4, kills=2, alone=True, **state), is_tried=True, has_died=True)
     assert isinstance(lapsed, Record)
-    assert (t.is_killer(lapsed), lapsed.lapses) == (True, 5)
+    assert (t.is_killer(lapsed), lapsed.lapses) == (True, 4)
+
+
+@pytest.mark.parametrize(
+    ("ago_ms", "is_silent"), [(0, False), (3999, False), (4000, True), (-3999, False), (-4000, True)]
+)
+def test_a_suspect_is_left_to_its_process_for_four_leases(ago_ms: int, is_silent: bool) -> None:
+    assert t.is_silent(NOW - ago_ms, 1000, NOW) is is_silent
+
+
+@pytest.mark.parametrize(("ago_ms", "died"), [(1999, False), (2000, True), (-1999, False), (-2000, True)])
+def test_a_silent_process_has_ended_if_it_was_not_seen_for_two_leases(ago_ms: int, died: bool) -> None:
+    assert t.has_died(NOW - ago_ms, 1000, NOW) is died
 
 
 def test_counters_stop_at_what_a_byte_holds() -> None:
-    lapsed = t.after_lapse(record(rule=RULE, lapses=255, kills=255, alone=True))
+    lapsed = t.after_lapse(record(rule=RULE, lapses=255, kills=255, alone=True), is_tried=False, has_died=True)
     assert isinstance(lapsed, Record)
     assert (lapsed.lapses, lapsed.kills) == (255, 255)
 
 
-def test_a_renewal_clears_only_suspects() -> None:
-    suspect = t.after_renewal(record(lapses=2, kills=1, alone=True))
-    assert (suspect.lapses, suspect.alone) == (0, False)
-    other = record(lapses=1)
-    assert t.after_renewal(other) is other
+def test_after_a_trial_the_lapses_count_on() -> None:
+    suspect = t.after_trial(record(lapses=2, kills=1, alone=True))
+    assert (suspect.lapses, suspect.kills, suspect.alone) == (2, 1, False)
+    other = record(lapses=2)
+    assert t.after_trial(other) is other
+
+
+@pytest.mark.parametrize(
+    ("lapses", "seconds"), [(2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 32), (8, 60), (9, 60), (255, 60)]
+)
+def test_a_trial_lasts_twice_as_long_after_each_lapse(lapses: int, seconds: int) -> None:
+    assert t.trial_ms(record(lapses=lapses)) == seconds * 1000
+
+
+def test_half_of_those_that_hold_a_killer_are_tried_next_and_all_once_none_are_known_to() -> None:
+    search, seen = t.Trials(), []
+    for left in (24, 0, 11, 0, 0, 1, 0, 0):  # how many are held when the process ends; 0: they come through
+        size = min(search.most, 24)
+        seen.append(size)
+        search = search.begun(size)
+        for lapsing in range(left, 0, -1):
+            search = search.died(lapsing)
+    assert seen == [24, 12, 6, 6, 3, 1, 1, 24]
 
 
 # --- series -----------------------------------------------------------------------------------------------

@@ -9,10 +9,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from aiodelay.errors import StoreError
 from aiodelay.identifiers import new_id
 from aiodelay.model import Claimed, Demand, Lane, SettleOutcome
 from aiodelay.ports import Feed
+from aiodelay.transitions import is_suspect
 
 from . import settling
 from .backoff import Backoff
@@ -70,7 +73,7 @@ class Subscription(Subscriber, Taker, Protocol):
 
 
 class _Nobody:
-    """Takes a suspect that came while another was on its own: it goes back unrun, lest it be held to blame."""
+    """Takes suspects that came while others were tried: they go back unrun, since a death would be blamed on them."""
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None: ...
 
@@ -85,7 +88,8 @@ class Dispatcher:
         book: Where claims go.
         subscriptions: By lane; read afresh in every round, so that handlers may come and go.
         lease_ms: How long a claim lasts.
-        may_claim: Says whether fresh work may be claimed now: not while the event loop lags, nor beside a suspect.
+        may_try: Says whether suspects may be claimed.
+        may_claim: Says whether fresh work may be claimed now: not while the event loop lags, nor beside a trial.
     """
 
     def __init__(
@@ -94,10 +98,12 @@ class Dispatcher:
         book: LeaseBook,
         subscriptions: Mapping[Lane, Subscription],
         lease_ms: int,
+        *,
         may_claim: Callable[[], bool],
+        may_try: Callable[[], bool],
     ) -> None:
         self._work, self._book, self._subscriptions = work, book, subscriptions
-        self._lease_ms, self._may_claim = lease_ms, may_claim
+        self._lease_ms, self._may_claim, self._may_try = lease_ms, may_claim, may_try
         self._is_draining = False
         self._lanes: dict[Lane, Subscription] = {}
 
@@ -136,14 +142,15 @@ class Dispatcher:
             await self._work.wait(until_ms=until_ms)
 
     def _demand(self) -> dict[Lane, Demand]:
-        if self._book.alone is not None or not self._may_claim():
+        if self._book.is_trying or not self._may_claim():
             return {}
         self._lanes = {}
         wanted: dict[Lane, Demand] = {}
+        suspects = self._may_try()
         for subscription in self._subscriptions.values():
             demand = subscription.demand()
             if demand.messages > 0:
-                wanted[subscription.lane] = demand
+                wanted[subscription.lane] = demand if suspects else replace(demand, suspects=False)
                 for lane in (subscription.lane, *demand.aliases):
                     self._lanes[lane] = subscription
         return wanted
@@ -166,7 +173,7 @@ class Dispatcher:
                 return claimed
 
     def _deliver(self, claimed: Claimed) -> None:
-        if claimed.claims[0].record.alone and not self._may_claim():
+        if is_suspect(claimed.claims[0].record) and not self._may_claim():
             for held in self._book.add(claimed.claims, _Nobody()):
                 self._book.settle(held, settling.release(held.claim.record, held.claim.token))
             return

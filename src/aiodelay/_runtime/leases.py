@@ -20,10 +20,18 @@ from aiodelay.clock import Clock
 from aiodelay.errors import StoreError
 from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Renewal, RenewOutcome, Settlement, SettleOutcome
 from aiodelay.ports import Feed
-from aiodelay.transitions import is_lease_too_long, token_counter, token_for
+from aiodelay.transitions import (
+    LONGEST_TRIAL_MS,
+    is_lease_too_long,
+    is_suspect,
+    token_counter,
+    token_for,
+    trial_ms,
+)
 from aiodelay.wakeup import WakeUp
 
 from .backoff import Backoff
+from .heartbeat import Heartbeat
 from .observer import Attempt, Observer
 
 __all__ = ["Held", "LeaseBook", "Taker"]
@@ -51,6 +59,7 @@ class Held(Struct, eq=False):
 
     `claim` is replaced as its lease is renewed; `settlement` is set once the run is over; `is_over` once it is held no
     more. `is_superseded` is set once the message was replaced: a run that has not begun does not begin any more.
+    `trial_ends_ms` is when the trial of a suspect is over, and until `may_kill_until_ms` no others are tried beside it.
     `attempt` is set where the run is observed.
     """
 
@@ -62,6 +71,8 @@ class Held(Struct, eq=False):
     is_lost: bool = False
     is_superseded: bool = False
     is_over: bool = False
+    trial_ends_ms: int = 0
+    may_kill_until_ms: int = 0
     attempt: Attempt | None = None
 
 
@@ -75,6 +86,7 @@ class LeaseBook:
         lease_ms: How long a renewal lasts; due at a third of it.
         on_change: Called after anything ended or was renewed.
         observer: Is told how claims end.
+        heartbeat: Tells the store that this process lives, once suspects are held.
     """
 
     def __init__(
@@ -86,10 +98,11 @@ class LeaseBook:
         on_change: Callable[[], None],
         *,
         observer: Observer | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self._work, self._clock, self._now_ms = work, clock, now_ms
         self._lease_ms, self._on_change = lease_ms, on_change
-        self._observer = observer
+        self._observer, self._heartbeat = observer, heartbeat
         self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
         self._replaced: dict[str, tuple[int, int]] = {}  # what a claim under way may hold an older version of
         self._ended: deque[Held] = deque()
@@ -98,8 +111,8 @@ class LeaseBook:
         self._wakeup = WakeUp()
         self._asked_at_ms = clock.monotonic_ms()
         self._is_closing = False
-        self.alone: Held | None = None
-        """The suspect that this process took alone; nothing else is claimed until it is settled or renewed."""
+        self._tried: dict[int, Held] = {}  # suspects whose trials are not over, by id(held)
+        self._suspects: dict[int, Held] = {}  # these, and those whose trials were over not long ago
 
     def __len__(self) -> int:
         return len(self._held)
@@ -108,6 +121,22 @@ class LeaseBook:
     def is_settling(self) -> bool:
         """Whether settlements wait to be sent, or for their answer."""
         return bool(self._ended)
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether suspects are tried: nothing else is claimed until they are settled, or their trials are over."""
+        return bool(self._tried)
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether suspects are held that may end this process yet: no others are tried beside them."""
+        now = self._clock.monotonic_ms()
+        self._suspects = {key: held for key, held in self._suspects.items() if held.may_kill_until_ms > now}
+        return bool(self._suspects)
+
+    def suspects(self) -> list[str]:
+        """Return the ids of the suspects whose trials are not over; from any thread."""
+        return [held.claim.record.id for held in list(self._tried.values())]
 
     def local_ms(self) -> int:
         """Return this process's time, for `read`."""
@@ -124,13 +153,22 @@ class LeaseBook:
         renew_at = self._asked_at_ms + self._lease_ms // 3
         added = [Held(claim, taker, self, renew_at) for claim in claims]
         for held in added:
-            if held.claim.record.alone:
-                self.alone = held
+            if is_suspect(held.claim.record):
+                self._try(held)
             if self._replaced:
                 revision, _ = self._replaced.get(held.claim.record.id, (0, 0))
                 held.is_superseded = held.claim.record.revision < revision
         self._keep(added)
         return added
+
+    def _try(self, held: Held) -> None:
+        """Begin the trial of a suspect; the renewal at its end tells the store."""
+        now = self._clock.monotonic_ms()
+        held.trial_ends_ms, held.may_kill_until_ms = now + trial_ms(held.claim.record), now + LONGEST_TRIAL_MS
+        held.renew_at_ms = min(held.renew_at_ms, held.trial_ends_ms)
+        self._tried[id(held)] = self._suspects[id(held)] = held
+        if self._heartbeat is not None:
+            self._heartbeat.start(self.suspects)
 
     def supersede(self, message_id: str, revision: int) -> None:
         """Mark the claims on older versions of a message, also those that the store's next answer brings."""
@@ -139,11 +177,15 @@ class LeaseBook:
             record = held.claim.record
             held.is_superseded |= record.id == message_id and record.revision < revision
 
+    def _forget_suspect(self, held: Held) -> None:
+        self._tried.pop(id(held), None)
+        self._suspects.pop(id(held), None)
+
     def _keep(self, together: Sequence[Held]) -> None:
-        """Hold claims whose renewals come due together, in their place among the others."""
+        """Hold claims whose renewals come due together, but for suspects', in their place among the others."""
         last = next(reversed(self._held.values()), None)
         self._held.update((id(held), held) for held in together)
-        if last is None or (together and together[0].renew_at_ms < last.renew_at_ms):
+        if last is None or self._tried or (together and together[0].renew_at_ms < last.renew_at_ms):
             self._held = dict(sorted(self._held.items(), key=lambda item: item[1].renew_at_ms))
             self._wakeup.set()
 
@@ -215,8 +257,7 @@ class LeaseBook:
 
     def _drop(self, held: Held, outcome: SettleOutcome) -> None:
         self._held.pop(id(held), None)
-        if self.alone is held:
-            self.alone = None
+        self._forget_suspect(held)
         held.is_over = True
         held.taker.settled(held, outcome)
 
@@ -228,9 +269,13 @@ class LeaseBook:
                 break
             if held.settlement is None:
                 held.renew_at_ms = now + self._lease_ms // 3  # from the asking on: the answer may be late
+                ends_trial = False
+                if id(held) in self._tried:
+                    ends_trial = held.trial_ends_ms <= now
+                    held.renew_at_ms = held.renew_at_ms if ends_trial else min(held.renew_at_ms, held.trial_ends_ms)
                 claim = held.claim
                 to = token_for(store_now + self._lease_ms, token_counter(claim.token))
-                due.append((held, Renewal(claim.record.id, claim.record.revision, claim.token, to)))
+                due.append((held, Renewal(claim.record.id, claim.record.revision, claim.token, to, ends_trial)))
         return due
 
     async def _renew(self, due: list[tuple[Held, Renewal]]) -> None:
@@ -247,8 +292,8 @@ class LeaseBook:
                 lost.append(held)
                 continue
             kept.append(self._held.pop(id(held)))
-            if self.alone is held:
-                self.alone = None
+            if renewal.ends_trial:
+                self._tried.pop(id(held), None)
             held.claim = replace(held.claim, token=renewal.to)
             held.is_superseded |= outcome is RenewOutcome.SUPERSEDED
             if is_lease_too_long(
@@ -268,8 +313,7 @@ class LeaseBook:
         for held in lost:
             held.is_lost = True
             self._held.pop(id(held), None)
-            if self.alone is held:
-                self.alone = None
+            self._forget_suspect(held)
             held.taker.lost(held)
 
     def _seconds_to_renewal(self) -> float | None:

@@ -17,6 +17,7 @@ from aiodelay.ports import Feed, Work
 from aiodelay.retry import Retry
 
 from .dispatcher import Dispatcher, Subscriber, Subscription
+from .heartbeat import Heartbeat
 from .housekeeping import Alarm, Housekeeping, LoopLag
 from .leases import LeaseBook
 from .observer import Observer
@@ -73,8 +74,19 @@ class Loops:
         self._work, self._now_ms, self._options, self._tasks, self._on_change = work, now_ms, options, tasks, on_change
         self._sources: dict[Subscriber, tuple[SourceLoop, asyncio.Task[None]]] = {}
         self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
-        self.book = LeaseBook(work, options.clock, now_ms, options.lease_ms, self.freed, observer=options.observer)
-        self._dispatcher = Dispatcher(work, self.book, subscriptions, options.lease_ms, self._may_claim)
+        self._heartbeat = Heartbeat(work, interval_s=options.lease_ms / 3000)
+        self.book = LeaseBook(
+            work,
+            options.clock,
+            now_ms,
+            options.lease_ms,
+            self.freed,
+            observer=options.observer,
+            heartbeat=self._heartbeat,
+        )
+        self._dispatcher = Dispatcher(
+            work, self.book, subscriptions, options.lease_ms, may_claim=self._may_claim, may_try=self._may_try
+        )
         self.housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
         self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
         self._book_task.add_done_callback(lambda _: on_change())
@@ -97,8 +109,12 @@ class Loops:
                 yield loop.book
 
     def _may_claim(self) -> bool:
-        """Say whether fresh work may be claimed: not while the event loop lags, or while a suspect is on its own."""
-        return self._lag.may_claim() and all(book.alone is None for book in self._books())
+        """Say whether fresh work may be claimed: not while the event loop lags, or while suspects are tried."""
+        return self._lag.may_claim() and not any(book.is_trying for book in self._books())
+
+    def _may_try(self) -> bool:
+        """Say whether suspects may be claimed: not beside others that may end this process yet."""
+        return not any(book.has_suspects for book in self._books())
 
     def freed(self) -> None:
         """Demand may have grown, or something was settled: look again."""
@@ -121,6 +137,7 @@ class Loops:
             now_ms=self._now_ms,
             lease_ms=options.lease_ms,
             may_claim=self._may_claim,
+            may_try=self._may_try,
             on_change=self.freed,
             observer=options.observer,
         )
@@ -157,6 +174,7 @@ class Loops:
         self.book.close()
         sources = [task for _, task in self._sources.values()]
         await ended_by(by_s, [self._dispatch_task, *sources, self._book_task])
+        self._heartbeat.stop()
 
     async def stop_housekeeping(self, by_s: float) -> None:
         """End housekeeping after the step under way, or at `by_s` in the time of the event loop."""

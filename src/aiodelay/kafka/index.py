@@ -750,9 +750,9 @@ class Index(Commands, Claims, Looking):
 
     # --- claims -------------------------------------------------------------------------------------------
 
-    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
+    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
         """Lease what is due."""
-        return self._claim(demand, lease_ms, turn)
+        return self._claim(demand, lease_ms, turn, worker)
 
     def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
         """Answer the repetition of a claim."""
@@ -768,6 +768,10 @@ class Index(Commands, Claims, Looking):
         listed = {state.lane for state in tidied.lanes}
         far = [lane for lane, n in self.far.by_lane.items() if n and lane not in listed]
         return replace(tidied, lanes=[*tidied.lanes, *(self._lane_state(lane, tidied.now_ms) for lane in far)])
+
+    def beat(self, worker: Worker, ids: Collection[str]) -> None:
+        """Note that a worker lives and holds these claims."""
+        self._beat(worker, ids)
 
     def add_worker(self, worker: Worker) -> None:
         """Count a worker as alive."""
@@ -1205,10 +1209,10 @@ class Index(Commands, Claims, Looking):
 
     # --- the tables' own steps, turned into changes -------------------------------------------------------
 
-    def _insert(self, record: Record, place_ms: int) -> None:
+    def _insert(self, record: Record, place_ms: int, sequence: int | None = None) -> None:
         change = self._change
         if change is None:
-            super()._insert(record, place_ms)
+            super()._insert(record, place_ms, sequence)
         elif records.key_of(record.id) == change.key:
             change.put = record, place_ms
         else:

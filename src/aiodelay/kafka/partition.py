@@ -878,12 +878,12 @@ class Partition:
             reason = self.why or "not written, or not read back, in time"
             raise StoreUnavailableError(self._cluster.name, reason) from None
 
-    async def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
+    async def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
         """Lease what is due; return once what is late on the way has ended."""
         if self.horizon.is_behind:
             await self.horizon.follow()
         before = len(self.index.changes)
-        claimed = self.index.claim(demand, lease_ms, turn)
+        claimed = self.index.claim(demand, lease_ms, turn, worker)
         await self._written_since(before)
         return claimed
 

@@ -24,6 +24,7 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
+from aiodelay.transitions import is_suspect
 
 from .partition import Partition
 from .transfer import SAFETY_POLL_MS
@@ -80,12 +81,12 @@ class KafkaWork:
             if is_repeated:
                 claimed = partition.index.claim_again(self._claimed.get(partition, ()), demand)
             else:
-                claimed = await partition.claim(_left(demand, claims), lease_ms, self._turn)
+                claimed = await partition.claim(_left(demand, claims), lease_ms, self._turn, self.worker)
                 self._claimed[partition] = claimed.claims
                 self._places |= {(each.record.id, each.token): partition for each in claimed.claims}
             claims += claimed.claims
             next_due += [] if claimed.next_due_ms is None else [claimed.next_due_ms]
-            if len(claimed.claims) == 1 and claimed.claims[0].record.alone:
+            if claimed.claims and is_suspect(claimed.claims[0].record):
                 break
         return Claimed(claims, self._store.now_ms(), min(next_due, default=None))
 
@@ -168,12 +169,16 @@ class KafkaWork:
                     states[state.lane] = _oldest(states.get(state.lane), state)
         return Tidied(self._store.now_ms(), lapsed, expired, list(states.values()))
 
+    def beat(self, ids: Collection[str]) -> None:
+        for partition in list(self._store.partitions.values()):
+            partition.index.beat(self.worker, ids)
+
     def status(self) -> WorkStatus:
         return self._store.status()
 
 
 def _left(demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> dict[Lane, Demand]:
-    """Return what is still wanted once some claims are given out."""
+    """Return the demand that is left once some claims are given out: no suspects beside others."""
     room = MAX_CLAIM_MESSAGES - len(claims)
     left: dict[Lane, Demand] = {}
     for lane, wanted in demand.items():
@@ -181,7 +186,10 @@ def _left(demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> dict[Lane, 
         given = [claim.record.envelope.size for claim in claims if claim.record.envelope.lane in names]
         messages, size = wanted.messages - len(given), wanted.max_bytes - sum(given)
         left[lane] = replace(
-            wanted, messages=min(messages, room) if size > 0 or not given else 0, max_bytes=max(size, 0)
+            wanted,
+            messages=min(messages, room) if size > 0 or not given else 0,
+            max_bytes=max(size, 0),
+            suspects=wanted.suspects and not claims,
         )
     return left
 

@@ -27,10 +27,14 @@ from aiodelay.model import (
     Tidied,
 )
 
-from .tables import Tables, Worker
+from .tables import Tables, Trial, Worker
 from .waiting import Entry, Standing
 
 __all__ = ["Claims"]
+
+MAX_MS = 1 << 48
+MOST_ASIDE = 2_000
+"""Most messages that a claim steps over: suspects that others try, or others among suspects."""
 
 
 @dataclass(slots=True)
@@ -49,12 +53,25 @@ class _Group:
 
 @dataclass(slots=True)
 class _Taking:
-    """A claim in the making."""
+    """A claim in the making: of a group of suspects, or of other messages.
+
+    `most_tried`: Most suspects that it may take, if it begins with one.
+    """
 
     groups: list[_Group]
     now: int
+    most_tried: int
+    is_trial: bool = False
     aside: list[Entry] = field(default_factory=list)
-    alone: Entry | None = None
+
+    def takes(self, record: Record) -> bool:
+        """Say whether a message may join. A suspect that has ended a process alone is tried alone again."""
+        if not self.messages:
+            self.is_trial = t.is_suspect(record)
+            self.most_tried = min(self.most_tried, 1) if record.kills else self.most_tried
+        if not self.is_trial or not t.is_suspect(record):
+            return self.is_trial is t.is_suspect(record)
+        return self.messages < self.most_tried and not (self.messages and record.kills)
 
     @property
     def messages(self) -> int:
@@ -70,26 +87,37 @@ class Claims(Tables):
 
     # --- claims -------------------------------------------------------------------------------------------
 
-    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int) -> Claimed:
+    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
         """Lease what is due; `turn` says whose turn it is to be served first."""
         now, number = self.now_ms(), next(self._claims)
         self._return_lapsed(now, MAX_CLAIM_MESSAGES)
         groups = [_Group((lane, *each.aliases), each) for lane, each in demand.items() if each.messages > 0]
         first = turn % len(groups) if groups else 0
-        entries = self._take(_Taking(groups[first:] + groups[:first], now))
+        may_try = all(each.suspects for each in demand.values()) and not self._is_trying(now)
+        most_tried = self._search.most if may_try else 0
+        taking = _Taking(groups[first:] + groups[:first], now, most_tried)
+        entries = self._take(taking)
         token = t.token_for(now + lease_ms, number)
-        return Claimed([self._lease(entry, token, now) for entry in entries], now, self._next_due_ms(demand))
+        if taking.is_trial and entries:
+            self._begin_trial(entries, Trial(worker, lease_ms, now))
+        claims = [self._lease(entry, token, now) for entry in entries]
+        return Claimed(claims, now, self._next_look_ms(taking, demand))
+
+    def _next_look_ms(self, taking: _Taking, demand: Mapping[Lane, Demand]) -> int | None:
+        """Return when to look again; suspects that wait for a trial are looked for once a second, and hide nobody."""
+        aside, taking.aside = taking.aside, []
+        next_ms = None if taking.is_trial else self._next_due_ms(demand)
+        for entry in aside:
+            self._lanes[entry.record.envelope.lane].add(entry)
+        if taking.is_trial:
+            return self._next_due_ms(demand)
+        return min(next_ms or MAX_MS, taking.now + t.TRIAL_MS) if aside else next_ms
 
     def _take(self, taking: _Taking) -> Sequence[Entry]:
-        """Take every group's equal share first, then what the others left; or one suspect, alone."""
+        """Take every group's equal share first, then what the others left."""
         for parts in (len(taking.groups), 1):
             for group in taking.groups:
-                if taking.alone is None:
-                    self._fill(group, parts, taking)
-        for entry in taking.aside:
-            self._lanes[entry.record.envelope.lane].add(entry)
-        if taking.alone is not None:
-            return [taking.alone]
+                self._fill(group, parts, taking)
         return [entry for group in taking.groups for entry in group.taken]
 
     def _fill(self, group: _Group, parts: int, taking: _Taking) -> None:
@@ -100,11 +128,10 @@ class Claims(Tables):
             entry = self._first_due(group.lanes, taking.now)
             if entry is None:
                 return
-            if t.is_suspect(entry.record):
-                self._lanes[entry.record.envelope.lane].take_first()
-                if not messages:
-                    taking.alone = entry
+            if not taking.takes(entry.record):
+                if len(taking.aside) >= MOST_ASIDE or (taking.is_trial and messages == taking.most_tried > 0):
                     return
+                self._lanes[entry.record.envelope.lane].take_first()
                 taking.aside.append(entry)
                 continue
             size = entry.record.envelope.size
@@ -126,8 +153,6 @@ class Claims(Tables):
         return found
 
     def _lease(self, entry: Entry, token: int, now: int) -> Claim:
-        if t.is_suspect(entry.record):
-            entry.record = replace(entry.record, alone=True)
         entry.token, entry.standing = token, Standing.LEASED
         self._leased[entry.record.id] = entry
         self._note("claimed", entry.record, now)
@@ -143,7 +168,13 @@ class Claims(Tables):
         """Return when something may be claimed in the lanes that were asked for: a due time or the end of a lease."""
         lanes = {lane for name, each in demand.items() if each.messages > 0 for lane in (name, *each.aliases)}
         due = [entry.place_ms for lane in lanes if (entry := self._lanes[lane].first()) is not None]
-        tokens = [entry.token for entry in self._leased.values() if entry.record.envelope.lane in lanes]
+        now, leased = self.now_ms(), self._leased.values()
+        tokens = [
+            entry.token
+            for entry in leased
+            if entry.record.envelope.lane in lanes
+            and not (t.is_lease_over(entry.token, now) and self._is_in_doubt(entry, now))
+        ]
         return min(due + [t.token_deadline_ms(token) for token in tokens], default=None)
 
     # --- settling -----------------------------------------------------------------------------------------
@@ -195,7 +226,9 @@ class Claims(Tables):
         if entry is None or entry.token not in tokens:
             return RenewOutcome.SUPERSEDED if is_superseded else RenewOutcome.LOST
         entry.token = renewal.to
-        entry.record = t.after_renewal(entry.record)
+        if renewal.ends_trial:
+            entry.record = t.after_trial(entry.record)
+            self._trials.pop(renewal.id, None)
         return RenewOutcome.CANCELLED if entry.record.no_retry else RenewOutcome.RENEWED
 
     # --- housekeeping -------------------------------------------------------------------------------------
@@ -213,9 +246,16 @@ class Claims(Tables):
 
     def _return_lapsed(self, now: int, limit: int) -> int:
         """Put back what was claimed and not settled in time; end what must not be tried again."""
-        over = [entry for entry in self._leased.values() if self._is_over(entry.token, now)][:limit]
+        over = [
+            entry
+            for entry in self._leased.values()
+            if self._is_over(entry.token, now) and not self._is_in_doubt(entry, now)
+        ][:limit]
         for entry in over:
-            record = t.after_lapse(entry.record)
+            is_tried = entry.record.id in self._trials
+            record = t.after_lapse(entry.record, is_tried=is_tried, has_died=self._has_died(entry, now))
+            if is_tried and not entry.record.alone:
+                self._search = self._search.died(len(self._group()))
             if record == "killed_worker":
                 self._bury(replace(entry.record, kills=t.KILLS_TO_DEATH, alone=False), "killed_worker", now)
                 self._end(entry, now)
@@ -223,9 +263,50 @@ class Claims(Tables):
                 self._note("dropped", record, now, "cancelled in flight")
                 self._end(entry, now)
             else:
-                self._insert(record, entry.place_ms)
+                self._insert(record, entry.place_ms, entry.sequence if is_tried else None)
                 self._note("lapsed", record, now)
         return len(over)
+
+    def _begin_trial(self, entries: Sequence[Entry], trial: Trial) -> None:
+        self._trials |= {entry.record.id: trial for entry in entries}
+        if len(entries) == 1:
+            entries[0].record = replace(entries[0].record, alone=True)
+        if not entries[0].record.kills:
+            self._search = self._search.begun(len(entries))
+
+    def _is_trying(self, now: int) -> bool:
+        """Say whether suspects are being tried; a lone one in doubt, whose lease is over, keeps no others waiting."""
+        return any(not (entry.record.alone and self._is_over(entry.token, now)) for entry in self._tried())
+
+    def _tried(self) -> list[Entry]:
+        found = (self._entries.get(message_id) for message_id in self._trials)
+        return [entry for entry in found if entry is not None]
+
+    def _group(self) -> list[Entry]:
+        """Return the suspects that are tried together."""
+        return [entry for entry in self._tried() if not entry.record.alone]
+
+    def _is_in_doubt(self, entry: Entry, now: int) -> bool:
+        """Say whether the process of a lone suspect may hold it still: it is known, and was heard of not long ago."""
+        trial = self._trials.get(entry.record.id) if entry.record.alone else None
+        if trial is None or trial.worker not in self._workers:
+            return False
+        return not t.is_silent(trial.beat_ms, trial.lease_ms, now)
+
+    def _has_died(self, entry: Entry, now: int) -> bool:
+        """Say whether the process that had claimed a suspect has ended."""
+        trial = self._trials.get(entry.record.id)
+        if trial is None or trial.worker not in self._workers:
+            return True
+        return t.has_died(trial.worker.seen_ms, trial.lease_ms, now)
+
+    def _beat(self, worker: Worker, ids: Collection[str]) -> None:
+        """Note that a process lives and holds these claims; called from a thread of its own."""
+        worker.seen_ms = self.now_ms()
+        for message_id in ids:
+            trial = self._trials.get(message_id)
+            if trial is not None and trial.worker is worker:
+                trial.beat_ms = worker.seen_ms
 
     def _forget_superseded(self, now: int) -> None:
         """Forget claims on what was replaced that nobody has settled in time."""

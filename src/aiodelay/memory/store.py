@@ -83,7 +83,7 @@ class _MemoryWork:
         if request == last_request:
             return self._store._claim_again(last_claims, demand)
         self._turn += 1
-        claimed = self._store._claim(demand, lease_ms, self._turn)
+        claimed = self._store._claim(demand, lease_ms, self._turn, self._worker)
         self._last = (request, claimed.claims)
         return claimed
 
@@ -107,6 +107,9 @@ class _MemoryWork:
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         return self._store._tidy(self._worker, lanes, limit)
+
+    def beat(self, ids: Collection[str]) -> None:
+        self._store._beat(self._worker, ids)
 
     def status(self) -> WorkStatus:
         return WorkStatus("ready")

@@ -26,7 +26,7 @@ from aiodelay.wakeup import WakeUp
 
 from .waiting import Entry, LaneQueue, Remembered, Standing, Waiting
 
-__all__ = ["SERVED_WINDOW_MS", "Graves", "Tables", "Worker"]
+__all__ = ["SERVED_WINDOW_MS", "Graves", "Tables", "Trial", "Worker"]
 
 SERVED_WINDOW_MS = 60_000
 """A worker that tidied within this many ms counts as alive."""
@@ -44,6 +44,15 @@ class Worker:
         self.name = name
         self.wakeup = WakeUp()
         self.lanes, self.seen_ms = frozenset(lanes), now_ms
+
+
+class Trial:
+    """A claim on a suspect: who has it, for how long at a time, and when its process last told that it holds it."""
+
+    __slots__ = ("beat_ms", "lease_ms", "worker")
+
+    def __init__(self, worker: Worker, lease_ms: int, beat_ms: int) -> None:
+        self.worker, self.lease_ms, self.beat_ms = worker, lease_ms, beat_ms
 
 
 class Graves:
@@ -83,6 +92,8 @@ class Tables:
         self._clock = clock or SystemClock()
         self._entries: dict[str, Entry] = {}
         self._leased: dict[str, Entry] = {}
+        self._trials: dict[str, Trial] = {}
+        self._search = t.Trials()
         self._superseded: dict[str, dict[int, int]] = {}  # by id and revision: tokens of claims on what was replaced
         self._lanes: defaultdict[Lane, LaneQueue] = defaultdict(LaneQueue)
         self._expiring = Waiting(lambda entry: entry.standing in (Standing.IN_LANE, Standing.PARKED))
@@ -101,12 +112,14 @@ class Tables:
         """Return the clock's time."""
         return self._clock.now_ms()
 
-    def _insert(self, record: Record, place_ms: int) -> None:
-        """Put a message into its lane, in the place of what stood under its id."""
+    def _insert(self, record: Record, place_ms: int, sequence: int | None = None) -> None:
+        """Put a message into its lane, in the place of what stood under its id; behind others, unless told where."""
         old = self._entries.get(record.id)
         if old is not None:
             self._take_out(old)
-        entry = self._entries[record.id] = Entry(record, place_ms, next(self._sequence))
+        entry = self._entries[record.id] = Entry(
+            record, place_ms, next(self._sequence) if sequence is None else sequence
+        )
         lane = self._lanes[record.envelope.lane]
         lane.messages += 1
         lane.add(entry)
@@ -124,6 +137,7 @@ class Tables:
         message_id = entry.record.id
         self._entries.pop(message_id, None)
         self._leased.pop(message_id, None)
+        self._trials.pop(message_id, None)
 
     def _supersede(self, entry: Entry) -> None:
         """Remember the claim on a message that is being replaced until it is settled, or its lease is over."""

@@ -49,6 +49,10 @@ class Entry:
         """Its place, then the order of scheduling."""
         return self.place_ms, self.sequence
 
+    def __lt__(self, other: Entry) -> bool:
+        """Say whether it comes first: a heap may hold an older entry of the same place and sequence."""
+        return self.order < other.order
+
 
 class Waiting:
     """Entries by time, then sequence. Those that no longer count are skipped, and swept out now and then."""

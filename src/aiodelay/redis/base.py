@@ -150,6 +150,19 @@ class Base:
         kind = StoreDamagedError if fault.is_damage else StoreUnavailableError
         return kind(self.name, fault.reason)
 
+    async def run_apart(self, script: str, arguments: Sequence[Arg]) -> None:
+        """Run a script on a connection of its own, in another loop than the store's.
+
+        Raises:
+            Fault: It may or may not have run.
+        """
+        client = Client(self._options, self._keys)
+        now_ms = None if self._clock is None else self._clock.now_ms()
+        try:
+            await client.run(script, arguments, now_ms=now_ms)
+        finally:
+            await client.aclose()
+
     async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
         """Send one command.
 

@@ -27,10 +27,14 @@ class Held(Struct, frozen=True, gc=False):
     claim: Claim
 
     def is_plain(self, settlement: Settlement) -> bool:
-        """Say whether to end it is to delete it: it neither recurs, nor is a series' occurrence, nor has a version."""
+        """Say whether to end it is to delete it.
+
+        It has never lapsed, does not recur, is no series' occurrence, and has no version.
+        """
         envelope = self.claim.record.envelope
         return (
             type(settlement) is Done
+            and not self.claim.record.lapses
             and envelope.rule is None
             and envelope.version is None
             and self.member[0] != _OCCURRENCE

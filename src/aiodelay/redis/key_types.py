@@ -31,6 +31,7 @@ KEY_TYPES: Final[Mapping[str, KeyType]] = {
     "wake": "stream",
     "journal": "stream",
     "meta": "hash",
+    "trials": "hash",
     "superseded": "zset",
     "superseded:ids": "hash",
     "logs": "set",

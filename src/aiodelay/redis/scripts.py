@@ -18,6 +18,7 @@ Arg = bytes | str | int
 NAMES = (
     "apply",
     "back",
+    "beat",
     "blocked",
     "claim",
     "counts",

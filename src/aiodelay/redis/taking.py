@@ -32,7 +32,7 @@ from aiodelay.model import (
 from aiodelay.transitions import (
     KILLS_TO_DEATH,
     NO_OP,
-    after_renewal,
+    after_trial,
     is_killer,
     is_late,
     is_release,
@@ -236,13 +236,17 @@ class TakingFeed:
         found = [self._taken.get(_key(renewal)) for renewal in renewals]
         held = [each for each in found if each is not None]
         lease_ms = max(token_deadline_ms(renewal.to) for renewal in renewals) - self._now_ms()
-        numbers = [f"a{each.number}" if each.record.alone else each.number for each in held]
+        numbers = [
+            f"a{each.number}" if renewal.ends_trial else each.number
+            for renewal, each in zip(renewals, found, strict=True)
+            if each is not None
+        ]
         letters = await self._run("keep", lease_ms, *numbers) if held else b""
         kept = {each.number for each, letter in zip(held, letters, strict=True) if letter == ord("r")}
         outcomes: list[RenewOutcome] = []
         for renewal, each in zip(renewals, found, strict=True):
             if each is not None and each.number in kept:
-                each.record = after_renewal(each.record)
+                each.record = after_trial(each.record) if renewal.ends_trial else each.record
                 outcomes.append(RenewOutcome.RENEWED)
             else:
                 self._taken.pop(_key(renewal), None)

@@ -83,7 +83,8 @@ class RedisWork:
             self._last, self._is_answered = request, False
             self._turn += 1
         watched = self._store.moved_lanes()
-        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered), len(watched), *watched]
+        arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered)]
+        arguments += [int(all(each.suspects for each in demand.values())), len(watched), *watched]
         names: list[Lane] = []
         for lane, each in self._in_turn(demand):
             arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
@@ -161,7 +162,7 @@ class RedisWork:
         while left := renewals[len(outcomes) : len(outcomes) + RENEWED_AT_ONCE]:
             arguments: list[Arg] = []
             for each in left:
-                arguments += [member_of(each.id), each.revision, each.token, each.to]
+                arguments += [member_of(each.id), each.revision, each.token, each.to, int(each.ends_trial)]
             asked_s = asyncio.get_running_loop().time()
             now, letters = await self._store.run("renew", arguments)
             self._store.heard(now, asked_s)
@@ -207,6 +208,10 @@ class RedisWork:
             for name, oldest in zip(map(bytes.decode, reply[4][::2]), reply[4][1::2], strict=True)
         ]
         return Tidied(now_ms, lapsed, expired, states)
+
+    def beat(self, ids: Collection[str]) -> None:
+        """Tell that this process lives and holds these suspects; from a thread without a loop."""
+        asyncio.run(self._store.run_apart("beat", [self._worker, *map(member_of, ids)]))
 
     def status(self) -> WorkStatus:
         """Say whether claims are served."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from msgspec.structs import replace
 
@@ -29,6 +30,8 @@ HEAD = f"""
     SELECT {ROW} FROM queue AS q CROSS JOIN messages AS m ON m.n = q.n
     WHERE q.lane = ? AND q.place_ms <= ? ORDER BY q.place_ms, q.n
 """
+MOST_ASIDE = 2_000
+"""Most messages that a claim steps over: suspects that others try, or others among suspects."""
 MOST_PASSED = 10_000
 """Most held messages that a claim moves out of a lane's way, or a tenth as many that it ends; the next one goes on."""
 
@@ -58,7 +61,7 @@ class _Head:
     def __init__(self, tables: Tables, lane: int, held: frozenset[str]) -> None:
         self.lane, self.held = lane, held
         self.taken: list[Entry] = []
-        self._aside = False
+        self.has_aside = False
         self._late: list[Entry] = []
         self._parked: list[Entry] = []
         self._unreadable: list[Entry] = []
@@ -110,8 +113,16 @@ class _Head:
 
     def step_over(self) -> None:
         """Leave where it is what `first` has returned, and look behind it next."""
-        self._aside = True
+        self.has_aside = True
         self._is_read = False
+
+    def next_ms(self) -> int | None:
+        """Return the place of the first message behind the suspects that were stepped over."""
+        if (first := self.first()) is not None:
+            return first.place_ms
+        query = "SELECT place_ms FROM queue WHERE lane = ? AND place_ms > ? ORDER BY place_ms LIMIT 1"
+        found = self._tables.execute(query, (self.lane, self._tables.now)).fetchone()
+        return None if found is None else int(found[0])
 
     def close(self) -> None:
         """End reading; take what was taken or passed out of the queue, and carry out what passing it means."""
@@ -126,7 +137,7 @@ class _Head:
         tables.park([(entry.lane, entry.record.envelope.address, entry.place_ms, entry.n) for entry in self._parked])
         if not self.taken:
             return
-        if self._aside:
+        if self.has_aside:
             tables.executemany(
                 "DELETE FROM queue WHERE lane = ? AND place_ms = ? AND n = ?",
                 [(self.lane, entry.place_ms, entry.n) for entry in self.taken],
@@ -155,21 +166,24 @@ class _Group:
 
 @dataclass(slots=True)
 class _Taking:
-    """A claim in the making."""
+    """A claim in the making: of a group of suspects, or of other messages.
+
+    `most_tried`: Gives the most suspects that it may take, if it begins with one.
+    """
 
     groups: list[_Group]
+    most_tried: Callable[[], int]
     messages: int = 0
     bytes: int = 0
-    alone: Entry | None = None
+    is_trial: bool = False
+    _most: int = 0
+    _aside: int = 0
 
     def take(self) -> list[Entry]:
-        """Take every group's equal share first, then what the others left; or one suspect, alone."""
+        """Take every group's equal share first, then what the others left."""
         for parts in (len(self.groups), 1):
             for group in self.groups:
-                if self.alone is None:
-                    self._fill(group, parts)
-        if self.alone is not None:
-            return [self.alone]
+                self._fill(group, parts)
         return [entry for group in self.groups for entry in group.taken]
 
     def _fill(self, group: _Group, parts: int) -> None:
@@ -182,10 +196,9 @@ class _Taking:
             entry = None if head is None else head.first()
             if head is None or entry is None:
                 return
-            if entry.record.lapses and t.is_suspect(entry.record):
-                if not self.messages:
-                    self.alone = entry
-                    head.take()
+            if not self._takes(entry.record):
+                self._aside += 1
+                if self._aside > MOST_ASIDE or (self.is_trial and self.messages == self._most > 0):
                     return
                 head.step_over()
                 continue
@@ -198,6 +211,16 @@ class _Taking:
             self.messages += 1
             self.bytes += size
 
+    def _takes(self, record: Record) -> bool:
+        """Say whether a message may join: a message that has ended a process on its own is tried alone again."""
+        is_suspect = t.is_suspect(record)
+        if not self.messages:
+            self.is_trial = is_suspect
+            self._most = min(self.most_tried(), 1 if record.kills else MAX_CLAIM_MESSAGES) if is_suspect else 0
+        if not self.is_trial or not is_suspect:
+            return self.is_trial is is_suspect
+        return self.messages < self._most and not (self.messages and record.kills)
+
     def _fits(self, size: int, group: _Group, share: int) -> bool:
         """Say whether there is room for one more; a group's first may exceed its demand."""
         if self.bytes + size > MAX_CLAIM_BYTES or group.bytes + size > share:
@@ -206,13 +229,14 @@ class _Taking:
 
 
 def claim(
-    tables: Tables, demand: Mapping[Lane, Demand], *, lease_ms: int, turn: int, number: int
+    tables: Tables, demand: Mapping[Lane, Demand], *, worker: str, lease_ms: int, turn: int, number: int
 ) -> tuple[Claimed, list[int]]:
     """Lease due messages; the rules are those of the memory store.
 
     Args:
         tables: In a transaction.
         demand: By lane.
+        worker: Who claims.
         lease_ms: How long.
         turn: Says whose turn it is to be served first.
         number: The claim's, for its token.
@@ -224,8 +248,11 @@ def claim(
     holds = tables.holds()
     groups = [_group(tables, lane, each, holds) for lane, each in demand.items() if each.messages > 0]
     first = turn % len(groups) if groups else 0
-    entries = _Taking(groups[first:] + groups[:first]).take()
-    for head in (head for group in groups for head in group.heads):
+    taking = _Taking(groups[first:] + groups[:first], cache(lambda: _most_tried(tables, demand)))
+    entries = taking.take()
+    heads = [head for group in groups for head in group.heads]
+    behind = {} if taking.is_trial else {head.lane: head.next_ms() for head in heads if head.has_aside}
+    for head in heads:
         head.close()
     if tables.series_changed:
         read = {entry.n: entry.record for entry in tables.entries(tables.series_changed)}
@@ -233,8 +260,15 @@ def claim(
             entry.record = read.get(entry.n, entry.record)
     token = t.token_for(tables.now + lease_ms, number)
     _lease(tables, entries, token)
+    if taking.is_trial and entries:
+        tables.begin_trial(entries, worker, lease_ms)
     claims = [Claim(entry.record, token) for entry in entries]
-    return Claimed(claims, tables.now, _next_due_ms(tables, groups)), [entry.n for entry in entries]
+    return Claimed(claims, tables.now, _next_due_ms(tables, groups, behind)), [entry.n for entry in entries]
+
+
+def _most_tried(tables: Tables, demand: Mapping[Lane, Demand]) -> int:
+    may_try = all(each.suspects for each in demand.values()) and not tables.is_trying()
+    return tables.search().most if may_try else 0
 
 
 def _group(tables: Tables, lane: Lane, demand: Demand, holds: Mapping[int, Collection[str | None]]) -> _Group:
@@ -256,21 +290,30 @@ def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
     for lane, numbers in by_lane.items():
         query = "INSERT INTO leases (n, ns, lane, token) SELECT value, ?, ?, ? FROM json_each(?)"
         tables.execute(query, (tables.ns, lane, token, object_text(numbers)))
-    if len(entries) == 1 and t.is_suspect(entries[0].record):
-        tables.execute("UPDATE messages SET alone = 1 WHERE n = ?", (entries[0].n,))
-        entries[0].record = replace(entries[0].record, alone=True)
     if tables.keeps_journal:
         for entry in entries:
             tables.note("claimed", entry.record)
 
 
-def _next_due_ms(tables: Tables, groups: Sequence[_Group]) -> int | None:
-    """Return when something may be claimed in the lanes that were asked for: a due time or the end of a lease."""
-    found = [ms for group in groups for head in group.heads if (ms := tables.head_ms(head.lane, head.held)) is not None]
+def _next_due_ms(tables: Tables, groups: Sequence[_Group], behind: Mapping[int, int | None]) -> int | None:
+    """Return when something may be claimed in the lanes that were asked for: a due time or the end of a lease.
+
+    Args:
+        tables: In a transaction.
+        groups: The lanes with their demand.
+        behind: By lane, the place of the first message behind suspects that wait for a trial, which is looked for once
+            a second.
+    """
+    heads = [head for group in groups for head in group.heads]
+    places = [behind[head.lane] if head.lane in behind else tables.head_ms(head.lane, head.held) for head in heads]
+    found = [ms for ms in places if ms is not None] + [tables.now + t.TRIAL_MS] * bool(behind)
     lanes = {lane for group in groups for lane in group.lanes}
     if lanes:
-        leases = tables.execute("SELECT token, lane FROM leases WHERE ns = ? ORDER BY token", (tables.ns,))
-        token = next((token for token, lane in leases if lane in lanes), None)
+        in_doubt, (least, _) = tables.in_doubt(), t.tokens_held(tables.now)
+        leases = tables.execute("SELECT token, lane, n FROM leases WHERE ns = ? ORDER BY token", (tables.ns,))
+        token = next(
+            (token for token, lane, n in leases if lane in lanes and not (token < least and n in in_doubt)), None
+        )
         found += [] if token is None else [t.token_deadline_ms(token)]
     return min(found, default=None)
 
@@ -287,14 +330,16 @@ def claim_again(
     ]
     holds = tables.holds()
     groups = [_group(tables, lane, each, holds) for lane, each in demand.items() if each.messages > 0]
-    return Claimed(held, tables.now, _next_due_ms(tables, groups))
+    return Claimed(held, tables.now, _next_due_ms(tables, groups, {}))
 
 
 def return_lapsed(tables: Tables, limit: int) -> int:
     """Put back what was claimed and not settled in time, at most `limit`; return how many there were."""
     least, too_long = t.tokens_held(tables.now)
+    in_doubt = tables.in_doubt()
     query = "SELECT n FROM leases WHERE ns = ? AND token < ? ORDER BY token LIMIT ?"
-    numbers = [n for (n,) in tables.execute(query, (tables.ns, least, limit))]
+    over = tables.execute(query, (tables.ns, least, limit + len(in_doubt)))
+    numbers = [n for (n,) in over if n not in in_doubt][:limit]
     query = "SELECT n FROM leases WHERE ns = ? AND token >= ? ORDER BY token LIMIT ?"
     ahead = [n for (n,) in tables.execute(query, (tables.ns, too_long, limit - len(numbers)))]
     if ahead and tables.is_righting_over():
@@ -305,8 +350,11 @@ def return_lapsed(tables: Tables, limit: int) -> int:
 
 
 def _lapse(tables: Tables, entry: Entry) -> None:
+    is_tried = tables.is_tried(entry)
+    record: Record | str = t.after_lapse(entry.record, is_tried=is_tried, has_died=tables.has_died(entry))
+    if is_tried and not entry.record.alone:
+        tables.note_death()
     tables.unplace(entry)
-    record: Record | str = t.after_lapse(entry.record)
     if isinstance(record, str):
         tables.bury(replace(entry.record, kills=t.KILLS_TO_DEATH, alone=False), "killed_worker")
         tables.forget(entry)
@@ -314,5 +362,5 @@ def _lapse(tables: Tables, entry: Entry) -> None:
         tables.note("dropped", record, "cancelled in flight")
         tables.forget(entry)
     else:
-        tables.move(entry, record, entry.place_ms)
+        tables.move(entry, record, entry.place_ms, n=entry.n if is_tried else None)
         tables.note("lapsed", record)

@@ -58,6 +58,14 @@ CREATE TABLE parked (
 CREATE TABLE leases (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, lane INTEGER NOT NULL, token INTEGER NOT NULL);
 CREATE INDEX leases_token ON leases (ns, token);
 
+-- Claims on suspects: for how long at a time, and when the process told last that it holds them.
+CREATE TABLE trials (
+    n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, worker TEXT NOT NULL, lease_ms INTEGER NOT NULL, beat_ms INTEGER NOT NULL
+);
+
+-- The search for killers: size of the last group of suspects, 0 once its process has ended; how many hold a killer.
+CREATE TABLE searches (ns INTEGER PRIMARY KEY, tried INTEGER NOT NULL, hot INTEGER NOT NULL);
+
 -- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over.
 CREATE TABLE superseded (
     ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL, token INTEGER NOT NULL,
@@ -172,6 +180,9 @@ BEGIN
     SELECT m.ns, m.id, m.revision, l.token
     FROM leases AS l JOIN messages AS m ON m.n = l.n JOIN namespaces AS s ON s.n = m.ns
     WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id;
+    DELETE FROM trials WHERE n IN (
+        SELECT m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
+        WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);
     DELETE FROM leases WHERE n IN (
         SELECT m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
         WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);

@@ -57,7 +57,7 @@ class HeldClaims:
                 self._held[renewal.id] = held._replace(token=renewal.to)
 
     def plain(self, settlement: Settlement) -> Held | None:
-        """Return the claim if to end it is to delete it: `Done`, not recurring, no version, not a series' retry."""
+        """Return the claim if to end it is to delete it: `Done`; no lapse, no rule, no version, not a series' retry."""
         if type(settlement) is not Done:
             return None
         held = self._held.get(settlement.id)
@@ -65,6 +65,7 @@ class HeldClaims:
             return None
         envelope = held.record.envelope
         is_plain = envelope.rule is None and envelope.version is None and "~" not in envelope.id
+        is_plain = is_plain and not held.record.lapses
         return held if is_plain else None
 
     def drop(self, settlements: Iterable[Settlement]) -> None:
@@ -185,6 +186,7 @@ def _renew(tables: Tables, renewal: Renewal) -> RenewOutcome:
     if entry is None or not entry.token or entry.token not in (renewal.token, renewal.to):
         return RenewOutcome.SUPERSEDED if tables.renew_superseded(renewal) else RenewOutcome.LOST
     tables.execute("UPDATE leases SET token = ? WHERE n = ?", (renewal.to, entry.n))
-    if entry.record.alone:
-        tables.execute("UPDATE messages SET alone = 0, lapses = 0 WHERE n = ?", (entry.n,))
+    if renewal.ends_trial:
+        tables.execute("UPDATE messages SET alone = 0 WHERE n = ?", (entry.n,))
+        tables.end_trial(entry)
     return RenewOutcome.CANCELLED if entry.record.no_retry else RenewOutcome.RENEWED

@@ -159,7 +159,7 @@ class SqliteStore:
         """Open the dispatching role."""
         opened = self._checked()
         poll_ms = self.traits.safety_poll_ms
-        work = SqliteWork(self.write, worker, self._clock, opened.counter, poll_ms=poll_ms)
+        work = SqliteWork(self.write, opened.writer.write_apart, worker, self._clock, opened.counter, poll_ms=poll_ms)
         await self.write(lambda tables: upkeep.serve(tables, worker, lanes), is_durable=False)
         opened.add(work.wakeup)
         try:

@@ -114,6 +114,7 @@ class Tables(Namespace):
         """Take a message out of wherever it stands; its row stays."""
         if entry.token:
             self.execute("DELETE FROM leases WHERE n = ?", (entry.n,))
+            self.end_trial(entry)
             return
         place = (entry.lane, entry.place_ms, entry.n)
         if not self.execute("DELETE FROM queue WHERE lane = ? AND place_ms = ? AND n = ?", place).rowcount:
@@ -121,9 +122,9 @@ class Tables(Namespace):
             query = "DELETE FROM parked WHERE lane = ? AND address = ? AND place_ms = ? AND n = ?"
             self.execute(query, (entry.lane, address, entry.place_ms, entry.n))
 
-    def move(self, entry: Entry, record: Record, place_ms: int) -> None:
-        """Put a message that was taken out back into its lane, behind those of the same place."""
-        n = self.next_n()
+    def move(self, entry: Entry, record: Record, place_ms: int, *, n: int | None = None) -> None:
+        """Put a message that was taken out back into its lane, last among those of its place unless `n` is its own."""
+        n = self.next_n() if n is None else n
         self.has_new = True
         self.execute(MOVE, (*move_values(n, place_ms, record), entry.n))
         self.execute("INSERT INTO queue (lane, place_ms, n) VALUES (?, ?, ?)", (entry.lane, place_ms, n))
@@ -207,6 +208,86 @@ class Tables(Namespace):
             over += ahead
         query = "DELETE FROM superseded WHERE ns = ? AND id = ? AND revision = ?"
         self.executemany(query, [(self.ns, *each) for each in over])
+
+    # --- suspects -----------------------------------------------------------------------------------------
+
+    def begin_trial(self, entries: Sequence[Entry], worker: str, lease_ms: int) -> None:
+        """Remember who has claimed suspects, to try them."""
+        self.executemany(
+            "INSERT OR REPLACE INTO trials (n, ns, worker, lease_ms, beat_ms) VALUES (?, ?, ?, ?, ?)",
+            [(entry.n, self.ns, worker, lease_ms, self.now) for entry in entries],
+        )
+        if len(entries) == 1:
+            self.execute("UPDATE messages SET alone = 1 WHERE n = ?", (entries[0].n,))
+            entries[0].record = replace(entries[0].record, alone=True)
+        if not entries[0].record.kills:
+            self._set_search(self.search().begun(len(entries)))
+
+    def is_trying(self) -> bool:
+        """Say whether suspects are being tried; a lone one in doubt, whose lease is over, keeps no others waiting."""
+        query = """
+            SELECT 1 FROM trials AS t JOIN leases AS l ON l.n = t.n JOIN messages AS m ON m.n = t.n
+            WHERE t.ns = ? AND (m.alone = 0 OR l.token >= ?) LIMIT 1
+        """
+        return self.execute(query, (self.ns, t.tokens_held(self.now)[0])).fetchone() is not None
+
+    def is_tried(self, entry: Entry) -> bool:
+        """Say whether a claim is a trial that is not over."""
+        query = "SELECT 1 FROM trials WHERE n = ?"
+        return t.is_suspect(entry.record) and self.execute(query, (entry.n,)).fetchone() is not None
+
+    def note_death(self) -> None:
+        """Note that a group of suspects, one of whose leases has ended, holds a killer."""
+        query = """
+            SELECT count(*) FROM trials AS t JOIN leases AS l ON l.n = t.n JOIN messages AS m ON m.n = t.n
+            WHERE t.ns = ? AND m.alone = 0
+        """
+        (left,) = self.execute(query, (self.ns,)).fetchone()
+        self._set_search(self.search().died(left))
+
+    def search(self) -> t.Trials:
+        """Return how the search for killers stands."""
+        found = self.execute("SELECT tried, hot FROM searches WHERE ns = ?", (self.ns,)).fetchone()
+        return t.Trials(*found) if found else t.Trials()
+
+    def _set_search(self, search: t.Trials) -> None:
+        query = "INSERT OR REPLACE INTO searches (ns, tried, hot) VALUES (?, ?, ?)"
+        self.execute(query, (self.ns, search.tried, search.hot))
+
+    def end_trial(self, entry: Entry) -> None:
+        """Forget who has claimed a suspect."""
+        if t.is_suspect(entry.record):
+            self.execute("DELETE FROM trials WHERE n = ?", (entry.n,))
+
+    def in_doubt(self) -> set[int]:
+        """Return lone suspects whose processes may hold them still: they are known, and were heard of not long ago."""
+        query = """
+            SELECT t.n, t.beat_ms, t.lease_ms FROM trials AS t JOIN workers AS w ON w.ns = t.ns AND w.worker = t.worker
+            JOIN messages AS m ON m.n = t.n
+            WHERE t.ns = ? AND m.alone = 1
+        """
+        trials = self.execute(query, (self.ns,))
+        return {n for n, beat_ms, lease_ms in trials if not t.is_silent(beat_ms, lease_ms, self.now)}
+
+    def has_died(self, entry: Entry) -> bool:
+        """Say whether the process that had claimed a suspect has ended."""
+        query = """
+            SELECT w.seen_ms, t.lease_ms FROM trials AS t JOIN workers AS w ON w.ns = t.ns AND w.worker = t.worker
+            WHERE t.n = ?
+        """
+        found = self.execute(query, (entry.n,)).fetchone()
+        return found is None or t.has_died(seen_ms=found[0], lease_ms=found[1], now_ms=self.now)
+
+    def beat(self, worker: str, ids: Collection[str]) -> None:
+        """Note that a process lives and holds these claims."""
+        self.execute("UPDATE workers SET seen_ms = ? WHERE ns = ? AND worker = ?", (self.now, self.ns, worker))
+        query = """
+            UPDATE trials SET beat_ms = ?
+            WHERE worker = ? AND n IN (
+                SELECT m.n FROM messages AS m JOIN json_each(?) AS j ON j.value = m.id WHERE m.ns = ?
+            )
+        """
+        self.execute(query, (self.now, worker, object_text(list(ids)), self.ns))
 
     # --- leases that are too long -------------------------------------------------------------------------
 

@@ -53,14 +53,30 @@ class SqliteWork:
 
     Args:
         write: Runs something in a transaction.
+        write_apart: Does so for another thread, which waits for it.
         worker: Names this process among its peers.
         clock: The store's.
         counter: The process's.
         poll_ms: Longest wait.
     """
 
-    def __init__(self, write: Write, worker: str, clock: Clock, counter: claims.ClaimCounter, *, poll_ms: int) -> None:
-        self._write, self._worker, self._clock, self._counter = write, worker, clock, counter
+    def __init__(
+        self,
+        write: Write,
+        write_apart: Callable[[Callable[[Tables], object]], None],
+        worker: str,
+        clock: Clock,
+        counter: claims.ClaimCounter,
+        *,
+        poll_ms: int,
+    ) -> None:
+        self._write, self._write_apart, self._worker, self._clock, self._counter = (
+            write,
+            write_apart,
+            worker,
+            clock,
+            counter,
+        )
         self._poll_s = poll_ms / 1000
         self.wakeup: WakeUp = WakeUp()
         self._held = settling.HeldClaims()
@@ -79,7 +95,12 @@ class SqliteWork:
                     given.claims, given.numbers = before.claims, before.numbers
                     return left
             claimed, given.numbers = claims.claim(
-                tables, wanted, lease_ms=lease_ms, turn=self._turn + 1, number=self._counter.next()
+                tables,
+                wanted,
+                worker=self._worker,
+                lease_ms=lease_ms,
+                turn=self._turn + 1,
+                number=self._counter.next(),
             )
             given.claims = claimed.claims
             return claimed
@@ -127,6 +148,9 @@ class SqliteWork:
         return await self._write(
             lambda tables: upkeep.tidy(tables, self._worker, lanes, limit), size=STEP_SIZE, is_durable=False
         )
+
+    def beat(self, ids: Collection[str]) -> None:
+        self._write_apart(lambda tables: tables.beat(self._worker, ids))
 
     def status(self) -> WorkStatus:
         return WorkStatus("ready")

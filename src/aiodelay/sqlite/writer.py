@@ -11,6 +11,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from aiodelay.clock import Clock
@@ -197,6 +198,12 @@ class Writer:
         if error is None and done.result():
             self._woken()
         self._start()
+
+    def write_apart(self, run: Callable[[Tables], object]) -> None:
+        """Run something in a transaction of its own, for another thread, which waits for it; a failure is ignored."""
+        job: Job[object] = Job(run, lambda _: None, is_durable=False)
+        with suppress(RuntimeError):  # the writer's thread has ended
+            self._executor.submit(self._run, [job]).result()
 
     def look_around(self) -> None:
         """Find out, without waiting, whether others wrote; then have the loop woken.

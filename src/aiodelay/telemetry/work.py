@@ -158,6 +158,10 @@ class ObservedWork(ObservedFeed):
             await self._observer.look(tidied)
         return tidied
 
+    def beat(self, ids: Collection[str]) -> None:
+        """Tell that this process lives, unseen."""
+        self._work.beat(ids)
+
     def status(self) -> WorkStatus:
         """Say whether claims are served."""
         return self._work.status()

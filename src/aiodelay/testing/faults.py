@@ -287,5 +287,8 @@ class _FaultyWork:
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         return await self._store._call("tidy", lambda: self._work.tidy(lanes, limit=limit), self._store._raise)
 
+    def beat(self, ids: Collection[str]) -> None:
+        self._work.beat(ids)
+
     def status(self) -> WorkStatus:
         return self._work.status()

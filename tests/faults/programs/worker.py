@@ -133,7 +133,7 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
-        """`die`; `fail:<times>`; `block:<ms>`; `sleep:<ms>`; all others take the time of the plan."""
+        """`die`; `fail:<times>`; `block:<ms>`, `hog:<ms>`; `sleep:<ms>`; all others take the time of the plan."""
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             kill_oneself(self._history)
@@ -143,6 +143,8 @@ class Handling:
             self._has_blocked = True
             self._history.write(h.Blocked(ms=int(number)))
             say("blocking")
+            time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
+        elif what == "hog":  # in each run, where `block` does so once
             time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
         # A run takes real time, and so does what a producer pauses for below: processes share no virtual clock.
         await asyncio.sleep(int(number) / 1000 if what == "sleep" else self._plan.run_ms / 1000)

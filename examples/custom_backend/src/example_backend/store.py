@@ -102,7 +102,8 @@ class LogStore(MemoryStore):
         async with AsyncExitStack() as opened:
             while (entry := _read(log)) is not None:
                 match entry:
-                    case str():
+                    case str():  # an opening: no worker of the one before is left
+                        await opened.aclose()
                         if entry != HEADER:
                             raise StoreMismatchError(
                                 self.name, f"of {entry}", f"of {HEADER}: empty it with that version"
@@ -112,6 +113,8 @@ class LogStore(MemoryStore):
                         if name == "work":
                             works[worker] = await opened.enter_async_context(super().work(*arguments))
                             next(self._workers_opened)
+                        elif name == "beat":
+                            works[worker].beat(*arguments[0])
                         elif worker is None:
                             await getattr(super(), name)(*arguments[0], **arguments[1])
                         else:
@@ -119,8 +122,7 @@ class LogStore(MemoryStore):
                 whole = log.tell()
         self._time.at_ms = None
         self._file.truncate(whole)
-        if not whole:
-            self._write(HEADER)
+        self._write(HEADER)
 
     async def log(
         self, do: Callable[..., Coroutine[Any, Any, Any]], *args: object, worker: int | None = None, **options: object
@@ -199,6 +201,7 @@ class LogWork:
 
     def __init__(self, store: LogStore, work: Work, number: int) -> None:
         self._store, self._work, self._number = store, work, number
+        self._loop = asyncio.get_running_loop()
 
     async def _log(self, do: Callable[..., Coroutine[Any, Any, Any]], *args: object, **options: object) -> Any:  # noqa: ANN401
         return await self._store.log(do, *args, worker=self._number, **options)
@@ -224,11 +227,19 @@ class LogWork:
     def clear(self) -> None:
         self._work.clear()
 
+    def beat(self, ids: Collection[str]) -> None:
+        """Have the loop carry it out: while a handler blocks that, nobody else can take anything."""
+
+        async def beat(ids: Collection[str]) -> None:
+            self._work.beat(ids)
+
+        asyncio.run_coroutine_threadsafe(self._log(beat, list(ids)), self._loop).result()
+
     def status(self) -> WorkStatus:
         return self._work.status()
 
 
-UNDURABLE = {"claim", "renew", "tidy"}
+UNDURABLE = {"claim", "renew", "tidy", "beat"}
 """Calls that a power loss may undo: what was claimed is given out again."""
 
 

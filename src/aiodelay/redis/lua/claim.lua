@@ -4,7 +4,8 @@
 -- ARGV[5] worker
 -- ARGV[6] request; repeated, it gives what it gave, as far as it is still leased
 -- ARGV[7] '1' if this request has been answered before, so that it must lease nothing more
--- ARGV[8] how many lanes the caller only watches; then their names
+-- ARGV[8] '1' if suspects may be among them
+-- ARGV[9] how many lanes the caller only watches; then their names
 -- Then the demands, whose turn it is first: messages, bytes, how many lanes, their names.
 -- Returns now, when to look again ('' = these lanes are empty), the token, the numbers of the lanes in the order of
 -- their names (0 = there is none), when to look at the watched ones, then id and value of each message.
@@ -12,9 +13,11 @@ local MOST, MOST_PASSED = 500, 100
 local BLOCK = 32 -- so many values are read at once; more of them might be far more than may be claimed
 local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0
+-- Whether suspects alone are taken, and at most how many; how many messages are stepped over.
+local trial = { is_on = false, most = nil, aside = 0, MOST_ASIDE = 2000 }
 
 local function read_demands()
-  local a = 9 + tonumber(ARGV[8])
+  local a = 10 + tonumber(ARGV[9])
   while a <= #ARGV do
     local group = { most = tonumber(ARGV[a]), bytes = tonumber(ARGV[a + 1]), lanes = {}, taken = {}, size = 0 }
     for i = 1, tonumber(ARGV[a + 2]) do
@@ -110,38 +113,44 @@ local function fits(size, group, share)
   return #group.taken == 0 or group.size + size <= group.bytes
 end
 
-local function fill(group, parts) -- returns a suspect that is to be claimed alone
+-- Says whether a message may join: a message that has ended a process on its own is tried alone again.
+function trial.takes(e)
+  local is_suspect = e.lapses >= SUSPECT_LAPSES
+  if messages == 0 then
+    trial.is_on = is_suspect
+    if is_suspect then
+      trial.most = trial.most or (ARGV[8] == '0' or trials.are_on()) and 0 or trials.most()
+      if e.kills > 0 then trial.most = math.min(trial.most, 1) end
+    end
+  end
+  if not trial.is_on or not is_suspect then return trial.is_on == is_suspect end
+  return messages < trial.most and (messages == 0 or e.kills == 0)
+end
+
+local function fill(group, parts)
   local most = math.min(group.most, math.max(1, floor(MOST / parts)))
   while #group.taken < most and messages < MOST do
     local lane = first_due(group)
-    if not lane then return nil end
+    if not lane then return end
     local e = lane.first
-    if e.lapses >= SUSPECT_LAPSES then
+    if not trial.takes(e) then
+      trial.aside, lane.has_aside = trial.aside + 1, true
+      if trial.aside > trial.MOST_ASIDE or (trial.is_on and messages > 0 and messages >= trial.most) then return end
       keep(lane)
-      if messages == 0 then return e end
     else
       local size = e.size
-      if messages > 0 and not fits(size, group, floor(MOST_BYTES / parts)) then return nil end
+      if messages > 0 and not fits(size, group, floor(MOST_BYTES / parts)) then return end
       keep(lane)
       group.taken[#group.taken + 1] = e
       group.size = group.size + size
       messages, bytes = messages + 1, bytes + size
     end
   end
-  return nil
 end
 
 local function take()
   for _, parts in ipairs({ #groups, 1 }) do
-    for _, group in ipairs(groups) do
-      local alone = fill(group, parts)
-      if alone then
-        open_gate()
-        set(alone, ALONE)
-        store(alone)
-        return { alone }
-      end
-    end
+    for _, group in ipairs(groups) do fill(group, parts) end
   end
   local taken = {}
   for _, group in ipairs(groups) do
@@ -151,7 +160,6 @@ local function take()
 end
 
 local function lease(taken)
-  open_gate()
   local token = text(tokens.at(now + tonumber(ARGV[4]), call('HINCRBY', META, 'claims', 1)))
   local members, leases = {}, {}
   for i, e in ipairs(taken) do
@@ -190,10 +198,23 @@ local function taken_before(token) -- in the order in which they were given
   return found
 end
 
+-- Returns the place of the first message behind suspects that wait for a trial, or when those are looked for again.
+function trial.behind(lane)
+  if lane.first then return now end
+  local next = call('ZRANGEBYSCORE', due_key(lane.n), '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  return sooner(now + trials.FIRST, tonumber(next))
+end
+
 local function next_looks()
   local own, watched = nil, nil
-  for _, lane in ipairs(lanes) do own = sooner(own, next_claim(lane.n, MOST_PASSED)) end
-  for a = 9, 8 + tonumber(ARGV[8]) do
+  for _, lane in ipairs(lanes) do
+    if lane.has_aside and not trial.is_on then
+      own = sooner(own, sooner(trial.behind(lane), tokens.next_end(lane.n)))
+    else
+      own = sooner(own, next_claim(lane.n, MOST_PASSED))
+    end
+  end
+  for a = 10, 9 + tonumber(ARGV[9]) do
     local n = known_lane(ARGV[a])
     if n then watched = sooner(watched, next_move(n, MOST_PASSED)) end
   end
@@ -211,6 +232,8 @@ elseif ARGV[7] ~= '1' then
   for _, lane in ipairs(lanes) do left = left - return_lapsed(lane.n, left) end
   taken = take()
   if #taken > 0 then
+    open_gate()
+    if trial.is_on then trials.begin(taken, ARGV[4], ARGV[5]) end
     token = lease(taken)
     call('SET', request_key, token .. ' ' .. ARGV[6], 'PX', 2 * MAX_LEASE)
   end

@@ -38,11 +38,18 @@ local function sooner(a, b)
   return (not a or (b and b < a)) and b or a
 end
 
--- Returns when there may be something to claim in a lane: a message comes due, a lease ends.
-local function next_claim(n, most_parked)
-  local token = call('ZRANGE', leased_key(n), 0, 0, 'WITHSCORES')[2]
-  return sooner(head_of(n, most_parked), token and floor(tonumber(token) / COUNTERS) + TOKEN_EPOCH)
+-- Returns when a lease ends in a lane.
+function tokens.next_end(n)
+  local key = leased_key(n)
+  local token = tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+  if token and token < tokens.LEAST and call('HLEN', trials.KEY) > 0 then -- it may be that of a suspect in doubt
+    token = tonumber(call('ZRANGEBYSCORE', key, text(tokens.LEAST), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+  end
+  return token and floor(token / COUNTERS) + TOKEN_EPOCH
 end
+
+-- Returns when there may be something to claim in a lane: a message comes due, a lease ends.
+local function next_claim(n, most_parked) return sooner(head_of(n, most_parked), tokens.next_end(n)) end
 
 -- Returns when there may be something to move: as to claim, or a blocked address is to be tried, which no claim does.
 local function next_move(n, most_parked)

@@ -1,6 +1,6 @@
 -- moves: the steps that everything else is made of; the decisions are those of aiodelay/transitions.py.
 local SUSPECT_LAPSES, KILLS_TO_DEATH = 2, 3
-local MAX_LEASE, RIGHTING = 60000, 20000
+local MAX_LEASE = 60000
 local TOKEN_EPOCH, COUNTERS = 1735689600000, 4096
 -- So much of records a script reads, and one record more.
 local MOST_BYTES = 1048576
@@ -46,8 +46,9 @@ local function unblock(n, address)
   call('HDEL', why_key(n), address)
 end
 
-local function insert(e, place)
-  e.sequence, e.place, e.token = next_sequence(place ~= e.due), place, false
+local function insert(e, place, keeps_sequence)
+  if not keeps_sequence then e.sequence = next_sequence(place ~= e.due) end
+  e.place, e.token = place, false
   loaded[e.id] = e
   store(e)
   if any_holds() and is_held(e.lane, address_of(e)) then
@@ -67,9 +68,84 @@ local function leave_lane(e)
   end
 end
 
+-- Trials of suspects: id -> 'a' alone or 'g' in a group, how long a lease lasts in ms, when the process told last that it
+-- holds it, and the worker.
+local trials = { KEY = TAG .. 'trials', MOST = 500, FIRST = 1000, LONGEST = 60000, SILENT_LEASES = 4, DEAD_LEASES = 2 }
+
+function trials.write(id, kind, lease, worker)
+  call('HSET', trials.KEY, id, string.format('%s %d %.0f %s', kind, lease, now, worker))
+end
+
+-- META holds how large the last group was, 0 once its process has ended, and how many, the first of their lanes when it
+-- was taken, hold a killer.
+function trials.hot() -- the suspects that hold a killer, without the group that came through the last trial
+  local known = call('HMGET', META, 'tried', 'hot')
+  return math.max(tonumber(known[2] or 0) - tonumber(known[1] or 0), 0)
+end
+
+function trials.most() -- half of the suspects that hold a killer, or all if none is known to
+  local hot = trials.hot()
+  return hot > 0 and floor((hot + 1) / 2) or trials.MOST
+end
+
+function trials.begin(taken, lease, worker)
+  local kind = #taken == 1 and 'a' or 'g'
+  for _, e in ipairs(taken) do
+    trials.write(e.id, kind, lease, worker)
+    if kind == 'a' then
+      set(e, ALONE)
+      store(e)
+    end
+  end
+  if taken[1].kills == 0 then call('HSET', META, 'tried', #taken, 'hot', trials.hot()) end
+end
+
+function trials.note_death() -- a lease of the group has ended: the group holds a killer
+  if call('HGET', META, 'tried') == '0' then return end
+  local left = 0
+  for _, value in ipairs(call('HVALS', trials.KEY)) do if sub(value, 1, 1) == 'g' then left = left + 1 end end
+  call('HSET', META, 'tried', 0, 'hot', left)
+end
+
+function trials.stop(e)
+  if e.lapses >= SUSPECT_LAPSES then call('HDEL', trials.KEY, e.id) end
+end
+
+function trials.seen(worker) -- when anything was heard of a worker, nil if it is not known
+  local is_read, serves = pcall(cmsgpack.unpack, call('HGET', WORKERS, worker) or '')
+  return is_read and type(serves) == 'table' and tonumber(serves[1]) or nil
+end
+
+function trials.parse(value)
+  local kind, lease, beat, worker = string.match(value, '^(%l) (%d+) (%d+) (.*)$')
+  return kind, tonumber(lease), tonumber(beat), worker
+end
+
+function trials.of(id) return trials.parse(call('HGET', trials.KEY, id) or '') end
+
+function trials.is_in_doubt(id) -- its process may hold it still: it is known, and was heard of not long ago
+  local kind, lease, beat, worker = trials.of(id)
+  return kind == 'a' and trials.seen(worker) and math.abs(now - beat) < trials.SILENT_LEASES * lease
+end
+
+function trials.has_died(id) -- the process that had claimed it has ended
+  local _, lease, _, worker = trials.of(id)
+  local seen = lease and trials.seen(worker)
+  return not seen or math.abs(now - seen) >= trials.DEAD_LEASES * lease
+end
+
+function trials.without_doubt(ids, limit)
+  local found = {}
+  for _, id in ipairs(ids) do
+    if #found < limit and not trials.is_in_doubt(id) then found[#found + 1] = id end
+  end
+  return found
+end
+
 local function take_out(e)
   if token_of(e) then
     call('ZREM', leased_key(e.lane), e.id)
+    trials.stop(e)
   else
     leave_lane(e)
   end
@@ -227,8 +303,9 @@ local function rearm(e, due, retrying)
 end
 
 local function lapse(e)
-  local alone = has(e, ALONE)
-  local kills = alone and math.min(e.kills + 1, MOST_LAPSES) or e.kills
+  local kind = e.lapses >= SUSPECT_LAPSES and trials.of(e.id)
+  if kind == 'g' then trials.note_death() end
+  local kills = has(e, ALONE) and trials.has_died(e.id) and math.min(e.kills + 1, MOST_LAPSES) or e.kills
   take_out(e)
   unset(e, ALONE)
   if kills >= KILLS_TO_DEATH and not has(e, RECURRING) and not has(e, NO_RETRY) then
@@ -237,17 +314,17 @@ local function lapse(e)
     forget(e)
     return
   end
-  e.kills, e.lapses = kills, math.min(e.lapses + 1, MOST_LAPSES)
+  e.kills, e.lapses = kills, kind and e.lapses or math.min(e.lapses + 1, MOST_LAPSES)
   if has(e, NO_RETRY) then
     note('dropped', e, 'cancelled in flight')
     forget(e)
   else
-    insert(e, e.place)
+    insert(e, e.place, kind)
     note('lapsed', e)
   end
 end
 
-local tokens = {} -- one table, as a script may have no more than 200 locals
+local tokens = { RIGHTING = 20000 } -- one table, as a script may have no more than 200 locals
 
 function tokens.at(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS + counter % COUNTERS end
 
@@ -257,12 +334,12 @@ tokens.LEAST, tokens.TOO_LONG = tokens.at(now + 1, 0), tokens.at(now + MAX_LEASE
 -- Says whether holders of leases that are too long, of which there are some, have had the time to set them right.
 function tokens.is_righting_over()
   local since = tonumber(call('HGET', META, 'ahead') or 0)
-  if since > now or now > since + 2 * RIGHTING then
+  if since > now or now > since + 2 * tokens.RIGHTING then
     since = now
     open_gate()
     call('HSET', META, 'ahead', text(now))
   end
-  return since + RIGHTING <= now
+  return since + tokens.RIGHTING <= now
 end
 
 function tokens.over(key, limit) -- the members of a zset of tokens whose leases are over
@@ -272,6 +349,22 @@ function tokens.over(key, limit) -- the members of a zset of tokens whose leases
     for _, member in ipairs(ahead) do found[#found + 1] = member end
   end
   return found
+end
+
+-- Says whether suspects are being tried; a lone one whose lease is over, and which is in doubt, keeps none waiting.
+-- A failover has left an entry that is older than any trial.
+function trials.are_on()
+  local known, are_on = call('HGETALL', trials.KEY), false
+  for i = 1, #known, 2 do
+    local kind, _, beat = trials.parse(known[i + 1])
+    local e = kind == 'a' and load(known[i])
+    if not kind or math.abs(now - beat) >= trials.LONGEST + MAX_LEASE then
+      call('HDEL', trials.KEY, known[i])
+    elseif kind == 'g' or (e and (token_of(e) or 0) >= tokens.LEAST) then
+      are_on = true
+    end
+  end
+  return are_on
 end
 
 local LAPSED_AT_ONCE = 60 -- so many cost a claim as much as all else that it does
@@ -328,7 +421,9 @@ end
 -- Puts back what was claimed and not settled in time.
 local function return_lapsed(n, limit)
   local key = leased_key(n)
-  local ids = tokens.over(key, limit)
+  local suspects = call('HLEN', trials.KEY)
+  local ids = tokens.over(key, limit + suspects)
+  if suspects > 0 then ids = trials.without_doubt(ids, limit) end
   if #ids > 0 then open_gate() end
   local bytes = 0
   for i, id in ipairs(ids) do

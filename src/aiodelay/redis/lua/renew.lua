@@ -1,13 +1,13 @@
 -- renew: sets leases from one token to another, unless somebody else has taken the message.
 --@ base record memory moves
--- From ARGV[4] on, 4 arguments each: id, revision, token, new token.
+-- From ARGV[4] on, 5 arguments each: id, revision, token, new token, '1' if the trial of a suspect is over.
 -- Returns now, and a letter for each, in order: 'r' renewed, 'c' renewed but cancelled, 'u' superseded, 'l' lost; fewer
 -- than are given, if their messages are large: send the others again.
 local answers, bytes = {}, 0
 
 open_gate()
 
-local function renew(id, revision, token, to)
+local function renew(id, revision, token, to, ends_trial)
   local e = load(id)
   bytes = bytes + (e and #e.value or 0)
   local held = e and token_of(e)
@@ -16,16 +16,19 @@ local function renew(id, revision, token, to)
   end
   call('ZADD', leased_key(e.lane), to, id)
   e.token = to
-  if has(e, ALONE) then
-    unset(e, ALONE)
-    e.lapses = 0
-    store(e)
+  if ends_trial then
+    trials.stop(e)
+    if has(e, ALONE) then
+      unset(e, ALONE)
+      store(e)
+    end
   end
   return has(e, NO_RETRY) and 'c' or 'r'
 end
 
-for a = 4, #ARGV, 4 do
+for a = 4, #ARGV, 5 do
   if bytes >= MOST_BYTES then break end
-  answers[#answers + 1] = renew(ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]))
+  local revision, token, to = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
+  answers[#answers + 1] = renew(ARGV[a], revision, token, to, ARGV[a + 4] == '1')
 end
 return { text(now), table.concat(answers) }

@@ -44,7 +44,7 @@ local function after_lapse(s)
   local p = prefix_at(s)
   if not p then return s end
   local flags, lapses, kills = state_of(s, p)
-  if is_alone(flags) then flags, kills = flags - ALONE, kills + 1 end
+  if is_alone(flags) then return with_state(s, p, flags - ALONE, lapses, kills + 1) end
   return with_state(s, p, flags, lapses + 1, kills)
 end
 

@@ -9,10 +9,13 @@
 local LIMIT = tonumber(ARGV[4])
 local MOST_MOVED, MOST_PARKED, MOST_UNTRIED, MOST_BLOCKED = 500, 100, 60000, 100
 
-local function forget_workers()
+local function note_worker()
   local serves = cmsgpack.unpack(ARGV[6])
   serves[1] = now
   call('HSET', WORKERS, ARGV[5], cmsgpack.pack(serves))
+end
+
+local function forget_workers()
   local known = call('HGETALL', WORKERS)
   local alive = {}
   for i = 1, #known, 2 do
@@ -107,6 +110,7 @@ local function lane_states(lanes)
 end
 
 open_gate()
+note_worker() -- first, as what lapses asks whether its process lives
 local lanes = call('HGETALL', LANES)
 local lapsed = 0
 for i = 2, #lanes, 2 do

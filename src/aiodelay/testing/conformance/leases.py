@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
@@ -22,9 +24,11 @@ from aiodelay.model import (
     State,
     Stored,
 )
+from aiodelay.ports import Work
 from aiodelay.transitions import (
     KILLS_TO_DEATH,
     RIGHTING_MS,
+    SILENT_LEASES,
     SUSPECT_LAPSES,
     delivery_id,
     token_counter,
@@ -32,7 +36,7 @@ from aiodelay.transitions import (
     token_for,
 )
 
-from .stage import HOUR_MS, LANE, OTHER, Bench, Stage, again, dead, done, ending, ids_of, staged
+from .stage import HOUR_MS, LANE, LANES, OTHER, Bench, Stage, again, dead, done, ending, ids_of, staged
 
 __all__ = ["LeaseRules"]
 
@@ -366,24 +370,84 @@ class LeaseRules(Bench):
             await stage.lapse()
 
     @staged
-    async def test_l5_suspects_are_claimed_alone(self, stage: Stage) -> None:
+    async def test_l5_suspects_are_tried_together_and_without_others(self, stage: Stage) -> None:
         await stage.stored(*[stage.put(f"m{i}") for i in range(3)])
         await self._make_suspect(stage)
-        await stage.stored(stage.put("fresh", lane=OTHER))
-        taken: list[str] = []
-        while claims := list((await stage.claimed()).claims):
-            if claims[0].record.id != "fresh":
-                assert (len(claims), claims[0].record.alone) == (1, True)
-            taken += ids_of(claims)
-        assert sorted(taken) == ["fresh", "m0", "m1", "m2"]
+        await stage.stored(stage.put("fresh", lane=OTHER), stage.put("new"))
+        tried = (await stage.claimed()).claims
+        assert sorted(ids_of(tried)) == ["m0", "m1", "m2"]
+        assert not any(claim.record.alone for claim in tried)
+        assert sorted(ids_of((await stage.claimed()).claims)) == ["fresh", "new"]
+
+    @staged
+    async def test_l5_one_group_of_suspects_is_tried_at_a_time(self, stage: Stage) -> None:
+        await stage.stored(*[stage.put(f"m{i}") for i in range(5)])
+        await self._make_suspect(stage)
+        first, second = await stage.claim(2)
+        other = await stage.another_worker("second")
+        assert await stage.claim(work=other) == []
+        await stage.end(done(first))
+        second, _ = await stage.renew(second)
+        assert await stage.claim(work=other) == []
+        second, _ = await stage.renew(second, ends_trial=True)
+        third, fourth, fifth = await stage.claim(work=other)
+        for claim in (second, third, fourth, fifth):
+            await stage.end(done(claim))
+
+    @staged
+    async def test_l5_half_of_a_group_that_ended_its_process_is_tried_next(self, stage: Stage) -> None:
+        await stage.stored(*[stage.put(f"m{i}") for i in range(7)])
+        await self._make_suspect(stage)
+        groups = [await stage.die() for _ in range(5)]
+        assert [ids_of(group) for group in groups] == [[f"m{i}" for i in range(n)] for n in (7, 4, 2, 1, 1)]
+        assert {claim.record.lapses for group in groups for claim in group} == {SUSPECT_LAPSES}
+        assert [claim.record.kills for group in groups for claim in group] == [0] * 14 + [1]
+        for group in (["m0"], ["m1"], [f"m{i}" for i in range(2, 7)]):  # the first is known, the others are not
+            claims = await stage.claim()
+            assert ids_of(claims) == group
+            await stage.work.settle([done(claim) for claim in claims])
+
+    @staged
+    async def test_l5_the_other_half_of_a_group_holds_the_killer(self, stage: Stage) -> None:
+        await stage.stored(*[stage.put(f"m{i}") for i in range(8)])
+        await self._make_suspect(stage)
+        assert len(await stage.die()) == 8
+        for group in (["m0", "m1", "m2", "m3"], ["m4", "m5"], ["m6"], ["m7"]):
+            claims = await stage.claim()
+            assert ids_of(claims) == group
+            await stage.work.settle([done(claim) for claim in claims])
+
+    @staged
+    async def test_l5_a_lapse_after_a_trial_is_one_more_and_no_kill(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        await self._make_suspect(stage)
+        for lapses in range(SUSPECT_LAPSES, 10):
+            claim = await stage.claim_one()
+            assert (claim.record.lapses, claim.record.kills, claim.record.alone) == (lapses, 0, True)
+            claim, _ = await stage.renew(claim)
+            assert (await stage.record()).alone
+            await stage.renew(claim, ends_trial=True)
+            assert not (await stage.record()).alone
+            await stage.lapse()
+
+    @staged
+    async def test_l5_a_suspect_in_doubt_keeps_no_others_waiting(self, stage: Stage) -> None:
+        await stage.stored(stage.put("a"), stage.put("b"))
+        await self._make_suspect(stage)
+        other = await stage.another_worker("second")
+        assert ids_of(await stage.claim(1, work=other)) == ["a"]
+        stage.move(LEASE_MS - 1)
+        assert await stage.claim() == []
+        stage.move(1)
+        assert (await stage.claim_one()).record.id == "b"
 
     @staged
     async def test_l5_a_message_that_kills_three_times_alone_is_given_up(self, stage: Stage) -> None:
         await stage.stored(stage.put())
         for lapses in range(SUSPECT_LAPSES + KILLS_TO_DEATH):
-            claim = await stage.claim_one()
-            assert (claim.record.lapses, claim.record.kills) == (lapses, max(lapses - SUSPECT_LAPSES, 0))
-            await stage.lapse()
+            (claim,) = await stage.die()
+            assert claim.record.lapses == min(lapses, SUSPECT_LAPSES)
+            assert claim.record.kills == max(lapses - SUSPECT_LAPSES, 0)
         (letter,) = await stage.dead()
         assert (letter.reason, letter.record.kills, letter.record.attempt) == ("killed_worker", KILLS_TO_DEATH, 0)
         assert await stage.get() is None
@@ -394,39 +458,55 @@ class LeaseRules(Bench):
         await stage.stored(*[stage.put(each) for each in ids[:250]], stage.put("poison"))
         await stage.stored(*[stage.put(each) for each in ids[250:]])
         delivered: list[str] = []
-        for _ in range(len(ids) + SUSPECT_LAPSES + KILLS_TO_DEATH + 1):
-            claims = await stage.claim()
+        for number in range(len(ids) + SUSPECT_LAPSES + KILLS_TO_DEATH + 1):
+            async with stage.store.work(f"process {number}", LANES) as work:
+                claims = await stage.claim(work=work)
+                if "poison" not in ids_of(claims):
+                    delivered += ids_of(claims)
+                    await work.settle([done(claim) for claim in claims])
             if "poison" in ids_of(claims):
-                stage.move(LEASE_MS)  # the process dies before it settles anything
-            else:
-                delivered += ids_of(claims)
-                await stage.work.settle([done(claim) for claim in claims])
+                stage.move(LEASE_MS)  # the process has ended before it settled anything
         assert sorted(delivered) == ids
         assert [letter.record.id for letter in await stage.dead()] == ["poison"]
 
-    @staged
-    async def test_l5_a_suspect_whose_lease_is_renewed_is_innocent(self, stage: Stage) -> None:
+    async def _suspect_of_another(self, stage: Stage) -> tuple[Claim, Work]:
+        """Give a suspect to a process of which nothing is heard afterwards, and which is not known to have ended."""
         await stage.stored(stage.put())
         await self._make_suspect(stage)
-        claim = await stage.claim_one()
-        stage.move(LEASE_MS // 3)
-        await stage.renew(claim)
-        record = await stage.record()
-        assert (record.alone, record.lapses, record.kills) == (False, 0, 0)
-        await stage.stored(stage.put("other"))
-        await stage.lapse()
-        assert sorted(await stage.ids()) == ["m", "other"]
+        other = await stage.another_worker("second")
+        return await stage.claim_one(work=other), other
 
     @staged
-    async def test_l5_lapses_of_a_message_that_was_not_alone_never_end_it(self, stage: Stage) -> None:
-        await stage.stored(stage.put())
-        for _ in range(30):
-            claim = await stage.claim_one()
-            stage.move(1000)
-            await stage.renew(claim)
-            await stage.lapse()
-        assert (await stage.record()).kills == 0
-        assert await stage.dead() == []
+    async def test_l5_a_suspect_is_left_to_a_process_that_beats(self, stage: Stage) -> None:
+        claim, other = await self._suspect_of_another(stage)
+        for _ in range(3 * SILENT_LEASES):
+            stage.move(LEASE_MS)
+            await asyncio.to_thread(other.beat, [claim.record.id])
+            claimed = await stage.claimed()
+            assert (list(claimed.claims), claimed.next_due_ms, (await stage.tidy()).lapsed) == ([], None, 0)
+        claim, outcome = await stage.renew(claim)
+        assert outcome is RenewOutcome.RENEWED
+        assert await stage.settle(done(claim), work=other) is SettleOutcome.SETTLED
+
+    @staged
+    async def test_l5_a_process_that_is_silent_for_four_leases_has_ended(self, stage: Stage) -> None:
+        claim, other = await self._suspect_of_another(stage)
+        stage.move(SILENT_LEASES * LEASE_MS - 1)
+        await asyncio.to_thread(other.beat, [claim.record.id])
+        stage.move(SILENT_LEASES * LEASE_MS - 1)
+        assert ((await stage.tidy()).lapsed, await stage.claim()) == (0, [])
+        stage.move(1)
+        again_ = await stage.claim_one()
+        assert (again_.record.kills, again_.record.alone) == (1, True)
+
+    @staged
+    async def test_l5_a_process_that_lives_and_has_lost_a_suspect_is_charged_no_kill(self, stage: Stage) -> None:
+        claim, other = await self._suspect_of_another(stage)
+        for _ in range(SILENT_LEASES):
+            stage.move(LEASE_MS)
+            await asyncio.to_thread(other.beat, [])
+        again_ = await stage.claim_one()
+        assert (again_.token != claim.token, again_.record.kills) == (True, 0)
 
     @pytest.mark.parametrize("end", ["again", "dead"])
     @staged
@@ -444,9 +524,9 @@ class LeaseRules(Bench):
     async def test_l5_lapses_and_kills_start_again(self, stage: Stage, end: str) -> None:
         await stage.stored(stage.put())
         await self._make_suspect(stage)
-        await stage.claim_one()
-        await stage.lapse()
+        await stage.die()
         claim = await stage.claim_one()
+        assert claim.record.kills == 1
         if end == "again":
             await stage.end(again(claim, stage.now))
         elif end == "replaced":

@@ -331,8 +331,7 @@ class LookingRules(Bench):
         await stage.tidy()
         await stage.stored(stage.put("killer"))
         for _ in range(SUSPECT_LAPSES + KILLS_TO_DEATH):
-            await stage.claim_one()
-            await stage.lapse()
+            await stage.die()
         last = {entry.id: (entry.event, entry.detail) for entry in await stage.diary.journal(limit=1000)}
         assert {each: event for each, (event, _) in last.items()} == {
             "cancelled": "cancelled",

@@ -325,10 +325,13 @@ class Stage:
         """Send one settlement, which must be accepted."""
         assert await self.settle(settlement) is SettleOutcome.SETTLED
 
-    async def renew(self, claim: Claim, lease_ms: int = LEASE_MS) -> tuple[Claim, RenewOutcome]:
+    async def renew(
+        self, claim: Claim, lease_ms: int = LEASE_MS, *, ends_trial: bool = False
+    ) -> tuple[Claim, RenewOutcome]:
         """Renew a lease from now on; returns the claim with its new token too."""
         to = token_for(self.now + lease_ms, token_counter(claim.token))
-        (outcome,) = await self.work.renew([Renewal(claim.record.id, claim.record.revision, claim.token, to)])
+        renewal = Renewal(claim.record.id, claim.record.revision, claim.token, to, ends_trial)
+        (outcome,) = await self.work.renew([renewal])
         return Claim(claim.record, to), outcome
 
     async def tidy(self, lanes: Collection[Lane] = LANES, *, limit: int = 1000) -> Tidied:
@@ -339,6 +342,13 @@ class Stage:
         """Let every lease end unsettled."""
         self.move(LEASE_MS)
         await self.tidy()
+
+    async def die(self) -> list[Claim]:
+        """Claim all that is due in a process that ends at once, and let its leases end."""
+        async with self.store.work("short-lived", LANES) as gone:
+            claimed = await self.claimed(work=gone)
+        await self.lapse()
+        return list(claimed.claims)
 
     # --- looking ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,56 @@
+"""A thread that tells the store that this process lives, also while a handler blocks the event loop.
+
+Only the end of a process counts against a message that is suspected of ending processes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from threading import Event, Thread
+
+from aiodelay.ports import Work
+
+__all__ = ["Heartbeat"]
+
+log = logging.getLogger("aiodelay.heartbeat")
+
+JOIN_S = 0.1
+"""Longest wait for the thread's end; a beat under way may take longer, and the thread ends after it."""
+
+
+class Heartbeat:
+    """Beats from `start` to `stop`, as long as this process holds suspects.
+
+    Args:
+        work: The store's dispatching side.
+        interval_s: Between two beats.
+    """
+
+    def __init__(self, work: Work, interval_s: float) -> None:
+        self._work, self._interval_s = work, interval_s
+        self._stop = Event()
+        self._thread: Thread | None = None
+
+    def start(self, suspects: Callable[[], Collection[str]]) -> None:
+        """Start the thread, unless it runs; it calls `suspects` for the ids of the suspects held."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, args=(suspects,), name="aiodelay heartbeat", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+
+    def _run(self, suspects: Callable[[], Collection[str]]) -> None:
+        while not self._stop.wait(self._interval_s):
+            if ids := suspects():
+                self._beat(ids)
+
+    def _beat(self, ids: Collection[str]) -> None:
+        try:
+            self._work.beat(ids)
+        except Exception as error:  # noqa: BLE001 - the next beat makes up for it
+            log.debug("a heartbeat failed: %r", error)
