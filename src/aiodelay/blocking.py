@@ -230,9 +230,9 @@ class BlockingScheduler:
     def _schedule_chunk(self, chunk: list[Message]) -> int:
         return self.call(lambda scheduler: scheduler.schedule_many(chunk))
 
-    def cancel(self, message_id: str) -> CancelOutcome:
+    def cancel(self, message_id: str, *, if_revision: int | None = None) -> CancelOutcome:
         """End a message, as `Scheduler.cancel`."""
-        return self.call(lambda scheduler: scheduler.cancel(message_id))
+        return self.call(lambda scheduler: scheduler.cancel(message_id, if_revision=if_revision))
 
     def reschedule(
         self, message_id: str, *, at: datetime | None = None, delay: Duration | None = None

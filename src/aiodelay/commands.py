@@ -161,10 +161,8 @@ def answer_of(
     word = outcome.answer if isinstance(outcome, Stored) else outcome.reason
     match command:
         case Put():
-            if isinstance(outcome, Refused):
-                return Scheduled(command.id, 0, 0, ScheduleOutcome(word))
-            found = outcome.due_ms, outcome.revision, ScheduleOutcome(word), outcome.is_older_in_flight
-            return Scheduled(command.id, *found)
+            older = isinstance(outcome, Stored) and outcome.is_older_in_flight
+            return Scheduled(command.id, outcome.due_ms, outcome.revision, ScheduleOutcome(word), older)
         case Cancel():
             return CancelOutcome(word)
         case Reschedule():

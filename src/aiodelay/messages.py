@@ -68,8 +68,8 @@ class Scheduled(Struct, frozen=True):
 
     Attributes:
         id: The message id: yours, or one made for it.
-        due_ms: When it is due, epoch ms on the store's clock; 0 where it was outdated, and nothing was stored.
-        revision: Grows with each replacement; 0 likewise.
+        due_ms: When the message that stands under the id is due, epoch ms on the store's clock; 0 where none does.
+        revision: Of that message; it grows with each replacement. 0 where none stands.
         outcome: Whether it was stored, replaced another, or left another as it is.
         is_older_in_flight: It replaced a version that is still being delivered, and may run beside that one.
     """
@@ -130,11 +130,19 @@ class Composer:
                 error.message_id, error.args = message_id, (*error.args[:3], message_id)
             raise
 
+    def check_mode(self, mode: str) -> None:
+        """Refuse a mode of `Conflict` that the store does not know.
+
+        Raises:
+            UnsupportedByStoreError: It does not.
+        """
+        known = self._traits().conflicts
+        if mode not in known:
+            raise UnsupportedByStoreError("conflict", mode, " ".join(sorted(known)))
+
     def _put(self, message: Message, message_id: str, now_ms: int) -> Put:
         conflict, late = _checked_conflict(message.conflict), _checked_late(message.late)
-        known = self._traits().conflicts
-        if conflict.mode not in known:
-            raise UnsupportedByStoreError("conflict", conflict.mode, " ".join(sorted(known)))
+        self.check_mode(conflict.mode)
         due, rule = self._due(message, now_ms)
         lane, address, type_ = self._destination(message.event, message.to)
         payload, encoding = self._payload(message)
@@ -251,9 +259,12 @@ def check_rule(every: object) -> Rule:
 
 
 def _checked_conflict(conflict: Conflict) -> Conflict:
-    if not isinstance(conflict, Conflict) or (conflict.mode == "newer") != (type(conflict.version) is int):
-        raise ConfigurationError("conflict", shortened(conflict), "Conflict.replace(), .keep(), .newer(n), .error()")
-    return conflict
+    if isinstance(conflict, Conflict):
+        has_version, has_revision = type(conflict.version) is int, type(conflict.revision) is int
+        if (has_version, has_revision) == (conflict.mode == "newer", conflict.mode == "if_revision"):
+            return conflict
+    allowed = "Conflict.replace(), .keep(), .newer(n), .error(), .if_revision(n)"
+    raise ConfigurationError("conflict", shortened(conflict), allowed)
 
 
 def _checked_late(late: Late) -> Late:

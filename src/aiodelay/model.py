@@ -118,8 +118,9 @@ class Conflict(Struct, frozen=True):
     The whole table stands in docs/guarantees.md, "The same id again".
     """
 
-    mode: Literal["replace", "keep", "newer", "error"]
+    mode: Literal["replace", "keep", "newer", "error", "if_revision"]
     version: int | None = None
+    revision: int | None = None
 
     @classmethod
     def replace(cls) -> Conflict:
@@ -144,6 +145,20 @@ class Conflict(Struct, frozen=True):
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < 1 << 63:
             raise ConfigurationError("conflict.version", shortened(version), "an integer from 0 to 2**63-1")
         return cls("newer", version)
+
+    @classmethod
+    def if_revision(cls, revision: int) -> Conflict:
+        """Replace the message only if it still has this revision; otherwise store nothing, and answer `outdated`.
+
+        Args:
+            revision: As `Scheduled.revision` or `Record.revision` told it, 0 to 2**48-1.
+
+        Raises:
+            ConfigurationError: The revision is not an integer in that range.
+        """
+        if isinstance(revision, bool) or not isinstance(revision, int) or not 0 <= revision < 1 << 48:
+            raise ConfigurationError("conflict.revision", shortened(revision), "an integer from 0 to 2**48-1")
+        return cls("if_revision", revision=revision)
 
     @classmethod
     def error(cls) -> Conflict:
@@ -406,12 +421,13 @@ class Cancel(Struct, frozen=True, gc=False):
     """End a message and, if it recurs, its series.
 
     Attributes:
-        only: The revision and the due time that it must still have; another one is left alone: `outdated`.
+        only: The revision that it must still have, and the due time unless that is None; another one is left alone:
+            `outdated`.
     """
 
     op: bytes
     id: str
-    only: tuple[int, int] | None = None
+    only: tuple[int, int | None] | None = None
 
 
 class Reschedule(Struct, frozen=True, gc=False):
@@ -449,9 +465,14 @@ class Stored(Struct, frozen=True, gc=False):
 
 
 class Refused(Struct, frozen=True, gc=False):
-    """Not done, surely nothing written; `detail` is for people.
+    """Not done, surely nothing written.
 
-    `undecodable`: of a dead letter whose record cannot be read, nothing tells what to deliver, or where.
+    Attributes:
+        reason: In a word. `undecodable`: of a dead letter whose record cannot be read, so that its payload and its
+            destination are unknown.
+        detail: For people.
+        revision: Of `outdated`: that of the message that stands; 0 where none does.
+        due_ms: When that one is due.
     """
 
     reason: Literal[
@@ -467,6 +488,8 @@ class Refused(Struct, frozen=True, gc=False):
         "undecodable",
     ]
     detail: str = ""
+    revision: int = 0
+    due_ms: int = 0
 
 
 class Unknown(Struct, frozen=True, gc=False):
@@ -492,13 +515,15 @@ class CancelOutcome(StrEnum):
     """What `cancel()` came to.
 
     `IN_FLIGHT`: this attempt, or one of a version that was replaced, goes on; nothing follows it. `RECORDED`: it is
-    cancelled, unless it is being delivered just now; only a process that owns all could say.
+    cancelled, unless it is being delivered just now; only a process that owns all could say. `OUTDATED`: it has another
+    revision than the one asked for, and stays.
     """
 
     CANCELLED = "cancelled"
     RECORDED = "recorded"
     IN_FLIGHT = "in_flight"
     NOT_FOUND = "not_found"
+    OUTDATED = "outdated"
 
 
 class RescheduleOutcome(StrEnum):

@@ -351,18 +351,27 @@ class Scheduler(Operations):
     def _compose(self, message: Message) -> Put:
         return self._composer.put(_checked(message, Message, "message"), self._store.now_ms())
 
-    async def cancel(self, message_id: str) -> CancelOutcome:
+    async def cancel(self, message_id: str, *, if_revision: int | None = None) -> CancelOutcome:
         """End a message, and a series with all its retries.
+
+        Args:
+            message_id: Its id.
+            if_revision: End it only if it still has this revision.
 
         Returns:
             `CANCELLED`: it will not be delivered. `IN_FLIGHT`: this attempt goes on; no retry, no recurrence follows.
             `NOT_FOUND`: nothing of this id is scheduled. `RECORDED`: from a process that does not own all on Kafka: it
-            will not be delivered, unless that has begun.
+            will not be delivered, unless that has begun. `OUTDATED`: it has another revision than `if_revision`, and
+            stays.
 
         Raises:
+            ConfigurationError: `if_revision` is no revision.
+            UnsupportedByStoreError: `if_revision` on Kafka, in a process that does not own all partitions.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
-        command = Cancel(new_op(), check_id(message_id))
+        if if_revision is not None:
+            self._composer.check_mode(Conflict.if_revision(if_revision).mode)
+        command = Cancel(new_op(), check_id(message_id), None if if_revision is None else (if_revision, None))
         return answer_of(command, await self._open_commands().carry_out(command, 0))
 
     async def reschedule(

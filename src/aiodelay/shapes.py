@@ -75,7 +75,7 @@ __all__ = [
 _KINDS = {"n": "null", "t": "true", "f": "false", '"': "text", "[": "an array", "{": "an object"}
 _CRON_KEYS, _EVERY_KEYS = {"cron", "tz", "missed", "overlap"}, {"interval", "start", "missed", "overlap"}
 _RULES = '"10m", {"interval": "10m"}, "0 9 * * mon" or {"cron": "0 9 * * mon", "tz": "Europe/Paris"}'
-_CONFLICTS = '"replace", "keep", "error" or {"newer": 7}'
+_CONFLICTS = '"replace", "keep", "error", {"newer": 7} or {"if_revision": 7}'
 _LATES = '"deliver", {"drop": "15m"} or {"dead_letter": "15m"}'
 
 
@@ -150,7 +150,7 @@ def rule_shape(rule: Rule) -> dict[str, Any]:
 
 
 def scheduled_shape(scheduled: Scheduled) -> dict[str, Any]:
-    """Return what became of `schedule()`; `due` is None where nothing was stored.
+    """Return what became of `schedule()`; `due` is None where nothing stands.
 
     `older_in_flight` is there where a version was replaced that is still being delivered.
     """
@@ -489,6 +489,8 @@ def _conflict(given: object) -> Conflict:
         return named[given]
     if isinstance(given, Mapping) and given.keys() == {"newer"}:
         return Conflict.newer(given["newer"])
+    if isinstance(given, Mapping) and given.keys() == {"if_revision"}:
+        return Conflict.if_revision(given["if_revision"])
     raise ConfigurationError("conflict", shortened(given), _CONFLICTS)
 
 

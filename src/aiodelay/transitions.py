@@ -22,7 +22,6 @@ from .model import (
     Cancel,
     Conflict,
     Dead,
-    Envelope,
     LateAction,
     Put,
     PutBack,
@@ -66,6 +65,7 @@ __all__ = [
     "next_revision",
     "occurrence_id",
     "occurrence_of",
+    "outdated",
     "put_due_of",
     "put_verdict",
     "rearmed",
@@ -232,7 +232,7 @@ def loads_of(puts: Sequence[Put]) -> list[Put]:
 def put_verdict(
     conflict: Conflict,
     rule: object,
-    current: Envelope | None,
+    current: Record | None,
     *,
     in_flight: bool,
     ended_version: int | None,
@@ -242,20 +242,23 @@ def put_verdict(
     Args:
         conflict: The put's.
         rule: The put's recurrence rule, encoded.
-        current: The envelope stored under this id now.
+        current: The record stored under this id now.
         in_flight: Whether that one is leased.
         ended_version: The version of the id's tombstone, if a message that carried one has ended or was replaced.
     """
     if conflict.mode == "newer" and conflict.version is not None:
-        stored_version = None if current is None else current.version
+        stored_version = None if current is None else current.envelope.version
         known = max((v for v in (stored_version, ended_version) if v is not None), default=-1)
         if conflict.version <= known:
-            return Refused("outdated", f"version {conflict.version} is not newer than {known}")
+            return _outdated(f"version {conflict.version} is not newer than {known}", current)
+    if conflict.mode == "if_revision" and (current is None or current.revision != conflict.revision):
+        return _outdated(f"not revision {conflict.revision}", current)
     if current is None:
         return "stored"
     if conflict.mode == "error":
         return Refused("duplicate")
-    if conflict.mode == "keep" and (rule is None or current.rule is None or current.rule == rule):
+    standing = current.envelope.rule
+    if conflict.mode == "keep" and (rule is None or standing is None or standing == rule):
         return "in_flight" if in_flight else "kept"
     return "replaced"
 
@@ -264,9 +267,19 @@ def cancel_refused(cancel: Cancel, current: Record | None) -> Refused | None:
     """Return why a message may not be cancelled: it is not there, or not the one that is meant; None if it may."""
     if current is None:
         return Refused("not_found")
-    if cancel.only in (None, (current.revision, current.due_ms)):
+    if cancel.only in (None, (current.revision, current.due_ms), (current.revision, None)):
         return None
-    return Refused("outdated", f"revision {current.revision}, due at {current.due_ms}, stands")
+    return _outdated("another is meant", current)
+
+
+def _outdated(why: str, current: Record | None) -> Refused:
+    return outdated(why) if current is None else outdated(why, current.revision, current.due_ms)
+
+
+def outdated(why: str, revision: int = 0, due_ms: int = 0) -> Refused:
+    """Return the refusal of a command about another revision or version than the one that stands; 0: none does."""
+    stands = f"revision {revision}" if revision else "nothing"
+    return Refused("outdated", f"{why}; {stands} stands", revision, due_ms)
 
 
 def moved(record: Record, due_ms: int) -> Record:

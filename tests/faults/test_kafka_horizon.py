@@ -214,7 +214,7 @@ async def test_r1_more_than_max_pending_is_refused_and_told(kafka: str, caplog: 
 async def test_what_is_overdue_leaves_oldest_first_at_its_pace_and_holds_up_nothing_else(
     kafka: str, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    monkeypatch.setattr(indices, "OVERDUE_MS", 500)
+    monkeypatch.setattr(indices, "OVERDUE_MS", 30_000)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(opened(kafka, schedules, "catch_up=40"))

@@ -160,13 +160,50 @@ async def test_a_repeated_idempotency_key_stores_once_also_after_the_end(url: st
         first = await client.post("/v1/messages", json=given, headers=key)
         again = await client.post("/v1/messages", json=given, headers=key)
         assert (first.status_code, again.status_code) == (201, 200)
-        assert (again.json()["id"], again.json()["outcome"]) == (first.json()["id"], "repeated")
+        assert again.json() == first.json() | {"outcome": "repeated"}
         await scheduler.cancel(first.json()["id"])
         late = await client.post("/v1/messages", json=given, headers=key)
-        assert (late.status_code, late.json()["outcome"]) == (200, "repeated")
+        assert (late.status_code, late.json()) == (200, again.json() | {"due": None, "revision": 0})
         assert [each async for each in scheduler.pending()] == []
         other = await client.post("/v1/messages", json=given, headers={"idempotency-key": "order 8"})
         assert other.status_code == 201
+
+
+async def test_if_match_changes_only_the_revision_that_it_names(url: str) -> None:
+    async with quiet(url) as (client, scheduler):
+        first = await client.put("/v1/messages/m", json=work())
+        tag = {"if-match": first.headers["etag"]}
+        assert first.headers["etag"] == f'"{first.json()["revision"]}"'
+        second = await client.put("/v1/messages/m", json=work(payload="2"), headers=tag)
+        assert (second.status_code, second.json()["outcome"]) == (200, "replaced")
+        for method, path in (("PUT", "m"), ("DELETE", "m"), ("PUT", "unknown")):
+            body = work(payload="3") if method == "PUT" else None
+            answer = await client.request(method, f"/v1/messages/{path}", headers=tag, json=body)
+            problem_of(answer, 412, "RevisionError")
+        found = await client.get("/v1/messages/m")
+        assert (found.json()["payload"], found.headers["etag"]) == ("2", second.headers["etag"])
+        assert await scheduler.get("unknown") is None
+        gone = await client.delete("/v1/messages/m", headers={"if-match": second.headers["etag"]})
+        assert gone.json()["outcome"] == "cancelled"
+        assert (await client.delete("/v1/messages/m", headers=tag)).status_code == 404
+
+
+@pytest.mark.parametrize("tag", ["*", "7", 'W/"7"', '"7", "8"', '"x"', '"123456789012345"', '""'])
+async def test_if_match_takes_one_revision(url: str, tag: str) -> None:
+    async with quiet(url) as (client, _):
+        await client.put("/v1/messages/m", json=work())
+        for method in ("PUT", "DELETE"):
+            body = work() if method == "PUT" else None
+            answer = await client.request(method, "/v1/messages/m", headers={"if-match": tag}, json=body)
+            problem_of(answer, 422, "IfMatchError")
+
+
+async def test_if_match_and_conflict_exclude_each_other(url: str) -> None:
+    async with quiet(url) as (client, _):
+        answer = await client.put("/v1/messages/m", json=work(conflict="keep"), headers={"if-match": '"7"'})
+        problem_of(answer, 422, "IfMatchError")
+        outdated = await client.put("/v1/messages/m", json=work(conflict={"if_revision": 7}))
+        assert (outdated.status_code, outdated.json()["outcome"]) == (200, "outdated")
 
 
 async def test_a_repeated_stream_with_a_key_stores_each_line_once(url: str) -> None:

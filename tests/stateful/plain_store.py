@@ -177,6 +177,10 @@ class PlainStore:
                 return
             if version <= self._faded.get(put.id, -1) and isinstance(outcome, Refused):
                 return
+        if mode == "if_revision" and put.conflict.revision != (old.revision if old is not None else None):
+            assert isinstance(outcome, Refused)
+            assert outcome.reason == "outdated"
+            return
         if old is not None and mode == "error":
             assert outcome == Refused("duplicate")
             return
@@ -208,6 +212,10 @@ class PlainStore:
             assert outcome == Refused("not_found")
             return
         revision, due_ms = message.revision, message.due_ms
+        if command.only is not None and command.only[0] != revision:
+            assert isinstance(outcome, Refused)
+            assert outcome.reason == "outdated"
+            return
         retry_in_flight = self._end_retries(message, now)
         in_flight = message.token is not None
         if in_flight:

@@ -69,7 +69,7 @@ dues = st.sampled_from([0, -1, 1, 500, -MINUTE_MS]) | st.builds(
 
 @dataclass(frozen=True)
 class Wish:
-    """What a put is made of; `due` as a number is relative to now."""
+    """What a put is made of; `due` as a number is relative to now, a revision to the one that stands."""
 
     id: str
     lane: Lane
@@ -89,7 +89,8 @@ wishes = st.builds(
     address=st.sampled_from(["", "p"]),
     due=dues,
     conflict=st.sampled_from([Conflict.replace(), Conflict.replace(), Conflict.keep(), Conflict.error()])
-    | st.builds(Conflict.newer, st.integers(0, 3)),
+    | st.builds(Conflict.newer, st.integers(0, 3))
+    | st.builds(Conflict.if_revision, st.integers(0, 1)),
     late=st.sampled_from([Late.deliver(), Late.deliver(), Late.drop("5s"), Late.dead_letter("5s")]),
     rule=st.sampled_from([None, {"e": MINUTE_MS}, None, {"e": 1000}]),
     payload=st.sampled_from([b"", b"1", b"2\xff"]),
@@ -176,20 +177,33 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(wish=wishes)
     def put(self, wish: Wish) -> None:
         conflict, late, rule = wish.conflict, wish.late, wish.rule
+        if conflict.revision is not None:
+            conflict = Conflict.if_revision(self.revision(wish.id) + conflict.revision)
         envelope = Envelope(wish.id, wish.lane, wish.address, payload=wish.payload, version=conflict.version, rule=rule)
         source = None if wish.position is None else SourcePosition("source", *wish.position)
         self.send(Put(self.op(), envelope, self.due(wish.due), conflict, late), source)
 
-    @rule(pick=picks, kind=st.sampled_from(["cancel", "reschedule", "fire"]), due=dues)
+    @rule(
+        pick=picks,
+        kind=st.sampled_from(["cancel", "cancel the same", "cancel another", "reschedule", "fire"]),
+        due=dues,
+    )
     def change(self, pick: int, kind: str, due: After | int) -> None:
         known = [*self.model.messages, "a"]
         message_id = known[pick % len(known)]
         commands: dict[str, Command] = {
             "cancel": Cancel(self.op(), message_id),
+            "cancel the same": Cancel(self.op(), message_id, (self.revision(message_id), None)),
+            "cancel another": Cancel(self.op(), message_id, (self.revision(message_id) + 1, None)),
             "reschedule": Reschedule(self.op(), message_id, self.due(due)),
             "fire": Fire(self.op(), message_id),
         }
         self.send(commands[kind])
+
+    def revision(self, message_id: str) -> int:
+        """Return the revision that stands under an id; where none does, one that no message has."""
+        standing = self.model.messages.get(message_id)
+        return standing.revision if standing is not None else 0
 
     @rule(what=st.sampled_from(["command", "claim", "settlement"]), pick=picks)
     def repeat(self, what: str, pick: int) -> None:

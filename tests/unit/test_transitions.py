@@ -35,8 +35,9 @@ ids = st.text(min_size=1, max_size=20)
 
 
 def record(**state: object) -> Record:
-    envelope = Envelope("m", "lane", payload=b"p", rule=state.pop("rule", None))  # type: ignore[arg-type]
-    return Record(envelope, NOW, state.pop("due_ms", NOW), OP, **state)  # type: ignore[arg-type]
+    of_envelope = {name: state.pop(name) for name in ("rule", "version") if name in state}
+    envelope = Envelope("m", "lane", payload=b"p", **of_envelope)  # type: ignore[arg-type]
+    return Record(envelope, state.pop("revision", NOW), state.pop("due_ms", NOW), OP, **state)  # type: ignore[arg-type]
 
 
 # --- tokens -----------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ def test_record_of_a_put(late: Late, expires_ms: int, action: LateAction) -> Non
     ],
 )
 def test_put_verdict_on_a_stored_message(mode: str, in_flight: bool, verdict: object) -> None:
-    current, conflict = Envelope("m", "lane"), Conflict(mode)  # type: ignore[arg-type]
+    current, conflict = record(), Conflict(mode)  # type: ignore[arg-type]
     assert t.put_verdict(conflict, None, current, in_flight=in_flight, ended_version=None) == verdict
     assert t.put_verdict(conflict, None, None, in_flight=False, ended_version=None) == "stored"
 
@@ -156,22 +157,36 @@ def test_put_verdict_on_a_stored_message(mode: str, in_flight: bool, verdict: ob
     [(RULE, dict(RULE), "kept"), (RULE, {"e": 1}, "replaced"), (None, RULE, "kept"), (RULE, None, "kept")],
 )
 def test_keep_gives_way_only_to_another_rule(old: Mapping[str, str | int], new: object, verdict: str) -> None:
-    current = Envelope("m", "lane", rule=old)
+    current = record(rule=old)
     assert t.put_verdict(Conflict.keep(), new, current, in_flight=False, ended_version=None) == verdict
+
+
+@pytest.mark.parametrize(
+    ("current", "verdict"),
+    [
+        (record(), "replaced"),
+        (record(revision=NOW + 1), t.outdated(f"not revision {NOW}", NOW + 1, NOW)),
+        (None, t.outdated(f"not revision {NOW}")),
+    ],
+)
+def test_if_revision_compares_with_what_stands(current: Record | None, verdict: object) -> None:
+    conflict = Conflict.if_revision(NOW)
+    assert t.put_verdict(conflict, None, current, in_flight=False, ended_version=None) == verdict
 
 
 @pytest.mark.parametrize("stored", [None, 3, 7])
 @pytest.mark.parametrize("ended", [None, 3, 7])
 @pytest.mark.parametrize("is_there", [False, True])
 def test_newer_compares_with_all_that_is_known(stored: int | None, ended: int | None, is_there: bool) -> None:
-    current = Envelope("m", "lane", version=stored) if is_there else None
+    current = record(version=stored) if is_there else None
     known = max((v for v in (stored if is_there else None, ended) if v is not None), default=-1)
     for version in range(10):
         verdict = t.put_verdict(Conflict.newer(version), None, current, in_flight=False, ended_version=ended)
         if version > known:
             assert verdict == ("replaced" if is_there else "stored")
         else:
-            assert verdict == Refused("outdated", f"version {version} is not newer than {known}")
+            stands = (NOW, NOW) if is_there else ()
+            assert verdict == t.outdated(f"version {version} is not newer than {known}", *stands)
 
 
 # --- due times --------------------------------------------------------------------------------------------

@@ -14,7 +14,18 @@ from typing import Annotated, Literal
 from anyio import to_thread
 from cyclopts import Parameter
 
-from aiodelay import AiodelayError, Conflict, Cron, Every, HeaderError, Late, Message, PartlyScheduledError, Scheduler
+from aiodelay import (
+    AiodelayError,
+    Conflict,
+    Cron,
+    Every,
+    HeaderError,
+    Late,
+    Message,
+    PartlyScheduledError,
+    ScheduleOutcome,
+    Scheduler,
+)
 from aiodelay.errors import ConfigurationError, cut, shortened
 from aiodelay.shapes import error_shape, read_message, read_rule, read_time, scheduled_shape
 
@@ -98,16 +109,16 @@ async def schedule(
 async def _schedule(scheduler: Scheduler, message: Message, place: Place) -> int:
     fields = {name: getattr(message, name) for name in message.__struct_fields__ if name != "event"}
     scheduled = await scheduler.schedule(message.event, **fields)
-    shape = scheduled_shape(scheduled)
+    shape, is_outdated = scheduled_shape(scheduled), scheduled.outcome is ScheduleOutcome.OUTDATED
     if place.json:
         print_json(shape)
-    elif scheduled.revision:
+    elif not is_outdated:
         now_ms = scheduler._open_store().now_ms()
         due = f"{moment(scheduled.due_ms)} ({ago(scheduled.due_ms, now_ms)})"
         print(f"{shape['outcome']} {cut(scheduled.id, 255)}, due {due}")
     else:
         print(f"{shape['outcome']} {cut(scheduled.id, 255)}: a newer version is known")
-    return 0 if scheduled.revision else TOO_LATE
+    return TOO_LATE if is_outdated else 0
 
 
 def _payload(text: str | None, path: Path | None) -> bytes:

@@ -108,9 +108,11 @@ def _read(left: dict[tuple[TopicPartition, bytes], _Question], place: TopicParti
 def _verdict(cancel: Cancel, answers: Sequence[str], cluster: Cluster) -> Outcome:
     """Return what the answers of several partitions come to: the message stands in one at most."""
     assert cancel.only is not None
+    revision, due_ms = cancel.only
+    assert due_ms is not None
     for answer in answers:
         if answer in ("cancelled", "in_flight"):
-            return Stored(cast("Any", answer), *cancel.only)
+            return Stored(cast("Any", answer), revision, due_ms)
     if "" in answers:
         what = f"no process that dispatches from {cluster.name}, of this version, has answered within {ANSWER_S:g} s"
         return Unknown(what)

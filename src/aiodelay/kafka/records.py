@@ -325,7 +325,9 @@ def encode_ask_to_cancel(cancel: Cancel) -> Wire:
     Its answer is the tombstone of this record's key, whose outcome is that of the command (`answer_of`).
     """
     assert cancel.only is not None
-    headers = [(CANCEL, b"%d/%d" % cancel.only), (HEADER["op"], cancel.op.hex().encode())]
+    revision, due_ms = cancel.only
+    assert due_ms is not None
+    headers = [(CANCEL, b"%d/%d" % (revision, due_ms)), (HEADER["op"], cancel.op.hex().encode())]
     return Wire(KEEP + key_of(cancel.id), b"", headers)
 
 

@@ -88,7 +88,7 @@ _UNBEGUN: tuple[type[Exception], ...] = (FencedError, InDoubtError, *_UNWRITTEN)
 
 _TRAITS = StoreTraits(
     durable=True,
-    conflicts=frozenset({"replace", "keep", "newer", "error"}),
+    conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
     cancel="verdict",
     lookup="anywhere",
     order_per_group=False,
@@ -564,7 +564,7 @@ class KafkaStore(Transfers):
             )
             return await asyncio.shield(storing)  # K3
         if not self._decides:
-            if commands and all(isinstance(each, Cancel) and each.only is not None for each in commands):
+            if commands and all(_may_be_asked(each) for each in commands):
                 return await self._ask(cast("Sequence[Cancel]", commands))
             try:
                 return await self._record(commands)
@@ -880,13 +880,17 @@ def _parts(places: Iterable[TopicPartition]) -> tuple[str, ...]:
     return tuple(f"{place.topic}/{place.partition}" for place in sorted(places))
 
 
+def _may_be_asked(command: Command) -> bool:
+    return isinstance(command, Cancel) and command.only is not None and command.only[1] is not None
+
+
 def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:
     """Return what a user writes, and the answer once it is written."""
     if isinstance(command, Put) and command.conflict.mode in ("replace", "keep"):
         record = record_of(command, due_of(command.due, now), now)
         wire = records.encode_record(record) if command.conflict.mode == "replace" else records.encode_keep(record)
         return wire, Stored("stored", now, record.due_ms)
-    if isinstance(command, Cancel):
+    if isinstance(command, Cancel) and command.only is None:
         return records.encode_cancel(records.key_of(command.id)), Stored("recorded", 0, 0)
     what = f"conflict {command.conflict.mode}" if isinstance(command, Put) else type(command).__name__
     raise UnsupportedByStoreError("command", what, "replace, keep and cancel; or a process that owns all")

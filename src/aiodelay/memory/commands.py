@@ -72,7 +72,7 @@ class Commands(Tables):
         verdict = t.put_verdict(
             put.conflict,
             put.envelope.rule,
-            None if entry is None else entry.record.envelope,
+            None if entry is None else entry.record,
             in_flight=entry is not None and entry.token != 0,
             ended_version=self._tombstones.get(message_id, now),
         )

@@ -32,7 +32,7 @@ __all__ = ["MemoryStore", "open_store"]
 
 _TRAITS = StoreTraits(
     durable=False,
-    conflicts=frozenset({"replace", "keep", "newer", "error"}),
+    conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
     cancel="verdict",
     lookup="anywhere",
     order_per_group=True,

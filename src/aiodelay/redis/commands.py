@@ -20,6 +20,7 @@ from aiodelay.model import (
     Stored,
     Unknown,
 )
+from aiodelay.transitions import outdated
 
 from .faults import Fault
 from .keys import member_of
@@ -40,7 +41,7 @@ MOST_MS = (1 << 47) - 1
 _COMMAND_BYTES = 100
 CHANGE_COST = 6
 """What a command that changes a record costs the server, in puts of new ids, so that no script takes it long."""
-_MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n"}
+_MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n", "if_revision": b"i"}
 
 Answer: TypeAlias = Literal["stored", "replaced", "kept", "in_flight", "cancelled", "rescheduled", "fired"]
 _STORED: dict[bytes, Answer] = {
@@ -77,7 +78,7 @@ def arguments_of(command: Command) -> list[Arg]:
         return ["m", member_of(command.id), command.op, "", _due(command.due), "", "", ""]
     if type(command) is Cancel and command.only is not None:
         revision, due_ms = command.only
-        return ["c", member_of(command.id), command.op, "", due_ms, "", "", revision]
+        return ["c", member_of(command.id), command.op, "", "" if due_ms is None else due_ms, "", "", revision]
     return ["c" if type(command) is Cancel else "f", member_of(command.id), command.op, "", "", "", "", ""]
 
 
@@ -86,6 +87,8 @@ def _put_arguments(put: Put) -> list[Arg]:
     what = _MODES[conflict.mode] + (b"-" if envelope.rule is None else b"*")
     if conflict.mode == "newer" and conflict.version is not None:
         what += conflict.version.to_bytes(8, "big")
+    elif conflict.mode == "if_revision" and conflict.revision is not None:
+        what += conflict.revision.to_bytes(6, "big")
     return [
         what,
         member_of(envelope.id),
@@ -114,12 +117,18 @@ def answer_of(answer: bytes, command: Command | None) -> Outcome:
     found = _STORED.get(letter)
     if found is not None:
         return Stored(found, int.from_bytes(answer[1:7], "big"), int.from_bytes(answer[7:13], "big"), letter == b"R")
-    if letter == b"O" and isinstance(command, Cancel):
-        return Refused("outdated", f"revision {int.from_bytes(answer[1:7], 'big')} stands")
-    if letter == b"O":
-        version = command.conflict.version if isinstance(command, Put) else None
-        return Refused("outdated", f"version {version} is not newer than {int.from_bytes(answer[1:9], 'big')}")
-    return _REFUSED[letter]
+    return _REFUSED[letter] if letter != b"O" else _outdated(answer, command)
+
+
+def _outdated(answer: bytes, command: Command | None) -> Refused:
+    revision, due_ms = int.from_bytes(answer[1:7], "big"), int.from_bytes(answer[7:13], "big")
+    if not isinstance(command, Put):
+        why = "another is meant"
+    elif command.conflict.mode == "if_revision":
+        why = f"not revision {command.conflict.revision}"
+    else:
+        why = f"version {command.conflict.version} is not newer than {int.from_bytes(answer[13:], 'big')}"
+    return outdated(why, revision, due_ms)
 
 
 def outcome_of(fault: Fault) -> Outcome:

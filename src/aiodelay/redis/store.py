@@ -38,7 +38,7 @@ NOTED_MS = 60_000
 
 _TRAITS = StoreTraits(
     durable=True,
-    conflicts=frozenset({"replace", "keep", "newer", "error"}),
+    conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
     cancel="verdict",
     lookup="anywhere",
     order_per_group=True,

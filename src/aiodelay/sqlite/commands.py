@@ -173,7 +173,7 @@ def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
     rows: list[Row] = []
     for n, put in enumerate(puts, first):
         envelope = put.envelope
-        if envelope.id in ended or put.op in remembered:
+        if envelope.id in ended or put.op in remembered or put.conflict.mode == "if_revision":
             continue
         due_ms = t.due_of(put.due, now)
         late = put.late
@@ -215,7 +215,7 @@ def _put(tables: Tables, put: Put, entry: Entry | None, n: int | None) -> Outcom
     verdict = t.put_verdict(
         put.conflict,
         put.envelope.rule,
-        None if live is None else live.record.envelope,
+        None if live is None else live.record,
         in_flight=live is not None and live.token != 0,
         ended_version=tables.ended_version(put.id) if put.conflict.mode == "newer" else None,
     )

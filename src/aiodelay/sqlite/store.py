@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 _TRAITS = StoreTraits(
     durable=True,
-    conflicts=frozenset({"replace", "keep", "newer", "error"}),
+    conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
     cancel="verdict",
     lookup="anywhere",
     order_per_group=True,

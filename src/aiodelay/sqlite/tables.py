@@ -379,7 +379,7 @@ class Tables(Namespace):
             detail = OLDER_IN_FLIGHT if outcome.is_older_in_flight else ""
             answer: Row = (outcome.answer, detail, outcome.revision, outcome.due_ms)
         elif isinstance(outcome, Refused):
-            answer = (outcome.reason, outcome.detail, None, None)
+            answer = (outcome.reason, outcome.detail, outcome.revision or None, outcome.due_ms or None)
         else:
             return
         until_ms = self.now + RETRY_WINDOW_MS if until_ms is None else until_ms
@@ -399,8 +399,8 @@ class Tables(Namespace):
         if found is None:
             return None
         answer, detail, revision, due_ms = found
-        if revision is None:
-            return Refused(answer, detail)
+        if revision is None or answer == "outdated":
+            return Refused(answer, detail, revision or 0, due_ms or 0)
         return Stored(answer, revision, due_ms, detail == OLDER_IN_FLIGHT)
 
     def remembered_among(self, ops: Sequence[bytes]) -> set[bytes]:

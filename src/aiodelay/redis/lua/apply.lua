@@ -3,18 +3,18 @@
 -- ARGV[4] to ARGV[6]: a source, the position from which the commands were read, and the next one; '' without a source.
 -- If another position is stored: all answer 'P'.
 -- From ARGV[7] on, 8 arguments a command: what, id, op (8 bytes), lane, due, late, version, body.
---   what    put: 'r' replace, 'k' keep, 'e' error, 'n' newer; then '*' if it recurs, '-' if not; for 'n', the version to
---           compare, u64. Others: 'c' cancel, 'm' reschedule, 'f' fire; what is not named below is ''.
+--   what    put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if it has a revision; then '*' if it recurs, '-' if
+--           not; for 'n', the version to compare, u64; for 'i', the revision, u48. Others: 'c' cancel, 'm' reschedule, 'f' fire; what is not named below is ''.
 --   op      all zero: not remembered; then only a version guards it against being repeated
 --   id      byte 1 + 16 bytes of a UUIDv7, or byte 2 + text, or byte 3 + a series' id + its occurrence's due time, u48
---   due     epoch ms, or '+' and ms from now; '' for fire; for cancel '', or that of the message that alone is meant
+--   due     epoch ms, or '+' and ms from now; '' for fire; for cancel '', or what the message must have
 --   late    '' deliver, '1:<ms>' drop, '2:<ms>' dead letter: so many ms past its due time
 --   version u64, or ''
 --   body    the MessagePack map of docs/formats.md; for cancel, as due: '', or the revision
 -- Returns now, then the answers; fewer than there are commands if those took long, and no source is given: the others were
 -- not carried out, and are to be sent again. Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'R' replaced
 -- while an older version is in flight, 'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D'
--- duplicate, 'O' outdated by a version u64, or for cancel by a revision u48, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' no lane is left.
+-- duplicate, 'O' outdated: revision and due of what stands, 0 if nothing does; for 'n' then the version, u64, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' no lane is left.
 local FIRST, STRIDE = 7, 8
 local BLOCK = 32 -- so many records are read at once; those of a whole batch might be far too much
 local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096 -- a new id costs 1; what changes a record more, and by its size
@@ -84,14 +84,19 @@ local function put_fresh(a, lane, revision, due)
   if n_records >= 1000 then flush() end
 end
 
--- Returns what a put comes to: a letter, and the version that outdates it.
+local function outdated(e, version)
+  return 'O' .. u48(e and e.revision or 0) .. u48(e and e.due or 0) .. (version or '')
+end
+
+-- Returns what a put comes to: a letter, or why it is outdated.
 local function verdict_on(a, e)
   local mode = sub(ARGV[a], 1, 1)
   if mode == 'n' then
     local known = recall_version(ARGV[a + 1])
     if e and e.version and (not known or is_newer(e.version, known)) then known = e.version end
-    if known and not is_newer(sub(ARGV[a], 3), known) then return 'O' .. known end
+    if known and not is_newer(sub(ARGV[a], 3), known) then return outdated(e, known) end
   end
+  if mode == 'i' and not (e and u48(e.revision) == sub(ARGV[a], 3)) then return outdated(e) end
   if not e then return 's' end
   if mode == 'e' then return 'D' end
   local recurs = sub(ARGV[a], 2, 2) == '*'
@@ -106,7 +111,7 @@ local EVENTS = { s = 'stored', r = 'replaced', m = 'rescheduled', f = 'fired' }
 
 local function put(a, e)
   local letter = 's'
-  if e or byte(ARGV[a]) == 110 then
+  if e or byte(ARGV[a]) == 110 or byte(ARGV[a]) == 105 then
     local verdict = verdict_on(a, e)
     letter = sub(verdict, 1, 1)
     if letter == 'k' or letter == 'i' then return letter .. u48(e.revision) .. u48(e.due) end
@@ -137,7 +142,7 @@ end
 local function cancel(a, e)
   if not e then return 'N' end
   local due, revision = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 7])
-  if revision and (e.revision ~= revision or e.due ~= due) then return 'O' .. u48(e.revision) end
+  if revision and (e.revision ~= revision or (due and e.due ~= due)) then return outdated(e) end
   local in_flight = end_retries(e) or superseded.is_any(e.id)
   if token_of(e) then
     in_flight = true

@@ -32,9 +32,9 @@ __all__ = [
     "changing",
     "confirm",
     "end",
+    "get_operation",
     "list_operations",
     "looking",
-    "operation",
     "plan",
     "planned",
     "stop",
@@ -136,16 +136,20 @@ async def _find(store: Opened, action: str, search: Rest, *, limit: int, most: i
 # --- operations -------------------------------------------------------------------------------------------
 
 
-@changing.post("/{confirm}", summary="Carry out a plan", **documents(BulkOut, unfinished=202))
+@changing.post("/{operation}", summary="Carry out a plan", **documents(BulkOut, unfinished=202))
 async def confirm(
-    confirm: str,
+    operation: str,
     request: Request,
     store: Store,
     wait: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="Most seconds to wait for the end.")] = WAIT_S,
 ) -> Response:
-    """Begin an operation in the background, and wait a while for its end; only who planned it may. A repeat is safe."""
+    """Begin an operation in the background, and wait a while for its end; only who planned it may.
+
+    `operation` is the plan's `confirm`. A repeat is safe.
+    """
     operations = served_of(request).operations
-    begun = operations.find(confirm, store=store.name) if confirm in operations else begin(request, store, confirm)
+    is_known = operation in operations
+    begun = operations.find(operation, store=store.name) if is_known else begin(request, store, operation)
     await begun.wait(wait)
     return _answer(begun)
 
@@ -199,7 +203,7 @@ async def list_operations(request: Request, store: Store) -> Response:
 
 
 @looking.get("/{operation}", summary="A bulk operation: its progress, or its result", **documents(BulkOut))
-async def operation(operation: str, request: Request, store: Store) -> Response:
+async def get_operation(operation: str, request: Request, store: Store) -> Response:
     """`operation` is the token that has confirmed it."""
     return Json(_shape(served_of(request).operations.find(operation, store=store.name)))
 

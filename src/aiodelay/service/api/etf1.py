@@ -29,10 +29,10 @@ from .served import Opened, Store, served_of
 
 __all__ = [
     "alive",
+    "get_schedule",
     "info",
     "liveness",
     "looking",
-    "schedule",
     "schedules",
 ]
 
@@ -71,7 +71,7 @@ async def schedules(
 
 
 @looking.get("/schedule/{id:path}", summary="One schedule", **documents(Etf1Schedule))
-async def schedule(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
+async def get_schedule(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """In the shape of `/schedules`."""
     found = await store.scheduler.get(id)
     if found is None:
@@ -88,7 +88,7 @@ async def info(request: Request, store: Store) -> Response:
     return Json(Etf1Info(socket.gethostname(), [host], address, Etf1Kafka(bootstrap, topics, history)))
 
 
-@alive.get("/liveness", summary="Whether the stores answer", **documents(None))
+@alive.get("/liveness", operation_id="liveness", summary="Whether the stores answer", **documents(None))
 async def liveness(request: Request) -> Response:
     """200, or 500 where a store does not answer within a second; without a token, and with no more than that."""
     try:

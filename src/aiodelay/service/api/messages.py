@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable
 from hashlib import sha256
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from aiodelay.inputs import check_id
 from aiodelay.messages import Message, Scheduled
 from aiodelay.model import CancelOutcome, Conflict, FireOutcome, RescheduleOutcome, ScheduleOutcome
 from aiodelay.queries import page
-from aiodelay.shapes import message_shape, read_message, read_time, scheduled_shape
+from aiodelay.shapes import message_shape, read_message, read_time
 
 from .bodies import NDJSON, PLAIN, Json, body_of, check_type, read_json
 from .cursors import filter_of, read_cursor, write_cursor
@@ -23,7 +24,7 @@ from .problems import ApiError, wrong
 from .schemas import documents
 from .security import audited, caller_of, needs
 from .served import After, Limit, Opened, Store, served_of, store_of
-from .streams import schedule_lines
+from .streams import schedule_lines, told_of
 
 __all__ = [
     "cancel",
@@ -37,7 +38,6 @@ __all__ = [
     "put_message",
     "reschedule",
     "schedule",
-    "told_of",
     "with_key",
 ]
 
@@ -45,8 +45,10 @@ looking: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_c
 changing: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule"))
 scheduling: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule", store_of))
 
-IDEMPOTENCY_KEY = "idempotency-key"
 MAX_KEY = 255
+_REVISION_TAG = re.compile(r'"([0-9]{1,14})"')
+IDEMPOTENCY_KEY = {"Idempotency-Key": "Names the request, so that a repeated one stores nothing again."}
+IF_MATCH = {"If-Match": 'Only if the message still has this revision, such as "1795279631915"; otherwise 412.'}
 
 
 def not_found(message_id: str) -> ApiError:
@@ -102,13 +104,13 @@ async def list_messages(
     )
 
 
-@looking.get("/{id:path}", summary="A message as it stands, with its payload", **documents(MessageOut))
+@looking.get("/{id:path}", summary="A message as it stands, with its payload", **documents(MessageOut, etag=True))
 async def get_message(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """What is pending or in flight; a retry of a series' occurrence is named `<id>~<due in ms>`."""
     found = await store.scheduler.get(id)
     if found is None:
         raise not_found(id)
-    return Json(message_shape(found))
+    return Json(message_shape(found), headers=_etag(found.record.revision))
 
 
 # --- schedule ---------------------------------------------------------------------------------------------
@@ -117,13 +119,14 @@ async def get_message(id: str, store: Store) -> Response:  # noqa: A002 - its na
 @scheduling.post(
     "",
     summary="Schedule one message, or a stream of them",
-    **documents(ScheduledOut, MessageIn, lines=LineOut, status=201),
+    **documents(ScheduledOut, MessageIn, lines=LineOut, status=201, headers=IDEMPOTENCY_KEY, etag=True),
 )
 async def schedule(request: Request, store: Store) -> Response:
     """One JSON object, or any number of lines of `application/x-ndjson`, each with an answer of its own.
 
     `Idempotency-Key`: repeated with the same key within 24 hours of the message's end, the request stores nothing
-    again. It gives a message without `id` one, made of the key, the token's name and, in a stream, the line's number.
+    again, and the answer describes the message that stands. It gives a message without `id` one, made of the key, the
+    token's name and, in a stream, the line's number.
     """
     key = _idempotency_key(request)
     if check_type(request, PLAIN, NDJSON) == NDJSON:
@@ -134,22 +137,36 @@ async def schedule(request: Request, store: Store) -> Response:
     )
 
 
-@changing.put("/{id:path}", summary="Store a message under an id", **documents(ScheduledOut, MessageIn))
+@changing.put(
+    "/{id:path}",
+    summary="Store a message under an id",
+    **documents(ScheduledOut, MessageIn, headers=IF_MATCH, etag=True),
+)
 async def put_message(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """What is pending under the id is replaced, unless `conflict` says otherwise."""
+    """The pending message of the id is replaced, unless `conflict` or `If-Match` says otherwise."""
+    revision = _meant_revision(request)
     message = read_message(await body_of(request, served_of(request).limits))
     if message.id not in (None, id):
         raise wrong(422, "MessageIdError", "id", shortened(message.id), f"the URL's ({shortened(id)}), or none")
-    return await _schedule(request, store, structs.replace(message, id=id), is_keyed=False)
+    message = structs.replace(message, id=id)
+    if revision is not None:
+        if message.conflict != Conflict.replace():
+            raise wrong(422, "IfMatchError", "conflict", shortened(message.conflict.mode), "none beside If-Match")
+        message = structs.replace(message, conflict=Conflict.if_revision(revision))
+    return await _schedule(request, store, message, is_keyed=False, must_match=revision is not None)
 
 
-async def _schedule(request: Request, store: Opened, message: Message, *, is_keyed: bool) -> Response:
+async def _schedule(
+    request: Request, store: Opened, message: Message, *, is_keyed: bool, must_match: bool = False
+) -> Response:
     with audited(request, "schedule", store=store.name, id=message.id or "", to=message.to or "") as facts:
         scheduled = await _scheduled(store, message)
         shape = told_of(scheduled, is_keyed=is_keyed)
         facts |= {"id": scheduled.id, "outcome": shape["outcome"]}
+    if must_match and scheduled.outcome is ScheduleOutcome.OUTDATED:
+        raise _not_matched(scheduled.id)
     is_new = shape["outcome"] in ("stored", "replaced") and request.method == "POST"
-    return Json(shape, 201 if is_new else 200)
+    return Json(shape, 201 if is_new else 200, headers=_etag(shape["revision"]))
 
 
 async def _scheduled(store: Opened, message: Message) -> Scheduled:
@@ -173,16 +190,27 @@ async def _scheduled(store: Opened, message: Message) -> Scheduled:
         return found
 
 
-def told_of(scheduled: Scheduled, *, is_keyed: bool) -> dict[str, Any]:
-    """Return what is answered; the version that a key's message has is ours, and so is what it is refused for."""
-    shape = scheduled_shape(scheduled)
-    if is_keyed and scheduled.outcome in (ScheduleOutcome.OUTDATED, ScheduleOutcome.KEPT, ScheduleOutcome.IN_FLIGHT):
-        shape["outcome"] = "repeated"
-    return shape
+def _etag(revision: int) -> dict[str, str]:
+    return {"etag": f'"{revision}"'} if revision else {}
+
+
+def _meant_revision(request: Request) -> int | None:
+    """Return the revision that the message must still have, as `If-Match` says; None where there is no such header."""
+    given = request.headers.get("if-match")
+    if given is None:
+        return None
+    found = _REVISION_TAG.fullmatch(given)
+    if found is None:
+        raise wrong(422, "IfMatchError", "if-match", repr(cut(given)), 'a revision in quotes: "1795279631915"')
+    return int(found[1])
+
+
+def _not_matched(message_id: str) -> ApiError:
+    return ApiError(412, "RevisionError", f"message {shortened(message_id)} has not the revision that If-Match names")
 
 
 def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get(IDEMPOTENCY_KEY)
+    key = request.headers.get("idempotency-key")
     if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
         raise wrong(
             422, "IdempotencyKeyError", "idempotency-key", repr(cut(key)), f"1 to {MAX_KEY} printable characters"
@@ -207,10 +235,11 @@ def with_key(request: Request, store: Opened, message: Message, key: str | None,
 # --- change -----------------------------------------------------------------------------------------------
 
 
-@changing.delete("/{id:path}", summary="Cancel a message, or a series", **documents(OutcomeOut))
+@changing.delete("/{id:path}", summary="Cancel a message, or a series", **documents(OutcomeOut, headers=IF_MATCH))
 async def cancel(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """`in_flight`: this attempt goes on, no retry and no recurrence follows. `recorded`: only an owner could say."""
-    return await _told(request, store, "cancel", id, store.scheduler.cancel(id))
+    revision = _meant_revision(request)
+    return await _told(request, store, "cancel", id, store.scheduler.cancel(id, if_revision=revision))
 
 
 @changing.post("/{id:path}/reschedule", summary="Move a message to another time", **documents(OutcomeOut, WhenIn))
@@ -239,6 +268,8 @@ async def _told(
         facts["outcome"] = outcome.value
     if outcome.value == "not_found":
         raise not_found(message_id)
+    if outcome.value == "outdated":
+        raise _not_matched(message_id)
     if outcome.value == "too_late":
         raise ApiError(409, "TooLateError", f"message {shortened(message_id)} is being delivered at its old time")
     return Json({"id": check_id(message_id), "outcome": outcome.value})

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from aiodelay.model import DeadReason, State
+
 __all__ = [
     "Base64",
     "BlockedOut",
@@ -13,6 +15,7 @@ __all__ = [
     "BulkListOut",
     "BulkOut",
     "BulkPlanOut",
+    "ConditionIn",
     "ConsumerOut",
     "ConsumersOut",
     "CountsOut",
@@ -39,7 +42,6 @@ __all__ = [
     "MessageIn",
     "MessageOut",
     "MovedOut",
-    "NewerIn",
     "OutcomeOut",
     "Problem",
     "PurgedOut",
@@ -82,10 +84,11 @@ class RuleIn(Struct, frozen=True):
     overlap: str | None = None
 
 
-class NewerIn(Struct, frozen=True):
-    """The higher version wins."""
+class ConditionIn(Struct, frozen=True):
+    """`newer`: the higher version wins. `if_revision`: what still has this revision is replaced. One of the two."""
 
-    newer: int
+    newer: int | UnsetType = UNSET
+    if_revision: int | UnsetType = UNSET
 
 
 class LateIn(Struct, frozen=True):
@@ -120,7 +123,7 @@ class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
     key: str | None = None
     key_base64: str | None = None
     headers: dict[str, str | Base64] | None = None
-    conflict: Literal["replace", "keep", "error"] | NewerIn | None = None
+    conflict: Literal["replace", "keep", "error"] | ConditionIn | None = None
     late: Literal["deliver"] | LateIn | None = None
 
 
@@ -205,7 +208,7 @@ class ScheduledOut(Struct, frozen=True):
     outcome: Literal["stored", "replaced", "kept", "in_flight", "outdated", "repeated"]
     due: str | None
     revision: int
-    older_in_flight: Literal[True] | UnsetType = UNSET
+    older_in_flight: bool | UnsetType = UNSET
 
 
 class LineOut(Struct, frozen=True):
@@ -222,7 +225,17 @@ class OutcomeOut(Struct, frozen=True):
     """What a command came to."""
 
     id: str
-    outcome: str
+    outcome: Literal[
+        "cancelled",
+        "recorded",
+        "in_flight",
+        "rescheduled",
+        "fired",
+        "paused",
+        "was_paused",
+        "resumed",
+        "was_not_paused",
+    ]
 
 
 class RecordOut(Struct, frozen=True):
@@ -261,7 +274,7 @@ class RecordOut(Struct, frozen=True):
 class MessageOut(RecordOut, frozen=True, kw_only=True):
     """A message as it stands; `next_attempt`: when it may be delivered next, `due` stays what it was."""
 
-    state: str
+    state: State
     next_attempt: str
 
 
@@ -283,7 +296,7 @@ class ListOut(Struct, frozen=True):
 class DeadOut(RecordOut, frozen=True, kw_only=True):
     """A message given up, with the reason and the time; `traceback`, of its last attempt, is not in lists."""
 
-    reason: str
+    reason: DeadReason
     given_up: str
     traceback: str | UnsetType | None = UNSET
 
@@ -302,7 +315,7 @@ class MovedOut(Struct, frozen=True):
 
     id: str
     revision: int
-    outcome: str
+    outcome: Literal["stored", "not_found", "exists", "undecodable", "unavailable", "full", "unknown"]
 
 
 class RedrivenOut(Struct, frozen=True):
@@ -422,7 +435,21 @@ class JournalEntryOut(Struct, frozen=True):
 
     number: int
     at: str
-    event: str
+    event: Literal[
+        "stored",
+        "replaced",
+        "cancelled",
+        "rescheduled",
+        "fired",
+        "claimed",
+        "delivered",
+        "again",
+        "dead",
+        "dropped",
+        "skipped",
+        "lapsed",
+        "redriven",
+    ]
     id: str
     revision: int
     lane: str

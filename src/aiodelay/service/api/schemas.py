@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -35,6 +35,8 @@ def documents(
     status: int = 200,
     unfinished: int | None = None,
     form: str = PLAIN,
+    headers: Mapping[str, str] | None = None,
+    etag: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments by which a route says what it takes and returns.
 
@@ -45,6 +47,8 @@ def documents(
         status: Of its answer.
         unfinished: Of its answer where the work goes on after it.
         form: The answer's content type.
+        headers: The headers that it takes, with their descriptions.
+        etag: Its answer has the revision as `ETag`.
     """
     responses: dict[int | str, dict[str, Any]] = {
         status: {"description": "Done", **({"content": _content(answer, form)} if answer else {})},
@@ -52,12 +56,20 @@ def documents(
     }
     if unfinished is not None:
         responses[unfinished] = responses[status] | {"description": "Under way"}
+    if etag:
+        responses[status]["headers"] = {"ETag": {"description": "The revision", "schema": {"type": "string"}}}
     extra: dict[str, Any] = {}
+    if headers:
+        extra["parameters"] = [
+            {"name": name, "in": "header", "description": what, "schema": {"type": "string"}}
+            for name, what in headers.items()
+        ]
     if takes is not None:
         extra["requestBody"] = {"required": True, "content": _content(takes, PLAIN)}
     if takes is not None and lines is not None:
         extra["requestBody"]["content"] |= {NDJSON: {"schema": {"type": "string"}}}
-        responses[200] = {"description": "What became of each line", "content": _content(lines, NDJSON)}
+        content = _content(answer, form) | _content(lines, NDJSON)
+        responses[200] = {"description": "Another stays; or the outcome of each line", "content": content}
     return {
         "status_code": status,
         "responses": responses,
@@ -74,6 +86,7 @@ def openapi_of(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
         )
         types = [getattr(models, name) for name in models.__all__]
         _, schemas = msgspec.json.schema_components(types, ref_template=REF)
+        _say_what_is_held(schemas)
         components = document.setdefault("components", {})
         components["schemas"] = schemas
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -82,6 +95,24 @@ def openapi_of(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
                 document["paths"][path][method.lower()]["security"] = [{"bearer": [scope]}]
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _say_what_is_held(schema: Any) -> None:  # noqa: ANN401 - any part of a schema
+    """Say of arrays and objects of anything that they hold anything, and leave defaults out.
+
+    Generators of clients demand the former, and take a field with a default for one that is always there.
+    """
+    if isinstance(schema, list):
+        for each in schema:
+            _say_what_is_held(each)
+    elif isinstance(schema, dict):
+        schema.pop("default", None)
+        if schema.get("type") == "array":
+            schema.setdefault("items", {})
+        elif schema.get("type") == "object" and "properties" not in schema:
+            schema.setdefault("additionalProperties", True)
+        for each in schema.values():
+            _say_what_is_held(each)
 
 
 def scopes_of(routers: Sequence[APIRouter]) -> Iterator[tuple[str, str, str]]:

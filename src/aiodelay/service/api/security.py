@@ -318,6 +318,10 @@ def needs(scope: Scope, find: Callable[[Request], Any] | None = None) -> type[AP
     class Guarded(APIRoute):
         needed = scope
 
+        def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as FastAPI's
+            super().__init__(*args, **options)
+            self.unique_id = self.name
+
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             endpoint: Callable[..., Awaitable[Response]] = self.endpoint
             handle = super().get_route_handler()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 from fastapi import Request, Response
@@ -12,6 +12,7 @@ from starlette.responses import StreamingResponse
 
 from aiodelay.errors import AiodelayError
 from aiodelay.messages import Message, Scheduled
+from aiodelay.model import ScheduleOutcome
 from aiodelay.shapes import read_message, scheduled_shape
 
 from .bodies import NDJSON, lines_of
@@ -19,7 +20,7 @@ from .problems import CLOSE, ApiError, problem_of
 from .security import audit
 from .served import Opened, Served, served_of
 
-__all__ = ["schedule_lines"]
+__all__ = ["schedule_lines", "told_of"]
 
 IN_MEMORY = 1_048_576
 """How many bytes of answers are held in memory; further ones wait in a file."""
@@ -67,6 +68,14 @@ async def _sent(answers: IO[bytes]) -> AsyncIterator[bytes]:
 def _too_many(number: int) -> ApiError:
     detail = f"{MOST_REFUSED} lines are refused; from line {number} on nothing was read"
     return ApiError(422, "TooManyRefusedError", detail, CLOSE)
+
+
+def told_of(scheduled: Scheduled, *, is_keyed: bool) -> dict[str, Any]:
+    """Return what is answered; the version that a key's message has is ours, and so is what it is refused for."""
+    shape = scheduled_shape(scheduled)
+    if is_keyed and scheduled.outcome in (ScheduleOutcome.OUTDATED, ScheduleOutcome.KEPT, ScheduleOutcome.IN_FLIGHT):
+        shape["outcome"] = "repeated"
+    return shape
 
 
 class _Lines:
@@ -135,10 +144,7 @@ class _Lines:
             self._refuse(line, answer)
             return
         self._stored += 1
-        shape = scheduled_shape(answer)
-        if is_keyed and not answer.revision:
-            shape["outcome"] = "repeated"
-        self._write({"line": line, "scheduled": shape})
+        self._write({"line": line, "scheduled": told_of(answer, is_keyed=is_keyed)})
 
     def _refuse(self, line: int, error: AiodelayError) -> None:
         self._refused += 1

@@ -71,7 +71,7 @@ class CommandRules(Bench):
     async def test_same_id_again(self, stage: Stage, call: str, state: State, cell: Cell) -> None:
         await self._bring(stage, call, state)
         before = await stage.get()
-        outcome = await self._call(stage, call)
+        outcome = await self._call(stage, call, before.record.revision if before else stage.now)
         assert (outcome.answer if isinstance(outcome, Stored) else outcome.reason) == cell.answer
         if cell.answer == "replaced":
             assert isinstance(outcome, Stored)
@@ -119,15 +119,18 @@ class CommandRules(Bench):
                 await stage.end(done(claim) if state == "done" else dead(claim))
 
     @staticmethod
-    async def _call(stage: Stage, call: str) -> Stored | Refused:
-        """Do to `m` what the table's row says."""
+    async def _call(stage: Stage, call: str, revision: int) -> Stored | Refused:
+        """Do to `m`, which stands at this revision, what the table's row says."""
         outcome: Outcome
-        if call in _CONFLICTS:
-            stage.needs_conflict(_CONFLICTS[call].mode)
-            outcome = await stage.do(stage.put(due=After(1), conflict=_CONFLICTS[call]))
-        elif call == "cancel":
+        word, _, which = call.partition(", ")
+        meant = revision + (which == "another")
+        if call in _CONFLICTS or word == "if_revision":
+            conflict = _CONFLICTS.get(call) or Conflict.if_revision(meant)
+            stage.needs_conflict(conflict.mode)
+            outcome = await stage.do(stage.put(due=After(1), conflict=conflict))
+        elif word == "cancel":
             stage.needs_verdict()
-            outcome = await stage.do(Cancel(stage.op(), "m"))
+            outcome = await stage.do(Cancel(stage.op(), "m", (meant, None) if which else None))
         elif call == "reschedule":
             outcome = await stage.do(Reschedule(stage.op(), "m", After(1)))
         elif call == "fire":

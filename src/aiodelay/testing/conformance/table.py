@@ -54,8 +54,18 @@ SAME_ID_TABLE: tuple[SameId, ...] = (
     SameId("newer, higher version", REPLACED, REPLACED, REPLACED, STORED),
     SameId("newer, same version", OUTDATED, OUTDATED, OUTDATED, Cell("outdated", "nothing")),
     SameId("newer, lower version", OUTDATED, OUTDATED, OUTDATED, Cell("outdated", "nothing")),
+    SameId("if_revision, the same", REPLACED, REPLACED, REPLACED, Cell("outdated", "nothing")),
+    SameId("if_revision, another", OUTDATED, OUTDATED, OUTDATED, Cell("outdated", "nothing")),
     SameId("error", DUPLICATE, DUPLICATE, DUPLICATE, STORED),
     SameId("cancel", Cell("cancelled", "nothing"), Cell("in_flight", "old"), Cell("in_flight", "nothing"), NOT_FOUND),
+    SameId(
+        "cancel, the same",
+        Cell("cancelled", "nothing"),
+        Cell("in_flight", "old"),
+        Cell("in_flight", "nothing"),
+        NOT_FOUND,
+    ),
+    SameId("cancel, another", OUTDATED, OUTDATED, OUTDATED, NOT_FOUND),
     SameId(
         "reschedule", Cell("rescheduled", "moved"), Cell("too_late", "old"), Cell("rescheduled", "moved"), NOT_FOUND
     ),
