@@ -15,6 +15,7 @@ __all__ = [
     "BulkListOut",
     "BulkOut",
     "BulkPlanOut",
+    "ConflictByNumberIn",
     "ConsumerOut",
     "ConsumersOut",
     "CountsOut",
@@ -27,7 +28,6 @@ __all__ = [
     "Etf1Kafka",
     "Etf1Schedule",
     "FilterIn",
-    "GuardIn",
     "HoldsOut",
     "JournalEntryOut",
     "JournalOut",
@@ -84,7 +84,7 @@ class RuleIn(Struct, frozen=True):
     overlap: str | None = None
 
 
-class GuardIn(Struct, frozen=True):
+class ConflictByNumberIn(Struct, frozen=True):
     """`newer`: the higher version wins. `if_revision`: what still has this revision is replaced. One of the two."""
 
     newer: int | UnsetType = UNSET
@@ -123,7 +123,7 @@ class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
     key: str | None = None
     key_base64: str | None = None
     headers: dict[str, str | Base64] | None = None
-    conflict: Literal["replace", "keep", "error"] | GuardIn | None = None
+    conflict: Literal["replace", "keep", "error"] | ConflictByNumberIn | None = None
     late: Literal["deliver"] | LateIn | None = None
 
 
