@@ -22,6 +22,17 @@ def test_a_version_is_kept(version: int) -> None:
     assert Conflict.newer(version).version == version
 
 
+@pytest.mark.parametrize("revision", [-1, 1 << 48, True, 1.0, "1"])
+def test_a_revision_is_an_integer_that_fits(revision: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"conflict\.revision is .*an integer from 0 to 2\*\*48-1"):
+        Conflict.if_revision(revision)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("revision", [0, (1 << 48) - 1])
+def test_a_revision_is_kept(revision: int) -> None:
+    assert Conflict.if_revision(revision).revision == revision
+
+
 @pytest.mark.parametrize(
     ("seen_ms", "in_flight", "is_away"),
     [
