@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -38,9 +39,11 @@ export const used = { message, keyed, guarded, repeated, state, listed };
 
 
 def run(*command: str | Path, cwd: Path) -> str:
+    environment = {**os.environ, "NODE_USE_SYSTEM_CA": "1"}  # npm trusts no certificate of a company otherwise
     done = subprocess.run(
-        [str(each) for each in command], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
-    )
+        [str(each) for each in command],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
