@@ -52,7 +52,9 @@ class Trial:
     __slots__ = ("beat_ms", "lease_ms", "worker")
 
     def __init__(self, worker: Worker, lease_ms: int, beat_ms: int) -> None:
-        self.worker, self.lease_ms, self.beat_ms = worker, lease_ms, beat_ms
+        self.worker: Worker = worker
+        self.lease_ms: int = lease_ms
+        self.beat_ms: int = beat_ms
 
 
 class Graves:
