@@ -837,10 +837,11 @@ class Scheduler(Operations):
         """Return when what this scheduler serves holds no message but recurring ones, and nothing is in flight.
 
         For scripts and examples: it waits for due times however far ahead they are. A wait that is longer than `drain`
-        is logged once, as a warning.
+        is logged once, as a warning. While the store does not answer, it goes on asking.
 
         Raises:
             ClosedError: The scheduler is being closed.
+            StoreDamagedError: Another program has overwritten the store's data.
         """
         await self._ready().wait_until_idle()
 

@@ -20,6 +20,7 @@ from aiodelay.kafka.index import Index
 from aiodelay.kafka.pace import Pace
 from aiodelay.model import At, Cancel, Conflict, Fire, Late, Query, Refused, Reschedule, State, Stored
 from tests.support.kafka import create_topic, new_name, read
+from tests.support.waiting import until
 
 from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, transfer
 
@@ -161,15 +162,17 @@ async def test_what_is_whole_without_need_is_put_off_and_comes_back(kafka: str) 
         assert (await store.counts())["kafka"].scheduled == 1
 
 
+async def is_last(kafka: str, schedules: str, value: bytes) -> bool:
+    return [each.value for each in await read(kafka, schedules) if each.key == b"m"][-1:] == [value]
+
+
 async def test_f28_what_is_far_and_hidden_from_the_cleaner_is_written_again(kafka: str) -> None:
     schedules = new_name("schedules")
     far = [("scheduler-epoch", b"4000000000"), ("scheduler-target-topic", b"t")]
     async with opened(kafka, schedules), AIOKafkaProducer(bootstrap_servers=kafka) as producer:
         new = await producer.send_and_wait(schedules, b"new", b"m", headers=far)
         await producer.send_and_wait(schedules, None, b"m", headers=[("aiodelay-from", b"%d" % new.offset)])
-        async with asyncio.timeout(30):
-            while [each.value for each in await read(kafka, schedules) if each.key == b"m"][-1] is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until(lambda: is_last(kafka, schedules, b"new"), "it is written again")
     async with opened(kafka, schedules) as store:
         assert (found := await store.get("m")) is not None
         assert found.record.envelope.payload == b"new"

@@ -576,6 +576,10 @@ async def test_f29_while_the_cleaner_runs_nothing_is_lost_doubled_or_brought_bac
     assert all(counted[b"%d/%d" % (key, rounds[key])] for key in range(20))  # the last version of each
 
 
+async def has_been_written_again(kafka: str, schedules: str) -> bool:
+    return any(record.offset >= 3 and record.key == b"m" for record in await read(kafka, schedules))
+
+
 @pytest.mark.parametrize("what", ["put", "cancel"])
 async def test_f29_what_an_owners_record_hides_from_the_cleaner_is_written_again(
     kafka: str, monkeypatch: pytest.MonkeyPatch, what: str
@@ -597,7 +601,7 @@ async def test_f29_what_an_owners_record_hides_from_the_cleaner_is_written_again
         late = [("aiodelay-from", b"1")]
         await producer.send_and_wait(schedules, None if what == "put" else b"old", b"m", headers=[*far, *late])
         async with opened(kafka, schedules):
-            await asyncio.sleep(0.5)  # so long it may write, which a session does without being asked
+            await until(lambda: has_been_written_again(kafka, schedules), "it is written again, without being asked")
         async with asyncio.timeout(120):
             while any(record.offset < 3 and record.key == b"m" for record in await read(kafka, schedules)):
                 await producer.send_and_wait(schedules, b"", b"traffic", headers=far)

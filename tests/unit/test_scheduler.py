@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,11 +27,13 @@ from aiodelay import (
     Retry,
     ScheduleOutcome,
     Scheduler,
+    StoreUnavailableError,
     event,
 )
 from aiodelay.memory import MemoryStore
-from aiodelay.model import DeadKey, LaneCounts, LoadBucket, Refused, State, Stored
+from aiodelay.model import DeadKey, LaneCounts, LoadBucket, Query, Refused, Snapshot, State, Stored
 from aiodelay.operations import PAGE
+from aiodelay.ports import Inspectable
 from aiodelay.testing import START, FaultyStore, RecordingSink, VirtualClock, assert_delivered, assert_scheduled
 
 pytestmark = pytest.mark.asyncio
@@ -715,6 +717,26 @@ async def test_a_wait_for_messages_that_are_due_later_than_the_drain_is_told_onc
     (told,) = [each for each in caplog.records if "waiting" in each.getMessage()]
     assert told.levelno == logging.WARNING
     assert told.getMessage() == "run_until_idle() is waiting for 3 messages, the next due in 30m"
+
+
+async def test_a_store_that_does_not_answer_for_a_while_is_asked_again_whether_all_is_idle(
+    scheduler: Scheduler, faulty_store: FaultyStore, clock: VirtualClock, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [StoreUnavailableError("memory", "no answer")] * 3
+    assert isinstance(faulty_store, Inspectable)
+    whole = faulty_store.search
+
+    async def search(query: Query) -> Sequence[Snapshot]:
+        if refusals:
+            raise refusals.pop()
+        return await whole(query)
+
+    monkeypatch.setattr(faulty_store, "search", search)
+    async with scheduler:
+        await scheduler.schedule(Order(1), delay="1m")
+        await scheduler.run_until_idle()
+    assert not refusals
+    assert [number for number, _ in log.runs] == [1]
 
 
 async def test_idle_does_not_wait_for_what_recurs_nor_for_what_others_serve(

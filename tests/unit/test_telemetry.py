@@ -28,8 +28,6 @@ from aiodelay.telemetry.names import DURATION_BUCKETS, METRICS, OTHER
 from aiodelay.testing import RecordingSink, VirtualClock, VirtualLoop
 from tests.support.telemetry import Emitted, id_of, linked
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @dataclass
 class Check:

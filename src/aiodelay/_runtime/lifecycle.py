@@ -17,7 +17,7 @@ from msgspec import structs
 from aiodelay import reactive
 from aiodelay.completion import run_to_completion
 from aiodelay.context import Context
-from aiodelay.errors import ClosedError, WrongLoopError
+from aiodelay.errors import ClosedError, StoreDamagedError, StoreUnavailableError, WrongLoopError
 from aiodelay.model import Claim, Lane, Promise, Query, Snapshot, WorkStatus
 from aiodelay.ports import Identified, Inspectable, PutsBack, Sink, Source, Store, Transfer, Work
 from aiodelay.received import Received
@@ -393,8 +393,11 @@ class Running:
     async def wait_until_idle(self) -> None:
         """Return when the served lanes hold nothing but recurring messages, and nothing is in flight.
 
+        While the store does not answer, it goes on asking, as the loops do.
+
         Raises:
             ClosedError: The scheduler is being closed.
+            StoreDamagedError: Another program has overwritten the store's data.
         """
         tells_from_s, has_told = self._loop.time() + TELL_WAIT_S, False
         with self.watch() as changed:
@@ -403,11 +406,16 @@ class Running:
                 if self.is_closing:
                     raise ClosedError("scheduler", "closed")
                 if not self.in_flight:
-                    pending = await self._pending(most=1)
-                    if not pending:
-                        return
-                    if not has_told and self._loop.time() >= tells_from_s:
-                        has_told = await self._tell_wait(pending[0])
+                    try:
+                        pending = await self._pending(most=1)
+                        if not pending:
+                            return
+                        if not has_told and self._loop.time() >= tells_from_s:
+                            has_told = await self._tell_wait(pending[0])
+                    except StoreDamagedError:
+                        raise
+                    except StoreUnavailableError as error:
+                        log.debug("run_until_idle() asks again: %s", error)
                 await changed.wait(PENDING_POLL_S)
 
     async def _pending(self, *, most: int) -> Sequence[Snapshot]:

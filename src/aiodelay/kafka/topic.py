@@ -306,13 +306,22 @@ async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]]) -> 
                 admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
                 try:
                     await admin.start()
-                    return await look(admin)
-                except (NodeNotReadyError, InvalidReplicationFactorError, UnknownTopicOrPartitionError):
+                    return await _found(admin, look)
+                except NodeNotReadyError:
                     await asyncio.sleep(0.1)
                 finally:
                     await admin.close()
     except (KafkaError, TimeoutError, OSError) as error:
         raise StoreUnavailableError(cluster.name, reason_of(error, "Describe")) from error
+
+
+async def _found(admin: Any, look: Callable[[Any], Awaitable[_Found]]) -> _Found:  # noqa: ANN401 - aiokafka's
+    """Return what is found; it looks again by the same client, since a new one may meet a silent host once more."""
+    while True:
+        try:
+            return await look(admin)
+        except (InvalidReplicationFactorError, UnknownTopicOrPartitionError):
+            await asyncio.sleep(0.1)
 
 
 DEAD_SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(30 * _DAY_MS), "max.message.bytes": str(2 << 20)}
