@@ -334,8 +334,8 @@ class _Connection:
         self._scheduler = scheduler
         self._opening: Future[BlockingPortal] = Future()
         self._thread = Thread(target=self._run, name="aiodelay blocking", daemon=True)
-        self._thread.start()
         try:
+            self._thread.start()  # which waits until it runs, and can be interrupted in that
             self._portal = self._opening.result()
         finally:
             self._opening.cancel()  # interrupted: the opening is cancelled, or closed at once where it has just ended

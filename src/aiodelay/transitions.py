@@ -250,9 +250,9 @@ def put_verdict(
         stored_version = None if current is None else current.envelope.version
         known = max((v for v in (stored_version, ended_version) if v is not None), default=-1)
         if conflict.version <= known:
-            return _outdated(f"version {conflict.version} is not newer than {known}", current)
+            return outdated(conflict, *_standing(current), known)
     if conflict.mode == "if_revision" and (current is None or current.revision != conflict.revision):
-        return _outdated(f"not revision {conflict.revision}", current)
+        return outdated(conflict, *_standing(current))
     if current is None:
         return "stored"
     if conflict.mode == "error":
@@ -269,15 +269,28 @@ def cancel_refused(cancel: Cancel, current: Record | None) -> Refused | None:
         return Refused("not_found")
     if cancel.only in (None, (current.revision, current.due_ms), (current.revision, None)):
         return None
-    return _outdated("another is meant", current)
+    return outdated(None, current.revision, current.due_ms)
 
 
-def _outdated(why: str, current: Record | None) -> Refused:
-    return outdated(why) if current is None else outdated(why, current.revision, current.due_ms)
+def _standing(current: Record | None) -> tuple[int, int]:
+    return (0, 0) if current is None else (current.revision, current.due_ms)
 
 
-def outdated(why: str, revision: int = 0, due_ms: int = 0) -> Refused:
-    """Return the refusal of a command about another revision or version than the one that stands; 0: none does."""
+def outdated(conflict: Conflict | None, revision: int, due_ms: int, known_version: int | None = None) -> Refused:
+    """Return the refusal of a command that names another revision or version than the one that stands.
+
+    Args:
+        conflict: The refused put's; None refuses a cancel.
+        revision: The revision of the message that stands; 0 where none does.
+        due_ms: The due time of the message that stands, in ms since 1970; 0 where none does.
+        known_version: The highest version known of the id, of a conflict by version.
+    """
+    if conflict is None:
+        why = "another is meant"
+    elif conflict.mode == "newer":
+        why = f"version {conflict.version} is not newer than {known_version}"
+    else:
+        why = f"not revision {conflict.revision}"
     stands = f"revision {revision}" if revision else "nothing"
     return Refused("outdated", f"{why}; {stands} stands", revision, due_ms)
 

@@ -19,7 +19,7 @@ from aiodelay.kafka.transactions import AbortedError, FencedError, Transactions
 from aiodelay.model import DeadLetter
 from tests.faults.test_kafka_rights import OWNER, rights_on
 from tests.support.kafka import Broker, create_topic, new_name
-from tests.support.topics import set_limit
+from tests.support.topics import set_config
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -81,7 +81,7 @@ async def test_l5_what_is_larger_than_its_topic_takes_is_a_dead_letter_at_once_a
         assert f"topic {small} takes 2000 bytes (max.message.bytes)" in (found["large0"].record.last_error or "")
         for i in range(SMALL):
             assert len(told(caplog, f"message large{i} becomes a dead letter: topic {small} ")) == 1
-        await asyncio.to_thread(set_limit, kafka, small, 100_000)
+        await asyncio.to_thread(set_config, kafka, small, max_message_bytes=100_000)
         await scheduler.redrive(found["large0"])
         assert await arrived(kafka, small, 1) == Counter([LARGE])
     assert not told(caplog, "the session ends")
@@ -105,7 +105,7 @@ async def test_l5_what_a_topic_refuses_that_takes_less_than_before_is_found_and_
     async with scheduler_of(kafka, schedules) as scheduler:
         await scheduler.schedule(b"first", to=f"kafka:{small}", delay="1ms")
         assert await arrived(kafka, small, 1) == Counter([b"first"])  # by now it is known how much it takes
-        await asyncio.to_thread(set_limit, kafka, small, LIMIT)
+        await asyncio.to_thread(set_config, kafka, small, max_message_bytes=LIMIT)
         for i in range(SMALL):
             await scheduler.schedule(LARGE, to=f"kafka:{small}", delay="2s", id=f"large{i}")
             await scheduler.schedule(b"%d" % i, to=f"kafka:{small}", delay="2s")
@@ -147,7 +147,7 @@ async def test_l5_without_the_right_to_read_how_much_a_topic_takes_its_refusal_t
     async with rights_on(own_broker) as rights:
         await rights.grant("owner", *OWNER.values())
         await rights.revoke("owner", OWNER["DescribeConfigs Topic target"])
-        await asyncio.to_thread(set_limit, own_broker.bootstrap, rights.name("target"), 2_000)
+        await asyncio.to_thread(set_config, own_broker.bootstrap, rights.name("target"), max_message_bytes=2_000)
         async with Scheduler(rights.url("owner")) as owner:
             for i in range(20):
                 await owner.schedule(b"%d" % i, to=f"kafka:{rights.name('target')}", delay="1s")

@@ -35,6 +35,7 @@ from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire,
 from aiodelay.transitions import occurrence_id
 from tests.support.kafka import create_topic, new_name, read, started
 from tests.support.kafka_rights import grant, revoke
+from tests.support.topics import set_config
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -586,12 +587,7 @@ async def test_f29_what_an_owners_record_hides_from_the_cleaner_is_written_again
 ) -> None:
     monkeypatch.setattr(topics, "check", lambda topic, bootstrap: None)  # which would refuse so short a lag
     schedules = await create_topic(
-        kafka,
-        new_name("schedules"),
-        cleanup_policy="compact",
-        segment_ms=500,
-        min_cleanable_dirty_ratio=0.001,
-        message_timestamp_type="LogAppendTime",
+        kafka, new_name("schedules"), cleanup_policy="compact", message_timestamp_type="LogAppendTime"
     )
     far = [("scheduler-epoch", b"4000000000"), ("scheduler-target-topic", b"t")]
     async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
@@ -602,6 +598,7 @@ async def test_f29_what_an_owners_record_hides_from_the_cleaner_is_written_again
         await producer.send_and_wait(schedules, None if what == "put" else b"old", b"m", headers=[*far, *late])
         async with opened(kafka, schedules):
             await until(lambda: has_been_written_again(kafka, schedules), "it is written again, without being asked")
+        await asyncio.to_thread(set_config, kafka, schedules, segment_ms=500, min_cleanable_dirty_ratio=0.001)
         async with asyncio.timeout(120):
             while any(record.offset < 3 and record.key == b"m" for record in await read(kafka, schedules)):
                 await producer.send_and_wait(schedules, b"", b"traffic", headers=far)

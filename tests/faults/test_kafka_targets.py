@@ -14,9 +14,6 @@ from aiokafka.protocol.metadata import MetadataRequest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewTopic,
 )
 
@@ -26,6 +23,7 @@ from aiodelay.kafka.client import Outgoing, Producer, consumer_of, stop
 from aiodelay.kafka.options import read_url
 from aiodelay.kafka.writer import Writer
 from tests.support.kafka import Broker, create_topic, new_name, started
+from tests.support.topics import set_config
 from tests.support.waiting import until, until_sync
 
 pytestmark = pytest.mark.asyncio
@@ -209,11 +207,8 @@ async def test_what_was_deleted_from_a_partitions_start_is_stepped_over(kafka: s
 
 def delete_to(kafka: str, name: str, offset: int) -> None:
     """Delete a topic's first records, which none that is compacted lets one do."""
+    set_config(kafka, name, cleanup_policy="delete")
     with AdminClient({"bootstrap.servers": kafka}) as admin:
-        for policy in ("delete", "compact"):
-            entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-            where = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=[entry])
-            admin.incremental_alter_configs([where])[where].result(10)
-            if policy == "delete":
-                place = TopicPartition(name, 0, offset)
-                admin.delete_records([place])[place].result(10)
+        place = TopicPartition(name, 0, offset)
+        admin.delete_records([place])[place].result(10)
+    set_config(kafka, name, cleanup_policy="compact")

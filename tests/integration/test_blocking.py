@@ -428,9 +428,21 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_a_wait_for_a_store_and_its_thread(url: str, tmp_path: Path) -> None:
+SLOW_TO_START = """
+def start_and_stay(thread, start=threading.Thread.start):
+    start(thread)
+    if thread.name == 'aiodelay blocking':
+        threading.Event().wait()
+
+
+threading.Thread.start = start_and_stay
+"""
+
+
+@pytest.mark.parametrize("slow", ["", SLOW_TO_START], ids=["connecting", "starting its thread"])
+def test_ctrl_c_ends_a_wait_for_a_store_and_its_thread(url: str, tmp_path: Path, slow: str) -> None:
     path = tmp_path / "program.py"
-    path.write_text(PROGRAM + IN_VAIN)
+    path.write_text(PROGRAM + slow + IN_VAIN)
     with Program(str(path), url, cwd=tmp_path) as program:
         program.err.wait_for("trying again for up to 1h")
         program.send(signal.SIGINT)

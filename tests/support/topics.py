@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
     ConfigResource,
 )
 
-__all__ = ["Group", "committed", "delete_topic", "fill", "lasting_producer", "producing", "set_limit", "set_offsets"]
+__all__ = ["Group", "committed", "delete_topic", "fill", "lasting_producer", "producing", "set_config", "set_offsets"]
 
 PATIENCE_S = 60.0
 # So a broker answers that has just started or was busy; librdkafka does not ask again.
@@ -127,9 +127,12 @@ def delete_topic(bootstrap: str, topic: str) -> None:
     deleted.result(30)
 
 
-def set_limit(kafka: str, topic: str, limit: int) -> None:
-    """Change how much a topic takes in a batch."""
-    entry = ConfigEntry("max.message.bytes", str(limit), incremental_operation=AlterConfigOpType.SET)
-    where = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+def set_config(kafka: str, topic: str, **settings: object) -> None:
+    """Change settings of a topic, each by its name in Kafka with `_` for `.`, as of `create_topic`."""
+    entries = [
+        ConfigEntry(name.replace("_", "."), str(value), incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    where = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
     with AdminClient({"bootstrap.servers": kafka}) as admin:
         admin.incremental_alter_configs([where])[where].result(10)

@@ -165,8 +165,11 @@ def test_keep_gives_way_only_to_another_rule(old: Mapping[str, str | int], new: 
     ("current", "verdict"),
     [
         (record(), "replaced"),
-        (record(revision=NOW + 1), t.outdated(f"not revision {NOW}", NOW + 1, NOW)),
-        (None, t.outdated(f"not revision {NOW}")),
+        (
+            record(revision=NOW + 1),
+            Refused("outdated", f"not revision {NOW}; revision {NOW + 1} stands", NOW + 1, NOW),
+        ),
+        (None, Refused("outdated", f"not revision {NOW}; nothing stands")),
     ],
 )
 def test_if_revision_compares_with_what_stands(current: Record | None, verdict: object) -> None:
@@ -185,8 +188,9 @@ def test_newer_compares_with_all_that_is_known(stored: int | None, ended: int | 
         if version > known:
             assert verdict == ("replaced" if is_there else "stored")
         else:
-            stands = (NOW, NOW) if is_there else ()
-            assert verdict == t.outdated(f"version {version} is not newer than {known}", *stands)
+            why = f"version {version} is not newer than {known}"
+            standing = Refused("outdated", f"{why}; revision {NOW} stands", NOW, NOW)
+            assert verdict == (standing if is_there else Refused("outdated", f"{why}; nothing stands"))
 
 
 # --- due times --------------------------------------------------------------------------------------------

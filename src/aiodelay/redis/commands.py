@@ -121,14 +121,9 @@ def answer_of(answer: bytes, command: Command | None) -> Outcome:
 
 
 def _outdated(answer: bytes, command: Command | None) -> Refused:
-    revision, due_ms = int.from_bytes(answer[1:7], "big"), int.from_bytes(answer[7:13], "big")
-    if not isinstance(command, Put):
-        why = "another is meant"
-    elif command.conflict.mode == "if_revision":
-        why = f"not revision {command.conflict.revision}"
-    else:
-        why = f"version {command.conflict.version} is not newer than {int.from_bytes(answer[13:], 'big')}"
-    return outdated(why, revision, due_ms)
+    conflict = command.conflict if isinstance(command, Put) else None
+    revision, due_ms, known_version = (int.from_bytes(part, "big") for part in (answer[1:7], answer[7:13], answer[13:]))
+    return outdated(conflict, revision, due_ms, known_version)
 
 
 def outcome_of(fault: Fault) -> Outcome:
