@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, async_playwright
 from py4j.java_gateway import java_import
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from aiodelay.spark.session import register
@@ -51,9 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def java() -> Iterator[None]:
-    """Give each JVM that this process starts from now on settings that save processor time."""
+    """Give each JVM that this process starts from now on settings that save processor time.
+
+    PySpark's loggers change the format of every handler that they are given, and pytest gives its own handlers to each
+    logger that does not propagate, so later tests would see what they log in PySpark's format.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAVA_TOOL_OPTIONS", LIGHT_JAVA)
+        patch.delattr(PySparkLogger, "addHandler")
         yield
 
 
