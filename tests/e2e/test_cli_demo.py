@@ -82,7 +82,7 @@ def assert_summary_agrees(told: Told) -> None:
 
 def assert_quiet_end(program: Program, folder: Path) -> Told:
     assert program.exit_code() == 0
-    assert program.err.seen == []
+    assert program.complaints() == []
     assert list(folder.iterdir()) == [], "the temporary file is gone"
     return taken_apart(program.out.seen)
 
@@ -238,7 +238,7 @@ def test_what_remains_on_a_redis_server_is_resumed(tmp_path: Path) -> None:
         for resumed in (False, True):
             with aiodelay("demo", "--no-page", "--store", url, "--seconds", "1", cwd=tmp_path) as program:
                 assert program.exit_code() == 0
-                assert program.err.seen == []
+                assert program.complaints() == []
                 assert any(line.startswith("resuming 2") for line in program.out.seen) == resumed
                 assert f"pending messages remain in {url}, namespace aiodelay-demo" in program.out.seen[-2]
 

@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def output_of(name: str, *arguments: str, cwd: Path) -> list[str]:
     with Program(str(EXAMPLES / name), *arguments, cwd=cwd) as program:
         assert program.exit_code() == 0, program.err.seen
-        assert [line for line in program.err.seen if not EXPECTED.search(line)] == []
+        assert [line for line in program.complaints() if not EXPECTED.search(line)] == []
         return program.out.seen
 
 

@@ -328,7 +328,7 @@ def run(program: str, url: str, cwd: Path) -> list[str]:
     path.write_text(PROGRAM + program)
     with Program("-W", "ignore:This process:DeprecationWarning", str(path), url, cwd=cwd) as running:
         assert running.exit_code() == 0, running.err.seen
-        assert running.err.seen == []
+        assert running.complaints() == []
         return running.out.seen
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Self
 
 DEADLINE_S = 120.0
+LATE_LOOP = "the event loop ran "
 PYTEST = (
     "-m",
     "pytest",
@@ -86,6 +87,10 @@ class Program:
 
     def is_running(self) -> bool:
         return self._process.poll() is None
+
+    def complaints(self) -> list[str]:
+        """Return the lines of its standard error, except that its event loop ran late: a busy machine causes that too."""
+        return [line for line in self.err.seen if LATE_LOOP not in line]
 
 
 class Lines:

@@ -217,7 +217,7 @@ class LoopLag:
         self._timer = None
         lag = self._loop.time() - self._due
         if lag > self._limit_s:
-            log.warning("the event loop was blocked for %.1f s; a handler must not block it", lag)
+            log.warning("the event loop ran %.1f s late: a handler blocked it, or the machine is overloaded", lag)
             self._was_lagging = True
         elif self._was_lagging:
             self._was_lagging = False
