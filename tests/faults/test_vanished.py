@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 import redis as redis_py
 
-from aiodelay import Alarm, Scheduler
+from aiodelay import Alarm, Scheduler, StoreUnavailableError
 from aiodelay._runtime import data_watch
 from tests.support.cli import Cli
 from tests.support.servers import Found, redis_servers
@@ -146,6 +146,21 @@ def test_a_file_that_is_deleted_or_replaced(
 ) -> None:
     asyncio.run(is_told(sqlite_place, caplog, tmp_path))
     assert not list(tmp_path.glob("*-vanished")), "the note is gone with its process"
+
+
+@pytest.mark.asyncio
+async def test_s2_a_file_that_was_deleted_or_replaced_takes_no_command(sqlite_place: Place) -> None:
+    async with Scheduler(sqlite_place.url, dispatch=False, store_timeout="200ms") as scheduler:
+        await scheduler.schedule(b"x", to="handler:mail", delay="1h", id="before")
+        sqlite_place.damage()
+        with pytest.raises(StoreUnavailableError, match="this process still writes into the"):
+            await scheduler.schedule(b"x", to="handler:mail", delay="1h", id="refused")
+        with pytest.raises(StoreUnavailableError, match="this process still writes into the"):
+            await scheduler.cancel("before")
+        if sqlite_place.repair is not None:
+            sqlite_place.repair()
+            await scheduler.schedule(b"x", to="handler:mail", delay="1h", id="after")
+            assert {each.record.id async for each in scheduler.pending()} == {"before", "after"}
 
 
 @pytest.mark.usefixtures("_soon")

@@ -17,7 +17,7 @@ __all__ = ["Looking"]
 
 
 class Looking:
-    """`Inspectable` and `DeadLetters`, over partitions."""
+    """`Inspectable`, `Recurring` and `DeadLetters`, over partitions."""
 
     partitions: Mapping[TopicPartition, Partition]
 
@@ -60,6 +60,14 @@ class Looking:
         await _until_known(self.owned())
         found = [each for partition in self.owned() for each in await partition.horizon.search(query)]
         return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))
+
+    async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
+        """List recurring messages by id; an index never leaves them far."""
+        await _until_known(self.owned())
+        found = [
+            each for partition in self.owned() for each in await partition.index.series(after=after, limit=limit)
+        ]
+        return heapq.nsmallest(limit, found, key=lambda each: each.record.id)
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state."""

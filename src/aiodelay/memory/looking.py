@@ -70,12 +70,8 @@ class Looking(Tables):
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
         """List recurring messages by id."""
         now = self.now_ms()
-        found = (
-            entry
-            for message_id, entry in self._entries.items()
-            if entry.record.envelope.rule is not None and (after is None or message_id > after)
-        )
-        return [self._snapshot(each, now) for each in heapq.nsmallest(limit, found, key=lambda each: each.record.id)]
+        ids = heapq.nsmallest(limit, (each for each in self._recurring if after is None or each > after))
+        return [self._snapshot(self._recurring[each], now) for each in ids]
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state."""

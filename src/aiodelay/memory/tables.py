@@ -93,6 +93,7 @@ class Tables:
     def __init__(self, *, clock: Clock | None = None, journal: int = 0) -> None:
         self._clock = clock or SystemClock()
         self._entries: dict[str, Entry] = {}
+        self._recurring: dict[str, Entry] = {}
         self._leased: dict[str, Entry] = {}
         self._trials: dict[str, Trial] = {}
         self._search = t.Trials()
@@ -122,6 +123,8 @@ class Tables:
         entry = self._entries[record.id] = Entry(
             record, place_ms, next(self._sequence) if sequence is None else sequence
         )
+        if record.envelope.rule is not None:
+            self._recurring[record.id] = entry
         lane = self._lanes[record.envelope.lane]
         lane.messages += 1
         lane.add(entry)
@@ -138,6 +141,7 @@ class Tables:
         entry.standing = Standing.GONE
         message_id = entry.record.id
         self._entries.pop(message_id, None)
+        self._recurring.pop(message_id, None)
         self._leased.pop(message_id, None)
         self._trials.pop(message_id, None)
 

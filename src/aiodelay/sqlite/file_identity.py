@@ -27,16 +27,23 @@ class FileIdentity:
         self._opened = _identity(path)
         self._has_note = False
 
-    def vanished(self) -> str:
-        """Return what happened to the file; "" while the path leads to it. Writes a note of what happened beside it."""
+    def loss(self) -> str:
+        """Return how the file was lost; "" while the path leads to it."""
         found = _identity(self._path)
         if found == self._opened:
-            self.forget_note()
             return ""
-        self._write_note()
         if found is None:
-            return f"there is no file {self._path!r} any more; what is written now ends with this process"
-        return f"another file has taken the place of {self._path!r}; what is written now ends with this process"
+            return f"there is no file {self._path!r} any more; this process still writes into the deleted file"
+        return f"another file has taken the place of {self._path!r}; this process still writes into the old file"
+
+    def vanished(self) -> str:
+        """Return how the file was lost; "" while the path leads to it. Write a note of the loss beside the path."""
+        loss = self.loss()
+        if loss:
+            self._write_note()
+        else:
+            self.forget_note()
+        return loss
 
     def _write_note(self) -> None:
         with suppress(OSError):  # a note may fail: the log and the alarm tell as well

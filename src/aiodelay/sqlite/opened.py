@@ -50,8 +50,12 @@ class Opened:
         await self.writer.open()
         self._file = FileIdentity(self._path)
 
+    def loss(self) -> str:
+        """Return how the file was lost; "" while the path leads to it."""
+        return self._file.loss()
+
     def vanished(self) -> str:
-        """Return what happened to the file; "" while the path leads to it."""
+        """Return how the file was lost, and leave a note of it for other processes; "" while the path leads to it."""
         return self._file.vanished()
 
     def check(self) -> None:

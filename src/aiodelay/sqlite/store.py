@@ -137,8 +137,11 @@ class SqliteStore:
     # --- commands -----------------------------------------------------------------------------------------
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands in order."""
-        return await self._checked().writer.do(
+        """Carry out commands in order; refuse all of them when the file was deleted or replaced."""
+        opened = self._checked()
+        if loss := opened.loss():  # the deleted file would end with this process, and the commands with it
+            return [Refused("unavailable", loss)] * len(commands)
+        return await opened.writer.do(
             Job(
                 lambda tables: apply(tables, commands, source),
                 lambda failure: [_outcome_of(failure)] * len(commands),
@@ -306,6 +309,8 @@ class SqliteStore:
         return scan_part(File(self.path, self.name, self._namespace), scan, part, self.now_ms())
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        if loss := self._checked().loss():  # the messages stay where the source keeps them
+            raise StoreUnavailableError(self.name, loss)
         return await self.write(lambda tables: upkeep.put_back(tables, messages), size=len(messages))
 
 
