@@ -113,7 +113,7 @@ def test_a_later_signal_ends_all_at_once(tmp_path: Path) -> None:
         for _ in range(2):
             program.err.wait_for("draining; a later signal ends it at once")
         assert program.is_running()
-        assert program.end_at_once(signal.SIGINT) == -signal.SIGINT
+        assert program.end_by_a_later_signal(signal.SIGINT) == -signal.SIGINT
         assert any("ending at once on a later SIGINT" in line for line in program.err.seen)
     assert not any("has stopped" in line for line in program.err.seen), "nobody drained"
     for pid in pids:

@@ -241,7 +241,7 @@ def test_it_says_that_it_leaves_and_a_later_signal_ends_it_at_once(tmp_path: Pat
         assert answer.json()["reasons"] == ["the service is ending"]
         assert client.get("/livez").is_success
         service.err.wait_for("a later signal ends it at once")
-        assert service.end_at_once() == -signal.SIGTERM
+        assert service.end_by_a_later_signal() == -signal.SIGTERM
 
 
 # --- ready, or why not ------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Self
 
+from aiodelay.cli.signals import SAME_S
+
 DEADLINE_S = 120.0
 LATE_LOOP = "the event loop ran "
 PYTEST = (
@@ -76,6 +78,15 @@ class Program:
             assert time.monotonic() < ends, "it does not end"
             self.send(number)
             time.sleep(0.02)  # a signal a time
+        return self.exit_code()
+
+    def end_by_a_later_signal(self, number: int = signal.SIGTERM) -> int:
+        """Send one signal that no longer belongs to the first, and return the exit code.
+
+        Call it once the process has said that the first signal arrived.
+        """
+        time.sleep(SAME_S)  # a sooner signal belongs to the first
+        self.send(number)
         return self.exit_code()
 
     def exit_code(self, within_s: float = DEADLINE_S) -> int:
