@@ -49,8 +49,8 @@ CLOSE_S = 5.0
 """Longest wait, in all, for the last claims, settlements and commands, and then for connections to close."""
 DISCONNECT_S = 2.0
 """How much of `CLOSE_S` is kept for connections."""
-PENDING_POLL_S = 0.5
-"""How often to look whether messages are pending that other processes may deliver."""
+PENDING_POLL_S, LONGEST_PENDING_POLL_S = 0.5, 2.0
+"""How often to look whether messages are pending that other processes may deliver: soon, and while none is due."""
 TELL_WAIT_S, MOST_COUNTED = 1.0, 1000
 """When `run_until_idle` logs a long wait, and up to how many messages it counts then."""
 
@@ -405,18 +405,25 @@ class Running:
                 changed.clear()
                 if self.is_closing:
                     raise ClosedError("scheduler", "closed")
+                pause_s = PENDING_POLL_S
                 if not self.in_flight:
                     try:
                         pending = await self._pending(most=1)
                         if not pending:
                             return
-                        if not has_told and self._loop.time() >= tells_from_s:
-                            has_told = await self._tell_wait(pending[0])
+                        if self._loop.time() >= tells_from_s:
+                            has_told = has_told or await self._tell_wait(pending[0])
+                            pause_s = self._pause_s(pending[0])
                     except StoreDamagedError:
                         raise
                     except StoreUnavailableError as error:
                         log.debug("run_until_idle() asks again: %s", error)
-                await changed.wait(PENDING_POLL_S)
+                await changed.wait(pause_s)
+
+    def _pause_s(self, first: Snapshot) -> float:
+        """Return how long to wait before the store is asked again; another process may end the message meanwhile."""
+        left_s = (first.next_attempt_ms - self._store.now_ms()) / 1000
+        return min(max(left_s, PENDING_POLL_S), LONGEST_PENDING_POLL_S)
 
     async def _pending(self, *, most: int) -> Sequence[Snapshot]:
         """Return messages of the served lanes, the next one first, and no recurring ones."""
