@@ -14,6 +14,8 @@ import redis as redis_py
 
 from aiodelay import Alarm, Scheduler, StoreUnavailableError
 from aiodelay._runtime import data_watch
+from aiodelay.identifiers import new_op
+from aiodelay.model import After, Envelope, Put, SourcePosition
 from tests.support.cli import Cli
 from tests.support.servers import Found, redis_servers
 from tests.support.service import Service, until_ready
@@ -75,7 +77,7 @@ def redis_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], st
     return shared_redis(request.param)
 
 
-@pytest.fixture(params=["all", "meta", "messages", "due", "replaced"])
+@pytest.fixture(params=["all", "meta", "messages", "due", "replaced", "pauses", "positions"])
 def redis_place(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Place]:
     namespace = uuid4().hex
     client: Any = redis_py.Redis.from_url(redis_url)
@@ -100,6 +102,8 @@ def redis_place(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Plac
         "meta": Place(redis_url, lambda: delete("meta"), GONE, elsewhere, restore),
         "messages": Place(redis_url, lambda: delete("msg"), TORN, TORN, restore),
         "due": Place(redis_url, lambda: delete("due:1"), TORN, TORN, restore),
+        "pauses": Place(redis_url, lambda: delete("holds"), "1 pauses are stored", TORN, restore),
+        "positions": Place(redis_url, lambda: delete("src"), "1 positions of sources are stored", TORN, restore),
         "replaced": Place(redis_url, lambda: client.hset(f"{tag}meta", "uuid", "another"), REPLACED, elsewhere),
     }[request.param]
     found.namespace = namespace
@@ -115,6 +119,9 @@ async def is_told(place: Place, caplog: pytest.LogCaptureFixture, folder: Path) 
     scheduler = Scheduler(place.url, namespace=place.namespace, on_alarm=alarms.append, dispatch=False)
     async with scheduler:
         await scheduler.schedule(b"x", to="handler:mail", delay="1h")
+        await scheduler.pause("mail")
+        put = Put(new_op(), Envelope("boxed", "mail", payload=b"x"), After(3_600_000))
+        await scheduler._open_store().apply([put], source=SourcePosition("box", 0, 5))
         await asyncio.sleep(0.3)  # several looks: nothing is told of data that are there
         assert (alarms, scheduler.status().why) == ([], "")
         place.damage()

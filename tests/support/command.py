@@ -100,7 +100,7 @@ class Program:
         return self._process.poll() is None
 
     def complaints(self) -> list[str]:
-        """Return the lines of its standard error, except that its event loop ran late: a busy machine causes that too."""
+        """Return its standard error without the line that a busy machine may cause: that the event loop ran late."""
         return [line for line in self.err.seen if LATE_LOOP not in line]
 
 

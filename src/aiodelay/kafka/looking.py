@@ -64,9 +64,7 @@ class Looking:
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
         """List recurring messages by id; an index never leaves them far."""
         await _until_known(self.owned())
-        found = [
-            each for partition in self.owned() for each in await partition.index.series(after=after, limit=limit)
-        ]
+        found = [each for partition in self.owned() for each in await partition.index.series(after=after, limit=limit)]
         return heapq.nsmallest(limit, found, key=lambda each: each.record.id)
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:

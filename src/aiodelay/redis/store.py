@@ -33,6 +33,8 @@ from .work import RedisWork
 __all__ = ["RedisStore", "open_store"]
 
 LEAVE_S = 1.0
+COMPARED = ("messages", "pauses", "positions of sources")
+"""What the script `present` counts twice."""
 NOTED_MS = 60_000
 """How long a process's note counts that its data are gone; it renews the note every 5 s."""
 
@@ -127,14 +129,15 @@ class RedisStore(Transfers):
     async def vanished(self) -> str:
         """Return what happened to the namespace that this store was opened on; "" while it is whole."""
         opened = self._checked()
-        _, uuid, stored, placed = await self.run("present", [opened.uuid])
+        _, uuid, *counts = await self.run("present", [opened.uuid])
         keys = f"{self._keys.tag}*"
         if not uuid:
             return f"the keys {keys} that it was opened on are gone: somebody deleted them, or the server lost its data"
         if uuid != opened.uuid:
             return f"the keys {keys} that it was opened on are gone, and others have taken their place"
-        if stored != placed:
-            return f"{stored} messages are stored under {keys}, and {placed} are listed there: somebody deleted a key"
+        for what, stored, listed in zip(COMPARED, counts[::2], counts[1::2], strict=True):
+            if stored != listed:
+                return f"{stored} {what} are stored under {keys}, and {listed} are listed there: somebody deleted a key"
         return ""
 
     async def vanished_elsewhere(self) -> str:

@@ -228,7 +228,9 @@ local function has_passed()
 end
 
 local function carry_all_out()
-  if ARGV[4] ~= '' then call('HSET', SRC, ARGV[4], ARGV[6]) end
+  if ARGV[4] ~= '' and call('HSET', SRC, ARGV[4], ARGV[6]) == 1 then
+    call('HSET', META, 'sources', call('HLEN', SRC))  -- for `present`
+  end
   for from = 0, count - 1, BLOCK do
     if cost >= MOST_COST and ARGV[4] == '' then break end
     local to = math.min(from + BLOCK, count) - 1

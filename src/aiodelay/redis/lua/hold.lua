@@ -57,5 +57,6 @@ else
   local more = n and ARGV[6] ~= '' and put_back(n)
   if put_back_late() or more then changed = 1 end
 end
+if changed == 1 and ARGV[4] ~= 'return' then call('HSET', META, 'holds', call('SCARD', HOLDS)) end  -- for `present`
 finish()
 return changed

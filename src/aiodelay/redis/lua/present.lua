@@ -2,7 +2,8 @@
 --@ base
 -- ARGV[4] the `uuid` that was found at the opening
 -- Returns now, the present `uuid` or '', the number of stored messages and dead letters, and the number that the sorted
--- sets list. The two numbers differ only after somebody deleted a key.
+-- sets list; the noted and the present number of pauses; those of the sources whose positions are kept. The numbers of a
+-- pair differ only after somebody deleted a key.
 --
 -- A process that finds another namespace, or none, notes the time in `meta`, for `aiodelay check` to read.
 local MOST_PARKED = 1000
@@ -15,9 +16,11 @@ if call('SCARD', PARKED) <= MOST_PARKED then
 else
   placed = stored
 end
-local uuid = call('HGET', META, 'uuid') or ''
+local uuid, noted_holds, noted_sources = unpack(call('HMGET', META, 'uuid', 'holds', 'sources'))
+uuid = uuid or ''
 if uuid ~= ARGV[4] then
   open_gate()
   call('HSET', META, 'vanished', text(now))
 end
-return { text(now), uuid, stored, placed }
+local holds, sources = call('SCARD', HOLDS), call('HLEN', SRC)
+return { text(now), uuid, stored, placed, tonumber(noted_holds or holds), holds, tonumber(noted_sources or sources), sources }
