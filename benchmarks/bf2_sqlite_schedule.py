@@ -10,7 +10,7 @@ from aiodelay import Message, Scheduler
 from aiodelay.sqlite import SqliteStore
 
 from .harness import Benchmark, Goal, Plan, Row, Stopwatch, check, in_turn, order, per_message_us, ratios
-from .sqlite_files import count, insert, read_rows
+from .sqlite_files import count, insert, new_file, read_rows
 
 __all__ = ["BENCHMARK"]
 
@@ -31,11 +31,11 @@ def run(plan: Plan) -> list[Row]:
     times = in_turn(
         plan,
         {
-            "bare calls": lambda: insert(_new(file), calls_rows),
-            "calls": lambda: plan.run(schedule_each(_new(file), calls)),
+            "bare calls": lambda: insert(new_file(file), calls_rows),
+            "calls": lambda: plan.run(schedule_each(new_file(file), calls)),
             "loop": lambda: plan.run(loop_alone(calls)),
-            "bare many": lambda: insert(_new(file), many_rows),
-            "many": lambda: plan.run(schedule_many(_new(file), many)),
+            "bare many": lambda: insert(new_file(file), many_rows),
+            "many": lambda: plan.run(schedule_many(new_file(file), many)),
         },
     )
 
@@ -48,12 +48,6 @@ def run(plan: Plan) -> list[Row]:
         row(f"of that, asyncio alone: {calls:,} tasks that wait for a future each", "loop", "bare calls", calls, None),
         row(f"SQLite: `schedule_many` of {many:,}", "many", "bare many", many, GOAL),
     ]
-
-
-def _new(file: Path) -> Path:
-    for name in (file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
-        name.unlink(missing_ok=True)
-    return file
 
 
 async def schedule_each(file: Path, n: int) -> float:

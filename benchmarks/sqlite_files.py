@@ -12,7 +12,7 @@ from aiodelay.sqlite.connection import Database
 
 from .harness import Stopwatch, check
 
-__all__ = ["Rows", "count", "delete_in_order", "insert", "raw", "read_rows"]
+__all__ = ["Rows", "count", "delete_in_order", "insert", "new_file", "raw", "read_rows"]
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -48,6 +48,13 @@ def read_rows(path: Path) -> Rows:
             connection.execute(f"SELECT {WRITTEN} FROM messages ORDER BY n").fetchall(),
             connection.execute("SELECT lane, place_ms, n FROM queue ORDER BY n").fetchall(),
         )
+
+
+def new_file(file: Path) -> Path:
+    """Delete a database, so that the path is free for a new one."""
+    for name in (file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
+        name.unlink(missing_ok=True)
+    return file
 
 
 def count(path: Path, table: str) -> int:

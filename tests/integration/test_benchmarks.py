@@ -22,6 +22,7 @@ from benchmarks.harness import (
     check,
     check_once_each,
     in_turn,
+    least_median,
     number_of,
     order,
     quantile,
@@ -73,6 +74,11 @@ def test_ratios_compare_the_times_of_one_round() -> None:
     assert ratios([1.0, 3.0], [2.0, 2.0]) == (0.5, 1.5)
     with pytest.raises(ValueError, match="longer"):
         ratios([1.0], [2.0, 2.0])
+
+
+@pytest.mark.parametrize(("n", "least"), [(1, 1), (5, 1), (6, 1), (30, 10), (100, 40)])
+def test_the_least_median_is_an_order_statistic(n: int, least: int) -> None:
+    assert least_median(range(1, n + 1)) == least
 
 
 @pytest.mark.parametrize(("part", "value"), [(0.0, 1), (0.5, 51), (0.99, 100), (1.0, 100)])
