@@ -41,6 +41,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "ports",
             "private_files",
             "reactive",
+            "remedies",
             "retry",
             "recurrence",
             "scanning",

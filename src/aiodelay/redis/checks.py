@@ -9,12 +9,13 @@ from typing import Any
 from uuid import uuid4
 
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+from aiodelay.remedies import explained, with_remedy
 
 from .client import Client
 from .faults import Fault
 from .keys import Keys
 from .options import Options
-from .remedies import explained
+from .remedies import CAUSES
 
 __all__ = ["SCHEMA", "check_layout", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
 
@@ -59,7 +60,7 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
         reason = fault.reason
         if options.secure and "Timeout connecting" in reason and await _takes_connections(options):
             reason += " in the TLS handshake"
-        raise StoreUnavailableError(options.name, explained(reason)) from fault
+        raise StoreUnavailableError(options.name, explained(reason, CAUSES)) from fault
     return uuid
 
 
@@ -117,11 +118,9 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
             f"appendonly of {options.name}", "no, so that nothing can be fsynced", "yes, or durability=memory"
         )
     if info.get("aof_enabled") == "0":
-        log.warning(
-            "%s: appendonly is off; what was acknowledged is lost when the server ends. To mend it: "
-            "CONFIG SET appendonly yes, and in its configuration file",
-            options.name,
-        )
+        problem = "appendonly is off; what was acknowledged is lost when the server ends"
+        mend = "CONFIG SET appendonly yes, and in its configuration file"
+        log.warning("%s: %s", options.name, with_remedy(problem, mend))
 
 
 async def _setting(client: Client, options: Options, name: str) -> str | None:
