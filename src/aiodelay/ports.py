@@ -69,6 +69,7 @@ __all__ = [
     "PutsBack",
     "Recurring",
     "Registry",
+    "Restricted",
     "Scannable",
     "Sink",
     "Source",
@@ -558,6 +559,19 @@ class Guarded(Protocol):
 
         Args:
             check: Is given `<sink>:<address>`, and raises `TargetNotAllowedError`.
+        """
+        ...
+
+
+@runtime_checkable
+class Restricted(Protocol):
+    """A store whose server grants rights to each user."""
+
+    async def missing_rights(self) -> Sequence[str]:
+        """Name the rights that this process needs and lacks, each followed by its remedy.
+
+        Raises:
+            StoreUnavailableError: No answer.
         """
         ...
 

@@ -11,6 +11,7 @@ from tests.faults.scene import RedisScene, Scene
 from tests.support import kafka as kafka_support
 from tests.support.processes import Crew
 from tests.support.servers import RedisServer, redis_products, redis_programs, start
+from tests.support.tls import Certificates
 
 
 @pytest.fixture
@@ -21,12 +22,18 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.fixture(scope="session")
-def _brittle_broker() -> Iterator[kafka_support.Broker]:
+def broker_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """The authority by which brokers and clients know each other."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def _brittle_broker(broker_certificates: Certificates) -> Iterator[kafka_support.Broker]:
     """One for all tests of this process.
 
     It looks often for transactions that nobody has ended in time, and two users may do only what they were granted.
     """
-    users = kafka_support.logins("owner", "producer")
+    users = kafka_support.logins("owner", "producer", certificates=broker_certificates)
     broker = kafka_support.started(transaction_abort_timed_out_transaction_cleanup_interval_ms="500", **users)
     yield broker
     broker.stop()
@@ -34,7 +41,10 @@ def _brittle_broker() -> Iterator[kafka_support.Broker]:
 
 @pytest.fixture
 def own_broker(_brittle_broker: kafka_support.Broker) -> Iterator[kafka_support.Broker]:
-    """A broker that may be frozen and killed, and where the users `owner` and `producer` need rights."""
+    """A broker that may be frozen and killed, and where the users `owner` and `producer` need rights.
+
+    Clients that show a certificate of `broker_certificates` at its TLS port need rights as well.
+    """
     yield _brittle_broker
     _brittle_broker.recover()
 

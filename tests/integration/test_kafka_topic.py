@@ -70,36 +70,38 @@ def test_what_topics_are_created_with_has_no_problem() -> None:
 @pytest.mark.parametrize(("name", "value"), rows(FATAL))
 def test_what_may_lose_messages_is_refused_with_the_command_that_mends_it(name: str, value: str) -> None:
     with pytest.raises(StoreMismatchError) as caught:
-        check(changed(**{name: value}), "host:9092")
+        check(changed(**{name: value}), cluster("host:9092"))
     assert f"{name} is {value}, should be" in str(caught.value)
     assert f"--entity-name schedules --alter --add-config {name}={SETTINGS[name]}" in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "value"), rows(UNWISE))
 def test_what_is_unwise_is_logged_once(name: str, value: str, caplog: pytest.LogCaptureFixture) -> None:
-    check(changed(**{name: value}), "host:9092")
+    check(changed(**{name: value}), cluster("host:9092"))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert f"{name} is {value}, should be" in record.message
 
 
 def test_too_few_replicas_are_unwise(caplog: pytest.LogCaptureFixture) -> None:
-    check(GOOD._replace(replicas=1), "host:9092")
+    check(GOOD._replace(replicas=1), cluster("host:9092"))
     assert "replication factor is 1, should be 3" in caplog.text
 
 
 def test_all_problems_are_named_at_once() -> None:
     topic = changed(cleanup_policy="delete", min_compaction_lag_ms="0", segment_ms="9999999999")
     with pytest.raises(StoreMismatchError) as caught:
-        check(topic, "host:9092")
+        check(topic, cluster("host:9092"))
     for name in ("cleanup.policy", "min.compaction.lag.ms", "segment.ms"):
         assert f"{name} is" in str(caught.value)
         assert f"{name}={SETTINGS[name]}" in str(caught.value)
 
 
 def test_settings_that_may_not_be_read_are_said_to_be_unchecked(caplog: pytest.LogCaptureFixture) -> None:
-    check(GOOD._replace(settings={}), "host:9092")
+    check(GOOD._replace(settings={}), cluster("host:9092"))
     assert "may not be read (DescribeConfigs)" in caplog.text
+    grant = "--allow-principal User:ANONYMOUS --operation DescribeConfigs --topic schedules"
+    assert f"To mend it: kafka-acls.sh --bootstrap-server host:9092 --add {grant}" in caplog.text
 
 
 # --- on a broker ------------------------------------------------------------------------------------------

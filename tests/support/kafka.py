@@ -31,6 +31,8 @@ from aiokafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlre
 from aiodelay.kafka.records import partition_of
 from aiodelay.testing.servers import free_port
 
+from .tls import Certificates
+
 __all__ = [
     "Broker",
     "Given",
@@ -105,15 +107,15 @@ class Broker:
     """A node of our own, broker and controller in one, on free ports, in a folder of its own.
 
     Args:
-        settings: Further settings of the broker, in the place of the usual ones; `{port}`, `{controller}` and `{login}`
-            stand for its ports, of which the last is one that `logins` listens at.
+        settings: Further settings of the broker, in the place of the usual ones; `{port}`, `{controller}`, `{login}`
+            and `{tls}` stand for its ports. The broker listens at the last two only with the settings of `logins`.
     """
 
     def __init__(self, **settings: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="aiodelay-kafka-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None
-        port, controller, login = free_port(), free_port(), free_port()
-        self.bootstrap, self.login = f"127.0.0.1:{port}", f"127.0.0.1:{login}"
+        port, controller, login, tls = free_port(), free_port(), free_port(), free_port()
+        self.bootstrap, self.login, self.tls = f"127.0.0.1:{port}", f"127.0.0.1:{login}", f"127.0.0.1:{tls}"
         here = Path(self._folder.name)
         lines = SETTINGS | {
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
@@ -121,7 +123,7 @@ class Broker:
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
             "log.dirs": f"{here / 'logs'}",
         }
-        ports = {"port": port, "controller": controller, "login": login}
+        ports = {"port": port, "controller": controller, "login": login, "tls": tls}
         lines |= {name.replace("_", "."): value.format(**ports) for name, value in settings.items()}
         self._file = here / "server.properties"
         _write(self._file, lines)
@@ -273,23 +275,42 @@ def started(**settings: str) -> Broker:
     return broker
 
 
-def logins(*users: str) -> dict[str, str]:
+def logins(*users: str, certificates: Certificates | None = None) -> dict[str, str]:
     """Return settings by which users log in, each with their name as password, and may do only what they were granted.
 
-    Who does not log in may do anything.
+    Who comes to the plain port without a login may do anything.
+
+    Args:
+        users: Their names.
+        certificates: With them, the broker also listens for TLS: there clients show a certificate, and do not log in.
     """
     listeners = "PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login}"
+    protocols = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT"
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     known = " ".join(f'user_{user}="{user}"' for user in users)
-    return {
+    tls: dict[str, str] = {}
+    if certificates is not None:
+        listeners, protocols, tls = f"{listeners},TLS://127.0.0.1:{{tls}}", f"{protocols},TLS:SSL", _tls(certificates)
+    return tls | {
         "listeners": f"{listeners},CONTROLLER://127.0.0.1:{{controller}}",
         "advertised_listeners": listeners,
-        "listener_security_protocol_map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT",
+        "listener_security_protocol_map": protocols,
         "listener_name_login_sasl_enabled_mechanisms": "PLAIN",
         "listener_name_login_plain_sasl_jaas_config": f"{module} required {known};",
         "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super_users": "User:ANONYMOUS",
     }
+
+
+def _tls(certificates: Certificates) -> dict[str, str]:
+    settings = {
+        "client.auth": "required",
+        "keystore.type": "PEM",
+        "keystore.location": f"{certificates.keystore('127.0.0.1')}",
+        "truststore.type": "PEM",
+        "truststore.location": f"{certificates.ca}",
+    }
+    return {f"listener.name.tls.ssl.{name}": value for name, value in settings.items()}
 
 
 def _has_docker() -> bool:

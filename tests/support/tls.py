@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import trustme
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from aiodelay.errors import AiodelayError
 from aiodelay.testing.servers import RedisServer, free_port
@@ -39,6 +40,14 @@ class Certificates:
         chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(str(key))
         return chain, key
+
+    def keystore(self, name: str) -> Path:
+        """Issue a certificate for a host; return one file of key and chain, as Kafka's brokers read them."""
+        issued, path = self._ca.issue_cert(name), self._folder / f"{name}.keystore.pem"
+        key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+        blobs = [key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())]
+        path.write_bytes(b"".join([*blobs, *(blob.bytes() for blob in issued.cert_chain_pems)]))
+        return path
 
 
 @asynccontextmanager

@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from aiodelay import AiodelayError, ConfigurationError, Scheduler, UnsupportedByStoreError
 from aiodelay.errors import cut, masked_url
 from aiodelay.model import Lane, LaneCounts
-from aiodelay.ports import Bounded, Identified, Store
+from aiodelay.ports import Bounded, Identified, Restricted, Store
 from aiodelay.queries import oldest_overdue_ms
+from aiodelay.remedies import MEND
 from aiodelay.timeunits import format_duration
 
 from .errors import FAILED, UNAVAILABLE, exit_code_of
@@ -29,7 +30,6 @@ EXAMINED = 1_000
 LATE_MS = 60_000
 NEARLY_FULL = 0.8
 MOST_TEXT = 2_000
-MEND = "To mend it: "
 
 
 class Finding(NamedTuple):
@@ -69,8 +69,9 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
     with _warnings() as warned:
         try:
             async with place.opened(store=store) as scheduler:
-                findings.append(Finding("ok", name, "it answers, and messages can be stored there"))
-                findings += [each async for each in _looked_into(scheduler, program)]
+                missing = await _missing_rights(scheduler)
+                findings += missing or [Finding("ok", name, "it answers, and messages can be stored there")]
+                findings += [] if missing else [each async for each in _looked_into(scheduler, program)]
         except AiodelayError as error:
             findings.append(_of_error(name, error))
             code = exit_code_of(error)
@@ -84,13 +85,24 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
 def _of_error(name: str, error: AiodelayError) -> Finding:
     if isinstance(error, ConfigurationError):
         return Finding("problem", error.setting, f"it is {error.value}", error.allowed)
-    text, _, mend = str(error).partition(MEND)
-    return Finding("problem", name, text.rstrip(" ."), mend or "is it running, and is this its URL?")
+    return _of_text("problem", name, str(error), "is it running, and is this its URL?")
 
 
 def _of_warning(name: str, text: str) -> Finding:
+    return _of_text("warning", name, text.removeprefix(f"{name}: "))
+
+
+def _of_text(level: Level, name: str, text: str, otherwise: str = "") -> Finding:
+    """Split a text into a finding and its remedy.
+
+    Args:
+        level: The finding's.
+        name: The store's.
+        text: The finding, which may end with its remedy.
+        otherwise: The remedy if the text has none.
+    """
     text, _, mend = text.partition(MEND)
-    return Finding("warning", name, text.removeprefix(f"{name}: ").rstrip(" ."), mend)
+    return Finding(level, name, text.rstrip(" ."), mend or otherwise)
 
 
 @contextmanager
@@ -123,6 +135,12 @@ def _print(findings: list[Finding], place: Place) -> None:
 
 
 # --- what is in it ----------------------------------------------------------------------------------------
+
+
+async def _missing_rights(scheduler: Scheduler) -> list[Finding]:
+    store = scheduler._open_store()
+    rights = await store.missing_rights() if isinstance(store, Restricted) else ()
+    return [_of_text("problem", store.name, each) for each in rights]
 
 
 async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> AsyncIterator[Finding]:

@@ -38,6 +38,7 @@ __all__ = [
     "BATCH_BYTES",
     "INVALID_RECORD",
     "UNAVAILABLE",
+    "MayNotCreateError",
     "Outgoing",
     "Producer",
     "Written",
@@ -68,6 +69,10 @@ class _InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafk
     errno = 87
     message = "INVALID_RECORD"
     description = "the topic refuses such a record (one without key, where it is compacted)"
+
+
+class MayNotCreateError(TopicAuthorizationFailedError):  # type: ignore[misc]  # aiokafka has no types
+    """This user may not create a topic; the argument names it."""
 
 
 INVALID_RECORD: type[Exception] = _InvalidRecordError
@@ -184,6 +189,7 @@ _quiet_until: dict[str, float] = {}
 """Until when a missing right is not logged again."""
 _RIGHTS: dict[type[BaseException], tuple[str, str]] = {
     GroupAuthorizationFailedError: ("Read", "Group"),
+    MayNotCreateError: ("Create", "Topic"),
     TransactionalIdAuthorizationFailed: ("Write", "TransactionalId"),
 }
 """Which operation on which resource an error is about; of a topic, who asks knows the operation."""

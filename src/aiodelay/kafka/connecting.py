@@ -1,11 +1,12 @@
 """The first connection of aiokafka's clients, but for three faults.
 
-A start that is cancelled leaves it open (K20), one host that is silent takes all the time there is (K25), and the error
-does not say why no host could be used (K29).
+A start that is cancelled or refused leaves it open (K20), one host that is silent takes all the time there is (K25),
+and the error does not say why no host could be used (K29).
 """
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from aiokafka import client
-from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.conn import AIOKafkaConnection, collect_hosts, create_conn
 from aiokafka.errors import (
     IllegalSaslStateError,
     KafkaConnectionError,
@@ -24,6 +25,9 @@ from aiokafka.errors import (
 from msgspec import Struct
 
 __all__ = ["install"]
+
+CLOSE_S = 1.0
+"""Longest wait for a broker to take leave of a connection over TLS."""
 
 _bootstrap = client.AIOKafkaClient.bootstrap
 
@@ -71,10 +75,12 @@ async def _create_conn(*where: Any, on_close: Any = None, **options: Any) -> Any
     start = _start.get()
     options["request_timeout_ms"] //= start.hosts
     host, security = f"{where[0]}:{where[1]}", options["security_protocol"]
+    connection = AIOKafkaConnection(*where, **options)
     try:
-        connection = await create_conn(*where, **options)
+        await connection.connect()
     except (OSError, KafkaError, TimeoutError) as error:
         start.refusals.append(f"{host}: {_refusal(error, security)}")
+        await _until_closed(connection)
         raise
     connection.send = partial(_send_first, connection, start, host, security)
     return connection
@@ -85,23 +91,56 @@ async def _send_first(connection: Any, start: _Start, host: str, security: str, 
     answer: Awaitable[Any] = connection.send(request)
     try:
         return await answer
-    except BaseException as error:
-        if isinstance(error, Exception):
-            start.refusals.append(f"{host}: {_refusal(error, security)}")
+    except Exception as error:
+        start.refusals.append(f"{host}: {_refusal(error, security, has_answered=True)}")
+        connection.close()
+        await _until_closed(connection)
+        raise
+    except BaseException:
         connection.close()
         raise
 
 
-def _refusal(error: Exception, security: str) -> str:
-    """Say why a host cannot be used, and which option of the URL may be wrong."""
-    if isinstance(error, SaslAuthenticationFailed):
-        return f"user or password is refused: {error.args[0] if error.args else error}"
-    if isinstance(error, UnsupportedSaslMechanismError | IllegalSaslStateError):
-        return f"the login is refused, sasl= or security= may be wrong: {error}"
+async def _until_closed(connection: Any) -> None:  # noqa: ANN401 - aiokafka's
+    """Wait until a connection is closed, if there ever was one: over TLS, the broker takes leave as well."""
+    if connection._protocol is not None:
+        await asyncio.wait([connection._closed_fut], timeout=CLOSE_S)
+
+
+def _refusal(error: Exception, security: str, *, has_answered: bool = False) -> str:
+    """Say why a host cannot be used, and which option of the URL may be wrong; `remedies` looks for these words.
+
+    Args:
+        error: The error of the connection.
+        security: The option that the connection was made with.
+        has_answered: The broker has told its versions, which it tells before a login.
+    """
+    if isinstance(error, SaslAuthenticationFailed | UnsupportedSaslMechanismError | IllegalSaslStateError):
+        return _login_refusal(error, security)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the broker's certificate is refused, ca_certs= may be missing: {error.verify_message}"
     if isinstance(error, ssl.SSLError | ConnectionResetError) and security.endswith("SSL"):
-        return f"TLS fails, the port may be one without TLS, security={security} wrong: {error}"
+        why = str(error) or type(error).__name__
+        return f"TLS fails, the port may be one without TLS, security={security} wrong: {why}"
     if isinstance(error, KafkaConnectionError):
-        return f"the broker ends the connection, security={security} may be wrong: {error}"
+        return _ending(security, has_answered=has_answered)
     return "no answer in time" if isinstance(error, TimeoutError) else str(error)
+
+
+def _login_refusal(error: KafkaError, security: str) -> str:
+    if isinstance(error, SaslAuthenticationFailed):
+        return f"user or password is refused: {error.args[0] if error.args else error}"
+    if isinstance(error, UnsupportedSaslMechanismError):
+        return f"the login is refused, sasl= may be wrong: {error}"
+    return f"the broker takes no login at this port, security={security} may be wrong"
+
+
+def _ending(security: str, *, has_answered: bool) -> str:
+    """Say why a broker may have ended the connection."""
+    if has_answered and not security.startswith("SASL"):
+        return f"the broker answers, then ends the connection: it may want a login, security={security} may be wrong"
+    if has_answered:
+        return "the broker answers, then ends the connection"
+    if security.endswith("SSL"):
+        return "the broker ends the connection after the TLS handshake, client_cert= may be missing"
+    return f"the broker ends the connection, the port may be one for TLS, security={security} may be wrong"

@@ -15,6 +15,7 @@ from aiodelay.transitions import base_id
 from . import records
 from .client import consumer_of, reason_of, stop
 from .options import Cluster
+from .remedies import remedied
 
 __all__ = ["read_history"]
 
@@ -33,7 +34,7 @@ async def read_history(
             await consumer.start()
             return await _entries(consumer, message_id, after, limit)
     except (KafkaError, TimeoutError, OSError) as error:
-        raise StoreUnavailableError(cluster.name, reason_of(error, "Read")) from error
+        raise StoreUnavailableError(cluster.name, remedied(reason_of(error, "Read"), cluster)) from error
     finally:
         await stop(consumer)
 

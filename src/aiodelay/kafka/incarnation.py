@@ -1,8 +1,9 @@
-"""Which topic it is that bears a name now: by the id that Kafka gives each topic when it is created."""
+"""What aiokafka does not ask of a topic: the id that Kafka gave it when it was created, and what this user may do."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from io import BytesIO
 from typing import Any
 from uuid import UUID
@@ -21,7 +22,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = ["NO_TOPIC_IDS", "topic_id"]
+__all__ = ["NO_TOPIC_IDS", "rights_on", "topic_id"]
 
 
 class _NoTopicIdsError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
@@ -113,7 +114,11 @@ class _Metadata(Request[_Question]):  # type: ignore[misc]
 
     def build(self, request_struct_class: type[_Question]) -> _Question:
         """Return the request as it is sent."""
-        return request_struct_class([(bytes(16), self._topic, {})], False, False, False, {})  # noqa: FBT003
+        return request_struct_class([(bytes(16), self._topic, {})], False, False, True, {})  # noqa: FBT003
+
+
+_OPERATIONS = {"Read": 3, "Write": 4}
+"""Kafka's numbers of operations: the bits of an answer."""
 
 
 async def topic_id(client: Any, place: TopicPartition, *, timeout_s: float) -> str:  # noqa: ANN401 - aiokafka's
@@ -132,14 +137,36 @@ async def topic_id(client: Any, place: TopicPartition, *, timeout_s: float) -> s
     """
     leader = client.cluster.leader_for_partition(place)
     node = leader if leader is not None and leader >= 0 else client.get_random_node()
+    async with asyncio.timeout(timeout_s):
+        topic = await _topic(client, node, place.topic)
+    if not any(topic[2]):
+        raise UnknownTopicOrPartitionError(place.topic)
+    return str(UUID(bytes=topic[2]))
+
+
+async def rights_on(client: Any, topic: str) -> Collection[str]:  # noqa: ANN401 - aiokafka's
+    """Return which of the operations Read and Write this user may carry out on a topic.
+
+    Args:
+        client: aiokafka's.
+        topic: Its name.
+
+    Raises:
+        UnknownTopicOrPartitionError: There is no such topic.
+        NO_TOPIC_IDS: The broker is older than Kafka 2.8.
+        KafkaError: No answer, or the user may not see the topic.
+    """
+    bits = (await _topic(client, client.get_random_node(), topic))[5]
+    return {operation for operation, bit in _OPERATIONS.items() if bits >> bit & 1}
+
+
+async def _topic(client: Any, node: int, name: str) -> tuple[Any, ...]:  # noqa: ANN401 - aiokafka's
+    """Return what a broker says of a topic: the fields of the answer's schema."""
     try:
-        async with asyncio.timeout(timeout_s):
-            answer = await client.send(node, _Metadata(place.topic))
+        answer = await client.send(node, _Metadata(name))
     except NotImplementedError as error:
         raise _NoTopicIdsError("the broker gives topics no ids: it is older than Kafka 2.8") from error
-    ((code, _, found, *_),) = answer.topics
-    if code:
-        raise for_code(code)(place.topic)
-    if not any(found):
-        raise UnknownTopicOrPartitionError(place.topic)
-    return str(UUID(bytes=found))
+    (found,) = answer.topics
+    if found[0]:
+        raise for_code(found[0])(name)
+    return tuple(found)

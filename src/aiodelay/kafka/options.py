@@ -35,6 +35,11 @@ class Cluster(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Cluster({self.name!r})"
 
+    @property
+    def bootstrap(self) -> str:
+        """The hosts of the URL, as commands take them."""
+        return ",".join(self.client["bootstrap_servers"])
+
     def is_same(self, other: Cluster) -> bool:
         """Say whether another one is surely the same, with the same login: they have a broker in common."""
         login = [

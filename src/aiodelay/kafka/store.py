@@ -63,10 +63,11 @@ from .pace import Pace
 from .partition import Partition, Place, moved_keys
 from .positions import IntakeSession, PassedError, Positions
 from .reader import Reader
+from .remedies import is_missing_right, remedied
 from .scanning import Part, Scanner
 from .sink import NAMES, check_topic
 from .targets import Targets
-from .topic import LEAST_LAG_MS, prepare
+from .topic import LEAST_LAG_MS, missing_rights, prepare
 from .topic_watch import TopicWatch
 from .trail import KafkaTrail, open_trail
 from .transactions import AbortedError, FencedError, InDoubtError
@@ -428,8 +429,26 @@ class KafkaStore(Transfers):
         if ready == total and is_assigned and not self._watch.doubts:
             return WorkStatus("ready", ready, total, self.fullness())
         whys = [*self._watch.doubts.values()] if ready == total else []
-        whys += [each.why for each in partitions] + [each.why for each in self._groups.values()] + [self._reader.why]
-        return WorkStatus("loading", ready, total, next(filter(None, whys), ""))
+        return WorkStatus("loading", ready, total, next(iter([*whys, *self._whys()]), ""))
+
+    def _whys(self) -> list[str]:
+        """Return why partitions are not served, as far as they say."""
+        whys = [each.why for each in self.partitions.values()] + [each.why for each in self._groups.values()]
+        return [why for why in (*whys, self._reader.why) if why]
+
+    async def missing_rights(self) -> Sequence[str]:
+        """Name the rights that this process lacks, each with the command that grants it.
+
+        A process that only schedules needs Write on the topic that it schedules into. An owner of partitions also needs
+        to read, to join the group and to begin transactions; it has tried these when this is called.
+        """
+        self.checked()
+        if self._running:
+            found = await missing_rights(self.cluster, self.schedules, ("Read", "Write"))
+            found += [why for why in self._whys() if is_missing_right(why)]
+        else:
+            found = await missing_rights(self.cluster, self.schedules[:1], ("Write",))
+        return [remedied(each, self.cluster) for each in dict.fromkeys(found)]
 
     def _problem(self) -> StoreMismatchError | None:
         """Return what ends the delivery of a topic, or of a partition, until the process starts again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -13,14 +13,18 @@ from aiokafka.errors import (
     InvalidReplicationFactorError,
     KafkaError,
     NodeNotReadyError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
     for_code,
 )
 
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+from aiodelay.remedies import with_remedy
 
-from .client import reason_of, tame
+from .client import MayNotCreateError, missing_right, reason_of, tame
+from .incarnation import NO_TOPIC_IDS, rights_on
 from .options import Cluster
+from .remedies import grant, remedied
 
 __all__ = [
     "LEAST_LAG_MS",
@@ -30,6 +34,7 @@ __all__ = [
     "check",
     "history_partitions",
     "mending",
+    "missing_rights",
     "prepare",
     "prepare_dead",
     "prepare_intake",
@@ -170,7 +175,7 @@ def mending(topic: str, bootstrap: str, found: Sequence[Problem]) -> str:
     return f"kafka-configs.sh {where} --alter --add-config {settings}"
 
 
-def check(topic: Topic, bootstrap: str) -> None:
+def check(topic: Topic, cluster: Cluster) -> None:
     """Refuse a topic that may lose messages; log, once, what is merely unwise.
 
     Raises:
@@ -178,14 +183,18 @@ def check(topic: Topic, bootstrap: str) -> None:
     """
     found = problems(topic)
     if not topic.settings:
-        log.warning("topic %s: its settings may not be read (DescribeConfigs), so they were not checked", topic.name)
+        problem = "its settings may not be read (DescribeConfigs), so they were not checked"
+        log.warning(
+            "topic %s: %s", topic.name, with_remedy(problem, grant(cluster, "DescribeConfigs", "Topic", topic.name))
+        )
     if any(problem.is_fatal for problem in found):
         texts = "; ".join(problem.text for problem in sorted(found, key=lambda problem: not problem.is_fatal))
-        command = mending(topic.name, bootstrap, found)
+        command = mending(topic.name, cluster.bootstrap, found)
         raise StoreMismatchError(f"topic {topic.name}", f"not safe for schedules: {texts}", f"after: {command}")
     if found:
-        texts, command = "; ".join(problem.text for problem in found), mending(topic.name, bootstrap, found)
-        log.warning("topic %s: %s%s", topic.name, texts, f". To mend it: {command}" if command else "")
+        texts = "; ".join(problem.text for problem in found)
+        command = mending(topic.name, cluster.bootstrap, found)
+        log.warning("topic %s: %s", topic.name, with_remedy(texts, command) if command else texts)
 
 
 async def prepare(
@@ -207,12 +216,12 @@ async def prepare(
         kept = [await _described(admin, history, cluster, HISTORY_SETTINGS, is_created=create)] if history else []
         return topics, kept
 
-    topics, kept = await _asked(cluster, look)
+    topics, kept = await _asked(cluster, look, "Write")
     for topic in topics:
-        check(topic, _bootstrap(cluster))
+        check(topic, cluster)
     for topic in kept:
         if "compact" in topic.settings.get("cleanup.policy", ""):
-            command = mending(topic.name, _bootstrap(cluster), [_COMPACTED])
+            command = mending(topic.name, cluster.bootstrap, [_COMPACTED])
             raise StoreMismatchError(
                 f"topic {history}", f"not fit for a history: {_COMPACTED.text}", f"after: {command}"
             )
@@ -230,7 +239,7 @@ async def history_partitions(cluster: Cluster, name: str) -> int:
     async def look(admin: Any) -> Topic:  # noqa: ANN401 - aiokafka's
         return await _described(admin, name, cluster, HISTORY_SETTINGS, is_created=False)
 
-    return (await _asked(cluster, look)).partitions
+    return (await _asked(cluster, look, "Read")).partitions
 
 
 async def schedules_partitions(cluster: Cluster, names: Sequence[str]) -> dict[str, int]:
@@ -244,7 +253,31 @@ async def schedules_partitions(cluster: Cluster, names: Sequence[str]) -> dict[s
     async def look(admin: Any) -> list[Topic]:  # noqa: ANN401 - aiokafka's
         return [await _described(admin, name, cluster, SETTINGS, is_created=False) for name in names]
 
-    return {topic.name: topic.partitions for topic in await _asked(cluster, look)}
+    return {topic.name: topic.partitions for topic in await _asked(cluster, look, "Read")}
+
+
+async def missing_rights(cluster: Cluster, names: Sequence[str], operations: Sequence[str]) -> list[str]:
+    """Return which of these operations this user may not carry out on topics, in the words of `missing_right`.
+
+    Raises:
+        StoreUnavailableError: The cluster does not answer.
+    """
+
+    async def look(admin: Any) -> dict[str, Collection[str]]:  # noqa: ANN401 - aiokafka's
+        return {name: await _rights(admin, name) for name in names}
+
+    held = await _asked(cluster, look)
+    lacking = {operation: [name for name in names if operation not in held[name]] for operation in operations}
+    return [missing_right(operation, "Topic", topics) for operation, topics in lacking.items() if topics]
+
+
+async def _rights(admin: Any, name: str) -> Collection[str]:  # noqa: ANN401 - aiokafka's
+    try:
+        return await rights_on(admin._client, name)
+    except TopicAuthorizationFailedError:
+        return ()
+    except NO_TOPIC_IDS:
+        return ("Read", "Write")  # such an old broker does not tell
 
 
 async def prepare_intake(
@@ -293,11 +326,16 @@ async def prepare_dead(cluster: Cluster, name: str, *, partitions: int) -> None:
     await _asked(cluster, look)
 
 
-async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]]) -> _Found:
+async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]], operation: str = "Describe") -> _Found:
     """Return what is found by an administrator's client; while the cluster is not of one mind, look again.
 
     A controller counts a broker that has just started, or was silent for a while, only after its next heartbeat; of
     a topic that one broker knows another may not have heard yet.
+
+    Args:
+        cluster: Where.
+        look: What to find.
+        operation: The right that is missing where a topic may not be seen; Read and Write include Describe.
     """
     tame()
     try:
@@ -312,7 +350,8 @@ async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]]) -> 
                 finally:
                     await admin.close()
     except (KafkaError, TimeoutError, OSError) as error:
-        raise StoreUnavailableError(cluster.name, reason_of(error, "Describe")) from error
+        reason = remedied(reason_of(error, operation), cluster, whole=str(error))
+        raise StoreUnavailableError(cluster.name, reason) from error
 
 
 async def _found(admin: Any, look: Callable[[Any], Awaitable[_Found]]) -> _Found:  # noqa: ANN401 - aiokafka's
@@ -354,6 +393,8 @@ async def _create(
     except AttributeError as error:  # aiokafka's: the broker that it asked first named no controller
         raise NodeNotReadyError("the cluster names no controller") from error
     for name, code, *_ in answer.topic_errors:
+        if code == _FORBIDDEN:
+            raise MayNotCreateError(name)
         if code not in (0, _EXISTS):
             raise for_code(code)(name)
 
@@ -369,7 +410,7 @@ async def _described(
     (found,) = await admin.describe_topics([name])
     if found["error_code"] == _MISSING and not is_created:
         settings = " ".join(f"--config {key}={value}" for key, value in wanted.items())
-        command = f"kafka-topics.sh --bootstrap-server {_bootstrap(cluster)} --create --topic {name} --partitions 6"
+        command = f"kafka-topics.sh --bootstrap-server {cluster.bootstrap} --create --topic {name} --partitions 6"
         allowed = f"an existing topic, ?create_topic=true, or: {command} --replication-factor 3 {settings}"
         raise StoreMismatchError(f"topic {name}", "missing", allowed)
     if found["error_code"]:
@@ -387,7 +428,3 @@ async def _settings(admin: Any, name: str) -> Mapping[str, str]:  # noqa: ANN401
     if code:
         raise for_code(code)(name)
     return {entry[0]: entry[1] for entry in entries}
-
-
-def _bootstrap(cluster: Cluster) -> str:
-    return ",".join(cluster.client["bootstrap_servers"])
