@@ -29,7 +29,7 @@ from tests.support.disks import IN_MEMORY
 NOW = VirtualClock().now_ms()
 HORIZON_MS, FAR_MS = 10_000, 100_000
 KEYS = ("a", "b", occurrence_id("a", NOW))
-RULE: dict[str, str | int] = {"every_ms": 60_000}
+RULE: dict[str, str | int] = {"e": 60_000}
 
 
 class Step(NamedTuple):
@@ -93,7 +93,7 @@ class World:
                     record, read_to=self.read_to, place_ms=step.due_ms + 7, memory=memory if step.n else None
                 )
             case "series":
-                envelope = msgspec.structs.replace(record.envelope, rule={"kind": "every", **RULE})
+                envelope = msgspec.structs.replace(record.envelope, rule=RULE)
                 return records.encode_record(msgspec.structs.replace(record, envelope=envelope))
             case "bad":
                 return Wire(key, b"", [("scheduler-epoch", b"soon")])
@@ -171,7 +171,7 @@ def state_of(index: Index, world: World) -> dict[str, Any]:
         "repeated": index._repeated.keys(),
         "asked": {key: (asked.offset, asked.what) for key, asked in index._asked.items()},
         "dead": {letter.key: letter for letter in index._dead},
-        "holds": asyncio.run(_holds(index)),
+        "holds and series": asyncio.run(_holds_and_series(index, world)),
         "mark": (index.mark, index._ended_at),
         "partitions": index.partitions,
         "answers": {op: value for op, *value in index._answers.items(NOW) if isinstance(value[0], Stored)},
@@ -183,12 +183,19 @@ def state_of(index: Index, world: World) -> dict[str, Any]:
     }
 
 
-async def _holds(index: Index) -> Sequence[tuple[str, str | None]]:
-    return await index.holds()
+async def _holds_and_series(index: Index, world: World) -> tuple[Sequence[tuple[str, str | None]], list[str]]:
+    """Return the holds and the recurring messages: all entries with a rule, of which none is far."""
+    found = [each.record.id for each in await index.series()]
+    assert found == sorted(each for each, entry in index._entries.items() if entry.record.envelope.rule is not None)
+    rows = [row for each in KEYS if (row := index.far.find(records.key_of(each))) is not None]
+    assert not [row for row in rows if records.HEADER["rule"] in dict(world.log[row.offset].headers)]
+    return await index.holds(), found
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=14), st.lists(STEPS, max_size=8))
+@example([Step("series", "a", NOW + FAR_MS, 0), Step("put off", "a", NOW, 0)], [Step("put", "a", NOW + FAR_MS, 0)])
+@example([Step("put", "a", NOW + FAR_MS, 0)], [Step("series", "a", NOW, 0), Step("bad", "a", NOW, 0)])
 @example([Step("put", "a", NOW, 1), Step("end", "a", NOW, 0), Step("again", "a", NOW, 0)], [])
 @example(
     [Step("cancel", "b", NOW, 0), Step("put", "b", NOW, 0)], [Step("cancel", "a", NOW, 0), Step("end", "b", NOW, 0)]
@@ -223,7 +230,7 @@ def stands(index: Index, world: World) -> dict[str, Any]:
         index.come_near(read)
     found = state_of(index, world)
     entries = {key: (record.envelope, place_ms) for key, (record, place_ms) in found["entries"].items()}
-    names = ("bad", "repeated", "asked", "dead", "holds", "mark", "partitions", "hidden", "standings")
+    names = ("bad", "repeated", "asked", "dead", "holds and series", "mark", "partitions", "hidden", "standings")
     return {"entries": entries} | {name: found[name] for name in names}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count, product
 
@@ -12,10 +13,27 @@ from hypothesis import strategies as st
 from aiodelay.kafka import records
 from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.index import Change, Index, Read
+from aiodelay.kafka.mark import Mark
 from aiodelay.kafka.pace import OVERDUE_MS, Pace
-from aiodelay.kafka.records import KEEP, Memory, encode_cancel, encode_end, encode_keep, encode_record
+from aiodelay.kafka.records import KEEP, Memory, encode_cancel, encode_end, encode_keep, encode_mark, encode_record
 from aiodelay.memory.tables import Worker
-from aiodelay.model import At, Cancel, Command, Demand, Envelope, Fire, LateAction, Put, Record, Reschedule, Stored
+from aiodelay.model import (
+    Again,
+    At,
+    Cancel,
+    Command,
+    Demand,
+    Done,
+    Envelope,
+    Fire,
+    LateAction,
+    Put,
+    Query,
+    Record,
+    Reschedule,
+    Snapshot,
+    Stored,
+)
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import NO_OP
 
@@ -213,6 +231,98 @@ def test_ends_are_taken_in_unread_only_where_reading_has_come_to() -> None:
     index.read(put(1, b"new"))
     index.read_own([ending])
     assert (index.read_to, ending.counted) == (2, False), "the new one stands, and the end hides it from the cleaner"
+
+
+# --- recurring messages -----------------------------------------------------------------------------------
+
+HOUR_MS = 3_600_000
+
+
+def recurring(message_id: str, *, due_ms: int = NOW) -> Record:
+    return Record(Envelope(message_id, "kafka", "t", rule={"e": HOUR_MS}), 0, due_ms, NO_OP)
+
+
+def series_in(index: Index) -> list[tuple[str, int]]:
+    """Return the recurring messages by id, each with its due time; a search finds the same ones."""
+
+    async def found() -> list[Snapshot]:
+        series, everything = await index.series(), await index.search(Query(limit=1000))
+        standing = [each for each in everything if each.record.envelope.rule is not None]
+        assert list(series) == sorted(standing, key=lambda each: each.record.id)
+        return list(series)
+
+    return [(each.record.id, each.record.due_ms) for each in asyncio.run(found())]
+
+
+def test_recurring_messages_are_listed_while_they_stand_through_changes_that_are_written_and_that_are_not() -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    for offset, each in enumerate("abcd"):
+        index.read(Read(offset, NOW, *encode_record(recurring(each))))
+    index.read(put(4, b"once", of="once"))
+    whole = [(each, NOW) for each in "abcd"]
+    assert series_in(index) == whole
+
+    cancelling = index.command(Cancel(OP, "a"))[1]
+    assert cancelling is not None
+    assert series_in(index) == whole, "nothing is written yet"
+    assert index.give_back() == [cancelling]
+    assert series_in(index) == whole
+    index.changes.clear()
+
+    cancelling = index.command(Cancel(OP, "a"))[1]
+    assert cancelling is not None
+    read_back(index, cancelling)
+    assert series_in(index) == whole[1:]
+
+    worker = Worker("worker", (), 0)
+    claims = {each.record.id: each for each in index.claim({"kafka": ALL}, 1_000, 1, worker).claims}
+    assert series_in(index) == whole[1:]
+    claim = claims["b"]
+    failed = Again("b", claim.record.revision, claim.token, NOW + 60_000, 1, then_due_ms=NOW + HOUR_MS)
+    _, change = index.settle(failed)
+    assert change is not None
+    index.give_back()
+    assert series_in(index) == whole[1:]
+    index.changes.clear()
+    _, change = index.settle(failed)
+    assert change is not None
+    read_back(index, change)
+    assert series_in(index) == [("b", NOW + HOUR_MS), *whole[2:]], "its retry stands beside it, and does not recur"
+
+    index.read(put(index.read_to, b"new", of="c", due_ms=NOW + FAR_MS))
+    assert series_in(index) == [("b", NOW + HOUR_MS), whole[3]]
+    claim = claims["d"]
+    _, change = index.settle(Done("d", claim.record.revision, claim.token, then_due_ms=NOW + HOUR_MS))
+    assert change is not None
+    change.refusal = "too large"
+    index.leave(change)
+    index.written(change)
+    assert series_in(index) == [("b", NOW + HOUR_MS)], "what is left where it stands is read again by the next owner"
+
+
+def test_recurring_messages_stay_near_however_far_they_are_due() -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.read(Read(0, NOW, *encode_record(recurring("before", due_ms=NOW + FAR_MS))))
+    index.read(put(1, b"once", of="once", due_ms=NOW + FAR_MS))
+    index.look_ahead(NOW + HORIZON_MS)
+    index.put_off()
+    index.read(Read(2, NOW, *encode_record(recurring("after", due_ms=NOW + FAR_MS))))
+    assert (len(index.far), series_in(index)) == (1, [("after", NOW + FAR_MS), ("before", NOW + FAR_MS)])
+    index.read(Read(3, NOW, *encode_record(recurring("once", due_ms=NOW + FAR_MS))))
+    index.read(put(4, b"far", of="before", due_ms=NOW + 2 * FAR_MS))
+    assert series_in(index) == [("after", NOW + FAR_MS), ("once", NOW + FAR_MS)]
+
+
+def test_a_recurring_message_that_had_ended_and_came_back_is_listed_until_it_is_a_dead_letter() -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index.read(Read(0, NOW, *encode_record(recurring("back"))))
+    index.read(Read(1, NOW, *encode_mark(Mark(NOW, 1))))
+    index.quarantine()
+    (change,) = index.changes
+    assert series_in(index) == [("back", NOW)]
+    read_back(index, change)
+    assert series_in(index) == []
+    assert [letter.reason for letter in index.letters()] == ["resurrected"]
 
 
 # --- what is far ------------------------------------------------------------------------------------------
