@@ -10,7 +10,7 @@ from msgspec import Struct
 from .model import JournalEntry
 from .ports import Trail
 
-__all__ = ["MINUTES", "MINUTE_MS", "Activity", "ActivityMeter", "Minute", "drain_ms"]
+__all__ = ["FIRST", "MINUTES", "MINUTE_MS", "Activity", "ActivityMeter", "Minute", "drain_ms"]
 
 MINUTE_MS = 60_000
 MINUTES = 60

@@ -14,6 +14,7 @@ from typing import TypeAlias, get_args
 
 from msgspec import Struct
 
+from .activity import FIRST
 from .errors import InputError, UnsupportedByStoreError
 from .inputs import check_letters_id
 from .model import (
@@ -372,7 +373,8 @@ class LatenessMeter:
     async def _read_on(self, trail: Trail, part: int, span: range, most: int, now_ms: int) -> None:
         following = self._next.get(part, span.start)
         first = max(following, span.stop - most)
-        has_gap = first > following
+        was_trimmed = part not in self._next and span.start > FIRST and first < span.stop
+        has_gap = first > following or was_trimmed
 
         def trimmed(_: range) -> None:
             nonlocal has_gap
@@ -388,7 +390,7 @@ class LatenessMeter:
         self._next[part] = span.stop
 
     def _note(self, entry: JournalEntry) -> None:
-        if entry.event not in ("claimed", "delivered") or entry.attempt > 1:
+        if entry.event not in ("claimed", "delivered") or entry.attempt > 0:
             return
         occurrence = entry.id, entry.revision, entry.due_ms
         # What is claimed is told of twice, what a server moves by itself once: the first tells when it began.

@@ -17,6 +17,7 @@ from starlette.routing import Mount
 
 from aiodelay import Scheduler, StoreUnavailableError
 from aiodelay.identifiers import new_op
+from aiodelay.kafka import KafkaStore
 from aiodelay.memory import MemoryStore
 from aiodelay.model import After, Again, At, Cancel, Dead, Demand, Done, Envelope, Put
 from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
@@ -27,6 +28,7 @@ from aiodelay.testing.clock import VirtualClock
 from tests.browser.conftest import Contexts, Watch
 from tests.support.api import bearer, client_of, serving_app
 from tests.support.contrast import CONTRASTS
+from tests.support.kafka import new_name
 from tests.support.scene import NOW, ORDER, SceneStore
 
 READER = Token(name="reader", hash=hash_token("of-the-reader"), scopes=("read",))
@@ -182,12 +184,17 @@ async def test_a_store_that_fails_is_told(watch: Watch, store: SceneStore, monke
         await expect(page.locator("#trouble")).to_have_text("")
 
 
-async def test_the_last_hour_is_counted_and_the_end_of_a_backlog_estimated(tmp_path: Path) -> None:
-    clock, path = VirtualClock(start=NOW), tmp_path / "delay.db"
-    async with (
-        SqliteStore(path, clock=clock, journal=10_000) as store,
-        store.work("worker", ["work"]) as work,
-    ):
+@pytest.mark.parametrize("kind", ["sqlite", "kafka"])
+async def test_the_last_hour_is_counted_and_the_end_of_a_backlog_estimated(
+    kind: str, kafka: str, tmp_path: Path
+) -> None:
+    topic, clock, path = new_name(), VirtualClock(start=NOW), tmp_path / "delay.db"
+    url = f"kafka://{kafka}/{topic}?create_topic=true&partitions=2&history={topic}-history"
+
+    def closed() -> SqliteStore | KafkaStore:
+        return KafkaStore(url, clock=clock) if kind == "kafka" else SqliteStore(path, clock=clock, journal=10_000)
+
+    async with closed() as store, store.work("worker", ["work"]) as work:
         for minute in range(10):
             names = [f"m{minute}-{n}" for n in range(20)]
             await store.apply([Put(new_op(), Envelope(each, "work", payload=b"x"), After(0)) for each in names])
@@ -198,10 +205,11 @@ async def test_the_last_hour_is_counted_and_the_end_of_a_backlog_estimated(tmp_p
             clock.move(60_000)
         await store.apply([Put(new_op(), Envelope(f"late-{n}", "work", payload=b"x"), After(0)) for n in range(90)])
     clock.move(1_000)
-    scheduler = Scheduler(SqliteStore(path, clock=clock, journal=10_000), dispatch=False)
+    scheduler = Scheduler(closed(), lanes=())
     async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
         text = re.sub(r"<[^>]*>", "", (await client.get("/")).text)
         assert "180 delivered, 10 retried, 10 given up" in text
+        assert "of the latest 80 first attempts, all of the last 5 minutes" in text
         assert "What is overdue is delivered in about 5\xa0min" in text
         assert "18.0 a minute, of which 0.0 come due meanwhile" in text
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from aiodelay import Scheduler
+from aiodelay import Context, Retry, Scheduler
 from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
 from aiodelay.model import After, Envelope, Put
@@ -18,13 +20,33 @@ from aiodelay.testing import VirtualClock
 from tests.support.api import serving_api
 from tests.support.cli import Cli
 from tests.support.journals import note
+from tests.support.kafka import new_name
 from tests.support.stores import SHARED_STORES, empty_store
 
 UNKNOWN = "not known: the newest"
 
 
-@pytest.fixture(params=SHARED_STORES, ids=str)
+def kafka_url(bootstrap: str) -> str:
+    """Return the URL of a new store with a history, both of one partition."""
+    options = f"create_topic=true&partitions=1&history={new_name('history')}"
+    return f"kafka://{bootstrap}/{new_name('schedules')}?{options}"
+
+
+async def trimmed(url: str) -> None:
+    """Write entries to a journal whose oldest ones are deleted."""
+    await note(url, 1, 4000 if "journal=" in url else 100)
+    if url.startswith("kafka:"):  # an operator deletes them; the others keep 3,000
+        bootstrap, history = url.removeprefix("kafka://").partition("/")[0], url.partition("history=")[2]
+        with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+            place = TopicPartition(history, 0, 50)
+            await asyncio.to_thread(admin.delete_records([place])[place].result, 10)
+
+
+@pytest.fixture(params=[*SHARED_STORES, "kafka"], ids=str)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "kafka":
+        yield kafka_url(request.getfixturevalue("kafka"))
+        return
     with empty_store(request.param, tmp_path, "?journal=3000") as url:
         yield url
 
@@ -69,8 +91,10 @@ def test_entries_that_were_trimmed_unread_are_a_gap(url: str) -> None:
         async with Scheduler(url, dispatch=False) as scheduler:
             meter = LatenessMeter()
             assert (await meter.measure(scheduler)).is_complete
-            await note(url, 1, 4000)
-            assert not (await meter.measure(scheduler)).is_complete
+            await trimmed(url)
+            for each in (meter, LatenessMeter()):
+                found = await each.measure(scheduler)
+                assert (found.samples, found.is_complete) == (0, False)
 
     asyncio.run(play())
 
@@ -93,11 +117,27 @@ async def test_attempts_before_the_last_five_minutes_do_not_count(clock: Virtual
             assert (seen.samples, seen.is_complete) == (0, True)
 
 
-def test_the_page_and_top_tell_nothing_delivered_from_not_known(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/delay.db?journal=6000"
+@pytest.mark.asyncio
+async def test_second_attempts_do_not_count(clock: VirtualClock) -> None:
+    async def fail_once(event: Order, context: Context) -> None:
+        if context.attempt == 1:
+            raise ValueError
+
+    async with Scheduler(MemoryStore(clock=clock, journal=1000), clock=clock) as scheduler:
+        scheduler.add_handler(fail_once, retry=Retry(attempts=2, first="1s"))
+        await scheduler.schedule(Order(), delay="1s")
+        await scheduler.run_until_idle()
+        assert [each.event for each in await scheduler.journal()][-2:] == ["claimed", "delivered"]
+        for most, samples in ((2, 0), (5_000, 1)):
+            assert (await LatenessMeter().measure(scheduler, most=most)).samples == samples
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "kafka"])
+def test_the_page_and_top_tell_nothing_delivered_from_not_known(kind: str, kafka: str, tmp_path: Path) -> None:
+    url = kafka_url(kafka) if kind == "kafka" else f"sqlite:///{tmp_path}/delay.db?journal=6000"
 
     async def page() -> str:
-        async with Scheduler(url, dispatch=False) as scheduler, serving_api(scheduler) as client:
+        async with Scheduler(url, lanes=()) as scheduler, serving_api(scheduler) as client:
             return (await client.get("/")).text
 
     async def play() -> None:
@@ -107,6 +147,6 @@ def test_the_page_and_top_tell_nothing_delivered_from_not_known(tmp_path: Path) 
 
     cli = Cli(url, tmp_path)
     asyncio.run(note(url, 1, 1))
-    assert "no first attempt in the last 5m" in cli("top").out
+    assert "no first attempt in the last 5m" in cli("top", "--own").out
     asyncio.run(play())
-    assert UNKNOWN in cli("top").out
+    assert UNKNOWN in cli("top", "--own").out

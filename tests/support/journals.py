@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 from aiodelay.clock import Clock
 from aiodelay.identifiers import new_op
 from aiodelay.model import After, Envelope, Put
@@ -14,7 +16,9 @@ LANE, ADDRESS = "work", "a"
 
 async def note(url: str, first: int, n: int, *, namespace: str = "default", clock: Clock | None = None) -> None:
     """Store messages due in an hour, `m<first>` and so on: an entry `stored` of the journal for each, in this order."""
-    async with open_store(url, namespace=namespace, clock=clock) as store:
+    async with open_store(url, namespace=namespace, clock=clock) as store, AsyncExitStack() as owning:
+        if store.traits.lookup == "owner":  # only an owner tells a history what became of messages
+            await owning.enter_async_context(store.work("notes", ()))
         for at in range(first, first + n, 500):
             chunk = range(at, min(at + 500, first + n))
             puts = [Put(new_op(), Envelope(f"m{i}", LANE, ADDRESS), After(3_600_000)) for i in chunk]
