@@ -1,7 +1,7 @@
 """How events become bytes, and how a record becomes bytes.
 
-The record's format is described in docs/formats.md; `model.FIELDS` is its one table, golden bytes per format version
-are in tests/unit/test_record_format.py. Readers skip body keys they do not know and refuse a newer format version.
+docs/formats.md describes the record's format, `record_format` declares its fields, and tests/unit/test_record_format.py
+has golden bytes per format version. Readers skip body keys they do not know and refuse a newer format version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from .errors import CodecError, RecordFormatError, kind_of
-from .model import FORMAT_VERSION, NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
+from .model import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
+from .record_format import FIELDS, FORMAT_VERSION, PREFIX, body_keys
 
 __all__ = [
     "JSON",
@@ -207,12 +208,15 @@ def codec_named(encoding: str) -> Codec:
 
 # --- records ----------------------------------------------------------------------------------------------
 
-_PREFIX = struct.Struct(">BBH6s6s6sHBB8s")  # format, flags, lane, revision, due, expires, attempt, lapses, kills, op
+_PREFIX = struct.Struct(PREFIX.format)
 _PREFIX_READ = struct.Struct(">BBQQIHBB8s")  # the same bytes, numbers of 6 bytes together with their neighbours
-_PREFIX_SIZE = _PREFIX.size
+_PREFIX_SIZE, _FLAGS_AT = PREFIX.size, PREFIX.places["flags"].at
+_VERSION_SIZE, _VERSIONED_SIZE = PREFIX.places["version"].size, PREFIX.places["version"].end
 _U48, _U16 = (1 << 48) - 1, (1 << 16) - 1
-_RECURRING, _ALONE, _NO_RETRY, _HAS_VERSION = 1, 2, 4, 32
-_LATE_SHIFT, _LATE_MASK = 3, 3
+_RECURRING, _ALONE, _NO_RETRY, _HAS_VERSION = (
+    PREFIX.flags[name].mask for name in ("rule", "alone", "no_retry", "version")
+)
+_LATE_SHIFT, _LATE_MASK = PREFIX.flags["late"].shift, PREFIX.flags["late"].mask >> PREFIX.flags["late"].shift
 _DELIVER = LateAction.DELIVER  # to look up a member of an enum takes as long as to make a record
 _MOST_ATTEMPTS = 65_535
 _body_encoder = msgspec.msgpack.Encoder()
@@ -260,7 +264,7 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         record.kills,
         record.op,
     )
-    version = b"" if envelope.version is None else envelope.version.to_bytes(8, "big")
+    version = b"" if envelope.version is None else envelope.version.to_bytes(_VERSION_SIZE, "big")
     body = encode_body(
         envelope,
         record.live,
@@ -373,7 +377,7 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         raise RecordFormatError(_problem_of_prefix(data))
     _, flags, lane_revision, due_expires, expires, attempt, lapses, kills, op = _PREFIX_READ.unpack_from(data)
     number = lane_revision >> 48
-    version_end = _PREFIX_SIZE + (8 if flags & _HAS_VERSION else 0)
+    version_end = _VERSIONED_SIZE if flags & _HAS_VERSION else _PREFIX_SIZE
     try:
         body = _read_body(data[version_end:])
         late = LateAction(flags >> _LATE_SHIFT & _LATE_MASK) if flags else _DELIVER
@@ -418,29 +422,9 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
     )
 
 
-_KEYS: Mapping[str, str] = {
-    "payload": "p",
-    "key": "k",
-    "headers": "h",
-    "trace": "c",
-    "type": "t",
-    "encoding": "e",
-    "address": "a",
-    "rule": "r",
-    "first_error": "f",
-    "last_error": "g",
-    "earlier_errors": "j",
-    "traceback": "b",
-    "put_due_ms": "d",
-}
-_NUMBERS: Mapping[str, tuple[int, int]] = {
-    "lane": (2, 2),
-    "revision": (4, 6),
-    "due_ms": (10, 6),
-    "expires_ms": (16, 6),
-    "attempt": (22, 2),
-}
-"""Where in the prefix a number begins, and its bytes."""
+_KEYS: Mapping[str, str] = body_keys(FIELDS)
+_NUMBERS = {name: place for name, place in PREFIX.places.items() if place.type in ("u16", "u48")}
+"""Numbers of the prefix that `numbers_at` reads."""
 _HAS_NO_VERSION = bytes(each for each in range(256) if not each & _HAS_VERSION)
 
 
@@ -458,9 +442,9 @@ def decode_columns(values: Sequence[bytes], at: int, wanted: Collection[str]) ->
     try:
         if set(map(itemgetter(at), values)) != {FORMAT_VERSION}:
             raise RecordFormatError("one is of another format")
-        flags = bytes(map(itemgetter(at + 1), values))
+        flags = bytes(map(itemgetter(at + _FLAGS_AT), values))
         found: dict[str, Sequence[Any]] = {
-            name: numbers_at(values, at + first, size) for name, (first, size) in _NUMBERS.items() if name in wanted
+            name: numbers_at(values, at + place.at, place.size) for name, place in _NUMBERS.items() if name in wanted
         }
         if "late" in wanted:
             found["late"] = [each >> _LATE_SHIFT & _LATE_MASK for each in flags]
@@ -493,7 +477,7 @@ def _versions(values: Sequence[bytes], at: int, flags: bytes) -> Sequence[int | 
     if not flags.translate(None, _HAS_NO_VERSION):
         return [None] * len(values)
     return [
-        int.from_bytes(value[at : at + 8], "big") if each & _HAS_VERSION else None
+        int.from_bytes(value[at : at + _VERSION_SIZE], "big") if each & _HAS_VERSION else None
         for value, each in zip(values, flags, strict=True)
     ]
 
@@ -502,10 +486,10 @@ def _body_columns(values: Sequence[bytes], at: int, flags: bytes, names: tuple[s
     read = _reader_of(names)
     versioned = len(flags.translate(None, _HAS_NO_VERSION))
     if versioned in (0, len(flags)):
-        end = at + 8 * (versioned > 0)
+        end = at + _VERSION_SIZE * (versioned > 0)
         bodies = [read(value[end:]) for value in values]
     else:
-        ends = (at + (each & _HAS_VERSION) // 4 for each in flags)
+        ends = (at + _VERSION_SIZE if each & _HAS_VERSION else at for each in flags)
         bodies = [read(value[end:]) for value, end in zip(values, ends, strict=True)]
     found: dict[str, Sequence[Any]] = {name: list(map(attrgetter(_KEYS[name]), bodies)) for name in names}
     if "trace" in found:

@@ -1,4 +1,4 @@
-"""The values that pass between scheduler, dispatcher, stores and sinks, and the one table of a record's fields.
+"""The values that pass between scheduler, dispatcher, stores and sinks; `record_format` declares a record's fields.
 
 Times are epoch milliseconds on the store's clock unless a name says otherwise. Values on the hot path are frozen
 `msgspec.Struct`s; they hold no cycles, so the garbage collector need not look at them.
@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from .errors import ConfigurationError, shortened
+from .record_format import FIELDS, FORMAT_VERSION, Field
 from .timeunits import Duration, parse_duration
 
 __all__ = [
@@ -308,95 +309,6 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
     def id(self) -> str:
         """The message id; of an occurrence that is retried, the occurrence's own."""
         return self.envelope.id
-
-
-class Field(NamedTuple):
-    """One field of a record, in each of its representations.
-
-    Attributes:
-        name: Attribute of `Envelope` or `Record`.
-        prefix: Format in the record's fixed prefix: `u8`, `u16`, `u48`, `u64?` (only if flagged), `8s` or `flag:<bit>`.
-        body: Key in the record's MessagePack body; left out of the body where the value is the default.
-        column: Column of the SQLite table `messages`; None = only dead letters have it, and these are kept as records.
-        meaning: One line for docs/formats.md.
-        header: Header of a Kafka record; payload and headers are the record's own, and a claim is never written.
-    """
-
-    name: str
-    prefix: str | None
-    body: str | None
-    column: str | None
-    meaning: str
-    header: str | None
-
-
-FORMAT_VERSION = 1
-
-FIELDS: tuple[Field, ...] = (
-    Field("lane", "u16", None, "lane", "number of the lane, from the store's table of lanes", "aiodelay-lane"),
-    Field("revision", "u48", None, "revision", "epoch ms of the put, unique and growing per id", "aiodelay-revision"),
-    Field("due_ms", "u48", None, "due_ms", "epoch ms before which it is not delivered", "aiodelay-due-ms"),
-    Field(
-        "expires_ms",
-        "u48",
-        None,
-        "expires_ms",
-        "epoch ms after which a claim is late; 0 = never",
-        "aiodelay-expires-ms",
-    ),
-    Field("attempt", "u16", None, "attempt", "runs that finished", "aiodelay-attempt"),
-    Field("lapses", "u8", None, "lapses", "leases that ended unsettled, in a row, outside trials", "aiodelay-lapses"),
-    Field("kills", "u8", None, "kills", "processes that ended while they tried this message alone", "aiodelay-kills"),
-    Field("op", "8s", None, "op", "the command that wrote this revision", "aiodelay-op"),
-    Field("version", "u64?", None, "version", "the caller's version, if it gave one", "aiodelay-version"),
-    Field("alone", "flag:1", None, "alone", "the current claim tries this message alone", None),
-    Field("no_retry", "flag:2", None, "no_retry", "cancelled in flight: no retry, no recurrence", "aiodelay-no-retry"),
-    Field(
-        "late", "flag:3-4", None, "late", "what a late claim does: 0 deliver, 1 drop, 2 dead letter", "aiodelay-late"
-    ),
-    Field("rule", "flag:0", "r", "rule", "recurrence rule; bit 0 says that there is one", "aiodelay-rule"),
-    Field("payload", None, "p", "payload", "the bytes to deliver", None),
-    Field("key", None, "k", "key", "the sink's message key", "scheduler-target-key"),
-    Field("headers", None, "h", "headers", "the caller's headers", None),
-    Field("trace", None, "c", "trace", "trace context of the span that scheduled it, see below", "aiodelay-trace"),
-    Field("type", None, "t", "type", "the event's stable type name, where it is not the lane", "aiodelay-type"),
-    Field(
-        "encoding",
-        None,
-        "e",
-        "encoding",
-        "how the payload is written: json, msgpack, or raw bytes",
-        "aiodelay-encoding",
-    ),
-    Field("address", None, "a", "address", "where in the sink", "aiodelay-address"),
-    Field("live", None, "l", "live", "due times of a series' occurrences that are being retried", "aiodelay-live"),
-    Field("first_error", None, "f", "first_error", "the first failed attempt's error", "aiodelay-first-error"),
-    Field("last_error", None, "g", "last_error", "the last failed attempt's error", "aiodelay-last-error"),
-    Field(
-        "earlier_errors",
-        None,
-        "j",
-        "earlier_errors",
-        "errors before the last one, oldest first, at most 4; a repeated error is kept once",
-        "aiodelay-earlier-errors",
-    ),
-    Field(
-        "traceback",
-        None,
-        "b",
-        None,
-        "of a dead letter: its last attempt's traceback, cut to 8 KiB",
-        "aiodelay-traceback",
-    ),
-    Field(
-        "put_due_ms",
-        None,
-        "d",
-        "put_due_ms",
-        "due time of the put, if it was rescheduled or fired since: part of the delivery id",
-        "aiodelay-put-due-ms",
-    ),
-)
 
 
 # --- commands and their outcomes --------------------------------------------------------------------------

@@ -31,7 +31,7 @@ SOURCE = Path(aiodelay.__file__).parent
 
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     # layer: its modules and packages, and the layers below it that they may import
-    "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs"}, set()),
+    "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs", "record_format"}, set()),
     "decisions": (
         {
             "completion",
@@ -469,6 +469,7 @@ def wrong_in_all(module: ModuleType) -> Iterator[str]:
 
 
 RE_EXPORTED = {
+    "aiodelay.model": {"FIELDS", "FORMAT_VERSION", "Field"},
     "aiodelay.spark.jobs.report": {"By", "report"},
     "aiodelay.spark.writing": {"Counts"},
     "aiodelay.testing.clock": {"VirtualLoop", "WaitingForeverError"},

@@ -1,7 +1,7 @@
 """What stands in a schedules topic and in the topics it delivers to: Kafka records, written and read.
 
-The format is described in docs/formats.md, "Kafka"; names of headers come from `model.FIELDS`. A schedule is: key = its
-id, value = its payload, and three headers, `scheduler-epoch` (seconds), `scheduler-target-topic` and, if the delivered
+docs/formats.md describes the format; `record_format` declares the headers of fields. A schedule is: key = its id,
+value = its payload, and three headers, `scheduler-epoch` (seconds), `scheduler-target-topic` and, if the delivered
 record has a key, `scheduler-target-key`. The same key again replaces it, a tombstone cancels it. Everything else is
 ours, begins with `aiodelay-`, and may be left out.
 """
@@ -22,7 +22,6 @@ from aiodelay.codecs import storable_texts
 from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
 from aiodelay.inputs import check_headers, check_id, check_key, split_target
 from aiodelay.model import (
-    FIELDS,
     NO_HEADERS,
     NO_TRACE,
     At,
@@ -39,6 +38,7 @@ from aiodelay.model import (
     PutBack,
     Record,
 )
+from aiodelay.record_format import FIELDS
 from aiodelay.recurrence import decode_rule
 from aiodelay.timeunits import LAST_MS, to_epoch_ms
 from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of, retry_place

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
-__all__ = ["DEAD", "DONE", "EVENTS", "MESSAGES", "SCHEMAS", "Table"]
+from aiodelay.record_format import FIELDS, Field
+
+__all__ = ["DEAD", "DONE", "EVENTS", "MESSAGES", "SCHEMAS", "Table", "record_columns"]
 
 Table: TypeAlias = Literal["messages", "dead", "done", "events"]
 """What `option("table", …)` names."""
 
-_RECORD = (
-    "to STRING, type STRING, encoding STRING, payload BINARY, key BINARY, headers MAP<STRING, BINARY>, version BIGINT, "
-    "revision BIGINT, attempt INT, expires_at TIMESTAMP, late STRING, rule STRING, trace MAP<STRING, STRING>, "
-    "first_error STRING, last_error STRING"
+_FIRST: Final = (
+    *("to", "type", "encoding", "payload", "key", "headers", "version", "revision", "attempt", "expires_at", "late"),
+    *("rule", "trace", "first_error", "last_error"),
 )
+"""The order of the columns that the first version of the tables had; what a newer version adds follows them."""
+_OWN: Final = frozenset({"due_at"})
+"""Columns of the record that each table has before the others."""
+
+
+def record_columns(fields: Iterable[Field]) -> dict[str, str]:
+    """Return the columns of the record that both tables of messages have, with their types, in order."""
+    declared = dict(each.spark for each in fields if each.spark is not None and not each.only_dead)
+    order = [*_FIRST, *(name for name in declared if name not in _FIRST and name not in _OWN)]
+    return {name: declared[name] for name in order}
+
+
+_RECORD: Final = ", ".join(f"{name} {kind}" for name, kind in record_columns(FIELDS).items())
 
 MESSAGES: Final = (
     "id STRING NOT NULL, due_at TIMESTAMP NOT NULL, next_attempt_at TIMESTAMP NOT NULL, state STRING NOT NULL, "

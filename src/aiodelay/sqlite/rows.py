@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from aiodelay.codecs import storable_text, storable_texts
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
+from aiodelay.record_format import FIELDS, Field
 
 __all__ = [
     "INSERT",
@@ -21,9 +22,12 @@ __all__ = [
     "ROW",
     "Row",
     "careful_record_of",
+    "columns_of",
     "headers_text",
     "insert_values",
     "move_values",
+    "moved_columns",
+    "new_columns",
     "object_text",
     "record_of",
     "salvaged",
@@ -31,54 +35,30 @@ __all__ = [
 
 Row: TypeAlias = tuple[Any, ...]
 
-_COLUMNS = (
-    "n",
-    "place_ms",
-    "lane",
-    "id",
-    "address",
-    "type",
-    "encoding",
-    "payload",
-    "key",
-    "headers",
-    "trace",
-    "version",
-    "rule",
-    "revision",
-    "due_ms",
-    "op",
-    "expires_ms",
-    "late",
-    "attempt",
-    "lapses",
-    "kills",
-    "alone",
-    "no_retry",
-    "live",
-    "first_error",
-    "last_error",
-    "earlier_errors",
-    "put_due_ms",
-)
-_MOVED = (
-    "n",
-    "place_ms",
-    "due_ms",
-    "expires_ms",
-    "trace",
-    "attempt",
-    "lapses",
-    "kills",
-    "alone",
-    "no_retry",
-    "live",
-    "first_error",
-    "last_error",
-    "earlier_errors",
-    "put_due_ms",
-)
-_NEW = _COLUMNS[: _COLUMNS.index("late") + 1]
+_ATTRIBUTES = (*Envelope.__struct_fields__, *Record.__struct_fields__)
+
+
+def columns_of(fields: Iterable[Field]) -> tuple[str, ...]:
+    """Return the columns of a row in the order in which it is read and written: that of the attributes."""
+    columns = {each.name: each.column.name for each in fields if each.column is not None}
+    first = ("n", "place_ms", columns.pop("lane"), "id")
+    known = [columns.pop(name) for name in _ATTRIBUTES if name in columns]
+    return (*first, *known, *columns.values())
+
+
+def moved_columns(fields: Collection[Field]) -> tuple[str, ...]:
+    """Return the columns that a move writes: the new number and place, and the state."""
+    state = {each.column.name for each in fields if each.is_state and each.column is not None}
+    return ("n", "place_ms", *(name for name in columns_of(fields) if name in state))
+
+
+def new_columns(fields: Iterable[Field]) -> tuple[str, ...]:
+    """Return the columns of a put's row; those behind them have their defaults."""
+    columns = columns_of(fields)
+    return columns[: columns.index("late") + 1]
+
+
+_COLUMNS, _MOVED, _NEW = columns_of(FIELDS), moved_columns(FIELDS), new_columns(FIELDS)
 
 ROW = ", ".join(f"m.{name}" for name in _COLUMNS)
 """What a SELECT from `messages AS m` names, for `record_of`; `n`, `place_ms` and the lane's number stand first."""
@@ -112,6 +92,10 @@ _READERS: Sequence[tuple[str, Callable[[str], object]]] = (
     ("live", _read_live),
     ("earlier_errors", _read_errors),
 )
+_KINDS = {each.column.name: each.column.type for each in FIELDS if each.column is not None}
+_NUMBERS = tuple(each.column.name for each in FIELDS if each.column is not None and each.type in ("int", "bool"))
+_TEXTS = ("id", *(name for name, kind in _KINDS.items() if kind == "TEXT" and name != "encoding"))
+_BLOBS = tuple(name for name, kind in _KINDS.items() if kind == "BLOB")
 _ENCODINGS = frozenset({"", "json", "msgpack", "null"})
 _LATE = {int(action): action for action in LateAction}
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -156,7 +140,7 @@ def insert_values(n: int, place_ms: int, lane: int, record: Record) -> Row:
 
 def move_values(n: int, place_ms: int, record: Record) -> Row:
     """Return the values of `MOVE`, without the old number."""
-    return (n, place_ms, record.due_ms, record.expires_ms, _trace_text(record.envelope), *_state(record))
+    return (n, place_ms, _trace_text(record.envelope), record.due_ms, record.expires_ms, *_state(record))
 
 
 def _trace_text(envelope: Envelope) -> str | None:
@@ -256,11 +240,9 @@ def _problem(row: Sequence[Any]) -> str:
 
 def _unreadable(row: Sequence[Any]) -> set[str]:
     value = dict(zip(_COLUMNS, row, strict=False))
-    texts = ("id", "address", "type", "first_error", "last_error")
-    numbers = ("revision", "due_ms", "expires_ms", "attempt", "lapses", "kills", "alone", "no_retry")
-    found = {name for name in numbers if type(value[name]) is not int}
-    found |= {name for name in texts if value[name] is not None and not _is_text(value[name])}
-    found |= {name for name in ("payload", "key", "op") if value[name] is not None and type(value[name]) is not bytes}
+    found = {name for name in _NUMBERS if type(value[name]) is not int}
+    found |= {name for name in _TEXTS if value[name] is not None and not _is_text(value[name])}
+    found |= {name for name in _BLOBS if value[name] is not None and type(value[name]) is not bytes}
     if value["version"] is not None and (type(value["version"]) is not int or value["version"] < 0):
         found.add("version")
     if value["put_due_ms"] is not None and type(value["put_due_ms"]) is not int:

@@ -1,0 +1,422 @@
+"""The one declaration of a record's fields: where each stands in bytes, tables, headers and JSON.
+
+The codec, the constants of Redis' scripts, SQLite's statements, Kafka's headers and Spark's schemas are made from
+`FIELDS`. Other places spell fields out by hand: tests/unit/test_record_places.py compares each of them with `FIELDS`,
+and names the place that a new field has not reached. docs/formats.md has the same table for readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+__all__ = ["FIELDS", "FORMAT_VERSION", "PREFIX", "Column", "Field", "Flag", "Place", "Prefix", "body_keys", "prefix_of"]
+
+FORMAT_VERSION = 1
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        name: Its name.
+        type: As the table's language writes it; `JSON` is text in SQLite.
+    """
+
+    name: str
+    type: str
+
+
+class Field(Struct, frozen=True, kw_only=True):
+    """One field of a record, in each of its representations; None or empty where it has none.
+
+    Attributes:
+        path: Attribute of `Record`, or of its envelope: `envelope.key`.
+        type: The attribute's type, as `model` writes it.
+        meaning: One line for docs/formats.md.
+        prefix: Format in the fixed prefix: `u8`, `u16`, `u48`, `8s` or `flag:<bits>`. A `u64?:<bit>` follows the prefix
+            if this bit of the flags is set.
+        body: Key in the MessagePack body, one letter; the body leaves out a field that has its default.
+        column: Column of the SQLite table `messages`.
+        is_state: A claim's end, a lapse, a reschedule or a fire may change it while the message lives.
+        only_dead: Dead letters alone have it. They are stored as bytes, so it has no column.
+        header: Header of a Kafka record; payload and caller's headers are the Kafka record's own.
+        spark: Column of the Spark tables `messages` and `dead`.
+        json: Keys that show the field in the JSON of the API, the command line and an export.
+    """
+
+    path: str
+    type: str
+    meaning: str
+    prefix: str | None = None
+    body: str | None = None
+    column: Column | None = None
+    is_state: bool = False
+    only_dead: bool = False
+    header: str | None = None
+    spark: Column | None = None
+    json: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The attribute's name, by which all code calls the field."""
+        return self.path.rpartition(".")[2]
+
+
+FIELDS: tuple[Field, ...] = (
+    Field(
+        path="envelope.lane",
+        type="Lane",
+        meaning="number of the lane, from the store's table of lanes",
+        prefix="u16",
+        column=Column("lane", "INTEGER"),
+        header="aiodelay-lane",
+        spark=Column("to", "STRING"),
+        json=("to",),
+    ),
+    Field(
+        path="revision",
+        type="int",
+        meaning="epoch ms of the put, unique and growing per id",
+        prefix="u48",
+        column=Column("revision", "INTEGER"),
+        header="aiodelay-revision",
+        spark=Column("revision", "BIGINT"),
+        json=("revision",),
+    ),
+    Field(
+        path="due_ms",
+        type="int",
+        meaning="epoch ms before which it is not delivered",
+        prefix="u48",
+        column=Column("due_ms", "INTEGER"),
+        is_state=True,
+        header="aiodelay-due-ms",
+        spark=Column("due_at", "TIMESTAMP"),
+        json=("due",),
+    ),
+    Field(
+        path="expires_ms",
+        type="int",
+        meaning="epoch ms after which a claim is late; 0 = never",
+        prefix="u48",
+        column=Column("expires_ms", "INTEGER"),
+        is_state=True,
+        header="aiodelay-expires-ms",
+        spark=Column("expires_at", "TIMESTAMP"),
+        json=("late",),
+    ),
+    Field(
+        path="attempt",
+        type="int",
+        meaning="runs that finished",
+        prefix="u16",
+        column=Column("attempt", "INTEGER"),
+        is_state=True,
+        header="aiodelay-attempt",
+        spark=Column("attempt", "INT"),
+        json=("attempt",),
+    ),
+    Field(
+        path="lapses",
+        type="int",
+        meaning="leases that ended unsettled, in a row, outside trials",
+        prefix="u8",
+        column=Column("lapses", "INTEGER"),
+        is_state=True,
+        header="aiodelay-lapses",
+        json=("lapses",),
+    ),
+    Field(
+        path="kills",
+        type="int",
+        meaning="processes that ended while they tried this message alone",
+        prefix="u8",
+        column=Column("kills", "INTEGER"),
+        is_state=True,
+        header="aiodelay-kills",
+        json=("kills",),
+    ),
+    Field(
+        path="op",
+        type="bytes",
+        meaning="the command that wrote this revision",
+        prefix="8s",
+        column=Column("op", "BLOB"),
+        header="aiodelay-op",
+    ),
+    Field(
+        path="envelope.version",
+        type="int | None",
+        meaning="the caller's version, if it gave one",
+        prefix="u64?:5",
+        column=Column("version", "INTEGER"),
+        header="aiodelay-version",
+        spark=Column("version", "BIGINT"),
+        json=("version",),
+    ),
+    Field(
+        path="alone",
+        type="bool",
+        meaning="the current claim tries this message alone",
+        prefix="flag:1",
+        column=Column("alone", "INTEGER"),
+        is_state=True,
+    ),
+    Field(
+        path="no_retry",
+        type="bool",
+        meaning="cancelled in flight: no retry, no recurrence",
+        prefix="flag:2",
+        column=Column("no_retry", "INTEGER"),
+        is_state=True,
+        header="aiodelay-no-retry",
+        json=("is_last_attempt",),
+    ),
+    Field(
+        path="late",
+        type="LateAction",
+        meaning="what a late claim does: 0 deliver, 1 drop, 2 dead letter",
+        prefix="flag:3-4",
+        column=Column("late", "INTEGER"),
+        header="aiodelay-late",
+        spark=Column("late", "STRING"),
+        json=("late",),
+    ),
+    Field(
+        path="envelope.payload",
+        type="bytes",
+        meaning="the bytes to deliver",
+        body="p",
+        column=Column("payload", "BLOB"),
+        spark=Column("payload", "BINARY"),
+        json=("payload", "payload_base64", "bytes"),
+    ),
+    Field(
+        path="envelope.key",
+        type="bytes | None",
+        meaning="the sink's message key",
+        body="k",
+        column=Column("key", "BLOB"),
+        header="scheduler-target-key",
+        spark=Column("key", "BINARY"),
+        json=("key", "key_base64"),
+    ),
+    Field(
+        path="envelope.headers",
+        type="Mapping[str, bytes]",
+        meaning="the caller's headers",
+        body="h",
+        column=Column("headers", "JSON"),
+        spark=Column("headers", "MAP<STRING, BINARY>"),
+        json=("headers",),
+    ),
+    Field(
+        path="envelope.trace",
+        type="Mapping[str, str]",
+        meaning="trace context of the span that scheduled it, see below",
+        body="c",
+        column=Column("trace", "JSON"),
+        is_state=True,
+        header="aiodelay-trace",
+        spark=Column("trace", "MAP<STRING, STRING>"),
+        json=("trace",),
+    ),
+    Field(
+        path="envelope.type",
+        type="str",
+        meaning="the event's stable type name, where it is not the lane",
+        body="t",
+        column=Column("type", "TEXT"),
+        header="aiodelay-type",
+        spark=Column("type", "STRING"),
+        json=("type",),
+    ),
+    Field(
+        path="envelope.encoding",
+        type="Literal['', 'json', 'msgpack', 'null']",
+        meaning="how the payload is written: json, msgpack, or raw bytes",
+        body="e",
+        column=Column("encoding", "TEXT"),
+        header="aiodelay-encoding",
+        spark=Column("encoding", "STRING"),
+        json=("encoding",),
+    ),
+    Field(
+        path="envelope.address",
+        type="str",
+        meaning="where in the sink",
+        body="a",
+        column=Column("address", "TEXT"),
+        header="aiodelay-address",
+        spark=Column("to", "STRING"),
+        json=("to",),
+    ),
+    Field(
+        path="envelope.rule",
+        type="Mapping[str, str | int] | None",
+        meaning="recurrence rule; bit 0 says that there is one",
+        prefix="flag:0",
+        body="r",
+        column=Column("rule", "JSON"),
+        header="aiodelay-rule",
+        spark=Column("rule", "STRING"),
+        json=("every",),
+    ),
+    Field(
+        path="live",
+        type="tuple[int, ...]",
+        meaning="due times of a series' occurrences that are being retried",
+        body="l",
+        column=Column("live", "JSON"),
+        is_state=True,
+        header="aiodelay-live",
+        json=("retrying",),
+    ),
+    Field(
+        path="first_error",
+        type="str | None",
+        meaning="the first failed attempt's error",
+        body="f",
+        column=Column("first_error", "TEXT"),
+        is_state=True,
+        header="aiodelay-first-error",
+        spark=Column("first_error", "STRING"),
+        json=("first_error",),
+    ),
+    Field(
+        path="last_error",
+        type="str | None",
+        meaning="the last failed attempt's error",
+        body="g",
+        column=Column("last_error", "TEXT"),
+        is_state=True,
+        header="aiodelay-last-error",
+        spark=Column("last_error", "STRING"),
+        json=("last_error",),
+    ),
+    Field(
+        path="earlier_errors",
+        type="tuple[str, ...]",
+        meaning="errors before the last one, oldest first, at most 4; a repeated error is kept once",
+        body="j",
+        column=Column("earlier_errors", "JSON"),
+        is_state=True,
+        header="aiodelay-earlier-errors",
+        json=("earlier_errors",),
+    ),
+    Field(
+        path="traceback",
+        type="str | None",
+        meaning="of a dead letter: its last attempt's traceback, cut to 8 KiB",
+        body="b",
+        is_state=True,
+        only_dead=True,
+        header="aiodelay-traceback",
+        json=("traceback",),
+    ),
+    Field(
+        path="put_due_ms",
+        type="int | None",
+        meaning="due time of the put, if it was rescheduled or fired since: part of the delivery id",
+        body="d",
+        column=Column("put_due_ms", "INTEGER"),
+        is_state=True,
+        header="aiodelay-put-due-ms",
+        json=("delivery_id",),
+    ),
+)
+"""Numbers of the prefix in the order of their bytes, then keys of the body in the order in which they are written."""
+
+
+# --- the prefix -------------------------------------------------------------------------------------------
+
+_NUMBERS = {"u8": ("B", 1), "u16": ("H", 2), "u48": ("6s", 6), "8s": ("8s", 8)}
+"""Python's `struct` format and the bytes of each type in the fixed prefix."""
+_OPTIONAL, _OPTIONAL_BYTES = "u64?", 8
+_FIRST = {"format": "u8", "flags": "u8"}
+"""Which numbers every prefix begins with, before those of fields."""
+
+
+class Place(NamedTuple):
+    """Where a number stands in a record.
+
+    Attributes:
+        at: Bytes from the record's beginning.
+        size: Bytes.
+        type: As `Field.prefix` names it.
+    """
+
+    at: int
+    size: int
+    type: str
+
+    @property
+    def end(self) -> int:
+        """Where the next number begins."""
+        return self.at + self.size
+
+
+class Flag(NamedTuple):
+    """Some bits of the flags: `mask` has them in their place, `shift` is the number of the lowest."""
+
+    shift: int
+    mask: int
+
+
+class Prefix(Struct, frozen=True):
+    """The fixed part with which a record begins.
+
+    Attributes:
+        format: For Python's `struct`.
+        size: Bytes.
+        places: Where each number stands, by field; also a number that follows the prefix if a flag is set.
+        flags: By field.
+    """
+
+    format: str
+    size: int
+    places: Mapping[str, Place]
+    flags: Mapping[str, Flag]
+
+    @property
+    def fixed(self) -> dict[str, Place]:
+        """The numbers that every record has."""
+        return {name: place for name, place in self.places.items() if place.type != _OPTIONAL}
+
+
+def prefix_of(fields: Sequence[Field]) -> Prefix:
+    """Return the prefix that holds these fields."""
+    kinds = _FIRST | {each.name: each.prefix for each in fields if each.prefix is not None and each.prefix in _NUMBERS}
+    places: dict[str, Place] = {}
+    size = 0
+    for name, kind in kinds.items():
+        places[name] = Place(size, _NUMBERS[kind][1], kind)
+        size = places[name].end
+    flags: dict[str, Flag] = {}
+    for field in fields:
+        kind, colon, bits = (field.prefix or "").partition(":")
+        if colon:
+            flags[field.name] = _flag(bits)
+        if kind == _OPTIONAL:
+            places[field.name] = Place(size, _OPTIONAL_BYTES, kind)
+    return Prefix(">" + "".join(_NUMBERS[kind][0] for kind in kinds.values()), size, places, flags)
+
+
+def _flag(bits: str) -> Flag:
+    first, _, last = bits.partition("-")
+    low, high = int(first), int(last or first)
+    return Flag(low, sum(1 << bit for bit in range(low, high + 1)))
+
+
+PREFIX = prefix_of(FIELDS)
+
+
+# --- the body ---------------------------------------------------------------------------------------------
+
+
+def body_keys(fields: Iterable[Field]) -> dict[str, str]:
+    """Return the keys of the body by field, in the order in which they are written."""
+    return {each.name: each.body for each in fields if each.body is not None}
