@@ -1,4 +1,4 @@
-"""What Lua knows of the record is what `model.FIELDS` and `codecs` say; ids and scripts are put together rightly."""
+"""What Lua knows of the record is what `record_format` and `codecs` say; ids and scripts are put together rightly."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from aiodelay import model, transitions
 from aiodelay.identifiers import new_id
 from aiodelay.redis import checks
 from aiodelay.redis.keys import FIXED, member_of, text_of
-from aiodelay.redis.scripts import NAMES, STANDALONE, packed, script, source_of
+from aiodelay.redis.layouts import LAYOUTS, lua_constants, span
+from aiodelay.redis.scripts import NAMES, STANDALONE, filled, packed, part_of, script, source_of
+from tests.support.lua_code import LUA, calls, code_of
 
+CONSTANTS = lua_constants(model.FIELDS)
 WIDTHS = {"u8": "B", "u16": "H", "u48": "I6", "8s": "c8"}
 FLAGS = {"rule": "RECURRING", "alone": "ALONE", "no_retry": "NO_RETRY"}
 
 
 def constant(name: str) -> str:
-    """Return what a Lua constant is set to."""
+    """Return what a Lua constant is set to, in a script that has been put together."""
     for part in ("base", "record", "memory", "moves", "claim"):
-        if found := re.search(rf"^local ([\w, ]*\b{name}\b[\w, ]*) = (.+)$", source_of(part), re.MULTILINE):
+        if found := re.search(rf"^local ([\w, ]*\b{name}\b[\w, ]*) = (.+)$", part_of(part), re.MULTILINE):
             names, values = found[1].split(", "), found[2].split(", ")
             return values[names.index(name)].strip("'")
     raise AssertionError(f"no Lua constant {name}")
@@ -33,7 +36,7 @@ def test_the_prefix_in_lua_is_that_of_fields() -> None:
     assert constant("PREFIX") == ">BB" + "".join(widths)
     assert constant("HEADED") == ">I6BB" + "".join(widths)
     sizes = {"B": 1, "H": 2, "I6": 6, "c8": 8}
-    assert int(constant("PREFIX_SIZE")) == 2 + sum(sizes[each] for each in widths)
+    assert int(filled("RECORD.SIZE", CONSTANTS)) == 2 + sum(sizes[each] for each in widths)
     assert int(constant("FORMAT")) == model.FORMAT_VERSION
 
 
@@ -43,6 +46,36 @@ def test_the_flags_in_lua_are_those_of_fields() -> None:
     assert {name: int(constant(FLAGS[name])) for name in FLAGS} == {name: 1 << int(bits[name]) for name in FLAGS}
     assert constant("LATE_SHIFT") == bits["late"].partition("-")[0]
     assert int(constant("VERSIONED")) == 32
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_lua_and_python_take_the_same_parts(layout: str) -> None:
+    data = bytes(range(100))
+    for part in LAYOUTS[layout]:
+        first = int(CONSTANTS[f"{layout}.{part.upper()}_FIRST"])
+        last = int(CONSTANTS[f"{layout}.{part.upper()}_LAST"])
+        start = first - 1 if first > 0 else len(data) + first
+        end = last if last > 0 else len(data) + last + 1
+        assert data[span(layout, part)] == data[start:end], part
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_parts_of_a_layout_follow_one_another(layout: str) -> None:
+    data = bytes(range(100))
+    parts = [data[span(layout, part)] for part in LAYOUTS[layout]]
+    has_rest = None in LAYOUTS[layout].values()
+    assert b"".join(parts) == (data if has_rest else data[: sum(map(len, parts))])
+
+
+def test_offsets_of_the_record_in_a_value() -> None:
+    """Golden: what programs in other languages and older versions have written stands at these places."""
+    found = {name: CONSTANTS[f"VALUE.{name}"] for name in ("REVISION_FIRST", "DUE_MS_LAST", "LAPSES_FIRST", "OP_LAST")}
+    assert found == {"REVISION_FIRST": "11", "DUE_MS_LAST": "22", "LAPSES_FIRST": "31", "OP_LAST": "40"}
+    assert (CONSTANTS["RECORD.SIZE"], CONSTANTS["RECORD.VERSIONED_SIZE"], CONSTANTS["VALUE.BODY_FIRST"]) == (
+        "34",
+        "42",
+        "41",
+    )
 
 
 def test_the_numbers_in_lua_are_those_of_the_model() -> None:
@@ -69,12 +102,74 @@ def test_the_numbers_in_lua_are_those_of_the_model() -> None:
     assert {name: each and int(each[1]) for name, each in found.items()} == in_tables
 
 
+# --- no bare offset ---------------------------------------------------------------------------------------
+
+TAKES_POSITIONS = {"sub": 1, "byte": 1, "string.sub": 1, "string.byte": 1, "unpack_bytes": 2, "struct.unpack": 2}
+"""Functions that take a part of a byte string, and which argument is the first that is a position."""
+
+
+def is_bare(position: str) -> bool:
+    """Say whether a position holds a number that no layout gives.
+
+    Lua counts from 1 and ends are inclusive, so 1 may be added or taken off. A MessagePack value begins at `at`, and
+    numbers added to `at` are the lengths of MessagePack's own marks.
+    """
+    if re.match(r"at\b", position):
+        return False
+    numbers = re.findall(r"(?<![\w.])\d\w*", re.sub(r"'[^']*'|\[[^\]]*\]", "", position))
+    return position.lstrip("-").isdigit() or any(number != "1" for number in numbers)
+
+
+@pytest.mark.parametrize("name", LUA)
+def test_no_script_holds_a_bare_offset(name: str) -> None:
+    bare = []
+    for function, arguments in calls(code_of(name), *TAKES_POSITIONS):
+        positions = arguments[TAKES_POSITIONS[function] :]
+        if function == "sub" and positions[0] == "1":  # from the beginning
+            positions = positions[1:]
+        bare += [f"{function}({', '.join(arguments)})" for position in positions if is_bare(position)]
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", LUA)
+def test_no_script_spells_out_the_record(name: str) -> None:
+    """Sizes of its prefix, the format of that, and keys of its body are constants that the declaration gives."""
+    code = code_of(name)
+    sizes = re.findall(r"\b(?:34|41|42)\b|\\34", code)
+    formats = [each for each in re.findall(r"'>(\w+)'", code) if len(re.findall(r"[A-Za-z]", each)) > 2]
+    keys = re.findall(r"field\([^()]*'\w'\)|value_at\([^()]*\d\)|changes\.\w|rewrite\(\w+, \{ ?\w+ =|'\\161[a-p]", code)
+    assert (sizes, formats, keys) == ([], [], [])
+
+
+def test_the_search_for_bare_offsets_finds_them() -> None:
+    code = "local a = sub(value, 33, 40) .. sub(s, 1, #s - 8); b = unpack_bytes('>I6', id, #id - 5), byte(x, 7)"
+    code += " c = sub(name, MEMBER.ID_FIRST), byte(s, at, at + 3), sub(s, from, from + length - 1), sub(t, #p + 2)"
+    found = [
+        [is_bare(each) for each in arguments[TAKES_POSITIONS[of] :]] for of, arguments in calls(code, *TAKES_POSITIONS)
+    ]
+    assert found == [[True, True], [True, True], [True], [True], [False], [False, False], [False, False], [True]]
+
+
+def test_a_name_that_no_layout_has_is_told() -> None:
+    with pytest.raises(KeyError, match=r"VALUE\.DUE_FIRST"):
+        filled("local due = sub(value, VALUE.DUE_FIRST)", CONSTANTS)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *STANDALONE])
+def test_no_name_of_a_constant_is_left_in_a_script(name: str) -> None:
+    text = re.sub(r"--.*$", "", script(name).text.decode(), flags=re.MULTILINE)
+    assert re.findall(r"\b[A-Z_]{2,}\.[A-Z_]+_(?:FIRST|LAST|OFFSET|SIZE)\b", text) == []
+
+
+# --- scripts ----------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_script_says_what_it_takes_and_is_whole(name: str) -> None:
     own = source_of(name)
     assert own.startswith(f"-- {name}: ")
     assert re.search(r"^-- Returns ", own, re.MULTILINE)
-    assert source_of("base") in script(name).text.decode()
+    assert part_of("base") in script(name).text.decode()
     assert script(name) is script(name)
 
 
@@ -131,7 +226,6 @@ def test_commands_are_packed_as_redis_reads_them() -> None:
     assert packed(["GET", b"\xff", 7]) == b"*3\r\n$3\r\nGET\r\n$1\r\n\xff\r\n$1\r\n7\r\n"
 
 
-LUA = [each.name.removesuffix(".lua") for each in files("aiodelay.redis").joinpath("lua").iterdir()]
 SINCE = {
     "1.0": "DEL EXISTS GET INFO LLEN LPUSH LRANGE LTRIM MGET PING RPUSH SADD SCARD SELECT SET SISMEMBER SMEMBERS "
     "SREM TYPE ZSCORE",

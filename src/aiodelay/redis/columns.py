@@ -13,6 +13,7 @@ from aiodelay.model import Snapshot, State
 from aiodelay.scanning import Columns, columns_of_messages
 
 from .keys import text_of
+from .layouts import PLACED_BYTE, TEXT, size_of, span
 from .reading import Lanes, lane_number, read_anyhow
 
 __all__ = [
@@ -27,9 +28,9 @@ __all__ = [
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
-PLACED, HEAD, PLACED_HEAD = 0x80, 6, 12
-SEQUENCE_BYTES = 6
-TEXT = 2
+HEAD, PLACED_HEAD = span("VALUE", "format").start, size_of("PLACED_VALUE")
+PLACE = span("PLACED_VALUE", "place")
+SEQUENCE_BYTES = size_of("MEMBER")
 EVEN = bytes(range(0, 256, 2))
 PLACED_COLUMNS = frozenset({"id", "due_ms", "place_ms"})
 """What is known of a message that stands at its due time without its record."""
@@ -112,13 +113,11 @@ def _decoded(
     if "state" in wanted and known.any_held:
         fields |= {"lane", "address"}
     places: dict[int, int] = {}
-    if max(map(itemgetter(0), values)) >= PLACED:
+    if max(map(itemgetter(0), values)) >= PLACED_BYTE:
         places = {
-            row: int.from_bytes(value[HEAD:PLACED_HEAD], "big")
-            for row, value in enumerate(values)
-            if value[0] >= PLACED
+            row: int.from_bytes(value[PLACE], "big") for row, value in enumerate(values) if value[0] >= PLACED_BYTE
         }
-        values = [value[PLACED_HEAD - HEAD :] if value[0] >= PLACED else value for value in values]
+        values = [value[PLACED_HEAD - HEAD :] if value[0] >= PLACED_BYTE else value for value in values]
     found = decode_columns(values, HEAD, fields)
     if "due_ms" in fields:
         found["place_ms"] = (

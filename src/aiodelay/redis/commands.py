@@ -24,6 +24,7 @@ from aiodelay.transitions import outdated
 
 from .faults import Fault
 from .keys import member_of
+from .layouts import span
 from .scripts import Arg
 
 __all__ = ["BAD_VALUE", "CHANGE_COST", "MOST_MS", "Answer", "answer_of", "arguments_of", "chunk_size", "outcome_of"]
@@ -42,6 +43,8 @@ _COMMAND_BYTES = 100
 CHANGE_COST = 6
 """What a command that changes a record costs the server, in puts of new ids, so that no script takes it long."""
 _MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n", "if_revision": b"i"}
+
+_REVISION, _DUE_MS, _VERSION = (span("ANSWER", part) for part in ("revision", "due", "version"))
 
 Answer: TypeAlias = Literal["stored", "replaced", "kept", "in_flight", "cancelled", "rescheduled", "fired"]
 _STORED: dict[bytes, Answer] = {
@@ -116,13 +119,14 @@ def answer_of(answer: bytes, command: Command | None) -> Outcome:
     letter = answer[:1]
     found = _STORED.get(letter)
     if found is not None:
-        return Stored(found, int.from_bytes(answer[1:7], "big"), int.from_bytes(answer[7:13], "big"), letter == b"R")
+        revision, due_ms = int.from_bytes(answer[_REVISION], "big"), int.from_bytes(answer[_DUE_MS], "big")
+        return Stored(found, revision, due_ms, letter == b"R")
     return _REFUSED[letter] if letter != b"O" else _outdated(answer, command)
 
 
 def _outdated(answer: bytes, command: Command | None) -> Refused:
     conflict = command.conflict if isinstance(command, Put) else None
-    revision, due_ms, known_version = (int.from_bytes(part, "big") for part in (answer[1:7], answer[7:13], answer[13:]))
+    revision, due_ms, known_version = (int.from_bytes(answer[part], "big") for part in (_REVISION, _DUE_MS, _VERSION))
     return outdated(conflict, revision, due_ms, known_version)
 
 

@@ -12,14 +12,17 @@ from msgspec.structs import replace
 from aiodelay.codecs import decode_record, encode_record
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import Delivery, Record
+from aiodelay.record_format import PREFIX
 from aiodelay.transitions import NO_OP, as_occurrence, put_due_of
 
 from .keys import member_of, text_of
+from .layouts import PUSHED, span
 
 __all__ = ["Element", "ForeignElementError", "decode_element", "encode_element", "encode_record_element"]
 
-_PREFIX, _VERSION_FLAG = 34, 32
-_PUSHED = b"\xa1q\xcf"
+_FLAGS_AT, _HAS_VERSION = PREFIX.places["flags"].at, PREFIX.flags["version"].mask
+_SIZE, _VERSIONED_SIZE = PREFIX.size, PREFIX.places["version"].end
+_PUSHED_KEY, _PUSHED_MS = span("ELEMENT", "pushed_key"), span("ELEMENT", "pushed_ms")
 _read_parts = msgspec.msgpack.Decoder(tuple[bytes, bytes, msgspec.Raw]).decode
 
 
@@ -54,9 +57,9 @@ def encode_record_element(record: Record) -> bytes:
     if record.envelope.rule is not None:
         record = as_occurrence(record)
     written = encode_record(record, 0)
-    size = _PREFIX + (8 if record.envelope.version is not None else 0)
+    size = _SIZE if record.envelope.version is None else _VERSIONED_SIZE
     body = bytes([written[size] + 1]) + written[size + 1 :]  # a map of at most 15 keys: one byte says how many
-    return _bin(member_of(record.id)) + _bin(written[:size]) + body + _PUSHED
+    return _bin(member_of(record.id)) + _bin(written[:size]) + body + PUSHED
 
 
 def _bin(data: bytes) -> bytes:
@@ -79,10 +82,11 @@ def decode_element(element: bytes, *, lane: str) -> Element:
         member, prefix, body = _read_parts(b"\x93" + element)  # as a list of three
     except msgspec.MsgspecError:
         raise ForeignElementError("it is not three MessagePack values") from None
-    if not member or len(prefix) != _PREFIX + (8 if prefix[1:2] and prefix[1] & _VERSION_FLAG else 0):
+    has_version = len(prefix) > _FLAGS_AT and prefix[_FLAGS_AT] & _HAS_VERSION
+    if not member or len(prefix) != (_VERSIONED_SIZE if has_version else _SIZE):
         raise ForeignElementError("it does not begin with an id and a record's prefix")
     record = decode_record(prefix + bytes(body), message_id=text_of(member), lane=lambda number: lane)
     if record.envelope.rule is not None:
         raise RecordFormatError("it recurs: a list holds single occurrences")
-    pushed_ms = int.from_bytes(element[-8:], "big") if element[-11:-8] == _PUSHED else None
+    pushed_ms = int.from_bytes(element[_PUSHED_MS], "big") if element[_PUSHED_KEY] == PUSHED else None
     return Element(replace(record, envelope=replace(record.envelope, address="")), pushed_ms)

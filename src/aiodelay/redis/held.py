@@ -9,6 +9,7 @@ from msgspec import Struct
 from aiodelay.model import RETRY_WINDOW_MS, Claim, Done, Renewal, RenewOutcome, Settlement
 from aiodelay.transitions import NO_OP
 
+from .layouts import OCCURRENCE, TEXT
 from .scripts import Arg
 
 __all__ = ["Held", "HeldClaims", "plain_arguments"]
@@ -16,7 +17,6 @@ __all__ = ["Held", "HeldClaims", "plain_arguments"]
 MOST_HELD = 20_000
 SLACK_MS = 1_000
 """How far the server's clock may be behind what we think it is."""
-_TEXT, _OCCURRENCE = 2, 3
 
 
 class Held(Struct, frozen=True, gc=False):
@@ -37,7 +37,7 @@ class Held(Struct, frozen=True, gc=False):
             and not self.claim.record.lapses
             and envelope.rule is None
             and envelope.version is None
-            and self.member[0] != _OCCURRENCE
+            and self.member[0] != OCCURRENCE
         )
 
 
@@ -86,7 +86,7 @@ def plain_arguments(ended: Sequence[Held], now_ms: int) -> tuple[list[Arg], list
             until = (record.revision + RETRY_WINDOW_MS).to_bytes(6, "big")
             answer = b"s" + record.revision.to_bytes(6, "big") + record.due_ms.to_bytes(6, "big")
             memories += (b"o" + record.op, until + answer)
-        if member[0] == _TEXT:
+        if member[0] == TEXT:
             memories += (b"r" + member, record.revision.to_bytes(6, "big"))
     arguments: list[Arg] = [len(lists)]
     for (lane, token), indexes in lists.items():

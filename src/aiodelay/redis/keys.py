@@ -7,6 +7,8 @@ import re
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.transitions import occurrence_id
 
+from .layouts import OCCURRENCE, OWN, TEXT, span
+
 __all__ = ["DEFAULT_NAMESPACE", "DERIVED", "FIXED", "Keys", "keys_of", "member_of", "text_of"]
 
 DEFAULT_NAMESPACE = "default"
@@ -36,7 +38,8 @@ DERIVED = (
 
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)
-_OWN, _TEXT, _SERIES = b"\x01", b"\x02", b"\x03"
+_OWN, _TEXT, _SERIES = bytes([OWN]), bytes([TEXT]), bytes([OCCURRENCE])
+_SERIES_ID, _DUE_MS = span("OCCURRENCE_ID", "series"), span("OCCURRENCE_ID", "due")
 _MOST_MS = (1 << 48) - 1
 
 
@@ -94,5 +97,5 @@ def text_of(member: bytes) -> str:
     if tag == _OWN and len(rest) == 16:
         return rest.hex()
     if tag == _SERIES and len(rest) >= 7:
-        return occurrence_id(text_of(rest[:-6]), int.from_bytes(rest[-6:], "big"))
+        return occurrence_id(text_of(member[_SERIES_ID]), int.from_bytes(member[_DUE_MS], "big"))
     return rest.decode("utf-8", "backslashreplace")

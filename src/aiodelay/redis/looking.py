@@ -29,6 +29,7 @@ from .base import Base
 from .commands import answer_of
 from .counting import add_load, counts_of
 from .keys import member_of, text_of
+from .layouts import size_of
 from .reading import Lanes, journal_entry, lane_number, place_and_record, read_letter, read_record
 from .scripts import Arg
 from .workers import live_workers
@@ -42,7 +43,7 @@ AT_ONCE = 100
 LETTERS_AT_ONCE = 20
 """Most dead letters to fetch in one call, however large they are."""
 REDRIVEN_AT_ONCE = 80
-REVISION_BYTES = 6
+REVISION_BYTES = size_of("LETTER_KEY")
 """With a revision of so many bytes a key of `dead` ends."""
 SPANS_AT_ONCE = 200
 

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from aiodelay.codecs import decode_record
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import DeadLetter, DeadReason, Envelope, JournalEntry, Lane, Record
+from aiodelay.record_format import PREFIX, Place
 from aiodelay.transitions import NO_OP
 
 from .keys import text_of
+from .layouts import PLACED_BYTE, UNREADABLE, size_of, span
 
 __all__ = [
     "Lanes",
@@ -27,7 +29,13 @@ __all__ = [
     "record_at",
 ]
 
-_RAW = 255
+_LANE, _REVISION, _DUE_MS = (PREFIX.places[name] for name in ("lane", "revision", "due_ms"))
+_RECORD_AT, _PLACED_RECORD_AT = span("VALUE", "format").start, size_of("PLACED_VALUE")
+_PLACED = bytes([PLACED_BYTE])
+_PLACE = span("PLACED_VALUE", "place")
+_LETTER_ID, _LETTER_REVISION = span("LETTER_KEY", "id"), span("LETTER_KEY", "revision")
+_REASON_AT = span("LETTER", "reason").start
+_RAW_LANE, _RAW_VALUE = span("UNREADABLE_LETTER", "lane"), span("UNREADABLE_LETTER", "value")
 
 
 class Lanes:
@@ -63,26 +71,32 @@ def journal_entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> Jo
 
 def record_at(value: bytes) -> int:
     """Return where the record begins in a value of `msg`."""
-    return 12 if value[:1] >= b"\x80" else 6
+    return _PLACED_RECORD_AT if value[:1] >= _PLACED else _RECORD_AT
 
 
 def lane_number(value: bytes) -> int:
     """Return the number of the lane that a value of `msg` names; what is cut short names none."""
-    at = record_at(value) + 2
-    return int.from_bytes(value[at : at + 2], "big")
+    return _number(value, record_at(value), _LANE)
 
 
 def place_and_record(value: bytes) -> tuple[int, bytes]:
     """Split a value of `msg` into the message's place in its lane and its record."""
     at = record_at(value)
-    place_ms = int.from_bytes(value[6:12], "big") if at == 12 else int.from_bytes(value[at + 10 : at + 16], "big")
+    is_placed = at == _PLACED_RECORD_AT
+    place_ms = int.from_bytes(value[_PLACE], "big") if is_placed else _number(value, at, _DUE_MS)
     return place_ms, value[at:]
 
 
 def due_and_revision(value: bytes) -> tuple[int, int]:
     """Return what the prefix of a value of `msg` says, whatever the rest is."""
-    at = record_at(value) + 4
-    return int.from_bytes(value[at + 6 : at + 12], "big"), int.from_bytes(value[at : at + 6], "big")
+    at = record_at(value)
+    return _number(value, at, _DUE_MS), _number(value, at, _REVISION)
+
+
+def _number(data: bytes, at: int, place: Place) -> int:
+    """Return a number of the prefix of a record that begins at `at`; what is cut short counts as smaller."""
+    first = at + place.at
+    return int.from_bytes(data[first : first + place.size], "big")
 
 
 def read_record(member: bytes, value: bytes, lanes: Lanes) -> Record:
@@ -107,19 +121,19 @@ def read_anyhow(member: bytes, value: bytes, lanes: Lanes) -> tuple[Record, int,
 
 def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLetter:
     """Read a value of `dead`; of one that cannot be read the bytes are the payload, and `last_error` says so."""
-    member, revision = key[:-6], int.from_bytes(key[-6:], "big")
-    if value[0] == _RAW:
-        number, raw = int.from_bytes(value[1:3], "big"), value[3:]
+    member, revision = key[_LETTER_ID], int.from_bytes(key[_LETTER_REVISION], "big")
+    if value[0] == UNREADABLE:
+        number, raw = int.from_bytes(value[_RAW_LANE], "big"), value[_RAW_VALUE]
         return DeadLetter(
             _salvaged(member, revision, number, raw, lanes=lanes, problem="not a record"), "undecodable", at_ms
         )
-    size = value[0]
-    reason: DeadReason = value[1 : size + 1].decode()  # type: ignore[assignment]
-    record = value[size + 1 :]
+    at = _REASON_AT + value[0]
+    reason: DeadReason = value[_REASON_AT:at].decode()  # type: ignore[assignment]
+    record = value[at:]
     try:
         return DeadLetter(decode_record(record, message_id=text_of(member), lane=lanes.name), reason, at_ms)
     except RecordFormatError as error:
-        number = int.from_bytes(record[2:4], "big")
+        number = _number(record, 0, _LANE)
         return DeadLetter(
             _salvaged(member, revision, number, record, lanes=lanes, problem=error.problem), reason, at_ms
         )

@@ -35,6 +35,7 @@ from .columns import (
     snapshot_of,
 )
 from .keys import Keys, member_of, text_of
+from .layouts import size_of, span
 from .line import Line
 from .options import Options
 from .reading import Lanes, lanes_in, read_letter
@@ -52,7 +53,8 @@ ENDED_AT_ONCE = 1_000
 IDS_A_PART = 5_000
 SAMPLES = 32
 """So many times as many places as parts are looked at to split what there is."""
-REVISION_BYTES = 6
+UNTIL, ENDED_VERSION = span("REMEMBERED", "until"), span("REMEMBERED", "content")
+REVISION_BYTES = size_of("LETTER_KEY")
 MOST_MS = 1 << 48
 
 Place = tuple[int, int]
@@ -198,7 +200,7 @@ class Scanner:
             for rank in range(skip + step // 2, skip + size, step)
         ]
         found = line.ask_all([("ZRANGE", key, rank, rank, "WITHSCORES") for key, rank in wanted])
-        places = sorted((int(ms), int.from_bytes(member[:6], "big")) for member, ms in filter(None, found))
+        places = sorted((int(ms), int.from_bytes(member[:SEQUENCE_BYTES], "big")) for member, ms in filter(None, found))
         bounds = [places[len(places) * i // parts] for i in range(1, parts) if places]
         return [(first_ms, 0), *dict.fromkeys(bounds)]
 
@@ -338,9 +340,9 @@ class Scanner:
             ended = []
             for member, *values in zip(members, *rows, strict=True):
                 known = [
-                    (int.from_bytes(value[6:14], "big"), at, int.from_bytes(value[:6], "big"))
+                    (int.from_bytes(value[ENDED_VERSION], "big"), at, int.from_bytes(value[UNTIL], "big"))
                     for at, value in enumerate(values)
-                    if value is not None and int.from_bytes(value[:6], "big") > now_ms
+                    if value is not None and int.from_bytes(value[UNTIL], "big") > now_ms
                 ]
                 version, at, until_ms = max(known, default=(0, -2, 0))
                 if at == own or (part.members is not None and known):

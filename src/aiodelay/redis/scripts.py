@@ -1,17 +1,24 @@
-"""The scripts: one file each under `lua/`, put together from the parts that their line `--@` names."""
+"""The scripts: one file each under `lua/`, put together from the parts that their line `--@` names.
+
+Files name constants, such as `VALUE.DUE_MS_FIRST`; a script holds the numbers and strings of `layouts` instead.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
 import hiredis
 from msgspec import Struct
 
-__all__ = ["NAMES", "STANDALONE", "Arg", "Script", "packed", "script", "source_of"]
+from aiodelay.record_format import FIELDS
+
+from .layouts import NAMESPACES, lua_constants
+
+__all__ = ["NAMES", "STANDALONE", "Arg", "Script", "filled", "packed", "part_of", "script", "source_of"]
 
 Arg = bytes | str | int
 
@@ -63,6 +70,8 @@ STANDALONE = (
 """Those of lists, topics and logs, which have keys of their own."""
 
 _PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
+_CONSTANT = re.compile(rf"\b(?:{'|'.join(NAMESPACES)})\.[A-Z0-9_]+\b")
+_CONSTANTS = lua_constants(FIELDS)
 
 
 class Script(Struct, frozen=True):
@@ -78,13 +87,26 @@ def source_of(name: str) -> str:
     return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
+def filled(source: str, constants: Mapping[str, str]) -> str:
+    """Return Lua source in which constants replace their names.
+
+    Raises:
+        KeyError: The source names a constant that no layout has.
+    """
+    return _CONSTANT.sub(lambda found: constants[found[0]], source)
+
+
+def part_of(name: str) -> str:
+    """Return a file of `lua/` with its constants filled in, as scripts hold it."""
+    return filled(source_of(name), _CONSTANTS)
+
+
 @cache
 def script(name: str) -> Script:
     """Return a script by name; read once per process."""
-    own = source_of(name)
-    found = _PARTS.search(own)
+    found = _PARTS.search(source_of(name))
     parts = found[1].split() if found else []
-    text = "\n".join([*map(source_of, parts), own]).encode()
+    text = "\n".join(map(part_of, [*parts, name])).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
 

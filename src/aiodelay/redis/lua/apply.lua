@@ -26,7 +26,7 @@ local function due_of(written)
   local due = dues[written]
   if not due then
     if byte(written) == 43 then
-      due = now + (tonumber(sub(written, 2)) or PLACED)
+      due = now + (tonumber(sub(written, LETTERED.REST_FIRST)) or PLACED)
     else
       due = math.max(tonumber(written) or PLACED, 0)
     end
@@ -39,14 +39,14 @@ local LATE_STEP = 2 ^ LATE_SHIFT
 local function flags_of(a)
   if ARGV[a] == 'r-' and ARGV[a + 5] == '' and ARGV[a + 6] == '' then return 0 end
   local flags = 0
-  if ARGV[a + 5] ~= '' then flags = tonumber(sub(ARGV[a + 5], 1, 1)) * LATE_STEP end
-  if sub(ARGV[a], 2, 2) == '*' then flags = flags + RECURRING end
+  if ARGV[a + 5] ~= '' then flags = tonumber(sub(ARGV[a + 5], LATENESS.ACTION_FIRST, LATENESS.ACTION_LAST)) * LATE_STEP end
+  if sub(ARGV[a], WHAT.RECURS_FIRST, WHAT.RECURS_LAST) == '*' then flags = flags + RECURRING end
   if ARGV[a + 6] ~= '' then flags = flags + VERSIONED end
   return flags
 end
 
 local function expiry(a, due)
-  return ARGV[a + 5] == '' and 0 or due + tonumber(sub(ARGV[a + 5], 3))
+  return ARGV[a + 5] == '' and 0 or due + tonumber(sub(ARGV[a + 5], LATENESS.MS_FIRST))
 end
 
 local function new_entry(a, lane, revision, due)
@@ -73,7 +73,7 @@ local function put_fresh(a, lane, revision, due)
   local members = places[lane] or {}
   places[lane] = members
   members[#members + 1] = due
-  members[#members + 1] = sub(head, 1, 6) .. id
+  members[#members + 1] = sub(head, VALUE.SEQUENCE_FIRST, VALUE.SEQUENCE_LAST) .. id
   records[n_records + 1], records[n_records + 2] = id, head .. ARGV[a + 6] .. ARGV[a + 7]
   n_records = n_records + 2
   if expires > 0 and band(flags, RECURRING) == 0 then
@@ -90,18 +90,18 @@ end
 
 -- Returns what a put comes to: a letter, or why it is outdated.
 local function verdict_on(a, e)
-  local mode = sub(ARGV[a], 1, 1)
+  local mode = sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST)
   if mode == 'n' then
     local known = recall_version(ARGV[a + 1])
     if e and e.version and (not known or is_newer(e.version, known)) then known = e.version end
-    if known and not is_newer(sub(ARGV[a], 3), known) then return outdated(e, known) end
+    if known and not is_newer(sub(ARGV[a], WHAT.OPERAND_FIRST), known) then return outdated(e, known) end
   end
-  if mode == 'i' and not (e and u48(e.revision) == sub(ARGV[a], 3)) then return outdated(e) end
+  if mode == 'i' and not (e and u48(e.revision) == sub(ARGV[a], WHAT.OPERAND_FIRST)) then return outdated(e) end
   if not e then return 's' end
   if mode == 'e' then return 'D' end
-  local recurs = sub(ARGV[a], 2, 2) == '*'
+  local recurs = sub(ARGV[a], WHAT.RECURS_FIRST, WHAT.RECURS_LAST) == '*'
   if mode == 'k' and (not recurs or not has(e, RECURRING)
-      or same_rule(field({ body = ARGV[a + 7] }, 'r'), field(e, 'r'))) then
+      or same_rule(field({ body = ARGV[a + 7] }, BODY.RULE), field(e, BODY.RULE))) then
     return token_of(e) and 'i' or 'k'
   end
   return 'r'
@@ -113,7 +113,7 @@ local function put(a, e)
   local letter = 's'
   if e or byte(ARGV[a]) == 110 or byte(ARGV[a]) == 105 then
     local verdict = verdict_on(a, e)
-    letter = sub(verdict, 1, 1)
+    letter = sub(verdict, ANSWER.LETTER_FIRST, ANSWER.LETTER_LAST)
     if letter == 'k' or letter == 'i' then return letter .. u48(e.revision) .. u48(e.due) end
     if letter ~= 's' and letter ~= 'r' then return verdict end
   end
@@ -126,7 +126,7 @@ local function put(a, e)
     finish_off(e)
   end
   local id, due = ARGV[a + 1], due_of(ARGV[a + 4])
-  local revision = next_revision(byte(id) ~= 1 and recall_revision(id) or e and byte(id) == 1 and e.revision or nil)
+  local revision = next_revision(byte(id) ~= ID.OWN and recall_revision(id) or e and byte(id) == ID.OWN and e.revision or nil)
   if letter == 's' and not any_holds() then
     put_fresh(a, lane, revision, due)
   else
@@ -136,7 +136,7 @@ local function put(a, e)
     note(EVENTS[letter], { id = id, revision = revision, lane = lane, due = due, attempt = 0 })
   end
   if letter == 'r' and superseded.is_any(id) then letter = 'R' end
-  return pack('>c1I6I6', letter, revision, due)
+  return pack(ANSWER.PACKED, letter, revision, due)
 end
 
 local function cancel(a, e)
@@ -174,7 +174,7 @@ local function change(a, e, letter)
 end
 
 local function carry_out(a, what_of_op)
-  local what, id, op = sub(ARGV[a], 1, 1), ARGV[a + 1], ARGV[a + 2]
+  local what, id, op = sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST), ARGV[a + 1], ARGV[a + 2]
   if fresh[id] or what == 'c' or what == 'm' or what == 'f' then flush() end
   local is_remembered = op ~= NO_OP
   local answer = is_remembered and recall(what_of_op)
@@ -188,7 +188,7 @@ local function carry_out(a, what_of_op)
   elseif what == 'm' or what == 'f' then
     answer = change(a, e, what)
   else
-    if sub(ARGV[a], 2, 2) == '*' then call('ZADD', TAG .. 'series', 0, id) end
+    if sub(ARGV[a], WHAT.RECURS_FIRST, WHAT.RECURS_LAST) == '*' then call('ZADD', TAG .. 'series', 0, id) end
     answer = put(a, e)
   end
   if is_remembered and byte(answer) ~= 115 then remember(what_of_op, now + WINDOW, answer) end
@@ -199,11 +199,11 @@ local function check() -- all that is given, before anything is written
   if count ~= floor(count) then error('apply: the number of arguments is wrong') end
   for a = FIRST, #ARGV, STRIDE do
     local what = byte(ARGV[a])
-    if #ARGV[a + 2] ~= 8 then error('apply: an op is not 8 bytes long') end
+    if #ARGV[a + 2] ~= RECORD.OP_SIZE then error('apply: an op is not 8 bytes long') end
     if what ~= 99 and what ~= 102 and not (due_of(ARGV[a + 4]) < PLACED) then
       error('apply: a due time is not a number, or too far')
     end
-    if #ARGV[a + 6] ~= 0 and #ARGV[a + 6] ~= 8 then error('apply: a version is not 8 bytes long') end
+    if #ARGV[a + 6] ~= 0 and #ARGV[a + 6] ~= RECORD.VERSION_SIZE then error('apply: a version is not 8 bytes long') end
   end
 end
 
@@ -213,7 +213,7 @@ local function read_block(from, to)
     local id, op = ARGV[FIRST + i * STRIDE + 1], ARGV[FIRST + i * STRIDE + 2]
     ids[#ids + 1], ops[#ops + 1] = id, 'o' .. op
     if op ~= NO_OP then things[#things + 1] = 'o' .. op end
-    if byte(id) ~= 1 then things[#things + 1] = 'r' .. id end
+    if byte(id) ~= ID.OWN then things[#things + 1] = 'r' .. id end
   end
   if #things > 0 then prefetch(things) end
   for i, value in ipairs(call('HMGET', MSG, unpack(ids))) do

@@ -20,7 +20,7 @@ local function put_back(a)
   local there = load(e.id)
   if there then return answer('k', there) end
   insert(e, math.max(tonumber(ARGV[a + 2]), e.due))
-  local error_text = field(e, 'g')
+  local error_text = field(e, BODY.LAST_ERROR)
   note('again', e, error_text and cmsgpack.unpack(error_text))
   return answer('s', e)
 end

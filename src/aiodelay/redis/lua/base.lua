@@ -11,7 +11,7 @@ local KEYS, ARGV, unpack, tonumber = KEYS, ARGV, unpack, tonumber
 local LANES, MSG, DEAD, GRAVES, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local SRC, HOLDS, LATE, LATE_HELD, PARKED = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local WORKERS, WAKE, JOURNAL, META = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local TAG = sub(LANES, 1, -6)
+local TAG = sub(LANES, 1, -#'lanes' - 1)
 local MOST_LANES = 65535
 local WAKE_KEPT = 64
 

@@ -40,7 +40,7 @@ local function read_values(lane)
   local ids, values = lane.ids, lane.values
   local last = #ids > 0 and values[#ids] and #values[#ids] or MOST_BYTES
   local from, to = #ids + 1, math.min(#ids + math.min(BLOCK, math.max(1, floor(MOST_BYTES / last))), #lane.members)
-  for i = from, to do ids[i] = sub(lane.members[i], 7) end
+  for i = from, to do ids[i] = sub(lane.members[i], MEMBER.ID_FIRST) end
   for i, value in ipairs(call('HMGET', MSG, unpack(ids, from, to))) do values[from + i - 1] = value end
 end
 
@@ -61,10 +61,12 @@ end
 
 -- Reads a value that needs no closer look, which is several times as fast: in order, its flags 0, never lapsed.
 local function as_most_are(lane, name, id, value)
-  local version, flags = byte(value, 7, 8)
-  if version ~= FORMAT or flags ~= 0 or byte(value, 31) ~= 0 or byte(value) >= 128 then return nil end
-  if sub(name, 1, 6) ~= sub(value, 1, 6) then return nil end
-  local e = { id = id, name = name, value = value, lane = lane.n, flags = 0, lapses = 0, body_at = 41 }
+  local version, flags = byte(value, VALUE.FORMAT_FIRST, VALUE.FLAGS_FIRST)
+  if version ~= FORMAT or flags ~= 0 or byte(value, VALUE.LAPSES_FIRST) ~= 0 then return nil end
+  if byte(value) >= VALUE.PLACED_BYTE then return nil end
+  local sequence = sub(value, VALUE.SEQUENCE_FIRST, VALUE.SEQUENCE_LAST)
+  if sub(name, MEMBER.SEQUENCE_FIRST, MEMBER.SEQUENCE_LAST) ~= sequence then return nil end
+  local e = { id = id, name = name, value = value, lane = lane.n, flags = 0, lapses = 0, body_at = VALUE.BODY_FIRST }
   e.size = size_of(e)
   return e.size and e
 end

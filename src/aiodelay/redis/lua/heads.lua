@@ -2,7 +2,9 @@
 
 -- Says whether a lane's member is that of the value; one that is not was left by another program.
 local function names(name, value, e)
-  return byte(value) < 128 and sub(name, 1, 6) == sub(value, 1, 6) or member(e) == name
+  return byte(value) < VALUE.PLACED_BYTE
+    and sub(name, MEMBER.SEQUENCE_FIRST, MEMBER.SEQUENCE_LAST) == sub(value, VALUE.SEQUENCE_FIRST, VALUE.SEQUENCE_LAST)
+    or member(e) == name
 end
 
 -- Says whether it took a message out of `key`; of one that it left, `e.name` is its member.

@@ -5,7 +5,7 @@
 local topic = { CHUNK = 32, MOST_CONSUMERS = 2000, NOBODY = 'no such consumer is registered' }
 do
   local DROPPED_AT_ONCE, char = 1000, string.char
-  local PREFIX, PUSHED = '>BBI2I6I6I6I2BBc8', '\161q\207'
+  local PREFIX, PUSHED = RECORD.PREFIX, ELEMENT.PUSHED
   local next_read, first_read = nil, nil
 
   function topic.of(content) return content end
@@ -41,12 +41,12 @@ do
       end
     end
     at = math.floor(math.min(math.max(tonumber(value.at) or 0, 0), 2 ^ 47))
-    body[1] = '\161p' .. bin(value.payload)
-    if value.key then body[#body + 1] = '\161k' .. bin(value.key) end
-    if #headers > 0 then body[#body + 1] = '\161h' .. map(#headers) .. table.concat(headers) end
+    body[1] = BODY.PAYLOAD_KEY .. bin(value.payload)
+    if value.key then body[#body + 1] = BODY.KEY_KEY .. bin(value.key) end
+    if #headers > 0 then body[#body + 1] = BODY.HEADERS_KEY .. map(#headers) .. table.concat(headers) end
     if value.at then body[#body + 1] = PUSHED .. struct.pack('>I8', at) end
-    local id = '\2' .. string.match(p, '^[^}]*}:log:(.*)$') .. '/' .. index
-    local prefix = struct.pack(PREFIX, 1, 0, 0, at, at, 0, 0, 0, 0, string.rep('\0', 8))
+    local id = char(ID.TEXT) .. string.match(p, '^[^}]*}:log:(.*)$') .. '/' .. index
+    local prefix = struct.pack(PREFIX, RECORD.FORMAT_VERSION, 0, 0, at, at, 0, 0, 0, 0, string.rep('\0', RECORD.OP_SIZE))
     return bin(id) .. bin(prefix) .. map(#body) .. table.concat(body)
   end
 
@@ -60,7 +60,7 @@ do
     local found, indexes, elements = redis.pcall('XRANGE', p, topic.id(index), '0', 'COUNT', limit), {}, {}
     if found.err then return found end
     for i, entry in ipairs(found) do
-      indexes[i] = sub(entry[1], 3)
+      indexes[i] = sub(entry[1], ENTRY_ID.INDEX_FIRST)
       elements[i] = element_of(p, indexes[i], entry[2])
     end
     return indexes, elements
@@ -91,7 +91,7 @@ do
     local first, last = nil, nil
     for i = 1, #info, 2 do
       if info[i] == 'last-generated-id' then last = string.match(info[i + 1], '^0%-(%d+)$') end
-      if info[i] == 'first-entry' and info[i + 1] then first = tonumber(sub(info[i + 1][1], 3)) end
+      if info[i] == 'first-entry' and info[i + 1] then first = tonumber(sub(info[i + 1][1], ENTRY_ID.INDEX_FIRST)) end
     end
     if not last then return nil, 'it is no log: its last id is not 0-<index>' end
     return first or last + 1, tonumber(last)
@@ -124,7 +124,8 @@ do
       else
         local element = elements[1]
         bytes = bytes + #element
-        if sub(element, -11, -9) == PUSHED and struct.unpack('>I8', element, #element - 7) < time then
+        local key = sub(element, ELEMENT.PUSHED_KEY_FIRST, ELEMENT.PUSHED_KEY_LAST)
+        if key == PUSHED and struct.unpack('>I8', sub(element, ELEMENT.PUSHED_MS_FIRST)) < time then
           low = index + 1
         else
           high = middle
@@ -155,7 +156,7 @@ do
 
   local function next_of(p, name) return tonumber(call('HGET', p .. '@' .. name .. ':state', 'next') or 1) end
 
-  local function name_of(p) return sub(KEYS[2], #p + 2, -11) end
+  local function name_of(p) return sub(KEYS[2], #p + #'@' + 1, -#':consumers' - 1) end
 
   -- Moves the cursor to before the first that has not ended.
   function topic.move_cursor(p, name)

@@ -12,9 +12,9 @@ local function known_windows()
   if not windows then
     windows = { o = {}, v = {}, known = {} }
     for _, name in ipairs(call('ZRANGE', DONE, 0, -1)) do
-      local kind = sub(name, 1, 1)
+      local kind = sub(name, LETTERED.LETTER_FIRST, LETTERED.LETTER_LAST)
       windows.known[name] = true
-      table.insert(windows[kind], TAG .. NAME[kind] .. sub(name, 2))
+      table.insert(windows[kind], TAG .. NAME[kind] .. sub(name, LETTERED.REST_FIRST))
     end
   end
   return windows
@@ -22,7 +22,8 @@ end
 
 local function forget_past(limit)
   for _, name in ipairs(call('ZRANGEBYSCORE', DONE, '-inf', text(now), 'LIMIT', 0, limit)) do
-    call('UNLINK', TAG .. NAME[sub(name, 1, 1)] .. sub(name, 2))
+    local kind, k = sub(name, LETTERED.LETTER_FIRST, LETTERED.LETTER_LAST), sub(name, LETTERED.REST_FIRST)
+    call('UNLINK', TAG .. NAME[kind] .. k)
     call('ZREM', DONE, name)
     windows = nil
   end
@@ -56,8 +57,8 @@ local function prefetch(things)
   for _, key in ipairs(known_windows().o) do
     for i, value in ipairs(call('HMGET', key, unpack(things))) do
       if value and unpack_bytes('>I6', value) > now then
-        local known, found = recalled[things[i]], sub(value, 7)
-        if not known or #found > 6 or unpack_bytes('>I6', found) > unpack_bytes('>I6', known) then
+        local known, found = recalled[things[i]], sub(value, REMEMBERED.CONTENT_FIRST)
+        if not known or #found > RECORD.REVISION_SIZE or unpack_bytes('>I6', found) > unpack_bytes('>I6', known) then
           recalled[things[i]] = found
         end
       end
@@ -86,7 +87,7 @@ local function recall_version(id)
   for _, key in ipairs(known_windows().v) do
     local value = call('HGET', key, id)
     if value and unpack_bytes('>I6', value) > now then
-      local version = sub(value, 7)
+      local version = sub(value, REMEMBERED.CONTENT_FIRST)
       if not last or is_newer(version, last) then last = version end
     end
   end
@@ -108,7 +109,7 @@ end
 
 local function remember_end(e)
   remember_answer(e)
-  if byte(e.id) ~= 1 then remember('r' .. e.id, now + WINDOW, u48(e.revision)) end -- own ids are never met again
+  if byte(e.id) ~= ID.OWN then remember('r' .. e.id, now + WINDOW, u48(e.revision)) end -- own ids are never met again
   if e.version then
     local version = recall_version(e.id)
     if not version or is_newer(e.version, version) then version = e.version end

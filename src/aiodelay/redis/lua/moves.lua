@@ -103,7 +103,9 @@ end
 function trials.note_death() -- a lease of the group has ended: the group holds a killer
   if call('HGET', META, 'tried') == '0' then return end
   local left = 0
-  for _, value in ipairs(call('HVALS', trials.KEY)) do if sub(value, 1, 1) == 'g' then left = left + 1 end end
+  for _, value in ipairs(call('HVALS', trials.KEY)) do
+    if sub(value, LETTERED.LETTER_FIRST, LETTERED.LETTER_LAST) == 'g' then left = left + 1 end
+  end
   call('HSET', META, 'tried', 0, 'hot', left)
 end
 
@@ -155,12 +157,12 @@ end
 -- Returns an occurrence's series, nil if there is none any more, and the occurrence's due time.
 local function series_of(id)
   if byte(id) ~= OCCURRENCE then return nil end
-  local series = load(sub(id, 2, -7))
-  return series and has(series, RECURRING) and series or nil, (unpack_bytes('>I6', id, #id - 5))
+  local series = load(sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST))
+  return series and has(series, RECURRING) and series or nil, (unpack_bytes('>I6', sub(id, OCCURRENCE_ID.DUE_FIRST)))
 end
 
 local function list_live(series, live)
-  rewrite(series, { l = written_list(live) })
+  rewrite(series, { [BODY.LIVE] = written_list(live) })
   store(series)
 end
 
@@ -194,7 +196,7 @@ local function as_occurrence(e)
   o.id, o.op = string.char(OCCURRENCE) .. e.id .. u48(e.due), NO_OP
   unset(o, RECURRING)
   body_of(o)
-  pcall(rewrite, o, { r = false, l = false }) -- else it is given up because its body cannot be read
+  pcall(rewrite, o, { [BODY.RULE] = false, [BODY.LIVE] = false }) -- else it is given up because its body cannot be read
   return o
 end
 
@@ -218,10 +220,10 @@ local function bury(e, reason)
   note('dead', e, reason)
 end
 
--- A value that cannot be read is set aside whole, under reason '?': byte 255, lane u16, then the value.
+-- A value that cannot be read is set aside whole, under reason '?': the mark, lane u16, then the value.
 local function set_aside(lane, id, value)
   local key = id .. u48(0)
-  if call('HSET', DEAD, key, '\255' .. pack('>H', lane) .. value) == 1 then
+  if call('HSET', DEAD, key, string.char(UNREADABLE_LETTER.MARK) .. pack('>H', lane) .. value) == 1 then
     call('HINCRBY', META, 'dead:' .. text(lane), 1)
   end
   graves.add(key)
@@ -240,8 +242,8 @@ local function contains(list, value)
 end
 
 local function keep_put_due(e) -- for its delivery id; an occurrence is told by the due time in its id
-  if has(e, RECURRING) or byte(e.id) == OCCURRENCE or field(e, 'd') then return end
-  rewrite(e, { d = pack('>BI8', 0xcf, e.due) })
+  if has(e, RECURRING) or byte(e.id) == OCCURRENCE or field(e, BODY.PUT_DUE_MS) then return end
+  rewrite(e, { [BODY.PUT_DUE_MS] = pack('>BI8', 0xcf, e.due) })
 end
 
 local function move(e, due) -- its due time, and the time from which it is late with it
@@ -257,7 +259,7 @@ do
   local EARLIER_ERRORS = 4
 
   local function earlier_errors(e, last) -- as they are written, with the last one so far at their end
-    local written, kept = field(e, 'j'), {}
+    local written, kept = field(e, BODY.EARLIER_ERRORS), {}
     if written then
       local count, at = items(written, 1)
       for i = 1, count do
@@ -271,14 +273,15 @@ do
   end
 
   local function written_end(e, error_text, trace, traceback)
-    local changes, last = {}, field(e, 'g')
+    local changes, last = {}, field(e, BODY.LAST_ERROR)
     if error_text ~= '' then
-      changes.g = cmsgpack.pack(sub(error_text, 2))
-      if not field(e, 'f') then changes.f = changes.g end
-      if last and cmsgpack.unpack(last) ~= sub(error_text, 2) then changes.j = earlier_errors(e, last) end
+      local told = sub(error_text, LETTERED.REST_FIRST)
+      changes[BODY.LAST_ERROR] = cmsgpack.pack(told)
+      if not field(e, BODY.FIRST_ERROR) then changes[BODY.FIRST_ERROR] = changes[BODY.LAST_ERROR] end
+      if last and cmsgpack.unpack(last) ~= told then changes[BODY.EARLIER_ERRORS] = earlier_errors(e, last) end
     end
-    if trace ~= '' then changes.c = trace end
-    if traceback ~= '' then changes.b = cmsgpack.pack(traceback) end
+    if trace ~= '' then changes[BODY.TRACE] = trace end
+    if traceback ~= '' then changes[BODY.TRACEBACK] = cmsgpack.pack(traceback) end
     return changes
   end
 
@@ -295,7 +298,9 @@ local function rearm(e, due, retrying)
   remember_answer(e)
   local live = live_of(e)
   if retrying then live[#live + 1] = e.due end
-  rewrite(e, { l = written_list(live), f = false, g = false, j = false })
+  local changes = { [BODY.FIRST_ERROR] = false, [BODY.LAST_ERROR] = false, [BODY.EARLIER_ERRORS] = false }
+  changes[BODY.LIVE] = written_list(live)
+  rewrite(e, changes)
   move(e, due)
   e.attempt, e.lapses, e.kills = 0, 0, 0
   unset(e, ALONE)
@@ -381,18 +386,20 @@ end
 
 function superseded.is_any(id)
   local known = call('HGET', superseded.REVISIONS, id)
-  for at = 1, known and #known or 0, 6 do
-    local token = tonumber(call('ZSCORE', superseded.CLAIMS, sub(known, at, at + 5) .. id))
+  for at = 1, known and #known or 0, SUPERSEDED.REVISION_SIZE do
+    local revision = sub(known, at, at + SUPERSEDED.REVISION_SIZE - 1)
+    local token = tonumber(call('ZSCORE', superseded.CLAIMS, revision .. id))
     if token and token >= tokens.LEAST then return true end
   end
   return false
 end
 
 function superseded.forget(name) -- a revision and an id
-  local revision, id = sub(name, 1, 6), sub(name, 7)
+  local revision = sub(name, SUPERSEDED.REVISION_FIRST, SUPERSEDED.REVISION_LAST)
+  local id = sub(name, SUPERSEDED.ID_FIRST)
   local known, left = call('HGET', superseded.REVISIONS, id) or '', ''
-  for at = 1, #known, 6 do
-    local each = sub(known, at, at + 5)
+  for at = 1, #known, SUPERSEDED.REVISION_SIZE do
+    local each = sub(known, at, at + SUPERSEDED.REVISION_SIZE - 1)
     if each ~= revision then left = left .. each end
   end
   call('ZREM', superseded.CLAIMS, name)
@@ -463,7 +470,7 @@ local function head_of(n, most_parked)
   for _ = 0, most_parked do
     local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
     if not first[1] then return nil end
-    local e = any_holds() and load(sub(first[1], 7)) or nil
+    local e = any_holds() and load(sub(first[1], MEMBER.ID_FIRST)) or nil
     if not (e and is_held(n, address_of(e))) then return tonumber(first[2]) end
     open_gate()
     call('ZREM', key, first[1])

@@ -13,7 +13,7 @@ local has_blocked = N and call('EXISTS', blocked_key(N)) == 1
 destination.traces, destination.most_traces = {}, 2 * tonumber(ARGV[8])
 
 function destination.tell(e)
-  local is_readable, trace = pcall(field, e, 'c')
+  local is_readable, trace = pcall(field, e, BODY.TRACE)
   if is_readable and trace and #destination.traces < destination.most_traces then
     destination.traces[#destination.traces + 1], destination.traces[#destination.traces + 2] = e.id, trace
   end
@@ -47,20 +47,21 @@ do
     return HEADS[size]
   end
 
-  local PUSHED = '\161q' .. pack('>BI8', 0xcf, now)
+  local PUSHED = ELEMENT.PUSHED .. pack('>I8', now)
 
   local function element_of(e)
-    local size = PREFIX_SIZE + (e.version and 8 or 0)
+    local size = e.version and RECORD.VERSIONED_SIZE or RECORD.SIZE
     local record = e.body and record_bytes(e) or sub(e.value, e.body_at - size)
-    local map = byte(record, size + 1)
+    local body_at = size + 1
+    local map = byte(record, body_at)
     local head = head_of_bin(#e.id) .. e.id .. head_of_bin(size) .. sub(record, 1, size)
-    if not MAPS[map] then return head .. sub(record, size + 1) end -- no room for one more key
-    return head .. MAPS[map] .. sub(record, size + 2) .. PUSHED
+    if not MAPS[map] then return head .. sub(record, body_at) end -- no room for one more key
+    return head .. MAPS[map] .. sub(record, body_at + 1) .. PUSHED
   end
 
   local function payload_of(e)
     local s, at = e.body or e.value, e.body and 1 or e.body_at
-    at = value_at(s, at, 112)
+    at = value_at(s, at, BODY.PAYLOAD_BYTE)
     if not at then return '' end
     local from, length = blob(s, at)
     return sub(s, from, from + length - 1)
@@ -71,8 +72,8 @@ do
   end
 
   function written_plain(id, value) -- of a value without flags that stands at its due time; one concatenation, no calls
-    return (HEADS[#id] or head_of_bin(#id)) .. id .. '\196\34' .. sub(value, 7, 40) .. MAPS[byte(value, 41)]
-      .. sub(value, 42) .. PUSHED
+    return (HEADS[#id] or head_of_bin(#id)) .. id .. RECORD.BIN .. sub(value, VALUE.FORMAT_FIRST, VALUE.OP_LAST)
+      .. MAPS[byte(value, VALUE.BODY_FIRST)] .. sub(value, VALUE.BODY_FIRST + 1) .. PUSHED
   end
 end
 
@@ -129,18 +130,19 @@ do
   -- Reads the address and the size of the usual value: no flags, at its due time, a body of a few texts and bytes, no key
   -- and no headers. Returns nil for any other, which goes the long way.
   local function plain(s)
-    if byte(s) > 127 or byte(s, 7) ~= FORMAT or byte(s, 8) ~= 0 then return nil end
-    local map = byte(s, 41)
+    if byte(s) >= VALUE.PLACED_BYTE or byte(s, VALUE.FORMAT_FIRST) ~= FORMAT then return nil end
+    if byte(s, VALUE.FLAGS_FIRST) ~= 0 then return nil end
+    local map = byte(s, VALUE.BODY_FIRST)
     if not map or map < 0x81 or map > 0x8e then return nil end
-    local at, address, size = 42, '', 0
+    local at, address, size = VALUE.BODY_FIRST + 1, '', 0
     for _ = 1, map - 0x80 do
       local one, key, kind, length = byte(s, at, at + 3)
-      if one ~= 0xa1 or not length or key == 107 then return nil end
+      if one ~= 0xa1 or not length or key == BODY.KEY_BYTE then return nil end
       if kind >= 0xa0 and kind < 0xc0 then
-        if key == 97 then address = sub(s, at + 3, at + kind - 0x9e) end
+        if key == BODY.ADDRESS_BYTE then address = sub(s, at + 3, at + kind - 0x9e) end
         at = at + 3 + kind - 0xa0
       elseif kind == 0xd9 then
-        if key == 97 then address = sub(s, at + 4, at + 3 + length) end
+        if key == BODY.ADDRESS_BYTE then address = sub(s, at + 4, at + 3 + length) end
         at = at + 4 + length
       elseif kind == 0xc4 then
         at, size = at + 4 + length, size + length
@@ -172,12 +174,15 @@ do
   local function look_at_plain(t, key, name, id, value, size)
     if not has_room(t, size) then return 'stop' end
     take(t, key, name, id, size, t.is_raw and written(t, parse(id, value)) or written_plain(id, value))
-    local memories, until_ms = t.memories, unpack_bytes('>I6', value, 11) + WINDOW
-    if until_ms > now and sub(value, 33, 40) ~= NO_OP then
-      memories[#memories + 1] = 'o' .. sub(value, 33, 40)
-      memories[#memories + 1] = u48(until_ms) .. 's' .. sub(value, 11, 22)
+    local memories, until_ms = t.memories, unpack_bytes('>I6', value, VALUE.REVISION_FIRST) + WINDOW
+    if until_ms > now and sub(value, VALUE.OP_FIRST, VALUE.OP_LAST) ~= NO_OP then
+      memories[#memories + 1] = 'o' .. sub(value, VALUE.OP_FIRST, VALUE.OP_LAST)
+      memories[#memories + 1] = u48(until_ms) .. 's' .. sub(value, VALUE.REVISION_FIRST, VALUE.DUE_MS_LAST)
     end
-    if byte(id) ~= 1 then memories[#memories + 1], memories[#memories + 2] = 'r' .. id, sub(value, 11, 16) end
+    if byte(id) ~= ID.OWN then
+      memories[#memories + 1] = 'r' .. id
+      memories[#memories + 1] = sub(value, VALUE.REVISION_FIRST, VALUE.REVISION_LAST)
+    end
     return nil
   end
 
@@ -186,7 +191,8 @@ do
     if read >= MOST_READ or read_bytes > MOST_BYTES then return 'stop' end
     read, read_bytes = read + 1, read_bytes + (value and #value or 0)
     local address, size = nil, nil
-    if value and ARGV[2] == '0' and byte(id) ~= OCCURRENCE and sub(name, 1, 6) == sub(value, 1, 6) then
+    if value and ARGV[2] == '0' and byte(id) ~= OCCURRENCE
+        and sub(name, MEMBER.SEQUENCE_FIRST, MEMBER.SEQUENCE_LAST) == sub(value, VALUE.SEQUENCE_FIRST, VALUE.SEQUENCE_LAST) then
       address, size = plain(value)
     end
     local e = nil
@@ -199,7 +205,7 @@ do
     local t = trying or target_of(address)
     if t.is_held or why_not(t) or (t.is_blocked and not trying) then
       if trying then return 'stop' end
-      park_for(t, name, e and e.place or unpack_bytes('>I6', value, 17))
+      park_for(t, name, e and e.place or unpack_bytes('>I6', value, VALUE.DUE_MS_FIRST))
     elseif not e then
       return look_at_plain(t, key, name, id, value, size)
     elseif has(e, RECURRING) then
@@ -226,7 +232,7 @@ do
       local found = call('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', stays, limit)
       if #found == 0 then return end
       local ids = {}
-      for i, name in ipairs(found) do ids[i] = sub(name, 7) end
+      for i, name in ipairs(found) do ids[i] = sub(name, MEMBER.ID_FIRST) end
       local values = call('HMGET', MSG, unpack(ids))
       for i, name in ipairs(found) do
         local verdict = look(key, name, ids[i], values[i], trying)
@@ -284,9 +290,9 @@ do
       local failed = copy(e)
       body_of(failed)
       count_attempt(failed, e.attempt, ARGV[a + 4], '', '')
-      bury(failed, sub(what, 2))
+      bury(failed, sub(what, LETTERED.REST_FIRST))
     else
-      note(sub(what, 2), e)
+      note(sub(what, LETTERED.REST_FIRST), e)
     end
     if due then rearm(e, due, false) else forget(e) end
   end

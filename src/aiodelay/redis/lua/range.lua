@@ -18,9 +18,9 @@ local function leave(set, ms, at)
 end
 
 local function add(set, found)
-  local skips = set == 'graves' and 1 or 7
+  local first = set == 'graves' and 1 or MEMBER.ID_FIRST
   for i = 1, #found, 2 do
-    answer[#answer + 1] = sub(found[i], skips)
+    answer[#answer + 1] = sub(found[i], first)
     answer[#answer + 1] = found[i + 1]
   end
   unread = unread - #found / 2
@@ -89,7 +89,7 @@ end
 local function add_left()
   for a = 9, #ARGV, 3 do
     local set, ms, at = ARGV[a], ARGV[a + 1], ARGV[a + 2]
-    if sub(set, 1, 7) == 'leased:' then
+    if sub(set, 1, #'leased:') == 'leased:' then
       add_leased(set, at)
     elseif ms == '' then
       add_page(set)

@@ -1,41 +1,42 @@
 -- record: reads and writes the value that stands under an id in `msg`: a head, then the record of docs/formats.md.
 --
 -- Head: sequence u48, its top bit set if a place u48 follows; otherwise the message stands at its due time.
--- PREFIX and the flags are derived from model.FIELDS; tests/unit/test_redis_scripts.py compares them.
-local PREFIX = '>BBHI6I6I6HBBc8'
-local HEADED = '>I6BBHI6I6I6HBBc8'
-local PREFIX_SIZE = 34
-local FORMAT = 1
-local RECURRING, ALONE, NO_RETRY, LATE_SHIFT, LATE_MASK, VERSIONED = 1, 2, 4, 3, 3, 32
-local PLACED = 140737488355328
-local NO_OP = '\0\0\0\0\0\0\0\0'
+-- Names that begin with RECORD, VALUE, BODY or another layout, and a point, are constants of aiodelay/redis/layouts.py.
+-- A script is put together with numbers and strings in their place.
+local PREFIX, HEADED = RECORD.PREFIX, VALUE.PREFIX
+local FORMAT = RECORD.FORMAT_VERSION
+local RECURRING, ALONE, NO_RETRY, VERSIONED = FLAG.RULE, FLAG.ALONE, FLAG.NO_RETRY, FLAG.VERSION
+local LATE_SHIFT = FLAG.LATE_SHIFT
+local PLACED = VALUE.PLACED
+local NO_OP = string.rep('\0', RECORD.OP_SIZE)
 local MOST_ATTEMPTS, MOST_LAPSES = 65535, 255
-local OCCURRENCE = 3
+local OCCURRENCE = ID.OCCURRENCE
 local band, bor, rshift = bit.band, bit.bor, bit.rshift
 
 local function has(e, flag) return band(e.flags, flag) ~= 0 end
 local function set(e, flag) e.flags = bor(e.flags, flag) end
 local function unset(e, flag) if has(e, flag) then e.flags = e.flags - flag end end
-local function late_of(e) return band(rshift(e.flags, LATE_SHIFT), LATE_MASK) end
+local function late_of(e) return rshift(band(e.flags, FLAG.LATE), LATE_SHIFT) end
 
 -- Returns nil for a value that cannot be read: cut short, or of another format.
 local function parse(id, value)
-  if #value < 6 + PREFIX_SIZE then return nil end
-  local at, place = 7, nil
+  if #value < VALUE.SIZE then return nil end
+  local at, place = VALUE.FORMAT_FIRST, nil
   local sequence, version, flags, lane, revision, due, expires, attempt, lapses, kills, op =
     unpack_bytes(HEADED, value)
   if sequence >= PLACED then
-    if #value < 12 + PREFIX_SIZE then return nil end
-    at, sequence, place = 13, sequence - PLACED, unpack_bytes('>I6', value, 7)
-    version, flags, lane, revision, due, expires, attempt, lapses, kills, op = unpack_bytes(PREFIX, value, 13)
+    if #value < PLACED_VALUE.SIZE + RECORD.SIZE then return nil end
+    at, sequence = PLACED_VALUE.RECORD_FIRST, sequence - PLACED
+    place = unpack_bytes('>I6', value, PLACED_VALUE.PLACE_FIRST)
+    version, flags, lane, revision, due, expires, attempt, lapses, kills, op = unpack_bytes(PREFIX, value, at)
   end
   if version ~= FORMAT then return nil end
   local e = { id = id, value = value, sequence = sequence, place = place or due, flags = flags, lane = lane,
     revision = revision, due = due, expires = expires, attempt = attempt, lapses = lapses, kills = kills, op = op,
-    body_at = at + PREFIX_SIZE, version = nil, body = nil, token = nil, address = nil, rank = nil }
+    body_at = at + RECORD.SIZE, version = nil, body = nil, token = nil, address = nil, rank = nil }
   if has(e, VERSIONED) then
-    e.version = sub(value, e.body_at, e.body_at + 7)
-    e.body_at = e.body_at + 8
+    e.version = sub(value, e.body_at, e.body_at + RECORD.VERSION_SIZE - 1)
+    e.body_at = e.body_at + RECORD.VERSION_SIZE
   end
   return e
 end
@@ -155,7 +156,7 @@ local function rewrite(e, changes)
 end
 
 local function live_of(e)
-  local written = field(e, 'l')
+  local written = field(e, BODY.LIVE)
   return written and cmsgpack.unpack(written) or {}
 end
 
@@ -169,7 +170,7 @@ end
 local function address_of(e)
   if not e.address then
     local s, at = e.body or e.value, e.body and 1 or e.body_at
-    at = value_at(s, at, 97)
+    at = value_at(s, at, BODY.ADDRESS_BYTE)
     e.address = ''
     if at then
       local from, length = blob(s, at)
@@ -186,10 +187,10 @@ local function measured(s, at)
   count, at = items(s, at)
   for _ = 1, count / 2 do
     local key = sub(s, at, at + 1)
-    if key == '\161p' or key == '\161k' then
+    if key == BODY.PAYLOAD_KEY or key == BODY.KEY_KEY then
       local from, length = blob(s, at + 2)
       size, at = size + length, from + length
-    elseif key == '\161h' then
+    elseif key == BODY.HEADERS_KEY then
       local values
       values, at = items(s, at + 2)
       for _ = 1, values do
@@ -203,11 +204,11 @@ local function measured(s, at)
   return size
 end
 
-local ENCODINGS = { ['\161e\164json'] = true, ['\161e\167msgpack'] = true }
+local ENCODINGS = { [BODY.ENCODING_KEY .. '\164json'] = true, [BODY.ENCODING_KEY .. '\167msgpack'] = true }
 local function size_of(e) -- nil if the body cannot be read
   local s, at = e.value, e.body_at
   local map, a1, p, c4, length = byte(s, at, at + 4)
-  if a1 == 0xa1 and p == 0x70 and c4 == 0xc4 then -- a short payload, alone or with an encoding
+  if a1 == 0xa1 and p == BODY.PAYLOAD_BYTE and c4 == 0xc4 then -- a short payload, alone or with an encoding
     local ends = at + 4 + length
     if map == 0x81 and ends == #s then return length end
     if map == 0x82 and ENCODINGS[sub(s, ends + 1)] then return length end

@@ -13,9 +13,11 @@ local function unearth(key, lane)
   call('HINCRBY', META, 'dead:' .. text(lane), -1)
 end
 
+local function record_at(value) return LETTER.REASON_FIRST + byte(value) end -- behind the reason
+
 local function lane_of(value)
-  if byte(value) == 255 then return (unpack_bytes('>H', value, 2)) end
-  return (unpack_bytes('>H', value, byte(value) + 4))
+  local is_raw = byte(value) == UNREADABLE_LETTER.MARK
+  return (unpack_bytes('>H', value, is_raw and UNREADABLE_LETTER.LANE_FIRST or record_at(value) + RECORD.LANE_OFFSET))
 end
 
 local function redrive(id, revision)
@@ -29,7 +31,7 @@ local function redrive(id, revision)
   end
   local series, due = series_of(id)
   if load(id) or (series and series.due == due) then return 'E' end
-  local e = byte(value) ~= 255 and parse(id, u48(0) .. sub(value, byte(value) + 2)) or nil
+  local e = byte(value) ~= UNREADABLE_LETTER.MARK and parse(id, u48(0) .. sub(value, record_at(value))) or nil
   if not e then return 'F' end
   local known = recall_revision(id)
   if known and known > revision then revision = known end
@@ -38,7 +40,8 @@ local function redrive(id, revision)
   e.attempt, e.lapses, e.kills = 0, 0, 0
   unset(e, ALONE)
   unset(e, NO_RETRY)
-  rewrite(e, { f = false, g = false, j = false, b = false, d = false, l = false })
+  rewrite(e, { [BODY.FIRST_ERROR] = false, [BODY.LAST_ERROR] = false, [BODY.EARLIER_ERRORS] = false,
+    [BODY.TRACEBACK] = false, [BODY.PUT_DUE_MS] = false, [BODY.LIVE] = false })
   if series then
     local live = live_of(series)
     live[#live + 1] = due

@@ -15,7 +15,7 @@ if call('SISMEMBER', p .. ':consumers', name) == 0 then
   if call('SCARD', p .. ':consumers') >= topic.MOST_CONSUMERS then return 'full' end
   answer = 'new'
   call('SADD', p .. ':consumers', name)
-  call('SADD', KEYS[2], sub(p, #KEYS[2] - 5))
+  call('SADD', KEYS[2], sub(p, #KEYS[2] - #'topics' + 1))
   call('HSET', state, 'since', text(now))
   if ARGV[4] == 'oldest' then call('HSET', state, 'fill', call('HGET', p .. ':meta', 'last') or '0') end
 end

@@ -43,11 +43,11 @@ local function retry(e, a, beside)
     if there then take_out(there) end
   end
   insert(failed, math.max(tonumber(ARGV[a + 4]), failed.due))
-  note('again', failed, sub(ARGV[a + 6], 2))
+  note('again', failed, sub(ARGV[a + 6], LETTERED.REST_FIRST))
 end
 
 local function end_attempt(e, a, beside) -- says whether it is tried again
-  local what = sub(ARGV[a + 3], 1, 1)
+  local what = sub(ARGV[a + 3], LETTERED.LETTER_FIRST, LETTERED.LETTER_LAST)
   if what == 'a' and not has(e, NO_RETRY) then
     retry(e, a, beside)
     return true
@@ -57,9 +57,9 @@ local function end_attempt(e, a, beside) -- says whether it is tried again
     local failed = copy(e)
     body_of(failed)
     count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], ARGV[a + 9])
-    bury(failed, sub(ARGV[a + 3], 2))
+    bury(failed, sub(ARGV[a + 3], LETTERED.REST_FIRST))
   else
-    note(sub(ARGV[a + 3], 2), e)
+    note(sub(ARGV[a + 3], LETTERED.REST_FIRST), e)
   end
   return false
 end

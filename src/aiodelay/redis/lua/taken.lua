@@ -9,17 +9,20 @@
 local LIST, CONSUMERS, TAKEN, CONTENT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MOST, MOST_BYTES, MOST_CONSUMERS = 500, 1048576, 4
 local MAX_LEASE, RIGHTING, SUSPECT_LAPSES, KILLS_TO_DEATH = 60000, 20000, 2, 3
-local FORMAT, ALONE, FLAGS_AT, LAPSES_AT, KILLS_AT = 1, 2, 1, 24, 25
+local FORMAT, ALONE = RECORD.FORMAT_VERSION, FLAG.ALONE
+local FLAGS_AT, LAPSES_AT, KILLS_AT = RECORD.FLAGS_OFFSET, RECORD.LAPSES_OFFSET, RECORD.KILLS_OFFSET
 
-local function taken_key(consumer) return sub(CONSUMERS, 1, -10) .. 'taken:' .. consumer end
+local function taken_key(consumer) return sub(CONSUMERS, 1, -#'consumers' - 1) .. 'taken:' .. consumer end
 
 local function prefix_at(s) -- where an element's prefix begins, 0 of a reference; nil if it has none that we know
   if CONTENT and byte(s) < 58 then return 0 end
-  local kind, high, low = byte(s, 1, 3)
-  local at = kind == 0xc4 and high and 3 + high or kind == 0xc5 and low and 4 + 256 * high + low
+  local at = 1
+  local kind, high, low = byte(s, at, at + 2)
+  at = kind == 0xc4 and high and at + 2 + high or kind == 0xc5 and low and at + 3 + 256 * high + low
   if not at then return nil end
   local bin, size, format = byte(s, at, at + 2)
-  if bin ~= 0xc4 or (size ~= 34 and size ~= 42) or format ~= FORMAT or #s < at + 1 + size then return nil end
+  if bin ~= 0xc4 or (size ~= RECORD.SIZE and size ~= RECORD.VERSIONED_SIZE) then return nil end
+  if format ~= FORMAT or #s < at + 1 + size then return nil end
   return at + 2
 end
 

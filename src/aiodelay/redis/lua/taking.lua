@@ -1,7 +1,7 @@
 -- taking: moves elements to what a consumer has taken; what `take`, of lists and fan-outs, and `take_log` have in common.
 local FIRST, MOST_MISSED, POLL, SEEN_EVERY, CHUNK = tonumber(ARGV[3]), 2000, 1000, 10000, topic.CHUNK
 local most, most_bytes = math.min(tonumber(ARGV[4]), MOST), math.min(tonumber(ARGV[5]), MOST_BYTES)
-local OWN = sub(CONSUMERS, 1, -11)
+local OWN = sub(CONSUMERS, 1, -#':consumers' - 1)
 local STATE, LATER = OWN .. ':state', OWN .. ':later'
 local p = CONTENT and topic.of(CONTENT)
 
@@ -42,7 +42,7 @@ local function taken_before()
     if entry and not content then
       call('HDEL', TAKEN, numbers[i])
       topic.release(p, { entry })
-      topic.missed(p, sub(OWN, #p + 2), 1)
+      topic.missed(p, sub(OWN, #p + #'@' + 1), 1)
     end
   end
   return { unpack(entries, 1, last) }
@@ -105,7 +105,7 @@ local function take() -- the lease first, the list last: whatever fails, no elem
     call('HSET', TAKEN, unpack(numbered))
   end
   if #gone > 0 then
-    topic.missed(p, sub(OWN, #p + 2), #gone)
+    topic.missed(p, sub(OWN, #p + #'@' + 1), #gone)
     topic.release(p, gone)
   end
   if topic.ahead then topic.go_on(p, entries, leaving - call('LLEN', LIST)) end
@@ -137,7 +137,7 @@ local function bring_back() -- retries that are due now; says whether there were
       break
     end
   end
-  for i = #due, 1, -1 do call('LPUSH', LIST, sub(due[i], 9)) end
+  for i = #due, 1, -1 do call('LPUSH', LIST, sub(due[i], RETRY.ELEMENT_FIRST)) end
   if #due > 0 then call('ZREM', LATER, unpack(due)) end
   return #due > 0
 end
@@ -146,10 +146,10 @@ local function next_later() return call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2] 
 
 -- Says whether nothing may be taken now, and when that may be otherwise.
 local function withheld()
-  if not topic.is_known(p, sub(OWN, #p + 2)) then return 'u', now + POLL end
+  if not topic.is_known(p, sub(OWN, #p + #'@' + 1)) then return 'u', now + POLL end
   if math.abs(now - tonumber(call('HGET', STATE, 'seen') or 0)) >= SEEN_EVERY then call('HSET', STATE, 'seen', text(now)) end
   if tonumber(ARGV[8]) > tonumber(call('HGET', STATE, 'told') or 0) then call('HSET', STATE, 'told', ARGV[8]) end
-  if call('HEXISTS', STATE, 'fill') == 1 and not topic.fill(p, sub(OWN, #p + 2)) then return 'w', now end
+  if call('HEXISTS', STATE, 'fill') == 1 and not topic.fill(p, sub(OWN, #p + #'@' + 1)) then return 'w', now end
   local is_ordered = call('HGET', STATE, 'ordered') == '1'
   if is_ordered and call('ZCARD', CONSUMERS) > 0 then return 'w', now + POLL end
   local has_retry = bring_back()

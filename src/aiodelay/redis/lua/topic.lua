@@ -4,9 +4,9 @@
 local topic = { MOST_CONSUMERS = 2000, REFS_AT_ONCE = 20000, CHUNK = 32, NOBODY = 'no such consumer is registered' }
 do
   local DROPPED_AT_ONCE, READ_AT_ONCE, SWEPT_AT_ONCE, CHUNK = 1000, 1048576, 8, topic.CHUNK
-  local PUSHED = '\161q\207'
+  local PUSHED = ELEMENT.PUSHED
 
-  function topic.of(content) return sub(content, 1, -9) end
+  function topic.of(content) return sub(content, 1, -#':content' - 1) end
 
   function topic.is_known(p, name) return call('SISMEMBER', p .. ':consumers', name) == 1 end
 
@@ -99,7 +99,8 @@ do
   -- --- the end of what is kept -----------------------------------------------------------------------------------------
 
   local function was_pushed_before(element, oldest)
-    return oldest > 0 and sub(element, -11, -9) == PUSHED and struct.unpack('>I8', element, #element - 7) < oldest
+    return oldest > 0 and sub(element, ELEMENT.PUSHED_KEY_FIRST, ELEMENT.PUSHED_KEY_LAST) == PUSHED
+      and struct.unpack('>I8', sub(element, ELEMENT.PUSHED_MS_FIRST)) < oldest
   end
 
   -- Drops content beyond `most`, and what was published before `oldest`, 0 = neither; returns the first index that is left.

@@ -1,5 +1,5 @@
 -- trying: has one consumer of a topic get messages once more; what `again`, of a fan-out, and `again_log` have in common.
-local p, own = topic.of(CONTENT), sub(CONSUMERS, 1, -11)
+local p, own = topic.of(CONTENT), sub(CONSUMERS, 1, -#':consumers' - 1)
 local letters = {}
 
 call('ZREM', CONSUMERS, '')

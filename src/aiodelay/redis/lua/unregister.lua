@@ -11,6 +11,6 @@ if is_known then call('SADD', p .. ':leaving', name) end
 if call('SISMEMBER', p .. ':leaving', name) == 0 then return 'unknown' end
 if not topic.leave(p, name) then return 'more' end
 if call('SCARD', p .. ':consumers') == 0 and call('EXISTS', p .. ':leaving') == 0 then
-  call('SREM', KEYS[2], sub(p, #KEYS[2] - 5))
+  call('SREM', KEYS[2], sub(p, #KEYS[2] - #'topics' + 1))
 end
 return 'gone'

@@ -1,0 +1,157 @@
+"""The layouts of byte strings in Redis: values, members, answers and arguments, part by part.
+
+Python takes a part by its `span`. A script names a part, as in `VALUE.DUE_MS_FIRST`; `scripts` replaces such a name with
+a number when it puts a script together. `record_format` declares the parts of a record, so no script holds an offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from aiodelay.record_format import FIELDS, FORMAT_VERSION, Field, body_keys, prefix_of
+
+__all__ = [
+    "NAMESPACES",
+    "OCCURRENCE",
+    "OWN",
+    "PLACED",
+    "PLACED_BYTE",
+    "PUSHED",
+    "TEXT",
+    "UNREADABLE",
+    "Layout",
+    "layouts_of",
+    "lua_constants",
+    "size_of",
+    "span",
+]
+
+OWN, TEXT, OCCURRENCE = 1, 2, 3
+"""The first byte of an id: a UUIDv7 that we made, the caller's text, an occurrence of a series."""
+UNREADABLE = 255
+"""The first byte of a dead letter that is no record; of others it is the length of the reason."""
+PLACED = 1 << 47
+"""The top bit of a value's sequence: the place follows."""
+PLACED_BYTE = PLACED >> 40
+"""The same bit in the value's first byte."""
+PUSHED = b"\xa1q\xcf"
+"""What precedes the time of the push in a list's element: a key of its body, and MessagePack's mark of a `u64`."""
+U48, U64 = 6, 8
+_LUA = {"u8": "B", "u16": "H", "u48": "I6", "8s": "c8"}
+"""Formats of Lua's `struct`, by the type in `Field.prefix`."""
+
+Layout: TypeAlias = Mapping[str, int | None]
+"""Parts in their order, each with its size in bytes. One part may have None, and takes the bytes between the others."""
+
+
+def layouts_of(fields: Sequence[Field]) -> dict[str, Layout]:
+    """Return all layouts by the name that scripts give them, with these fields in a record."""
+    prefix = prefix_of(fields)
+    record = {name: place.size for name, place in prefix.fixed.items()}
+    return {
+        "RECORD": {**record, "body": None},
+        "VALUE": {"sequence": U48, **record, "body": None},  # in `msg`, of a message whose place is its due time
+        "PLACED_VALUE": {"sequence": U48, "place": U48, "record": None},  # in `msg`, of any other message
+        "MEMBER": {"sequence": U48, "id": None},  # in `due` and `parked`
+        "OCCURRENCE_ID": {"tag": 1, "series": None, "due": U48},
+        "LETTER": {"reason_size": 1, "reason": None},  # in `dead`; the record follows the reason
+        "LETTER_KEY": {"id": None, "revision": U48},
+        "UNREADABLE_LETTER": {"mark": 1, "lane": 2, "value": None},
+        "SUPERSEDED": {"revision": U48, "id": None},
+        "REMEMBERED": {"until": U48, "content": None},  # in `done` and `ended`
+        "ANSWER": {"letter": 1, "revision": U48, "due": U48, "version": None},  # to a command
+        "ELEMENT": {"message": None, "pushed_key": len(PUSHED), "pushed_ms": U64},  # in a list
+        "RETRY": {"number": U64, "element": None},  # in a topic's `later`
+        "ENTRY_ID": {"zero": 2, "index": None},  # in a log's stream: 0-<index>
+        "WHAT": {"verb": 1, "recurs": 1, "operand": None},  # the first argument of a command
+        "LATENESS": {"action": 1, "colon": 1, "ms": None},  # an argument of a put
+        "LETTERED": {"letter": 1, "rest": None},  # an argument or a value whose first letter names its kind
+    }
+
+
+LAYOUTS = layouts_of(FIELDS)
+
+
+def span(layout: str, part: str) -> slice:
+    """Return where a part stands, to take it out of bytes."""
+    start, stop = _bounds(LAYOUTS[layout])[part]
+    return slice(start, stop)
+
+
+def size_of(layout: str) -> int:
+    """Return the bytes of all parts of a fixed size."""
+    return _fixed(LAYOUTS[layout])
+
+
+def _bounds(layout: Layout) -> dict[str, tuple[int, int | None]]:
+    """Return begin and end of each part, as a slice takes them.
+
+    Parts behind the one without a size are counted from the end of the bytes, so their numbers are negative.
+    """
+    bounds: dict[str, tuple[int, int | None]] = {}
+    at, left = 0, _fixed(layout)
+    for part, size in layout.items():
+        left -= size or 0
+        end = -left if size is None else at + size
+        bounds[part] = at, end or None
+        at = end
+    return bounds
+
+
+def _fixed(layout: Layout) -> int:
+    return sum(size or 0 for size in layout.values())
+
+
+# --- for Lua ----------------------------------------------------------------------------------------------
+
+
+def lua_constants(fields: Sequence[Field]) -> dict[str, str]:
+    """Return the constants that scripts may name: numbers and quoted strings, as Lua writes them.
+
+    A layout has `SIZE`, the bytes of all parts of a fixed size. A part has `_FIRST` and `_LAST`, as `string.sub` takes
+    them, `_SIZE`, and `_OFFSET`, the bytes before it.
+    """
+    prefix, keys = prefix_of(fields), body_keys(fields)
+    constants = dict(_parts(layouts_of(fields)))
+    widths = "".join(_LUA[place.type] for place in prefix.fixed.values())
+    version = prefix.places["version"]
+    constants |= {
+        "RECORD.FORMAT_VERSION": f"{FORMAT_VERSION}",
+        "RECORD.PREFIX": f"'>{widths}'",
+        "RECORD.VERSION_SIZE": f"{version.size}",
+        "RECORD.VERSIONED_SIZE": f"{version.end}",
+        "RECORD.BIN": f"'\\196\\{prefix.size}'",
+        "VALUE.PREFIX": f"'>I6{widths}'",
+        "VALUE.PLACED": f"{PLACED}",
+        "VALUE.PLACED_BYTE": f"{PLACED_BYTE}",
+        "ANSWER.PACKED": "'>c1I6I6'",
+        "ELEMENT.PUSHED": "'" + "".join(f"\\{each}" for each in PUSHED) + "'",
+        "UNREADABLE_LETTER.MARK": f"{UNREADABLE}",
+        "ID.OWN": f"{OWN}",
+        "ID.TEXT": f"{TEXT}",
+        "ID.OCCURRENCE": f"{OCCURRENCE}",
+    }
+    for name, flag in prefix.flags.items():
+        constants |= {f"FLAG.{name.upper()}": f"{flag.mask}", f"FLAG.{name.upper()}_SHIFT": f"{flag.shift}"}
+    for name, key in keys.items():
+        constants |= {f"BODY.{name.upper()}": f"'{key}'", f"BODY.{name.upper()}_BYTE": f"{ord(key)}"}
+        constants[f"BODY.{name.upper()}_KEY"] = f"'\\161{key}'"
+    return constants
+
+
+def _parts(layouts: Mapping[str, Layout]) -> Iterator[tuple[str, str]]:
+    for layout, parts in layouts.items():
+        yield f"{layout}.SIZE", f"{_fixed(parts)}"
+        for part, (start, stop) in _bounds(parts).items():
+            name = f"{layout}.{part.upper()}"
+            yield f"{name}_FIRST", f"{start if start < 0 else start + 1}"
+            yield f"{name}_LAST", f"{-1 if stop is None else stop if stop >= 0 else stop - 1}"
+            if start >= 0:
+                yield f"{name}_OFFSET", f"{start}"
+            if parts[part] is not None:
+                yield f"{name}_SIZE", f"{parts[part]}"
+
+
+NAMESPACES = (*LAYOUTS, "BODY", "FLAG", "ID")
+"""What a name in a script begins with that stands for a constant."""
