@@ -1,7 +1,7 @@
 """The layouts of byte strings in Redis: values, members, answers and arguments, part by part.
 
-Python takes a part by its `span`. A script names a part, as in `VALUE.DUE_MS_FIRST`; `scripts` replaces such a name with
-a number when it puts a script together. `record_format` declares the parts of a record, so no script holds an offset.
+Python takes a part by its `span`. A script names a part, as in `VALUE.DUE_MS_FIRST`; `scripts` replaces a name with a
+number when it puts a script together. `record_format` declares the parts of a record, so no script holds an offset.
 """
 
 from __future__ import annotations

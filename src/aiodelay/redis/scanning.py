@@ -35,7 +35,7 @@ from .columns import (
     snapshot_of,
 )
 from .keys import Keys, member_of, text_of
-from .layouts import size_of, span
+from .layouts import span
 from .line import Line
 from .options import Options
 from .reading import Lanes, lanes_in, read_letter
@@ -53,12 +53,13 @@ ENDED_AT_ONCE = 1_000
 IDS_A_PART = 5_000
 SAMPLES = 32
 """So many times as many places as parts are looked at to split what there is."""
-UNTIL, ENDED_VERSION = span("REMEMBERED", "until"), span("REMEMBERED", "content")
-REVISION_BYTES = size_of("LETTER_KEY")
+REVISION_BYTES = 6
 MOST_MS = 1 << 48
 
 Place = tuple[int, int]
 """Epoch ms and sequence: the order in which messages stand."""
+UNTIL, ENDED_VERSION = span("REMEMBERED", "until"), span("REMEMBERED", "content")
+"""Where a value of `ended:<k>` has its two parts."""
 
 
 class Part(Struct, frozen=True):
