@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 from msgspec import Struct
 
 from .model import (
+    LEASE_MS,
     MAX_CLAIM_MESSAGES,
     Blocked,
     Claimed,
@@ -98,6 +99,7 @@ class StoreTraits(Struct, frozen=True):
         changes: `apply` knows `Reschedule` and `Fire`.
         counted_journal: A journal keeps as many entries as it was told, numbered one by one; otherwise as long as its
             topic keeps them, numbered upwards, those of a message in their order.
+        longest_lease_ms: A process that stood still for so long may begin nothing that it has claimed.
         leases_survive: A claim outlives the process that made it, until its lease ends; otherwise it ends with it.
         paced_rows: Most messages of one call of a bulk load that keeps to a rate beside live work: more keep that work
             waiting, fewer cost the store more for each.
@@ -112,6 +114,7 @@ class StoreTraits(Struct, frozen=True):
     wakes_other_processes: bool
     positions: Literal["all", "recorded", "none"] = "all"
     changes: bool = True
+    longest_lease_ms: int = LEASE_MS
     leases_survive: bool = True
     counted_journal: bool = True
     paced_rows: int = MAX_CLAIM_MESSAGES

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from aiodelay import Alarm, CancelOutcome, FireOutcome, Scheduler
-from aiodelay._runtime import housekeeping
+from aiodelay._runtime import data_watch, housekeeping
 from aiodelay.errors import (
     AiodelayError,
     StoreMismatchError,
@@ -233,6 +233,25 @@ async def test_f31_a_topic_deleted_under_its_owner_ends_delivery_loudly_whoever_
     told = [each for each in caplog.records if each.name == "aiodelay.kafka" and why in each.message]
     assert [each.levelname for each in told] == ["ERROR"]
     assert len([each for each in caplog.records if "the session ends" in each.message]) < 20
+
+
+async def test_f31_a_process_that_only_schedules_notices_too_and_stores_nothing_in_another_topic(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(data_watch, "LOOK_S", 0.1)
+    topic, target, alarms = new_name("schedules"), await create_topic(kafka, new_name()), list[Alarm]()
+    url = url_of(kafka, topic, options="&timeout_ms=3000")
+    async with Scheduler(url, dispatch=False, on_alarm=alarms.append, store_timeout="1s") as producer:
+        await producer.schedule(b"lost", to=f"kafka:{target}", delay="1h")
+        await delete(kafka, topic)
+        await until(lambda: alarms, "the alarm")
+        assert alarms[0].kind == "vanished"
+        assert f"topic {topic} is deleted" in alarms[0].reason
+        assert producer.status().why == alarms[0].reason
+        async with Scheduler(url, dispatch=False):  # makes another topic of that name
+            with pytest.raises(StoreUnavailableError, match=f"topic {topic} is deleted"):
+                await producer.schedule(b"m", to=f"kafka:{target}", delay="1h")
+    assert next(each.levelname for each in caplog.records if f"topic {topic} is deleted" in each.message) == "ERROR"
 
 
 async def test_f32_a_topic_deleted_and_made_anew_between_two_looks_is_told_apart(

@@ -148,10 +148,15 @@ class Running:
                 now_ms=self._store.now_ms,
                 subscriptions=self.subscriptions,
                 lanes=self.lanes,
-                options=self._options,
+                options=self._options_of_loops(),
                 tasks=self._tasks,
                 on_change=self.changed,
             )
+
+    def _options_of_loops(self) -> RuntimeOptions:
+        """Return the options with a lease that the store allows."""
+        lease_ms = min(self._options.lease_ms, self._store.traits.longest_lease_ms)
+        return structs.replace(self._options, lease_ms=lease_ms)
 
     def _start_hooks(self) -> None:
         if self._options.dead_letter_hooks:

@@ -27,7 +27,7 @@ from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
 from .incarnation import topic_id
 from .options import Cluster
 
-__all__ = ["METADATA_MS", "SESSION_MS", "Group"]
+__all__ = ["HEARTBEAT_MS", "METADATA_MS", "SESSION_MS", "Group"]
 
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
@@ -97,6 +97,14 @@ class Group:
         self._consumer: AIOKafkaConsumer | None = None
         self.why: str = ""
         self._failures = 0
+        self._heard_s = 0.0
+
+    @property
+    def silence(self) -> str:
+        """Why this member may have lost its partitions; "" while the group has heard of it within its session."""
+        if asyncio.get_running_loop().time() - self._heard_s <= SESSION_MS / 1000:
+            return ""
+        return f"the group has acknowledged no heartbeat for {SESSION_MS / 1000:g} s"
 
     async def may_begin(self, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
         """Return when a partition's session may begin: not while the group is being shared out.
@@ -140,6 +148,7 @@ class Group:
         try:
             consumer.subscribe([self._topic], listener=_Listener(self))
             await consumer.start()
+            self._note_heartbeats(consumer._coordinator)
             if self._instance:
                 self._stay_out_once_forgotten(consumer._coordinator)
             while True:
@@ -151,6 +160,19 @@ class Group:
             self._settled.clear()
             self._consumer = None
             await stop(consumer)
+
+    def _note_heartbeats(self, coordinator: Any) -> None:  # noqa: ANN401 - aiokafka's
+        """Note when each heartbeat was sent that the group acknowledges: its answer may be read much later."""
+        beat = coordinator._do_heartbeat
+
+        async def noted() -> bool:
+            sent_s = asyncio.get_running_loop().time()
+            is_acknowledged: bool = await beat()
+            if is_acknowledged:
+                self._heard_s = sent_s
+            return is_acknowledged
+
+        coordinator._do_heartbeat = noted
 
     def _stay_out_once_forgotten(self, coordinator: Any) -> None:  # noqa: ANN401 - aiokafka's
         """Have a member that the broker has forgotten fail; aiokafka would join again, and push another one out."""
@@ -246,6 +268,7 @@ class Group:
             return
         self._consumer.pause(*assigned)
         self._member_id = self._consumer._coordinator.member_id
+        self._heard_s = asyncio.get_running_loop().time()
         self._on_assigned(self._topic, {place.partition for place in assigned})
         self.why, self._failures = "", 0
         self.was_assigned.set()

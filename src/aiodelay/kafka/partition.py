@@ -79,6 +79,8 @@ OPEN_S = 5.0
 STALL_S = 3.0
 """So long it is waited for what is written to be read: who waits has other partitions, and renewals, to see to."""
 FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
+QUESTION_S, MOST_QUESTIONS = 0.02, 3
+"""How old the answer may be that no user has changed a message, when a transaction is committed; most questions."""
 MOST_OVERTAKEN = 3
 """Most transactions in a row that are aborted because users have changed their messages."""
 
@@ -113,6 +115,7 @@ class Partition:
         clock: Where the time is read.
         claims: Numbers for claims, shared by all partitions of a store.
         may_begin: Returns when a session may begin; told whether another owner may have fenced the last one off.
+        silence: Says why the group may have given the partition away; "" while this process surely has it.
         on_change: Called when there may be something new to claim.
         skip: Called with the offset from which on the reader is to go on.
         history: Topic that is told what becomes of messages; "" = none.
@@ -135,6 +138,7 @@ class Partition:
         clock: Clock,
         claims: count[int],
         may_begin: Callable[[bool], Awaitable[None]],
+        silence: Callable[[], str],
         on_change: Callable[[], None],
         skip: Callable[[int], None],
         history: str,
@@ -151,7 +155,7 @@ class Partition:
         self.topic: str = place.topic
         self.number: int = place.number
         self._clock, self._targets = clock, targets
-        self._may_begin, self._patience_s = may_begin, patience_s
+        self._may_begin, self._silence, self._patience_s = may_begin, silence, patience_s
         self._disk, self._on_open = disk, on_open
         self.is_open: bool = disk is None
         self._last: Read | None = None
@@ -194,7 +198,7 @@ class Partition:
     @property
     def is_ready(self) -> bool:
         """Whether its messages may be claimed and changed."""
-        return self._serves and not self._was_away() and not self.index.far.problem
+        return self._serves and not self._was_away() and not self._silence() and not self.index.far.problem
 
     def _was_away(self) -> bool:
         """Say whether this process stood still for so long that another owner may have taken over."""
@@ -231,6 +235,7 @@ class Partition:
         try:
             for each in read:
                 if each.offset >= index.read_to:  # what it has written itself it may have taken in already
+                    self._notice_new_owner(each)
                     index.read(each)
         except StoreUnavailableError:  # the file's: what is at hand is worth nothing, as `read_at` will find
             self._end_session()
@@ -241,6 +246,13 @@ class Partition:
         self._has_taken_in()
         if read:
             self._on_change()
+
+    def _notice_new_owner(self, read: Read) -> None:
+        """End the session at another owner's barrier: what is claimed after it, the other owner may have cancelled."""
+        own = self.session.barrier
+        if own is not None and read.offset > own and read.key == records.BARRIER:
+            self._end_session()
+            self._end_at_once(FencedError())
 
     def _take_in_own(self, changes: Sequence[Change]) -> None:
         """Take in what was just committed, if it is much, without reading it, unless something else comes before.
@@ -485,7 +497,7 @@ class Partition:
         """Write a transaction; say whether it was committed, or a user has changed one of its messages before."""
         async with self._writing:
             offsets = await transactions.begin(outgoing)
-            overtaken_at = await self._overtaken_at(transactions, batch, outgoing, offsets)
+            overtaken_at = await self._asked_in_time(transactions, batch, outgoing, offsets)
             if overtaken_at is None:
                 self._note_offsets(batch, offsets)
                 await transactions.commit()
@@ -616,6 +628,21 @@ class Partition:
         _tell(change, written=False)
 
     # --- what users change while it is written ------------------------------------------------------------
+
+    async def _asked_in_time(
+        self,
+        transactions: Transactions,
+        batch: Sequence[tuple[Change, int]],
+        outgoing: Sequence[Outgoing],
+        offsets: Sequence[int],
+    ) -> int | None:
+        """Return `_overtaken_at`, asked again while the answer is too old: what it does not tell goes out."""
+        for _ in range(MOST_QUESTIONS):
+            asked_s = asyncio.get_running_loop().time()
+            found = await self._overtaken_at(transactions, batch, outgoing, offsets)
+            if found is not None or asyncio.get_running_loop().time() - asked_s <= QUESTION_S:
+                break
+        return found
 
     async def _overtaken_at(
         self,

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
+from aiodelay.completion import run_to_completion
 from aiodelay.errors import (
     ClosedError,
     ConfigurationError,
@@ -54,7 +55,7 @@ from .asking import ask_to_cancel
 from .client import CLOSE_S, UNAVAILABLE, Outgoing, Written, log_failure, reason_of
 from .disk import Disk
 from .fetcher import Fetcher
-from .group import METADATA_MS, Group
+from .group import HEARTBEAT_MS, METADATA_MS, SESSION_MS, Group
 from .history import read_history
 from .horizon import Fetch
 from .index import Index
@@ -96,6 +97,7 @@ _TRAITS = StoreTraits(
     safety_poll_ms=SAFETY_POLL_MS,
     wakes_other_processes=False,
     positions="recorded",
+    longest_lease_ms=SESSION_MS - 2 * HEARTBEAT_MS,  # its group gives its partitions away after SESSION_MS
     leases_survive=False,
     counted_journal=False,
 )
@@ -261,6 +263,7 @@ class KafkaStore(Transfers):
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         await self._writer.__aenter__()
+        self._watching = self._tasks.create_task(self._watch.run(), name="aiodelay kafka topics")
         return self
 
     def _new_watch(self) -> TopicWatch:
@@ -294,7 +297,6 @@ class KafkaStore(Transfers):
         self._running[self._reader] = self._tasks.create_task(self._reader.run(), name="aiodelay kafka reader")
         for topic, group in self._groups.items():
             self._running[group] = self._tasks.create_task(group.run(), name=f"aiodelay kafka group {topic}")
-        self._running[self._watch] = self._tasks.create_task(self._watch.run(), name="aiodelay kafka topics")
         self._running[self._fetcher] = self._tasks.create_task(self._look_ahead(), name="aiodelay kafka horizon")
         if not self._groups:
             for topic, n in self._counts.items():
@@ -351,6 +353,7 @@ class KafkaStore(Transfers):
             clock=self._clock,
             claims=self._claims,
             may_begin=partial(self._may_begin, place),
+            silence=partial(self._silence, place.topic),
             on_change=self.wake_all,
             skip=partial(self._reader.skip, place),
             history=self._options.history,
@@ -371,6 +374,11 @@ class KafkaStore(Transfers):
         if group is not None:
             await group.may_begin(is_fenced)
         await self._watch.until_same(place)
+
+    def _silence(self, topic: str) -> str:
+        """Say why the group may have given a topic's partitions away; whoever shares them by number keeps them."""
+        group = self._groups.get(topic)
+        return "" if group is None else group.silence
 
     def tell_restored(self, told: Callable[[float], None] | None) -> None:
         """Tell of each partition from when it is owned until it serves claims, in seconds."""
@@ -433,7 +441,8 @@ class KafkaStore(Transfers):
 
     def _whys(self) -> list[str]:
         """Return why partitions are not served, as far as they say."""
-        whys = [each.why for each in self.partitions.values()] + [each.why for each in self._groups.values()]
+        whys = [each.why for each in self.partitions.values()]
+        whys += [each.why or each.silence for each in self._groups.values()]
         return [why for why in (*whys, self._reader.why) if why]
 
     async def missing_rights(self) -> Sequence[str]:
@@ -456,23 +465,35 @@ class KafkaStore(Transfers):
         problems += [each.problem for each in self.partitions.values()]
         return next(filter(None, problems), None)
 
+    async def vanished(self) -> str:
+        """Return what happened to a topic that this process schedules into; an owner's status tells of it."""
+        return "" if self._running else next(map(str, self._lost.values()), "")
+
+    async def vanished_elsewhere(self) -> str:
+        """Return nothing: owners leave no note of a deleted topic."""
+        return ""
+
     async def __aexit__(self, *exc_info: object) -> None:
         tasks, self._tasks = self._tasks, None
         async with AsyncExitStack() as closing:  # all of it, also if it is cancelled on the way
             for partition in self.partitions.values():
                 closing.callback(partition.close)
-            closing.push_async_callback(self.targets.close)
-            closing.push_async_callback(self._watch.close)
-            closing.push_async_callback(self._fetcher.close)
             if tasks is not None:
-                closing.push_async_exit(self._writer)
-                closing.push_async_callback(self._positions.close)
+                closing.push_async_callback(self._close_clients)
                 closing.push_async_exit(tasks)
-                for task in self._running.values():
+                for task in (self._watching, *self._running.values()):
                     closing.callback(task.cancel)
                 await self._finish()
         self._running.clear()
         self.partitions = {}
+
+    async def _close_clients(self) -> None:
+        """Close all clients at the same time: each may take twice `CLOSE_S` while the cluster is away."""
+        async with asyncio.TaskGroup() as tasks:
+            for each in (self._positions, self._fetcher, self._watch, self.targets):
+                name = f"aiodelay kafka closes {type(each).__name__}"
+                tasks.create_task(run_to_completion(each.close(), name=name))
+            await self._writer.__aexit__()
 
     async def _finish(self) -> None:
         """Let transactions end: one that is left open holds up the topic's readers until Kafka aborts it (K3)."""

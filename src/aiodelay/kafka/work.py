@@ -24,7 +24,7 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
-from aiodelay.transitions import is_suspect
+from aiodelay.transitions import is_lease_over, is_suspect
 
 from .partition import Partition
 from .transfer import SAFETY_POLL_MS
@@ -137,8 +137,13 @@ class KafkaWork:
         self._places.pop((renewal.id, renewal.token), None)
         if partition is None:
             return RenewOutcome.LOST
+        was_over = is_lease_over(renewal.token, self._store.now_ms())
         outcome = partition.index.renew(renewal)
-        if outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
+        if outcome is RenewOutcome.RENEWED and was_over:
+            # This process stood still, so another owner may have cancelled the message. A run goes on, and is fenced;
+            # a claim that has not begun does not begin.
+            outcome = RenewOutcome.SUPERSEDED
+        if outcome is not RenewOutcome.LOST:
             self._places[renewal.id, renewal.to] = partition
         return outcome
 

@@ -486,9 +486,16 @@ class CommandRules(Bench):
         stage.move(LEASE_MS - 1)
         renewed, outcome = await stage.renew(claim)
         assert outcome is RenewOutcome.SUPERSEDED
-        assert (await stage.renew(renewed))[1] is RenewOutcome.SUPERSEDED
+        renewed, outcome = await stage.renew(renewed)
+        assert outcome is RenewOutcome.SUPERSEDED
         stage.move(LEASE_MS - 1)
         await stage.tidy()
+        assert await self._cancel(stage) == "in_flight"
+        for _ in range(2):  # also now that no version of it is left
+            renewed, outcome = await stage.renew(renewed)
+            assert outcome is RenewOutcome.SUPERSEDED
+            stage.move(LEASE_MS - 1)
+        await stage.stored(stage.put(due=After(HOUR_MS)))
         assert await self._cancel(stage) == "in_flight"
 
     @pytest.mark.parametrize("is_tidied", [False, True])
