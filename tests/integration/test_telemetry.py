@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer
@@ -14,7 +15,7 @@ from opentelemetry.instrumentation.redis import RedisInstrumentor
 from opentelemetry.trace import Link, SpanKind
 from redis.asyncio import Redis
 
-from aiodelay import Every, Message, Retry, Scheduler
+from aiodelay import Every, Late, Message, Retry, Scheduler
 from aiodelay.delay_box import DelayBox
 from aiodelay.redis import RedisListSource
 from tests.support.boxes import request, send
@@ -251,6 +252,33 @@ async def test_lists_and_memory_of_redis_are_measured(redis_url: str, emitted: E
     assert lengths == {f"redis-list:{key}": 1}
     ((_, fill),) = points["aiodelay.store.fill"]
     assert 0 < fill < 1
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis", "kafka"])
+def store_url(request: pytest.FixtureRequest, redis_url: str, kafka: str, tmp_path: Path) -> str:
+    return {
+        "memory": "memory://",
+        "sqlite": f"sqlite:///{tmp_path}/shop.db",
+        "redis": redis_url,
+        "kafka": f"kafka://{kafka}/{new_name('schedules')}?create_topic=true",
+    }[request.param]
+
+
+async def test_a_message_that_the_store_gives_up_is_told_as_dead(store_url: str, emitted: Emitted) -> None:
+    """The alert on dead letters needs it: the counter tells only what handlers and sinks gave up."""
+    lane = new_name("nobody")
+    dead = {"messaging_destination_name": lane, "aiodelay_message_state": "dead"}
+    async with Scheduler(store_url, telemetry=emitted.telemetry()) as scheduler:
+        await scheduler.schedule(b"x", to=f"handler:{lane}", delay="1ms", late=Late.dead_letter("1ms"))
+
+        async def is_told() -> bool:
+            await scheduler._running._loops.housekeeping._step()  # type: ignore[union-attr]
+            scheduler._running._options.observer._look_again_s = 0.0  # type: ignore[union-attr]
+            return emitted.total("aiodelay.messages", **dead) == 1
+
+        await until(is_told, "the dead letter is counted")
+        assert [letter.reason async for letter in scheduler.dead_letters(lane)] == ["late"]
+        assert emitted.total("aiodelay.messages.dead_lettered", messaging_destination_name=lane) == 0
 
 
 async def test_an_idle_process_makes_no_spans_although_its_clients_are_instrumented(

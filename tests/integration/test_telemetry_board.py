@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 FOLDER = Path(__file__).parents[2] / "docs" / "telemetry"
 WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 LANGUAGE = {"by", "sum", "max", "rate", "increase", "absent", "or", "le", "histogram_quantile", "label_values"}
-LANGUAGE |= {"group", "last_over_time", "unless"}
+LANGUAGE |= {"group", "last_over_time", "unless", "and", "on", "min_over_time", "max_over_time"}
+RULE = re.compile(r"^ +- (alert|record): (\S+)\n(?: +#.*\n)* +expr: (?:\|\n((?: {10}.*\n)+)|(.*))", re.MULTILINE)
 
 
 @dataclass
@@ -47,8 +48,22 @@ def expressions() -> list[str]:
     board = json.loads((FOLDER / "grafana.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     asked += [variable["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
-    rules = re.findall(r"^ +expr: (?:\|\n((?: {10}.*\n)+)|(.*))", (FOLDER / "alerts.yml").read_text(), re.MULTILINE)
-    return asked + [block or line for block, line in rules]
+    return asked + alerts()
+
+
+def alerts() -> list[str]:
+    """Return what the alerts ask, with each recorded rule in the place of its name."""
+    recorded: dict[str, str] = {}
+    asked: list[str] = []
+    for kind, name, block, line in RULE.findall((FOLDER / "alerts.yml").read_text()):
+        expression = block or line
+        for other in sorted(recorded, key=len, reverse=True):
+            expression = expression.replace(other, recorded[other])
+        if kind == "record":
+            recorded[name] = expression
+        else:
+            asked.append(expression)
+    return asked
 
 
 def words(expression: str) -> set[str]:

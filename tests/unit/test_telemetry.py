@@ -19,8 +19,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from aiodelay import ConfigurationError, Every, InputError, Message, Received, Reject, Retry, Scheduler, Telemetry
+from aiodelay.errors import StoreUnavailableError
 from aiodelay.memory import MemoryStore
-from aiodelay.model import CONTINUED, Failed, RenewOutcome
+from aiodelay.model import CONTINUED, Failed, LaneCounts, RenewOutcome
 from aiodelay.ports import Work
 from aiodelay.queries import DEAD_REASONS
 from aiodelay.telemetry.instruments import MOST_DESTINATIONS, Cap
@@ -472,6 +473,33 @@ async def test_a_destination_that_nobody_serves_is_told_by_whoever_serves_others
         await asyncio.sleep(12)  # until housekeeping has looked
         points = emitted.points()["aiodelay.destination.served"]
     assert {labels["messaging.destination.name"]: served for labels, served in points} == {"Check": 1, "nobody": 0}
+
+
+@pytest.mark.asyncio
+async def test_messages_are_told_once_they_are_counted(emitted: Emitted, clock: VirtualClock) -> None:
+    store = UncountableStore(clock=clock)
+    scheduler = Scheduler(store, clock=clock, telemetry=emitted.telemetry())
+
+    @scheduler.handler
+    async def check(event: Check) -> None: ...
+
+    async with scheduler:
+        await asyncio.sleep(12)  # until housekeeping has tried to count
+        assert "aiodelay.messages" not in emitted.points(), "a false 0 would look as if dead letters came since"
+        store.is_countable = True
+        await asyncio.sleep(12)
+        assert {n for _, n in emitted.points()["aiodelay.messages"]} == {0}
+
+
+class UncountableStore(MemoryStore):
+    """A memory store that does not answer how much is in it, until it may."""
+
+    is_countable = False
+
+    async def counts(self) -> Mapping[str, LaneCounts]:
+        if not self.is_countable:
+            raise StoreUnavailableError(self.name, "it does not answer")
+        return await super().counts()
 
 
 @pytest.mark.asyncio

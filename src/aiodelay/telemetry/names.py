@@ -103,7 +103,9 @@ DELIVERY_LATENESS = Metric(
 SCHEDULE_DELAY = Metric(
     "aiodelay.schedule.delay", "histogram", "s", "How far ahead messages are scheduled.", _DELAY_BUCKETS
 )
-DEAD_LETTERED = Metric("aiodelay.messages.dead_lettered", "counter", "{message}", "Messages given up, by reason.")
+DEAD_LETTERED = Metric(
+    "aiodelay.messages.dead_lettered", "counter", "{message}", "Messages given up for handlers and sinks, by reason."
+)
 RELEASED = Metric(
     "aiodelay.messages.released", "counter", "{message}", "Messages that went back to the store, by reason."
 )

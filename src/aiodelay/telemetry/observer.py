@@ -131,7 +131,7 @@ class Observer:
         self._own_labels: dict[str, Attributes] = {}
         self._loads: Callable[[], Iterable[tuple[Lane, int, int]]] = tuple
         self._tidied: Tidied | None = None
-        self._counts: Mapping[Lane, LaneCounts] = {}
+        self._counts: Mapping[Lane, LaneCounts] | None = None
         self._fill: float | None = None
         self._lengths: Mapping[str, int] = {}
         self._look_again_s = 0.0
@@ -420,6 +420,8 @@ class Observer:
             yield float(is_served), self.of_ours(self.named(lane))
 
     def _messages(self) -> Iterable[tuple[float, Attributes]]:
+        if self._counts is None:  # a 0 before the first count would look as if all dead letters came after it
+            return
         empty = {lane: LaneCounts() for lane, _, _ in self._loads()}
         for lane, counts in {**empty, **self._counts}.items():
             labels = self.of_ours(self.named(lane))
