@@ -27,7 +27,8 @@ class Minute(Struct, frozen=True):
     Attributes:
         from_ms: When it began, epoch ms.
         delivered: Messages delivered.
-        retried: Attempts that failed or lapsed, and are made again.
+        retried: Attempts that failed or lapsed and are made again; also deliveries that a sink did not take for now.
+            Not counted: messages that a handler put off by `Later`, and messages that a process gave back.
         given_up: Messages that became dead letters.
     """
 
@@ -106,7 +107,7 @@ class ActivityMeter:
         self._read[part] = range(min(known.start, span.start), max(known.stop, span.stop))
 
     def _note(self, entry: JournalEntry) -> None:
-        if entry.event in KINDS:
+        if entry.event in KINDS and not entry.is_put_off:
             self._counts.setdefault(self._minute(entry.at_ms), Counter())[KINDS[entry.event]] += 1
 
     def last_hour(self, now_ms: int) -> Activity:
@@ -119,10 +120,6 @@ class ActivityMeter:
         short = [self._oldest_ms.get(part, now_ms) for part in self._read if not self._is_whole(part)]
         since_ms = max(short, default=0)
         return Activity(minutes, since_ms if since_ms > minutes[0].from_ms else None)
-
-    def _of(self, minute: int) -> Minute:
-        counts = self._counts.get(minute, Counter[str]())
-        return Minute(minute * MINUTE_MS, **counts)
 
     def _is_whole(self, part: int) -> bool:
         """Whether all entries that a part has ever had are counted."""

@@ -889,7 +889,7 @@ class JournalEntry(Struct, frozen=True, gc=False):
         number: Grows, by one where the store counts (`StoreTraits.counted_journal`): then a gap is of trimmed entries.
         event: What happened: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`,
             `again`, `dead`, `dropped`, `skipped`, `lapsed`, `redriven`.
-        detail: The reason or the error's text, never a payload.
+        detail: The reason or the error's text, never a payload. Of `again`, empty where nothing failed.
     """
 
     number: int
@@ -901,3 +901,8 @@ class JournalEntry(Struct, frozen=True, gc=False):
     due_ms: int
     attempt: int
     detail: str = ""
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether the message is tried again although nothing failed: its handler or its process gave it back."""
+        return self.event == "again" and not self.detail

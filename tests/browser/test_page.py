@@ -201,7 +201,8 @@ async def test_the_last_hour_is_counted_and_the_end_of_a_backlog_estimated(
             claimed = await work.claim({"work": Demand(20)}, request=new_op().hex(), lease_ms=15_000)
             ends = [(each.record.id, each.record.revision, each.token) for each in claimed.claims]
             await work.settle([Done(*each) for each in ends[:18]])
-            await work.settle([Again(*ends[18], clock.now_ms() + 3_600_000, 1), Dead(*ends[19], "rejected", 1)])
+            again = Again(*ends[18], clock.now_ms() + 3_600_000, 1, "ValueError")
+            await work.settle([again, Dead(*ends[19], "rejected", 1)])
             clock.move(60_000)
         await store.apply([Put(new_op(), Envelope(f"late-{n}", "work", payload=b"x"), After(0)) for n in range(90)])
     clock.move(1_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import pytest
+from msgspec import structs
 
 from aiodelay.activity import MINUTES, ActivityMeter, drain_ms
 from aiodelay.model import JournalEntry
@@ -43,6 +44,8 @@ def entries(*events: tuple[int, str]) -> list[JournalEntry]:
 
 async def test_every_minute_is_counted_by_what_happened() -> None:
     journal = entries((70, "delivered"), (3, "delivered"), (3, "again"), (3, "lapsed"), (1, "dead"), (0, "stored"))
+    journal = [structs.replace(each, detail="ValueError") if each.event == "again" else each for each in journal]
+    journal.append(JournalEntry(len(journal) + 1, NOW - 3 * MINUTE, "again", "put off", 1, "lane", 0, 1))
     meter = ActivityMeter()
     await meter.read(Parts({0: journal}), now_ms=NOW)
     found = meter.last_hour(NOW)

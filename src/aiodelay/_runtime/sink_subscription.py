@@ -38,6 +38,8 @@ __all__ = ["SinkSubscription"]
 log = logging.getLogger("aiodelay.sinks")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
+NO_REASON = "the sink gave no reason"
+"""The error of a refusal without a text: a journal's entry without an error stands for a message that was put off."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -218,9 +220,9 @@ class SinkSubscription:
             return settling.done(record, token, now)
         if isinstance(outcome, NotTaken):
             due_ms = now + int(1000 * _pause_s(self._refusing.get(record.envelope.address, 0)))
-            reason = settling.kept(outcome.reason)
+            reason = settling.kept(outcome.reason or NO_REASON)
             return settling.again(record, token, now, due_ms=due_ms, attempt=record.attempt, error=reason)
-        attempt, error = record.attempt + 1, settling.kept(str(outcome.error))
+        attempt, error = record.attempt + 1, settling.kept(str(outcome.error) or NO_REASON)
         decision = self.retry.decide(attempt, SinkRefusal(error), random.random()) if outcome.retryable else None
         if decision is None or isinstance(decision, GiveUp):
             reason = outcome.reason if decision is None else decision.reason

@@ -211,7 +211,6 @@ def _attempts(entries: Sequence[JournalEntry], letters: Sequence[DeadLetter]) ->
     for each in reversed(entries):
         if each.event in EVENTS_OF_ATTEMPTS:
             error = errors.get(each.revision) if each.event == "dead" else None
-            found.append(
-                Attempt(max(each.attempt, 1), EVENTS_OF_ATTEMPTS[each.event], each.at_ms, error or each.detail)
-            )
+            outcome = "put off" if each.is_put_off else EVENTS_OF_ATTEMPTS[each.event]
+            found.append(Attempt(max(each.attempt, 1), outcome, each.at_ms, error or each.detail))
     return found[:ENTRIES_SHOWN]
