@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiodelay import Reject, Retry, Scheduler
+from aiodelay import Context, Later, Reject, Retry, Scheduler
 from aiodelay._runtime.settling import traceback_text
 from aiodelay.memory import MemoryStore
 from aiodelay.model import TRACEBACK_BYTES, DeadLetter, Delivery, Demand, SendOutcome
@@ -197,6 +197,24 @@ async def test_an_assertion_tells_which_attempts_failed_and_why(clock: VirtualCl
     assert first == "b'p' was delivered 2 times, 1 failed: KeyError: 'total', expected 1 time:"
     assert second.endswith("Z, failed: KeyError: 'total'")
     assert third.endswith("Z")
+
+
+@pytest.mark.asyncio
+async def test_an_assertion_tells_no_attempt_as_failed_that_was_put_off(
+    clock: VirtualClock, scheduler: Scheduler
+) -> None:
+    @scheduler.handler(name="work", retry=Retry(attempts=3))
+    async def work(event: bytes, context: Context) -> Later | None:
+        return Later("5s", counts=True) if context.attempt < 3 else None
+
+    async with scheduler:
+        await scheduler.schedule(b"p", to="handler:work", delay="1s", id="m")
+        await clock.advance("1m")
+    with pytest.raises(AssertionError) as caught:
+        assert_delivered(scheduler, b"p", times=1)
+    text = str(caught.value)
+    assert text.startswith("b'p' was delivered 3 times, expected 1 time:")
+    assert "failed" not in text
 
 
 @pytest.mark.asyncio

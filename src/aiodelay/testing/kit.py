@@ -58,8 +58,8 @@ class _NotingStore(MemoryStore):
         self.failures: dict[tuple[str, int], str] = {}
 
     def _end_attempt(self, record: Record, settlement: Settlement, now: int, *, beside: bool) -> bool:
-        if not isinstance(settlement, Done) and settlement.attempt > record.attempt:
-            self.failures[delivery_id(record), settlement.attempt] = settlement.error or "no error was kept"
+        if not isinstance(settlement, Done) and settlement.attempt > record.attempt and settlement.error is not None:
+            self.failures[delivery_id(record), settlement.attempt] = settlement.error
         return super()._end_attempt(record, settlement, now, beside=beside)
 
 
