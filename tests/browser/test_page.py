@@ -215,6 +215,17 @@ async def test_the_last_hour_is_counted_and_the_end_of_a_backlog_estimated(
         assert "18.0 a minute, of which 0.0 come due meanwhile" in text
 
 
+async def test_a_message_that_was_cancelled_in_flight_says_so(tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "delay.db") as store, store.work("worker", ["work"]) as work:
+        await store.apply([Put(new_op(), Envelope("m", "work", payload=b"x"), After(0))])
+        await work.claim({"work": Demand(1)}, request=new_op().hex(), lease_ms=15_000)
+        await store.apply([Cancel(new_op(), "m")])
+        scheduler = Scheduler(SqliteStore(tmp_path / "delay.db"), dispatch=False)
+        async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
+            text = re.sub(r"<[^>]*>", "", (await client.get("/messages/m")).text)
+    assert "Attempts0, cancelled in flight" in text
+
+
 # --- search -------------------------------------------------------------------------------------------------
 
 

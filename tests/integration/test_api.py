@@ -799,6 +799,16 @@ async def test_answers_are_what_the_document_says(url: str) -> None:
             assert json.loads(msgspec.json.encode(read)) == answer, path
 
 
+async def test_the_document_says_which_field_is_deprecated_and_what_replaces_it(url: str) -> None:
+    async with quiet(url) as (client, _):
+        schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    for name in ("MessageOut", "DeadOut"):
+        fields = schemas[name]["properties"]
+        assert {each for each, schema in fields.items() if schema.get("deprecated")} == {"is_last_attempt"}
+        assert "is_cancelled" in fields["is_last_attempt"]["description"]
+        assert fields["is_cancelled"]["type"] == "boolean"
+
+
 async def test_the_document_and_its_page_need_nothing_from_elsewhere(url: str) -> None:
     async with quiet(url) as (client, _):
         document = (await client.get("/openapi.json")).json()

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aiodelay import Conflict, Cron, Every, Late, Message, MessageIdError, Scheduler, Snapshot
+from aiodelay import Conflict, Context, Cron, Every, Late, Message, MessageIdError, Retry, Scheduler, Snapshot
 from aiodelay.errors import AiodelayError
 from aiodelay.model import DeadLetter, LaneCounts
 from aiodelay.shapes import (
@@ -152,6 +152,28 @@ def test_an_error_names_the_id_that_the_line_gives() -> None:
 def test_an_error_without_field() -> None:
     assert error_shape(MessageIdError("id", "empty", "text"))["field"] == "id"
     assert error_shape(AiodelayError("x")) == {"error": "AiodelayError", "detail": "x"}
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_was_cancelled_in_flight_says_so(clock: VirtualClock) -> None:
+    """The retry plan, of which `context.is_last_attempt` tells, has no part in it."""
+    scheduler, shapes = Scheduler("memory://", clock=clock), []
+
+    @scheduler.handler(name="pay", retry=Retry(attempts=1))
+    async def pay(event: bytes, context: Context) -> None:
+        assert context.is_last_attempt
+        for cancels in (False, True):
+            if cancels:
+                await scheduler.cancel("a")
+            snapshot = await scheduler.get("a")
+            assert snapshot is not None
+            shapes.append(message_shape(snapshot))
+
+    async with scheduler:
+        await scheduler.schedule(b"x", to="handler:pay", delay="1s", id="a")
+        await scheduler.run_until_idle()
+    assert [each["is_cancelled"] for each in shapes] == [False, True]
+    assert [each["is_last_attempt"] for each in shapes] == [False, True], "its former name, which is deprecated"
 
 
 @pytest.mark.asyncio

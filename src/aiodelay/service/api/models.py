@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from aiodelay.model import DeadReason, State
 
@@ -242,6 +242,7 @@ class RecordOut(Struct, frozen=True):
     """What is stored of a message.
 
     Of `key` and `key_base64`, and of `payload` and `payload_base64`, one is there; lists have no payload.
+    `is_cancelled`: the message was cancelled while it was in flight, and no attempt follows the present one.
     """
 
     id: str
@@ -254,7 +255,10 @@ class RecordOut(Struct, frozen=True):
     attempt: int
     lapses: int
     kills: int
-    is_last_attempt: bool
+    is_cancelled: bool
+    is_last_attempt: Annotated[
+        bool, Meta(description="The former name of `is_cancelled`.", extra_json_schema={"deprecated": True})
+    ]
     version: int | None
     every: dict[str, Any] | None
     retrying: list[str]
