@@ -173,7 +173,7 @@ FIELDS: tuple[Field, ...] = (
         column=Column("no_retry", "INTEGER"),
         is_state=True,
         header="aiodelay-no-retry",
-        json=("is_last_attempt",),
+        json=("is_cancelled", "is_last_attempt"),
     ),
     Field(
         path="late",

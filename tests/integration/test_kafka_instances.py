@@ -90,7 +90,7 @@ async def test_the_page_shows_instances_and_lateness_and_says_that_it_sees_a_par
         await scheduler.run_until_idle()
         front = (await client.get("/")).text
         assert "6 partitions" in front
-        assert "of the latest 1 first attempts" in front
+        assert "of the 1 first attempts in the last 5 minutes" in front
         assert PART not in front
         async with opened(kafka, topic) as other, other.work("host-2-b", ["orders"]):
             await shared_by(other, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,3 +151,27 @@ def test_the_page_and_top_tell_nothing_delivered_from_not_known(kind: str, kafka
     assert "no first attempt in the last 5m" in cli("top", "--own").out
     asyncio.run(play())
     assert UNKNOWN in cli("top", "--own").out
+
+
+def test_the_page_and_top_claim_the_last_five_minutes_only_if_all_of_them_were_read(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/delay.db?journal=6000"
+    cli = Cli(url, tmp_path)
+
+    async def page() -> str:
+        async with Scheduler(url, dispatch=False) as scheduler, serving_api(scheduler) as client:
+            return re.sub(r"<[^>]*>", "", (await client.get("/")).text)
+
+    def look() -> tuple[str, str]:
+        asyncio.run(deliver(url))
+        return asyncio.run(page()), cli("top").out
+
+    whole, top = look()
+    assert "of the 1 first attempts in the last 5 minutes" in whole
+    assert "of 1 in the last 5m" in top
+    assert "newest" not in whole + top
+    asyncio.run(note(url, 1, 5_500))  # more than is read at once
+    partial, top = look()
+    assert "of the newest 1 first attempts" in partial
+    assert partial.count("of the newest 1") == 2, "beside the strip's figures too"
+    assert "of the newest 1" in top
+    assert "last 5" not in partial + top

@@ -135,7 +135,8 @@ class Look(Struct, frozen=True):
 def _late(lateness: Lateness) -> str:
     if lateness.p50_ms is not None and lateness.p99_ms is not None:
         p50, p99 = format_duration(lateness.p50_ms), format_duration(lateness.p99_ms)
-        return f"late p50 {p50}, p99 {p99}, of {lateness.samples} in the last 5m"
+        of = f"{lateness.samples} in the last 5m" if lateness.is_complete else f"the newest {lateness.samples}"
+        return f"late p50 {p50}, p99 {p99}, of {of}"
     if lateness.is_complete:
         return "no first attempt in the last 5m"
     return "lateness is not known: the newest entries of the journal hold no first attempt"
