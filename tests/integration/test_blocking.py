@@ -127,11 +127,15 @@ def test_each_verb_of_an_operator(url: str) -> None:
         assert (scheduler.resume("stdout:1"), scheduler.paused()) == (True, [])
         assert [each.event for each in scheduler.journal("m1199")] == ["stored"]
     asyncio.run(give_up(url, "m0000"))
+    asyncio.run(give_up(url, "m0001"))
     with BlockingScheduler(url, sinks=["stdout:"]) as scheduler:
-        (letter,) = scheduler.dead_letters()
-        (outcome,) = scheduler.redrive(letter)
+        first, second = scheduler.dead_letters()
+        (outcome,) = scheduler.redrive(first)
         assert isinstance(outcome, Stored)
-        assert scheduler.purge(letter) == 0
+        assert scheduler.get("m0000") is not None
+        assert scheduler.purge(second) == 1
+        assert (list(scheduler.dead_letters()), scheduler.get("m0001")) == ([], None)
+        assert scheduler.purge(second) == 0, "it is gone"
 
 
 async def give_up(url: str, message_id: str) -> None:
