@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -38,20 +39,31 @@ prometheus_port = 0
 """
 
 
-def schedule(client: httpx.Client, delay: str) -> None:
+WITHOUT_PORT = FILE.partition("\n[telemetry]")[0]
+
+
+def schedule(client: httpx.Client, delay: str) -> str:
+    """Schedule a message; return its id."""
     answer = client.post("/v1/messages", json={"to": "stdout:out", "payload": "x", "delay": delay})
     assert answer.status_code < 300, answer.text
+    return str(answer.json()["id"])
+
+
+def port_for_prometheus(service: Service) -> str | None:
+    """Return where Prometheus reads, by the log so far."""
+    found = re.search(r"http://[^\s\"]+/metrics", "\n".join(service.err.seen))
+    return found and found[0]
 
 
 def test_prometheus_reads_at_a_port_of_its_own(tmp_path: Path) -> None:
     with Service(tmp_path, FILE) as service, service.client() as client:
         until_ready(client)
-        found = re.search(r"http://[^\s\"]+/metrics", "\n".join(service.err.seen))
-        assert found is not None
+        port = port_for_prometheus(service)
+        assert port is not None
         schedule(client, "10ms")
 
         def lateness() -> str:
-            text = httpx.get(found[0], trust_env=False).text
+            text = httpx.get(port, trust_env=False).text
             return text if "aiodelay_delivery_lateness_seconds_count{" in text else ""
 
         text = until_sync(lateness, "its lateness is measured")
@@ -88,10 +100,9 @@ def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
 
 
 def test_traces_and_metrics_are_sent_by_otlp_and_the_last_ones_at_the_end(tmp_path: Path) -> None:
-    file = FILE.partition("\n[telemetry]")[0]
     with collector() as (endpoint, taken):
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_SERVICE_NAME": "shop"}
-        with Service(tmp_path, file, environment) as service, service.client() as client:
+        with Service(tmp_path, WITHOUT_PORT, environment) as service, service.client() as client:
             until_ready(client)
             schedule(client, "10ms")
             with client.stream("GET", "/live?view=hour") as tab:
@@ -113,6 +124,47 @@ def test_traces_and_metrics_are_sent_by_otlp_and_the_last_ones_at_the_end(tmp_pa
     assert "aiodelay.delivery.lateness" in metrics
     assert failed == [], "a closed tab is no error"
     assert services == {"shop"}
+
+
+class Combination(NamedTuple):
+    """Settings of telemetry, and who is then told."""
+
+    environment: Mapping[str, str]
+    has_port: bool
+    sends: frozenset[str]
+
+
+ALL, TRACES, METRICS = "OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/traces", "/v1/metrics"
+COMBINATIONS = {
+    "prometheus and OTLP": Combination({ALL: ""}, True, frozenset({TRACES, METRICS})),
+    "traces alone": Combination({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": TRACES}, False, frozenset({TRACES})),
+    "metrics alone": Combination({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": METRICS}, False, frozenset({METRICS})),
+    "disabled": Combination({ALL: "", "OTEL_SDK_DISABLED": "true"}, True, frozenset()),
+}
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS.values(), ids=COMBINATIONS)
+def test_the_service_is_ready_and_works_with_every_setting_of_telemetry(
+    tmp_path: Path, combination: Combination
+) -> None:
+    file = FILE if combination.has_port else WITHOUT_PORT
+    with collector() as (endpoint, taken):
+        environment = {
+            name: value if value == "true" else f"{endpoint}{value}" for name, value in combination.environment.items()
+        }
+        with Service(tmp_path, file, environment) as service, service.client() as client:
+            until_ready(client)
+            ahead = schedule(client, "1h")
+            assert client.delete(f"/v1/messages/{ahead}").json()["outcome"] == "cancelled"
+            schedule(client, "10ms")
+            service.out.wait_for("x")
+            assert client.get("/readyz").status_code == 200
+            port = port_for_prometheus(service)
+            assert (port is not None) is (combination.has_port and bool(combination.sends))
+            assert port is None or "aiodelay_cancellations_total" in httpx.get(port, trust_env=False).text
+            service.send(signal.SIGTERM)
+            assert service.exit_code() == 0
+    assert {path for path, _ in taken} == combination.sends
 
 
 @pytest.mark.parametrize(
