@@ -39,7 +39,7 @@ log = logging.getLogger("aiodelay.sinks")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 NO_REASON = "the sink gave no reason"
-"""The error of a refusal without a text: a journal's entry without an error stands for a message that was put off."""
+"""The error of a refusal without a text. Readers of the journal take an entry without an error for no failure."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
