@@ -289,7 +289,7 @@ def _spark(name: str) -> ModuleType:
 
 # --- JSON -------------------------------------------------------------------------------------------------
 
-_NOT_READ = {"bytes", "is_last_attempt"}
+_NOT_READ = {"bytes", "is_cancelled", "is_last_attempt"}
 """Keys that say what follows from others, or from where the message stood."""
 _SHAPES = {
     "message_shape": ("cli.export", "cli.messages", "service.api.messages"),
