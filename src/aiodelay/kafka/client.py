@@ -16,9 +16,12 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import (
     BrokerResponseError,
     GroupAuthorizationFailedError,
+    InvalidTimestampError,
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
+    PolicyViolationError,
+    RecordListTooLargeError,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
     UnknownTopicOrPartitionError,
@@ -37,6 +40,8 @@ from .records import java_partition
 __all__ = [
     "BATCH_BYTES",
     "INVALID_RECORD",
+    "PERMANENT",
+    "TOO_LARGE",
     "UNAVAILABLE",
     "MayNotCreateError",
     "Outgoing",
@@ -76,7 +81,11 @@ class MayNotCreateError(TopicAuthorizationFailedError):  # type: ignore[misc]  #
 
 
 INVALID_RECORD: type[Exception] = _InvalidRecordError
-"""What a write fails with whose record the topic refuses for what the record is."""
+"""A topic refuses a record for what the record is."""
+TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
+"""A topic refuses a batch that has too many bytes."""
+PERMANENT: tuple[type[Exception], ...] = (*TOO_LARGE, INVALID_RECORD, InvalidTimestampError, PolicyViolationError)
+"""A topic refuses a record, and refuses it again if we send it again."""
 
 
 class Outgoing(Struct, frozen=True, gc=False):

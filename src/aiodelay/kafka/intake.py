@@ -21,12 +21,12 @@ from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Re
 from aiodelay.pausing import pause_s
 from aiodelay.ports import Inspectable, Store
 
-from .client import UNAVAILABLE, Outgoing, consumer_of, log_failure, reason_of, stop
+from .client import TOO_LARGE, UNAVAILABLE, Outgoing, consumer_of, log_failure, reason_of, stop
 from .incarnation import topic_id
 from .options import Cluster
 from .records import DEAD_REASON, readable
 from .requests import BadRequestError
-from .writer import TOO_LARGE, Writer
+from .writer import Writer
 
 __all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Around", "Intake", "Storing", "source_of"]
 

@@ -45,7 +45,7 @@ from aiodelay.wakeup import WakeUp
 
 from . import records
 from .checkpoint import Witness
-from .client import UNAVAILABLE, Outgoing, Written, log_failure, reason_of
+from .client import PERMANENT, TOO_LARGE, UNAVAILABLE, Outgoing, Written, log_failure, reason_of
 from .disk import Disk
 from .group import SESSION_MS
 from .horizon import Fetch, Horizon
@@ -56,7 +56,6 @@ from .session import Session
 from .suspects import Suspects
 from .targets import Targets, refused_topics
 from .transactions import AbortedError, FencedError, InDoubtError, Transactions
-from .writer import PERMANENT, TOO_LARGE
 
 __all__ = ["Partition", "Place", "moved_keys"]
 

@@ -12,10 +12,10 @@ from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import SinkUnavailableError, TargetError, shortened
 from aiodelay.model import Delivery, Demand, Failed, SendOutcome, Sent
 
-from .client import UNAVAILABLE, Outgoing, Written, reason_of
+from .client import PERMANENT, UNAVAILABLE, Outgoing, Written, reason_of
 from .options import Cluster, read_url
 from .records import SINK, delivered, is_topic
-from .writer import PERMANENT, Writer
+from .writer import Writer
 
 __all__ = ["NAMES", "KafkaSink", "check_topic", "open_sink"]
 

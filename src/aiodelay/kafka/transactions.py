@@ -11,10 +11,9 @@ from aiokafka.client import ConnectionGroup
 from aiokafka.errors import ConcurrentTransactions, KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
-from .client import Outgoing, Producer, Written, reason_of
+from .client import PERMANENT, Outgoing, Producer, Written, reason_of
 from .options import Cluster
 from .tail import keys_since
-from .writer import PERMANENT
 
 __all__ = ["AbortedError", "FencedError", "InDoubtError", "Transactions"]
 

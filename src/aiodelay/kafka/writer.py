@@ -7,23 +7,14 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Self
 
-from aiokafka.errors import (
-    InvalidTimestampError,
-    MessageSizeTooLargeError,
-    OutOfOrderSequenceNumber,
-    PolicyViolationError,
-    RecordListTooLargeError,
-)
+from aiokafka.errors import OutOfOrderSequenceNumber
 
-from .client import INVALID_RECORD, Outgoing, Producer, Written
+from .client import TOO_LARGE, Outgoing, Producer, Written
 from .options import Cluster
 from .targets import refused_topics
 
-__all__ = ["PERMANENT", "TOO_LARGE", "Writer"]
+__all__ = ["Writer"]
 
-TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
-PERMANENT: tuple[type[Exception], ...] = (*TOO_LARGE, INVALID_RECORD, InvalidTimestampError, PolicyViolationError)
-"""What a record is refused with that its topic takes no sooner if it is sent again."""
 _MOST_REPEATS = 20
 _MOST_HALVED = 32
 

@@ -17,13 +17,13 @@ from aiokafka.errors import (
 )
 
 from aiodelay.errors import StoreUnavailableError, cut
-from aiodelay.kafka.client import UNAVAILABLE, Outgoing, Written, reason_of
+from aiodelay.kafka.client import TOO_LARGE, UNAVAILABLE, Outgoing, Written, reason_of
 from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP, MOST_REASON
 from aiodelay.kafka.observing import answering
 from aiodelay.kafka.options import Cluster
 from aiodelay.kafka.records import DEAD_REASON
 from aiodelay.kafka.targets import refused_topics
-from aiodelay.kafka.writer import TOO_LARGE, Writer
+from aiodelay.kafka.writer import Writer
 
 from .places import read_cluster_of
 
