@@ -13,8 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from aiodelay import Received, Scheduler
 from aiodelay.kafka import KafkaSink, open_store
-from aiodelay.kafka.client import Outgoing
-from aiodelay.kafka.transactions import Transactions
+from aiodelay.kafka.client import Outgoing, Transactions
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Envelope, Record
 from aiodelay.ports import Sink, Store
 from aiodelay.reactive import Publisher

@@ -14,9 +14,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, partition, records
 from aiodelay.kafka import topic as topics
+from aiodelay.kafka.client import Transactions
 from aiodelay.kafka.mark import Mark
 from aiodelay.kafka.reader import Reader
-from aiodelay.kafka.transactions import Transactions
 from aiodelay.model import Cancel, Query
 from tests.support.kafka import create_topic, new_name, read
 

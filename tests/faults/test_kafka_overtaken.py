@@ -11,8 +11,7 @@ from aiokafka import AIOKafkaProducer
 
 from aiodelay import Scheduler
 from aiodelay.kafka import KafkaStore, partition, records
-from aiodelay.kafka.client import Outgoing
-from aiodelay.kafka.transactions import Transactions
+from aiodelay.kafka.client import Outgoing, Transactions
 from tests.faults.test_kafka_refused import arrived
 from tests.support.kafka import create_topic, new_name
 from tests.support.waiting import until

@@ -13,9 +13,8 @@ from aiokafka.errors import MessageSizeTooLargeError, OutOfOrderSequenceNumber
 
 from aiodelay import Every, Scheduler
 from aiodelay.kafka import targets
-from aiodelay.kafka.client import INVALID_RECORD, Outgoing
+from aiodelay.kafka.client import INVALID_RECORD, AbortedError, FencedError, Outgoing, Transactions
 from aiodelay.kafka.options import Cluster, read_url
-from aiodelay.kafka.transactions import AbortedError, FencedError, Transactions
 from aiodelay.model import DeadLetter
 from tests.faults.test_kafka_rights import OWNER, rights_on
 from tests.support.kafka import Broker, create_topic, new_name

@@ -27,10 +27,9 @@ from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka import index as indices
 from aiodelay.kafka import topic as topics
-from aiodelay.kafka.client import Outgoing
+from aiodelay.kafka.client import Outgoing, Transactions
 from aiodelay.kafka.index import Change, Index, Read
 from aiodelay.kafka.partition import Partition
-from aiodelay.kafka.transactions import Transactions
 from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire, Put, Query, Stored
 from aiodelay.transitions import occurrence_id
 from tests.support.kafka import create_topic, new_name, read, started

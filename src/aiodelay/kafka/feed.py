@@ -40,8 +40,7 @@ from aiodelay.model import (
 from aiodelay.transitions import NO_OP, is_release, returned, token_counter, token_for
 from aiodelay.wakeup import WakeUp
 
-from .assignor import ASSIGNOR
-from .client import CLOSE_S, UNAVAILABLE, consumer_of, log_failure, reason_of, stop
+from .client import ASSIGNOR, CLOSE_S, UNAVAILABLE, consumer_of, log_failure, reason_of, stop
 from .group import METADATA_MS, Group
 from .offsets import Offsets
 from .options import Cluster

@@ -22,9 +22,7 @@ from aiokafka.structs import OffsetAndMetadata
 from aiodelay.errors import StoreMismatchError
 from aiodelay.pausing import pause_s
 
-from .assignor import ASSIGNOR
-from .client import UNAVAILABLE, log_failure, reason_of, stop, tame
-from .incarnation import topic_id
+from .client import ASSIGNOR, UNAVAILABLE, log_failure, reason_of, stop, tame, topic_id
 from .options import Cluster
 
 __all__ = ["HEARTBEAT_MS", "METADATA_MS", "SESSION_MS", "Group"]

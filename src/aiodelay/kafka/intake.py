@@ -21,8 +21,7 @@ from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Re
 from aiodelay.pausing import pause_s
 from aiodelay.ports import Inspectable, Store
 
-from .client import TOO_LARGE, UNAVAILABLE, Outgoing, consumer_of, log_failure, reason_of, stop
-from .incarnation import topic_id
+from .client import TOO_LARGE, UNAVAILABLE, Outgoing, consumer_of, log_failure, reason_of, stop, topic_id
 from .options import Cluster
 from .records import DEAD_REASON, readable
 from .requests import BadRequestError

@@ -45,7 +45,19 @@ from aiodelay.wakeup import WakeUp
 
 from . import records
 from .checkpoint import Witness
-from .client import PERMANENT, TOO_LARGE, UNAVAILABLE, Outgoing, Written, log_failure, reason_of
+from .client import (
+    PERMANENT,
+    TOO_LARGE,
+    UNAVAILABLE,
+    AbortedError,
+    FencedError,
+    InDoubtError,
+    Outgoing,
+    Transactions,
+    Written,
+    log_failure,
+    reason_of,
+)
 from .disk import Disk
 from .group import SESSION_MS
 from .horizon import Fetch, Horizon
@@ -55,7 +67,6 @@ from .pace import Pace
 from .session import Session
 from .suspects import Suspects
 from .targets import Targets, refused_topics
-from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 
 __all__ = ["Partition", "Place", "moved_keys"]
 

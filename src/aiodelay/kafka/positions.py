@@ -17,9 +17,8 @@ from msgspec import Struct
 from aiodelay.model import SourcePosition
 
 from . import records
-from .client import Outgoing, consumer_of, stop
+from .client import AbortedError, FencedError, InDoubtError, Outgoing, Transactions, consumer_of, stop
 from .options import Cluster
-from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 
 __all__ = ["IntakeSession", "PassedError", "Positions"]
 

@@ -52,7 +52,17 @@ from aiodelay.urls import UrlOptions
 
 from . import records
 from .asking import ask_to_cancel
-from .client import CLOSE_S, UNAVAILABLE, Outgoing, Written, log_failure, reason_of
+from .client import (
+    CLOSE_S,
+    UNAVAILABLE,
+    AbortedError,
+    FencedError,
+    InDoubtError,
+    Outgoing,
+    Written,
+    log_failure,
+    reason_of,
+)
 from .disk import Disk
 from .fetcher import Fetcher
 from .group import HEARTBEAT_MS, METADATA_MS, SESSION_MS, Group
@@ -71,7 +81,6 @@ from .targets import Targets
 from .topic import LEAST_LAG_MS, missing_rights, prepare
 from .topic_watch import TopicWatch
 from .trail import KafkaTrail, open_trail
-from .transactions import AbortedError, FencedError, InDoubtError
 from .transfer import SAFETY_POLL_MS, KafkaTransfer, Transfers
 from .work import KafkaWork
 from .writer import Writer

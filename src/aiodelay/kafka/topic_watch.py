@@ -13,9 +13,8 @@ from aiokafka.errors import UnknownTopicOrPartitionError
 from aiodelay.pausing import pause_s
 from aiodelay.wakeup import WakeUp
 
-from .client import UNAVAILABLE, log_failure, reason_of, tame
+from .client import NO_TOPIC_IDS, UNAVAILABLE, log_failure, reason_of, tame, topic_id
 from .group import METADATA_MS
-from .incarnation import NO_TOPIC_IDS, topic_id
 from .options import Cluster
 
 __all__ = ["TopicWatch"]

@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from aiodelay.delay_box import DelayBox
 from aiodelay.kafka import intake, positions
+from aiodelay.kafka.client import Transactions
 from aiodelay.kafka.intake import Intake
-from aiodelay.kafka.transactions import Transactions
 from tests.support.sessions import shorten_sessions
 
 __all__ = ["BATCH", "LEASE_MS", "STEPS", "Plan", "with_short_lease"]

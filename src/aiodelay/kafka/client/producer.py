@@ -32,10 +32,11 @@ from msgspec import Struct
 
 from aiodelay.completion import run_to_completion
 from aiodelay.errors import cut
+from aiodelay.kafka.options import Cluster
+from aiodelay.kafka.records import java_partition
 
-from . import connecting, metadata, parsing
-from .options import Cluster
-from .records import java_partition
+from . import client as metadata
+from . import connection, record_batches
 
 __all__ = [
     "BATCH_BYTES",
@@ -136,9 +137,9 @@ def tame() -> None:
     leads a partition that nobody leads (K26), and call a record that is refused an unknown error (K28).
     """
     kafka_errors.setdefault(_InvalidRecordError.errno, _InvalidRecordError)
-    connecting.install()
+    connection.install()
     metadata.install()
-    parsing.install()
+    record_batches.install()
     log = logging.getLogger("aiokafka")
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)

@@ -9,7 +9,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import LeaderNotAvailableError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
-from .parsing import Records
+from .record_batches import Records
 
 __all__ = ["keys_since"]
 

@@ -11,8 +11,9 @@ from aiokafka.client import ConnectionGroup
 from aiokafka.errors import ConcurrentTransactions, KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
-from .client import PERMANENT, Outgoing, Producer, Written, reason_of
-from .options import Cluster
+from aiodelay.kafka.options import Cluster
+
+from .producer import PERMANENT, Outgoing, Producer, Written, reason_of
 from .tail import keys_since
 
 __all__ = ["AbortedError", "FencedError", "InDoubtError", "Transactions"]
