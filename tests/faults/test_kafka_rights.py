@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
     AclBinding,
     AclOperation,
@@ -25,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 from aiodelay import Scheduler
 from aiodelay.errors import AiodelayError, StoreUnavailableError
 from aiodelay.kafka import KafkaStore
+from aiodelay.kafka.client import connection
 from tests.support.kafka import Broker, create_topic, new_name
 from tests.support.kafka_rights import grant, revoke
 from tests.support.service import Service
@@ -120,6 +121,25 @@ async def test_what_the_page_names_is_enough(own_broker: Broker) -> None:
             async with asyncio.timeout(30):
                 while sum(each.event == "delivered" for each in await owner.journal()) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
+
+
+async def test_a_login_in_the_clear_is_told_once_and_each_time_to_other_clients(
+    own_broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> int:
+        return sum("in the clear" in record.getMessage() for record in caplog.records)
+
+    monkeypatch.setattr(connection._logins, "_has_warned", False)
+    async with rights_on(own_broker) as rights:
+        await rights.grant("producer", *PRODUCER.values())
+        for _ in range(2):
+            async with Scheduler(rights.url("producer"), dispatch=False):
+                assert told() == 1
+        login = {"sasl_plain_username": "producer", "sasl_plain_password": "producer"}
+        cluster = {"bootstrap_servers": own_broker.login, "security_protocol": "SASL_PLAINTEXT"}
+        for n in (2, 3):
+            async with AIOKafkaProducer(**cluster, **login):
+                assert told() >= n
 
 
 NEEDED = ["Read Topic schedules", "Write Topic schedules", "Read Group aiodelay.schedules"]

@@ -295,6 +295,16 @@ async def test_k9_nothing_secret_is_logged_at_debug(kafka: str, caplog: pytest.L
     assert "planted" not in caplog.text
 
 
+async def test_k9_whoever_sets_a_level_for_aiokafka_sees_its_requests(
+    kafka: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = await create_topic(kafka, new_name())
+    caplog.set_level(logging.DEBUG, "aiokafka")
+    async with opened(kafka) as sink:
+        await sink.send([delivery(topic, b"planted-payload")])
+    assert "planted-payload" in caplog.text
+
+
 async def test_k8_it_asks_for_no_more_than_it_can_hold(kafka: str) -> None:
     sink = KafkaSink(kafka, messages=50, max_bytes=100_000)
     assert (sink.limits.messages, sink.limits.max_bytes) == (50, 100_000)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from aiokafka import TopicPartition as AIOTopicPartition
-from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.metadata import MetadataRequest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
@@ -20,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 from aiodelay import Scheduler
 from aiodelay.kafka import records, topic
 from aiodelay.kafka.client import Outgoing, Producer, consumer_of, stop
+from aiodelay.kafka.client.connection import Connection
 from aiodelay.kafka.options import read_url
 from aiodelay.kafka.writer import Writer
 from tests.support.kafka import Broker, create_topic, new_name, started
@@ -109,14 +109,14 @@ async def test_f32_l3_a_topic_without_a_leader_is_held_and_costs_no_attempts(bro
 async def test_k26_who_leads_a_partition_is_not_asked_without_a_pause(
     brokers: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, send = 0, AIOKafkaConnection.send
+    asked, send = 0, Connection.send
 
-    def counted(connection: AIOKafkaConnection, request: object, **options: object) -> object:
+    def counted(connection: Connection, request: object, **options: object) -> object:
         nonlocal asked
         asked += isinstance(request, MetadataRequest)
         return send(connection, request, **options)
 
-    monkeypatch.setattr(AIOKafkaConnection, "send", counted)
+    monkeypatch.setattr(Connection, "send", counted)
     away = await create_at(brokers[0].bootstrap, new_name("away"), 2)
     await asyncio.to_thread(lost, brokers[0].bootstrap, brokers[1])
     cluster = read_url(f"{brokers[0].bootstrap}?timeout_ms=3000", "this test")

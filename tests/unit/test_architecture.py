@@ -264,6 +264,32 @@ def test_nothing_imports_the_test_kit_or_the_command_line() -> None:
     assert {name for source in users for name in source.at_run_time if sources()[name].layer in outside} == set()
 
 
+KAFKA_VALUES = {
+    "aiokafka",
+    "aiokafka.admin",
+    "aiokafka.admin.config_resource",
+    "aiokafka.coordinator.assignors.range",
+    "aiokafka.errors",
+    "aiokafka.structs",
+}
+"""Modules of aiokafka from which all may import values and errors, but no class that connects."""
+
+
+def test_one_package_makes_kafka_clients_and_reaches_into_aiokafka() -> None:
+    others = [source for source in sources().values() if not source.name.startswith("kafka.client")]
+    report(offence for source in others for offence in reaches_into_aiokafka(source))
+
+
+def reaches_into_aiokafka(source: Source) -> Iterator[str]:
+    for node in source.nodes:
+        if isinstance(node, ast.Import):
+            yield from (f"{source}: imports {each.name}" for each in node.names if each.name.startswith("aiokafka"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "aiokafka":
+            clients = [each.name for each in node.names if each.name.startswith("AIOKafka")]
+            if clients or node.module not in KAFKA_VALUES:
+                yield f"{source}: imports {', '.join(each.name for each in node.names)} from {node.module}"
+
+
 def test_nothing_imports_pandas() -> None:
     """The data source works without: PySpark itself asks for pandas in the jobs alone."""
     report(

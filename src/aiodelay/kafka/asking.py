@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from msgspec import Struct
 
 from aiodelay.model import Cancel, Outcome, Refused, Stored, Unknown
 
 from . import records
-from .client import UNAVAILABLE, Outgoing, reason_of
+from .client import UNAVAILABLE, Consumer, Outgoing, reason_of
 from .observing import MOST_RECORDS, WAIT_MS, answering, observer
 from .options import Cluster
 from .writer import Writer
@@ -73,7 +73,7 @@ async def ask_to_cancel(
     return [_verdict(cancel, found[cancel.op], cluster) for cancel in cancels]
 
 
-async def _until_answered(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) -> None:
+async def _until_answered(consumer: Consumer, questions: Sequence[_Question]) -> None:
     """Read on until all is answered, or no answer has come for too long."""
     left = {(each.place, records.key_of(each.cancel.id)): each for each in questions}
     now_s = asyncio.get_running_loop().time

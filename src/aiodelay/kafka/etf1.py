@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec.structs import replace
 
@@ -17,7 +16,7 @@ from aiodelay.ports import Store
 from aiodelay.transitions import NO_OP
 from aiodelay.urls import UrlOptions
 
-from .client import consumer_of, reason_of, stop, tame
+from .client import admin_of, consumer_of, reason_of, stop
 from .options import Cluster, read_cluster, read_topics
 from .records import RESERVED, decode
 
@@ -86,8 +85,7 @@ async def _newest(cluster: Cluster, topic: str) -> dict[bytes, _Newest]:
 
 async def _check_there(cluster: Cluster, topic: str) -> None:
     """Look before reading: to read a topic that is missing may create it."""
-    tame()
-    admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
+    admin = admin_of(cluster)
     try:
         await admin.start()
         (described,) = await admin.describe_topics([topic])

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import CommitFailedError, OffsetOutOfRangeError
 from aiokafka.structs import OffsetAndMetadata
@@ -40,7 +40,7 @@ from aiodelay.model import (
 from aiodelay.transitions import NO_OP, is_release, returned, token_counter, token_for
 from aiodelay.wakeup import WakeUp
 
-from .client import ASSIGNOR, CLOSE_S, UNAVAILABLE, consumer_of, log_failure, reason_of, stop
+from .client import ASSIGNOR, CLOSE_S, UNAVAILABLE, Consumer, consumer_of, log_failure, reason_of, stop
 from .group import METADATA_MS, Group
 from .offsets import Offsets
 from .options import Cluster
@@ -172,7 +172,7 @@ class TopicFeed:
             assignors=(ASSIGNOR, RangePartitionAssignor),
             before_revoked=self._before_revoked,
         )
-        self._consumer: AIOKafkaConsumer | None = None
+        self._consumer: Consumer | None = None
         self._assigned: Collection[int] = ()
         self._followed: Collection[int] | None = None
         self._check_at = 0.0
@@ -202,7 +202,7 @@ class TopicFeed:
         await self._commit()
         self._may_commit = False
 
-    async def _follow(self) -> AIOKafkaConsumer:
+    async def _follow(self) -> Consumer:
         """Read what is owned now, each partition from where it was read to, or from what is committed.
 
         Raises:
@@ -262,12 +262,12 @@ class TopicFeed:
         )
         log.error(text, self._name, self._group_name, place.partition, offset, there.start, there.stop - 1)
 
-    def _read_from_here(self, consumer: AIOKafkaConsumer) -> None:
+    def _read_from_here(self, consumer: Consumer) -> None:
         consumer.assign(list(self._parts))
         for place, part in self._parts.items():  # before it can look for a position of its own
             consumer.seek(place, part.offsets.read_to)
 
-    async def _opened(self) -> AIOKafkaConsumer:
+    async def _opened(self) -> Consumer:
         if self._consumer is None:
             self._followed = None
             consumer = consumer_of(self._cluster, metadata_max_age_ms=METADATA_MS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 
-from .client import consumer_of, stop
+from .client import Consumer, consumer_of, stop
 from .index import Read
 from .options import Cluster
 
@@ -29,7 +29,7 @@ class Fetcher:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._timeout_s = cluster, cluster.timeout_ms / 1000
-        self._consumer: AIOKafkaConsumer | None = None
+        self._consumer: Consumer | None = None
         self._lock = asyncio.Lock()
 
     async def fetch(self, place: TopicPartition, offsets: Sequence[int]) -> list[Read]:
@@ -81,7 +81,7 @@ class Fetcher:
             consumer.pause(place)  # else it waits for more, and the next answers with it (K24)
         return found
 
-    async def _opened(self) -> AIOKafkaConsumer:
+    async def _opened(self) -> Consumer:
         if self._consumer is None:
             options = {"max_partition_fetch_bytes": FETCH_BYTES, "fetch_max_wait_ms": 0}
             self._consumer = consumer_of(self._cluster, **options)

@@ -13,16 +13,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
-from aiokafka.errors import CommitFailedError, KafkaError, for_code
-from aiokafka.protocol.admin import DescribeGroupsRequest
+from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import CommitFailedError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from aiodelay.errors import StoreMismatchError
 from aiodelay.pausing import pause_s
 
-from .client import ASSIGNOR, UNAVAILABLE, log_failure, reason_of, stop, tame, topic_id
+from .client import ASSIGNOR, UNAVAILABLE, Consumer, log_failure, reason_of, stop, topic_id
 from .options import Cluster
 
 __all__ = ["HEARTBEAT_MS", "METADATA_MS", "SESSION_MS", "Group"]
@@ -36,13 +34,6 @@ UUID_LENGTH = 37
 """With the hyphen before it: a broker adds so much to the name of a member, to make the member's id."""
 METADATA_MS = 10_000
 """How old what is known of topics may become."""
-
-
-class _ForgottenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
-    """The broker does not know this member any more."""
-
-    def __str__(self) -> str:
-        return "the group does not know this process any more"
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -92,7 +83,7 @@ class Group:
         self._assignors, self._before_revoked = assignors, before_revoked
         self.was_assigned: asyncio.Event = asyncio.Event()
         self._settled = asyncio.Event()
-        self._consumer: AIOKafkaConsumer | None = None
+        self._consumer: Consumer | None = None
         self.why: str = ""
         self._failures = 0
         self._heard_s = 0.0
@@ -130,8 +121,7 @@ class Group:
             await asyncio.sleep(pause_s(self._failures))
 
     async def _be_member(self) -> None:
-        tame()
-        consumer = self._consumer = AIOKafkaConsumer(
+        consumer = self._consumer = Consumer(
             **self._cluster.client,
             client_id=self._client_id,
             group_id=self.name,
@@ -146,9 +136,9 @@ class Group:
         try:
             consumer.subscribe([self._topic], listener=_Listener(self))
             await consumer.start()
-            self._note_heartbeats(consumer._coordinator)
+            consumer.tell_heartbeats(self._note_heartbeat)
             if self._instance:
-                self._stay_out_once_forgotten(consumer._coordinator)
+                consumer.stay_out_once_forgotten()
             while True:
                 await consumer.getmany(timeout_ms=SESSION_MS)  # nothing, but errors: all partitions are paused
         except KafkaError:
@@ -159,29 +149,9 @@ class Group:
             self._consumer = None
             await stop(consumer)
 
-    def _note_heartbeats(self, coordinator: Any) -> None:  # noqa: ANN401 - aiokafka's
-        """Note when each heartbeat was sent that the group acknowledges: its answer may be read much later."""
-        beat = coordinator._do_heartbeat
-
-        async def noted() -> bool:
-            sent_s = asyncio.get_running_loop().time()
-            is_acknowledged: bool = await beat()
-            if is_acknowledged:
-                self._heard_s = sent_s
-            return is_acknowledged
-
-        coordinator._do_heartbeat = noted
-
-    def _stay_out_once_forgotten(self, coordinator: Any) -> None:  # noqa: ANN401 - aiokafka's
-        """Have a member that the broker has forgotten fail; aiokafka would join again, and push another one out."""
-        forget = coordinator.reset_generation
-
-        def fail() -> None:
-            if not coordinator._closing.done():
-                raise _ForgottenError
-            forget()
-
-        coordinator.reset_generation = fail
+    def _note_heartbeat(self, sent_s: float) -> None:
+        """Note when a heartbeat was sent that the group has acknowledged: its answer may be read much later."""
+        self._heard_s = sent_s
 
     async def _check_name(self) -> None:
         """Leave the group for good if another process has joined it under this one's name."""
@@ -201,7 +171,7 @@ class Group:
             KafkaError: There is no such topic now, or no answer.
             TimeoutError: Not in time.
         """
-        return await topic_id(self._member()._client, place, timeout_s=self._cluster.timeout_ms / 1000)
+        return await topic_id(self._member().client, place, timeout_s=self._cluster.timeout_ms / 1000)
 
     async def others(self) -> Mapping[str, Collection[TopicPartition]]:
         """Return the other members, and which partitions each has; nothing while this process is no member.
@@ -210,20 +180,11 @@ class Group:
             KafkaError: No answer.
             TimeoutError: Not in time.
         """
-        coordinator = None if self._consumer is None else self._consumer._coordinator
-        if coordinator is None or coordinator.coordinator_id is None:
+        if self._consumer is None:
             return {}
         async with asyncio.timeout(self._cluster.timeout_ms / 1000):
-            request = DescribeGroupsRequest([self.name])
-            answer = await self._member()._client.send(coordinator.coordinator_id, request)
-        ((code, _, _, _, _, members, *_),) = answer.groups
-        if code:
-            raise for_code(code)(self.name)
-        return {
-            member_id[:-UUID_LENGTH]: ConsumerProtocolMemberAssignment.decode(part).partitions() if part else []
-            for member_id, _, _, _, part in members
-            if member_id != self._member_id
-        }
+            members = await self._consumer.group_members()
+        return {member_id[:-UUID_LENGTH]: part for member_id, part in members.items() if member_id != self._member_id}
 
     async def committed(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Return what the group has committed, where it has.
@@ -233,7 +194,7 @@ class Group:
             TimeoutError: Not in time.
         """
         async with asyncio.timeout(self._cluster.timeout_ms / 1000):
-            found = await self._member()._coordinator.fetch_committed_offsets(list(places))
+            found = await self._member().committed_offsets(places)
         return {place: each for place, each in found.items() if each.offset >= 0}
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
@@ -244,13 +205,13 @@ class Group:
             TimeoutError: They may have been committed.
         """
         consumer = self._member()
-        if consumer._coordinator.generation < 0:
+        if not consumer.is_member:
             raise CommitFailedError
         async with asyncio.timeout(self._cluster.timeout_ms / 1000):
             await consumer.commit(dict(offsets))
 
-    def _member(self) -> AIOKafkaConsumer:
-        if self._consumer is None or self._consumer._coordinator is None:
+    def _member(self) -> Consumer:
+        if self._consumer is None or not self._consumer.is_started:
             raise CommitFailedError
         return self._consumer
 
@@ -265,7 +226,7 @@ class Group:
         if self._consumer is None:  # it has left meanwhile
             return
         self._consumer.pause(*assigned)
-        self._member_id = self._consumer._coordinator.member_id
+        self._member_id = self._consumer.member_id
         self._heard_s = asyncio.get_running_loop().time()
         self._on_assigned(self._topic, {place.partition for place in assigned})
         self.why, self._failures = "", 0

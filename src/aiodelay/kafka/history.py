@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 
-from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 
 from aiodelay.errors import StoreUnavailableError
@@ -13,7 +12,7 @@ from aiodelay.model import JournalEntry
 from aiodelay.transitions import base_id
 
 from . import records
-from .client import consumer_of, reason_of, stop
+from .client import Consumer, consumer_of, reason_of, stop
 from .options import Cluster
 from .remedies import remedied
 
@@ -39,7 +38,7 @@ async def read_history(
         await stop(consumer)
 
 
-async def _entries(consumer: AIOKafkaConsumer, message_id: str | None, after: int, limit: int) -> list[JournalEntry]:
+async def _entries(consumer: Consumer, message_id: str | None, after: int, limit: int) -> list[JournalEntry]:
     places = sorted(consumer.assignment())
     consumer.pause(*places)
     n = len(places)

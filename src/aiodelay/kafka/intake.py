@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeAlias
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Re
 from aiodelay.pausing import pause_s
 from aiodelay.ports import Inspectable, Store
 
-from .client import TOO_LARGE, UNAVAILABLE, Outgoing, consumer_of, log_failure, reason_of, stop, topic_id
+from .client import TOO_LARGE, UNAVAILABLE, Consumer, Outgoing, consumer_of, log_failure, reason_of, stop, topic_id
 from .options import Cluster
 from .records import DEAD_REASON, readable
 from .requests import BadRequestError
@@ -144,7 +144,7 @@ class Intake:
         finally:
             await stop(consumer)
 
-    async def _identify(self, consumer: AIOKafkaConsumer) -> None:
+    async def _identify(self, consumer: Consumer) -> None:
         found = await self._incarnation(consumer)
         if self._id and found != self._id:
             log.warning("%s: the topic is another one than before; it is read from its beginning", self._name)
@@ -152,8 +152,8 @@ class Intake:
             self._id = found
             self._written.clear()
 
-    async def _incarnation(self, consumer: AIOKafkaConsumer) -> str:
-        found = await topic_id(consumer._client, self._place, timeout_s=self._cluster.timeout_ms / 1000)
+    async def _incarnation(self, consumer: Consumer) -> str:
+        found = await topic_id(consumer.client, self._place, timeout_s=self._cluster.timeout_ms / 1000)
         self._check_at = self._now_s() + CHECK_S
         return found
 
@@ -161,7 +161,7 @@ class Intake:
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
 
-    async def _begin(self, consumer: AIOKafkaConsumer, source: str) -> int:
+    async def _begin(self, consumer: Consumer, source: str) -> int:
         """Go to the stored position, or the beginning; return what is stored, or will be taken for that."""
         place = self._place
         position = await self._store.position(source)  # first: from then on it does not move
@@ -186,7 +186,7 @@ class Intake:
         """Return the offset that another system's group has committed, None if there is none."""
         if not self._begin_after:
             return None
-        consumer = AIOKafkaConsumer(
+        consumer = Consumer(
             **self._cluster.client,
             group_id=self._begin_after,
             enable_auto_commit=False,
@@ -210,7 +210,7 @@ class Intake:
             "%s: it ends at %d, and was read to %d: it was cut off, and is read from there", self._name, end, position
         )
 
-    async def _take_some(self, consumer: AIOKafkaConsumer, source: str, position: int) -> int:
+    async def _take_some(self, consumer: Consumer, source: str, position: int) -> int:
         """Wait for records and store them; return the position that is stored then."""
         try:
             found = await consumer.getmany(self._place, timeout_ms=WAIT_MS, max_records=MAX_CLAIM_MESSAGES)

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 
 from aiodelay.errors import StoreUnavailableError
 
-from .client import UNAVAILABLE, consumer_of, reason_of, stop
+from .client import UNAVAILABLE, Consumer, consumer_of, reason_of, stop
 from .options import Cluster
 
 __all__ = ["answering", "next_records", "observer"]
@@ -34,7 +34,7 @@ def answering(cluster: Cluster) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def observer(cluster: Cluster) -> AsyncGenerator[AIOKafkaConsumer]:
+async def observer(cluster: Cluster) -> AsyncGenerator[Consumer]:
     """Have a consumer of no topic yet.
 
     Raises:
@@ -51,7 +51,7 @@ async def observer(cluster: Cluster) -> AsyncGenerator[AIOKafkaConsumer]:
 
 
 async def next_records(
-    consumer: AIOKafkaConsumer, place: TopicPartition, at: int, cluster: Cluster
+    consumer: Consumer, place: TopicPartition, at: int, cluster: Cluster
 ) -> tuple[Sequence[Any], int]:
     """Return a partition's next records, none where only marks of transactions stand, and where to go on, beyond `at`.
 

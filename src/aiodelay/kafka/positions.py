@@ -11,13 +11,13 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from msgspec import Struct
 
 from aiodelay.model import SourcePosition
 
 from . import records
-from .client import AbortedError, FencedError, InDoubtError, Outgoing, Transactions, consumer_of, stop
+from .client import AbortedError, Consumer, FencedError, InDoubtError, Outgoing, Transactions, consumer_of, stop
 from .options import Cluster
 
 __all__ = ["IntakeSession", "PassedError", "Positions"]
@@ -172,7 +172,7 @@ class Positions:
         finally:
             await stop(consumer)
 
-    async def _read_some(self, consumer: AIOKafkaConsumer) -> None:
+    async def _read_some(self, consumer: Consumer) -> None:
         """Read on; some records must come, or the end come nearer, in the time for an answer."""
         before = self._read_to
         async with asyncio.timeout(max(self._cluster.timeout_ms / 1000, STALL_S)):

@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
 from aiodelay.pausing import pause_s
 
-from .client import UNAVAILABLE, consumer_of, log_failure, reason_of, stop
+from .client import UNAVAILABLE, Consumer, consumer_of, log_failure, reason_of, stop
 from .group import METADATA_MS
 from .options import Cluster
 from .partition import Partition
@@ -39,7 +39,7 @@ class Reader:
         self._cluster = cluster
         self._partitions: Mapping[TopicPartition, Partition] = {}
         self._changed = asyncio.Event()
-        self._consumer: AIOKafkaConsumer | None = None
+        self._consumer: Consumer | None = None
         self._failures = 0
 
     def skip(self, place: TopicPartition, offset: int) -> None:
@@ -85,7 +85,7 @@ class Reader:
             self._consumer = None
             await stop(consumer)
 
-    def _look_at_partitions(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+    def _look_at_partitions(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         for place, partition in partitions.items():
             found = consumer.partitions_for_topic(place.topic)
             if found is not None:
@@ -94,7 +94,7 @@ class Reader:
             is_open = end is not None and high is not None and end < high
             partition.open_at(end if is_open else None, asyncio.get_running_loop().time())
 
-    def _seek(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+    def _seek(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         """Go on where each partition has been read to; nothing is asked, since one may have no leader to answer."""
         consumer.assign(list(partitions))
         now = asyncio.get_running_loop().time()
@@ -102,7 +102,7 @@ class Reader:
             partition.read_at(now, is_whole=False)
             consumer.seek(place, partition.index.read_to)
 
-    async def _read_some(self, consumer: AIOKafkaConsumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+    async def _read_some(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         try:
             found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
         except OffsetOutOfRangeError as error:  # the partition's first records were deleted, or its last ones cut off

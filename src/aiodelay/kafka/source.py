@@ -12,6 +12,7 @@ from aiodelay.errors import TargetError, shortened
 from aiodelay.model import PutBack, Stored
 from aiodelay.ports import Feed
 
+from .client import check_version
 from .feed import TopicFeed
 from .options import Cluster, read_url
 from .records import SINK
@@ -68,7 +69,12 @@ class KafkaSource:
         split_address(address)
 
     async def __aenter__(self) -> Self:
-        """Connect nothing yet: each feed has connections of its own."""
+        """Connect nothing yet: each feed has connections of its own.
+
+        Raises:
+            ConfigurationError: aiodelay was not tested with this version of aiokafka.
+        """
+        check_version()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     BrokerResponseError,
@@ -19,12 +18,11 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
-from aiokafka.protocol.metadata import MetadataRequest
 from msgspec import Struct
 
 from aiodelay.errors import StoreUnavailableError
 
-from .client import BATCH_BYTES, Outgoing, reason_of, tame
+from .client import BATCH_BYTES, Admin, Outgoing, admin_of, reason_of
 from .options import Cluster
 from .records import is_topic
 
@@ -70,7 +68,7 @@ class Targets:
         self._known: dict[str, int] = {}
         self._refusals: dict[str, int] = {}
         self._limits: dict[str, _Limit] = {}
-        self._admin: Any = None
+        self._admin: Admin | None = None
         self._looking = asyncio.Lock()
         self.blocked: dict[str, _Blocked] = {}
 
@@ -150,7 +148,7 @@ class Targets:
             async with self._asking() as admin:
                 await self._read_limits(admin, in_doubt)
 
-    async def _read_limits(self, admin: Any, topics: Collection[str]) -> None:  # noqa: ANN401 - aiokafka's
+    async def _read_limits(self, admin: Admin, topics: Collection[str]) -> None:
         asked = [ConfigResource(ConfigResourceType.TOPIC, topic, {_LIMIT: None}) for topic in topics]
         (answer,) = await admin.describe_configs(asked)
         now = self._now_ms()
@@ -188,14 +186,13 @@ class Targets:
         if not named:
             return found
         async with self._asking() as admin:
-            answer = await admin._send_request(MetadataRequest(named, allow_auto_topic_creation=False))
-            found |= {each["topic"]: _problem(each) for each in answer.to_object()["topics"]}
+            found |= {each["topic"]: _problem(each) for each in await admin.find_topics(named)}
             if there := [topic for topic in named if found[topic] is None]:
                 await self._read_limits(admin, there)
         return found
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[Any]:
+    async def _asking(self) -> AsyncIterator[Admin]:
         """Give a client to ask with, one question at a time; close it if the cluster does not answer."""
         try:
             async with self._looking, asyncio.timeout(self._cluster.timeout_ms / 1000):
@@ -204,10 +201,9 @@ class Targets:
             await self.close()
             raise StoreUnavailableError(self._cluster.name, reason_of(error)) from error
 
-    async def _started(self) -> Any:  # noqa: ANN401 - aiokafka's
+    async def _started(self) -> Admin:
         if self._admin is None:
-            tame()
-            admin = AIOKafkaAdminClient(**self._cluster.client, request_timeout_ms=self._cluster.timeout_ms)
+            admin = admin_of(self._cluster)
             try:
                 await admin.start()
             except BaseException:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     InvalidReplicationFactorError,
@@ -21,8 +21,7 @@ from aiokafka.errors import (
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from aiodelay.remedies import with_remedy
 
-from .client import MayNotCreateError, missing_right, reason_of, tame
-from .incarnation import NO_TOPIC_IDS, rights_on
+from .client import NO_TOPIC_IDS, Admin, MayNotCreateError, admin_of, missing_right, reason_of, rights_on
 from .options import Cluster
 from .remedies import grant, remedied
 
@@ -207,7 +206,7 @@ async def prepare(
         StoreMismatchError: A topic is missing, or may lose messages.
     """
 
-    async def look(admin: Any) -> tuple[list[Topic], list[Topic]]:  # noqa: ANN401 - aiokafka's
+    async def look(admin: Admin) -> tuple[list[Topic], list[Topic]]:
         if create:
             await _create(admin, names, partitions, SETTINGS)
         topics = [await _described(admin, name, cluster, SETTINGS, is_created=create) for name in names]
@@ -236,7 +235,7 @@ async def history_partitions(cluster: Cluster, name: str) -> int:
         StoreMismatchError: It is missing.
     """
 
-    async def look(admin: Any) -> Topic:  # noqa: ANN401 - aiokafka's
+    async def look(admin: Admin) -> Topic:
         return await _described(admin, name, cluster, HISTORY_SETTINGS, is_created=False)
 
     return (await _asked(cluster, look, "Read")).partitions
@@ -250,7 +249,7 @@ async def schedules_partitions(cluster: Cluster, names: Sequence[str]) -> dict[s
         StoreMismatchError: One is missing.
     """
 
-    async def look(admin: Any) -> list[Topic]:  # noqa: ANN401 - aiokafka's
+    async def look(admin: Admin) -> list[Topic]:
         return [await _described(admin, name, cluster, SETTINGS, is_created=False) for name in names]
 
     return {topic.name: topic.partitions for topic in await _asked(cluster, look, "Read")}
@@ -263,7 +262,7 @@ async def missing_rights(cluster: Cluster, names: Sequence[str], operations: Seq
         StoreUnavailableError: The cluster does not answer.
     """
 
-    async def look(admin: Any) -> dict[str, Collection[str]]:  # noqa: ANN401 - aiokafka's
+    async def look(admin: Admin) -> dict[str, Collection[str]]:
         return {name: await _rights(admin, name) for name in names}
 
     held = await _asked(cluster, look)
@@ -271,9 +270,9 @@ async def missing_rights(cluster: Cluster, names: Sequence[str], operations: Seq
     return [missing_right(operation, "Topic", topics) for operation, topics in lacking.items() if topics]
 
 
-async def _rights(admin: Any, name: str) -> Collection[str]:  # noqa: ANN401 - aiokafka's
+async def _rights(admin: Admin, name: str) -> Collection[str]:
     try:
-        return await rights_on(admin._client, name)
+        return await rights_on(admin.client, name)
     except TopicAuthorizationFailedError:
         return ()
     except NO_TOPIC_IDS:
@@ -296,7 +295,7 @@ async def prepare_intake(
         StoreMismatchError: A topic is missing.
     """
 
-    async def look(admin: Any) -> list[Topic]:  # noqa: ANN401 - aiokafka's
+    async def look(admin: Admin) -> list[Topic]:
         known = {each["topic"] for each in await admin.describe_topics() if not each["error_code"]}
         if create:
             await _create(admin, [topic for topic in dead_topics if topic not in known], partitions, {})
@@ -318,7 +317,7 @@ async def prepare_dead(cluster: Cluster, name: str, *, partitions: int) -> None:
         StoreUnavailableError: The cluster does not answer, or the topic may not be created.
     """
 
-    async def look(admin: Any) -> None:  # noqa: ANN401 - aiokafka's
+    async def look(admin: Admin) -> None:
         if name not in {each["topic"] for each in await admin.describe_topics() if not each["error_code"]}:
             await _create(admin, [name], partitions, DEAD_SETTINGS)
         await _described(admin, name, cluster, DEAD_SETTINGS, is_created=True)
@@ -326,7 +325,7 @@ async def prepare_dead(cluster: Cluster, name: str, *, partitions: int) -> None:
     await _asked(cluster, look)
 
 
-async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]], operation: str = "Describe") -> _Found:
+async def _asked(cluster: Cluster, look: Callable[[Admin], Awaitable[_Found]], operation: str = "Describe") -> _Found:
     """Return what is found by an administrator's client; while the cluster is not of one mind, look again.
 
     A controller counts a broker that has just started, or was silent for a while, only after its next heartbeat; of
@@ -337,11 +336,10 @@ async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]], ope
         look: What to find.
         operation: The right that is missing where a topic may not be seen; Read and Write include Describe.
     """
-    tame()
     try:
         async with asyncio.timeout(cluster.timeout_ms / 1000):
             while True:
-                admin = AIOKafkaAdminClient(**cluster.client, request_timeout_ms=cluster.timeout_ms)
+                admin = admin_of(cluster)
                 try:
                     await admin.start()
                     return await _found(admin, look)
@@ -354,7 +352,7 @@ async def _asked(cluster: Cluster, look: Callable[[Any], Awaitable[_Found]], ope
         raise StoreUnavailableError(cluster.name, reason) from error
 
 
-async def _found(admin: Any, look: Callable[[Any], Awaitable[_Found]]) -> _Found:  # noqa: ANN401 - aiokafka's
+async def _found(admin: Admin, look: Callable[[Admin], Awaitable[_Found]]) -> _Found:
     """Return what is found; it looks again by the same client, since a new one may meet a silent host once more."""
     while True:
         try:
@@ -375,7 +373,7 @@ _COMPACTED = Problem(
 
 
 async def _create(
-    admin: Any,  # noqa: ANN401 - aiokafka's
+    admin: Admin,
     names: Sequence[str],
     partitions: int,
     settings: Mapping[str, str],
@@ -400,7 +398,7 @@ async def _create(
 
 
 async def _described(
-    admin: Any,  # noqa: ANN401 - aiokafka's
+    admin: Admin,
     name: str,
     cluster: Cluster,
     wanted: Mapping[str, str],
@@ -420,7 +418,7 @@ async def _described(
     return Topic(name, len(partitions), replicas, await _settings(admin, name))
 
 
-async def _settings(admin: Any, name: str) -> Mapping[str, str]:  # noqa: ANN401 - aiokafka's
+async def _settings(admin: Admin, name: str) -> Mapping[str, str]:
     (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
     ((code, _, _, _, entries),) = answer.resources
     if code == _FORBIDDEN:

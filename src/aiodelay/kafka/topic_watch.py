@@ -7,13 +7,12 @@ import logging
 from collections.abc import Callable, Collection
 
 from aiokafka import TopicPartition
-from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import UnknownTopicOrPartitionError
 
 from aiodelay.pausing import pause_s
 from aiodelay.wakeup import WakeUp
 
-from .client import NO_TOPIC_IDS, UNAVAILABLE, log_failure, reason_of, tame, topic_id
+from .client import NO_TOPIC_IDS, UNAVAILABLE, Client, log_failure, reason_of, topic_id
 from .group import METADATA_MS
 from .options import Cluster
 
@@ -39,7 +38,7 @@ class TopicWatch:
     def __init__(self, cluster: Cluster, topics: Collection[str], on_lost: Callable[[str, str], None]) -> None:
         self._cluster, self._topics, self._on_lost = cluster, topics, on_lost
         self._timeout_s = cluster.timeout_ms / 1000
-        self._client: AIOKafkaClient | None = None
+        self._client: Client | None = None
         self._connecting = asyncio.Lock()
         self._ids: dict[str, str] = {}
         self._missing_since: dict[str, float] = {}
@@ -121,11 +120,10 @@ class TopicWatch:
             await self.close()
             raise
 
-    async def _connected(self) -> AIOKafkaClient:
+    async def _connected(self) -> Client:
         async with self._connecting:
             if self._client is None:
-                tame()
-                client = AIOKafkaClient(
+                client = Client(
                     **self._cluster.client,
                     request_timeout_ms=self._cluster.timeout_ms,
                     metadata_max_age_ms=METADATA_MS,

@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 
 from aiodelay.model import JournalEntry
 
 from . import records
+from .client import Consumer
 from .observing import answering, next_records, observer
 from .options import Cluster
 from .topic import history_partitions
@@ -28,7 +29,7 @@ class KafkaTrail:
         consumer: Started, of no topic.
     """
 
-    def __init__(self, cluster: Cluster, topic: str, consumer: AIOKafkaConsumer) -> None:
+    def __init__(self, cluster: Cluster, topic: str, consumer: Consumer) -> None:
         self._cluster, self._topic, self._consumer = cluster, topic, consumer
 
     async def spans(self) -> Mapping[int, range]:

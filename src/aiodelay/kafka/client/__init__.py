@@ -1,26 +1,32 @@
-"""aiokafka as aiodelay uses it: all that reaches into it, and what is done about its faults (decision 7)."""
+"""aiokafka as aiodelay uses it: subclasses of its classes that only aiodelay uses, and all that reaches into it.
 
-from .assignor import ASSIGNOR
-from .producer import (
-    BATCH_BYTES,
-    CLOSE_S,
-    INVALID_RECORD,
-    PERMANENT,
-    REQUEST_BYTES,
-    TOO_LARGE,
-    UNAVAILABLE,
-    Outgoing,
-    Producer,
-    Written,
-    consumer_of,
-    log_failure,
-    missing_right,
-    reason_of,
-    stop,
-    tame,
-)
-from .topic_ids import NO_TOPIC_IDS, topic_id
-from .transactions import AbortedError, FencedError, InDoubtError, Transactions
+Begin with `rebound.py` and `client.py`; docs/decisions/0007-kafka-client.md tells each fault of aiokafka's, K1 to K29.
+"""
+
+from .versions import check_version
+
+try:
+    from .admin import Admin, admin_of
+    from .assignor import ASSIGNOR
+    from .client import CLOSE_S, Client
+    from .consumer import Consumer, consumer_of, stop
+    from .errors import (
+        INVALID_RECORD,
+        PERMANENT,
+        TOO_LARGE,
+        UNAVAILABLE,
+        MayNotCreateError,
+        log_failure,
+        missing_right,
+        reason_of,
+    )
+    from .outgoing import Outgoing, Written
+    from .producer import BATCH_BYTES, REQUEST_BYTES, Producer
+    from .topic_ids import NO_TOPIC_IDS, rights_on, topic_id
+    from .transactions import AbortedError, FencedError, InDoubtError, Transactions
+except (ImportError, AttributeError):
+    check_version()  # another version of aiokafka has other names inside
+    raise
 
 __all__ = [
     "ASSIGNOR",
@@ -33,17 +39,23 @@ __all__ = [
     "TOO_LARGE",
     "UNAVAILABLE",
     "AbortedError",
+    "Admin",
+    "Client",
+    "Consumer",
     "FencedError",
     "InDoubtError",
+    "MayNotCreateError",
     "Outgoing",
     "Producer",
     "Transactions",
     "Written",
+    "admin_of",
+    "check_version",
     "consumer_of",
     "log_failure",
     "missing_right",
     "reason_of",
+    "rights_on",
     "stop",
-    "tame",
     "topic_id",
 ]

@@ -1,7 +1,7 @@
-"""How aiokafka's clients ask who leads which partition.
+"""The client below every other one: it knows the cluster, and holds the connections to its brokers.
 
-They pause where the last answer has left that open (K26), and a producer of ours asks only for topics that it has been
-given (K27).
+It asks for the leaders of partitions without haste where the last answer has left that open (K26), and a producer's
+client asks only for topics that it was given (K27).
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from aiokafka.client import AIOKafkaClient
-from msgspec import Struct
+from aiokafka.errors import KafkaConnectionError
 
 from aiodelay.pausing import pause_s
 
-__all__ = ["ask_for_named_topics", "hurry", "install"]
+from .connection import Start, connect
+from .rebound import rebound
+from .versions import check_version
 
+__all__ = ["CLOSE_S", "Client"]
+
+CLOSE_S = 2.0
 LONGEST_PAUSE_S = 0.5
-
-_update = AIOKafkaClient._metadata_update
 
 
 class _NoTopic(frozenset[str]):
@@ -31,57 +33,80 @@ class _NoTopic(frozenset[str]):
         return True
 
 
-class _Asked(Struct):
-    """How a client asks.
+class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
+    """A client of one cluster.
 
-    Attributes:
-        is_urgent: Somebody waits for the next answer.
-        in_vain: How often in a row there was no answer, or a leader missing in it.
-        unnamed: What it asks for while it has been given no topic; None: all topics.
+    Args:
+        options: aiokafka's.
+
+    Raises:
+        ConfigurationError: This version of aiokafka was not tested.
     """
 
-    is_urgent: asyncio.Event
-    in_vain: int = 0
-    unnamed: Collection[str] | None = None
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - aiokafka's
+        check_version()
+        super().__init__(**options)
+        self._is_urgent = asyncio.Event()
+        self._asked_in_vain = 0  # in a row: no answer came, or one without a leader for each partition
+        self._unnamed: Collection[str] | None = None  # what it asks for while it was given no topic; None: all topics
 
+    _get_conn = rebound(AIOKafkaClient._get_conn, create_conn=connect)
 
-_asked: WeakKeyDictionary[Any, _Asked] = WeakKeyDictionary()
+    async def bootstrap(self) -> None:
+        """Connect to the first host that answers.
 
+        Raises:
+            KafkaConnectionError: None did; the error names each host, and why it could not be used.
+        """
+        start = Start(len(self.hosts))
+        try:
+            await rebound(AIOKafkaClient.bootstrap, create_conn=start.connect)(self)
+        except KafkaConnectionError as error:
+            raise KafkaConnectionError("; ".join(start.refusals) or str(error)) from error
 
-def install() -> None:
-    """Have aiokafka's clients ask so; repeating it changes nothing."""
-    AIOKafkaClient._metadata_update = _metadata_update
+    def ask_for_named_topics(self) -> None:
+        """Never ask for all topics of the cluster, of which there may be thousands."""
+        self._unnamed = _NoTopic()
 
+    def hurry(self) -> None:
+        """End the pause before the next question for metadata."""
+        self._is_urgent.set()
 
-def ask_for_named_topics(client: Any) -> None:  # noqa: ANN401 - aiokafka's
-    """Have a client never ask for all topics of its cluster, of which there may be thousands."""
-    _asked_of(client).unnamed = _NoTopic()
+    async def partition_count(self, topic: str, *, timeout_s: float) -> int | None:
+        """Return how many partitions a topic has, None if there is no such topic.
 
+        Raises:
+            KafkaError: The cluster does not say.
+            TimeoutError: Not in time.
+        """
+        known = self.cluster.partitions_for_topic(topic)
+        for _ in range(2):
+            if known is not None:
+                break
+            async with asyncio.timeout(timeout_s):
+                self.add_topic(topic)
+                self.hurry()
+                await self.force_metadata_update()
+            known = self.cluster.partitions_for_topic(topic)
+        if known is None:
+            self._topics.discard(topic)  # or else each answer would lack it, and be asked for again
+            return None
+        return len(known)
 
-def hurry(client: Any) -> None:  # noqa: ANN401 - aiokafka's
-    """End the pause that a client makes, or would make next."""
-    _asked_of(client).is_urgent.set()
-
-
-async def _metadata_update(client: Any, cluster: Any, topics: Collection[str] | None) -> Any:  # noqa: ANN401 - aiokafka's
-    asked = _asked_of(client)
-    if asked.in_vain:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s(asked.in_vain, longest_s=LONGEST_PAUSE_S)):
-                await asked.is_urgent.wait()
-    asked.is_urgent.clear()
-    is_updated = await _update(client, cluster, asked.unnamed if topics == set() else topics)
-    is_whole = is_updated and all(_has_leaders(cluster, topic) for topic in topics or ())
-    asked.in_vain = 0 if is_whole else asked.in_vain + 1
-    if topics is not None and topics != client._topics:  # others are wanted now
-        asked.is_urgent.set()
-        if not client._md_update_waiter.done():  # else aiokafka asks for them when it would have asked anyway
-            client._md_update_waiter.set_result(None)
-    return is_updated
-
-
-def _asked_of(client: Any) -> _Asked:  # noqa: ANN401 - aiokafka's
-    return _asked.setdefault(client, _Asked(asyncio.Event()))
+    async def _metadata_update(self, cluster: Any, topics: Collection[str] | None) -> Any:  # noqa: ANN401 - aiokafka's
+        if self._asked_in_vain:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s(self._asked_in_vain, longest_s=LONGEST_PAUSE_S)):
+                    await self._is_urgent.wait()
+        self._is_urgent.clear()
+        is_updated = await super()._metadata_update(cluster, self._unnamed if topics == set() else topics)
+        is_whole = is_updated and all(_has_leaders(cluster, topic) for topic in topics or ())
+        self._asked_in_vain = 0 if is_whole else self._asked_in_vain + 1
+        if topics is not None and topics != self._topics:  # others are wanted now
+            self._is_urgent.set()
+            if not self._md_update_waiter.done():  # else aiokafka asks for them when it would have asked anyway
+                self._md_update_waiter.set_result(None)
+        return is_updated
 
 
 def _has_leaders(cluster: Any, topic: str) -> bool:  # noqa: ANN401 - aiokafka's

@@ -1,20 +1,20 @@
-"""The first connection of aiokafka's clients, but for three faults.
+"""Connections to brokers as our clients make them.
 
-A start that is cancelled or refused leaves it open (K20), one host that is silent takes all the time there is (K25),
-and the error does not say why no host could be used (K29).
+aiokafka's connections log whole requests at DEBUG (K9), and their first one has three faults: a start that is cancelled
+or refused leaves it open (K20), one host that is silent takes all the time there is (K25), and the error does not say
+why no host could be used (K29).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
-from collections.abc import Awaitable, Sequence
-from contextvars import ContextVar
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
-from aiokafka import client
-from aiokafka.conn import AIOKafkaConnection, collect_hosts, create_conn
+from aiokafka.conn import AIOKafkaConnection, create_conn
 from aiokafka.errors import (
     IllegalSaslStateError,
     KafkaConnectionError,
@@ -22,83 +22,98 @@ from aiokafka.errors import (
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
 )
-from msgspec import Struct
 
-__all__ = ["install"]
+from .rebound import rebound
+
+__all__ = ["Connection", "Start", "connect"]
 
 CLOSE_S = 1.0
 """Longest wait for a broker to take leave of a connection over TLS."""
+_log = logging.getLogger("aiokafka.conn")
 
-_bootstrap = client.AIOKafkaClient.bootstrap
+
+class _RequestLog(logging.LoggerAdapter[logging.Logger]):
+    """Logs as aiokafka does, but whole requests only where somebody has set a level for aiokafka (K9)."""
+
+    def debug(self, msg: object, *args: object, **_: Any) -> None:  # noqa: ANN401 - as `LoggerAdapter` has it
+        """Log a request or its answer, payloads and passwords included."""
+        if self.logger.isEnabledFor(logging.DEBUG) and _is_level_set():
+            self.logger.debug(msg, *args)
 
 
-class _Start(Struct):
-    """A client that starts.
+class _LoginLog(logging.LoggerAdapter[logging.Logger]):
+    """Logs as aiokafka does, but warns once of a login in the clear, and not at each of many connections."""
 
-    Attributes:
-        hosts: How many hosts it may ask, one after the other.
-        refusals: Hosts that could not be used, each with its reason.
+    _has_warned = False
+
+    def warning(self, msg: object, *args: object, **_: Any) -> None:  # noqa: ANN401 - as `LoggerAdapter` has it
+        """Log a warning for the first time."""
+        if not self._has_warned:
+            self._has_warned = True
+            self.logger.warning(msg, *args)
+
+
+def _is_level_set() -> bool:
+    return any(each.level != logging.NOTSET for each in (_log, logging.getLogger("aiokafka")))
+
+
+_requests, _logins = _RequestLog(_log), _LoginLog(_log)
+
+
+class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
+    """A connection that keeps its requests out of the log."""
+
+    send = rebound(AIOKafkaConnection.send, log=_requests)
+    _handle_frame = rebound(AIOKafkaConnection._handle_frame, log=_requests)
+    _do_sasl_handshake = rebound(AIOKafkaConnection._do_sasl_handshake, log=_logins)
+
+
+connect = rebound(create_conn, AIOKafkaConnection=Connection)
+"""Connects as aiokafka's `create_conn` does, and returns a `Connection`."""
+
+
+class Start:
+    """The start of one client: it asks one host after the other, until one answers.
+
+    Args:
+        hosts: How many hosts there are. They share the time for an answer (K25).
     """
 
-    hosts: int = 1
-    refusals: list[str] = []
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+        self.refusals: list[str] = []
+        """The hosts that could not be used, each with its reason (K29)."""
 
+    async def connect(self, host: str, port: int, *, request_timeout_ms: int, **options: Any) -> Connection:  # noqa: ANN401 - aiokafka's
+        """Connect to one host; its first answer decides whether it can be used.
 
-_start: ContextVar[_Start] = ContextVar("_start")
+        Raises:
+            KafkaError, TimeoutError, OSError: The host cannot be used.
+        """
+        where, security = f"{host}:{port}", options["security_protocol"]
+        connection = Connection(host, port, request_timeout_ms=request_timeout_ms // self._hosts, **options)
+        try:
+            await connection.connect()
+        except (OSError, KafkaError, TimeoutError) as error:
+            self.refusals.append(f"{where}: {_refusal(error, security)}")
+            await _until_closed(connection)
+            raise
+        connection.send = partial(self._send_first, connection, where, security)
+        return connection
 
-
-def install() -> None:
-    """Have aiokafka's clients connect so; repeating it changes nothing."""
-    client.create_conn, client.collect_hosts = _create_conn, _collect_hosts
-    client.AIOKafkaClient.bootstrap = _tell_refusals
-
-
-async def _tell_refusals(starting: Any) -> None:  # noqa: ANN401 - aiokafka's
-    """Start a client; the error names each host, and why it could not be used."""
-    start = _Start()
-    _start.set(start)
-    try:
-        await _bootstrap(starting)
-    except KafkaConnectionError as error:
-        raise KafkaConnectionError("; ".join(start.refusals) or str(error)) from error
-
-
-def _collect_hosts(servers: Sequence[str]) -> Any:  # noqa: ANN401 - aiokafka's
-    found = collect_hosts(servers)
-    _start.get().hosts = len(found)
-    return found
-
-
-async def _create_conn(*where: Any, on_close: Any = None, **options: Any) -> Any:  # noqa: ANN401 - aiokafka's
-    if on_close is not None:  # of all connections, only the first one belongs to no client yet
-        return await create_conn(*where, on_close=on_close, **options)
-    start = _start.get()
-    options["request_timeout_ms"] //= start.hosts
-    host, security = f"{where[0]}:{where[1]}", options["security_protocol"]
-    connection = AIOKafkaConnection(*where, **options)
-    try:
-        await connection.connect()
-    except (OSError, KafkaError, TimeoutError) as error:
-        start.refusals.append(f"{host}: {_refusal(error, security)}")
-        await _until_closed(connection)
-        raise
-    connection.send = partial(_send_first, connection, start, host, security)
-    return connection
-
-
-async def _send_first(connection: Any, start: _Start, host: str, security: str, request: Any) -> Any:  # noqa: ANN401
-    del connection.send
-    answer: Awaitable[Any] = connection.send(request)
-    try:
-        return await answer
-    except Exception as error:
-        start.refusals.append(f"{host}: {_refusal(error, security, has_answered=True)}")
-        connection.close()
-        await _until_closed(connection)
-        raise
-    except BaseException:
-        connection.close()
-        raise
+    async def _send_first(self, connection: Any, where: str, security: str, request: Any) -> Any:  # noqa: ANN401 - aiokafka's
+        del connection.send
+        answer: Awaitable[Any] = connection.send(request)
+        try:
+            return await answer
+        except Exception as error:
+            self.refusals.append(f"{where}: {_refusal(error, security, has_answered=True)}")
+            connection.close()
+            await _until_closed(connection)
+            raise
+        except BaseException:
+            connection.close()  # aiokafka leaves it open if the start is cancelled (K20)
+            raise
 
 
 async def _until_closed(connection: Any) -> None:  # noqa: ANN401 - aiokafka's

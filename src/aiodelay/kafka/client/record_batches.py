@@ -1,4 +1,4 @@
-"""Record batches as aiokafka reads them, but that a header whose name is no UTF-8 stops nothing.
+"""Record batches as aiokafka reads them, but that a header whose name is no UTF-8 stops nothing (K18).
 
 aiokafka's parser raises at one, and again at each repetition: the partition would never be read on. Java's producer
 cannot write one, others can. Its bytes stand in the name as surrogates (`surrogateescape`), as in file names.
@@ -10,18 +10,12 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from aiokafka.consumer import fetcher
 from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords
 
-__all__ = ["Records", "install"]
+__all__ = ["Records"]
 
 _HEAD, _LENGTH = 12, slice(8, 12)  # of a batch: base offset, and how many bytes follow
-
-
-def install() -> None:
-    """Have aiokafka's consumers read so; repeating it changes nothing."""
-    fetcher.MemoryRecords = Records
 
 
 class Records:

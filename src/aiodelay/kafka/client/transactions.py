@@ -6,14 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import ConnectionGroup
 from aiokafka.errors import ConcurrentTransactions, KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 from aiodelay.kafka.options import Cluster
 
-from .producer import PERMANENT, Outgoing, Producer, Written, reason_of
+from .client import Client
+from .errors import PERMANENT, reason_of
+from .outgoing import Outgoing, Written
+from .producer import Producer
+from .raw_producer import RawProducer, RawSender
+from .rebound import rebound
 from .tail import keys_since
 
 __all__ = ["AbortedError", "FencedError", "InDoubtError", "Transactions"]
@@ -46,6 +51,34 @@ class InDoubtError(Exception):
     """The batch may have been committed, or not: the log will tell."""
 
 
+class _WatchedClient(Client):
+    """The client of a producer of transactions.
+
+    aiokafka repeats a request whose answer is lost, which may end a later transaction (K4): so the loss is told. While
+    markers of the last transaction are being written, aiokafka waits 20 ms, and we 1.
+    """
+
+    on_lost: Callable[[], None]
+    """Called when a request of a transaction has no answer."""
+
+    async def send(self, node_id: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401
+        """Send a request, as all requests of the producer are."""
+        while True:
+            try:
+                response = await super().send(node_id, request, group=group)
+            except BaseException:
+                if isinstance(request, _REQUESTS):
+                    self.on_lost()
+                raise
+            if not _is_too_early(request, response):
+                return response
+            await asyncio.sleep(_PAUSE_S)
+
+
+class _RawTransactions(RawProducer):
+    __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=_WatchedClient, Sender=RawSender)
+
+
 class Transactions(Producer):
     """A producer of transactions; to start it fences off every earlier one of its id.
 
@@ -55,7 +88,7 @@ class Transactions(Producer):
         batch_bytes: As of `Producer`.
     """
 
-    is_spent: bool = False
+    raw = _RawTransactions
 
     def __init__(
         self, cluster: Cluster, transactional_id: str, *, batch_bytes: Callable[[str], int] | None = None
@@ -63,25 +96,10 @@ class Transactions(Producer):
         options = {"transactional_id": transactional_id, "transaction_timeout_ms": TIMEOUT_MS}
         super().__init__(cluster, batch_bytes=batch_bytes, **options)
         self._is_lost = False
-        self._send = self._client.client.send
-        self._client.client.send = self._watched
+        self._client.client.on_lost = self._lose
 
-    async def _watched(self, node: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401
-        """Send a request, as all requests of the producer are.
-
-        aiokafka repeats one whose answer is lost, which may end a later transaction (K4): so the producer is spent.
-        While markers of the last transaction are being written, aiokafka waits 20 ms, and we 1.
-        """
-        while True:
-            try:
-                response = await self._send(node, request, group=group)
-            except BaseException:
-                self._is_lost = self._is_lost or isinstance(request, _REQUESTS)
-                self.is_spent = self.is_spent or self._is_lost
-                raise
-            if not _is_too_early(request, response):
-                return response
-            await asyncio.sleep(_PAUSE_S)
+    def _lose(self) -> None:
+        self._is_lost = self.is_spent = True
 
     async def begin(self, records: Sequence[Outgoing]) -> list[int]:
         """Write records in a transaction; return their offsets, before anybody can read them. Not to be cancelled (K3).
@@ -92,7 +110,7 @@ class Transactions(Producer):
             FencedError: Another producer of this id has been started.
             InDoubtError: No answer.
         """
-        sequences = dict(self._client._txn_manager._sequence_numbers)
+        sequences = self._client.sequence_numbers()
         await self._client.begin_transaction()
         written = await self.write(records)
         errors = [each.error for each in written if each.error is not None]
@@ -153,8 +171,7 @@ class Transactions(Producer):
         self, before: Mapping[TopicPartition, int], records: Sequence[Outgoing], written: Sequence[Written]
     ) -> None:
         """Go on numbering each partition's records where the broker does: at the last batch that it took (K7)."""
-        manager, sent = self._client._txn_manager, dict[TopicPartition, int]()
-        taken = dict[TopicPartition, int]()
+        sent, taken = dict[TopicPartition, int](), dict[TopicPartition, int]()
         for each in written:
             if each.partition >= 0:
                 place = TopicPartition(records[each.indices[0]].topic, each.partition)
@@ -162,8 +179,7 @@ class Transactions(Producer):
                 if each.error is None:
                     taken[place] = sent[place]
         for place in sent:
-            manager._sequence_numbers[place] = before.get(place, 0)
-            manager.increment_sequence_number(place, taken.get(place, 0))
+            self._client.number_from(place, before.get(place, 0), taken.get(place, 0))
 
 
 def _offsets(written: Sequence[Written], n: int) -> list[int]:

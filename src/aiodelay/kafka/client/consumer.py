@@ -1,0 +1,172 @@
+"""Consumers, which read a header whose name is no UTF-8 (K18), and tell of their group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.admin import DescribeGroupsRequest
+from aiokafka.structs import OffsetAndMetadata
+
+from aiodelay.completion import run_to_completion
+from aiodelay.kafka.options import Cluster
+
+from .client import CLOSE_S, Client
+from .rebound import rebound
+from .record_batches import Records
+
+__all__ = ["Consumer", "consumer_of", "stop"]
+
+
+class _ForgottenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
+    """The broker does not know this member any more."""
+
+    def __str__(self) -> str:
+        return "the group does not know this process any more"
+
+
+class _Fetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
+    _proc_fetch_request = rebound(Fetcher._proc_fetch_request, MemoryRecords=Records)
+
+
+class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
+    stays_out = False
+    """Fail once the broker has forgotten this member; aiokafka would join again, and push another one out."""
+
+    on_heartbeat: Callable[[float], None] | None = None
+    """Called with the loop's time at which a heartbeat was sent that the group has acknowledged."""
+
+    def reset_generation(self) -> None:
+        if self.stays_out and not self._closing.done():
+            raise _ForgottenError
+        super().reset_generation()
+
+    async def _do_heartbeat(self) -> bool:
+        sent_s = asyncio.get_running_loop().time()
+        is_acknowledged: bool = await super()._do_heartbeat()
+        if is_acknowledged and self.on_heartbeat is not None:
+            self.on_heartbeat(sent_s)
+        return is_acknowledged
+
+
+class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
+    """aiokafka's consumer, on a client of ours.
+
+    Args:
+        topics: What it reads; none: what it is assigned later.
+        options: aiokafka's.
+
+    Raises:
+        ConfigurationError: This version of aiokafka was not tested.
+    """
+
+    __init__ = rebound(AIOKafkaConsumer.__init__, AIOKafkaClient=Client)
+    start = rebound(AIOKafkaConsumer.start, Fetcher=_Fetcher, GroupCoordinator=_Coordinator)
+
+    @property
+    def client(self) -> Client:
+        """The client below it."""
+        client: Client = self._client
+        return client
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has connected, and may be asked."""
+        return self._coordinator is not None
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it belongs to the group's generation."""
+        return self._coordinator is not None and self._coordinator.generation >= 0
+
+    @property
+    def member_id(self) -> str:
+        """What the group calls it; "" before it has joined."""
+        member_id: str = self._coordinator.member_id
+        return member_id
+
+    def stay_out_once_forgotten(self) -> None:
+        """Fail, instead of joining again, once the broker has forgotten this member; to be called after the start."""
+        self._coordinator.stays_out = True
+
+    def tell_heartbeats(self, told: Callable[[float], None]) -> None:
+        """Call `told` with the loop's time at which each heartbeat was sent that the group acknowledges.
+
+        Call it after `start`.
+        """
+        self._coordinator.on_heartbeat = told
+
+    async def committed_offsets(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Return what the group has committed, an offset of -1 where it has committed nothing.
+
+        Raises:
+            KafkaError: The group's coordinator does not say.
+        """
+        found: Mapping[TopicPartition, OffsetAndMetadata]
+        found = await self._coordinator.fetch_committed_offsets(list(places))
+        return found
+
+    async def group_members(self) -> Mapping[str, Collection[TopicPartition]]:
+        """Return the partitions of each member of the group, by the member's id; nothing while no coordinator is known.
+
+        Raises:
+            KafkaError: The group's coordinator does not say.
+        """
+        if self._coordinator is None or self._coordinator.coordinator_id is None:
+            return {}
+        answer = await self._client.send(self._coordinator.coordinator_id, DescribeGroupsRequest([self._group_id]))
+        ((code, _, _, _, _, members, *_),) = answer.groups
+        if code:
+            raise for_code(code)(self._group_id)
+        return {member_id: _partitions_of(part) for member_id, _, _, _, part in members}
+
+
+def _partitions_of(assignment: bytes) -> Collection[TopicPartition]:
+    return ConsumerProtocolMemberAssignment.decode(assignment).partitions() if assignment else []
+
+
+def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consumer:  # noqa: ANN401 - aiokafka's
+    """Return a consumer, not started yet, that reads what is committed where it is told to, and commits nothing itself.
+
+    Args:
+        cluster: Where it is.
+        topics: What it reads; none: what it is assigned later.
+        options: Others, or for others: aiokafka's.
+    """
+    ours = {
+        "isolation_level": "read_committed",
+        "auto_offset_reset": "none",
+        "enable_auto_commit": False,
+        "request_timeout_ms": cluster.timeout_ms,
+    }
+    consumer: Consumer = Consumer(*topics, **cluster.client, **(ours | options))
+    return consumer
+
+
+async def stop(consumer: Consumer) -> None:
+    """Stop a consumer within twice `CLOSE_S`, also while the cluster is away; its connections are closed afterwards.
+
+    A caller that is cancelled meanwhile goes on waiting: a consumer that is half closed keeps its connections.
+    """
+    await run_to_completion(_stop(consumer), name="aiodelay kafka consumer closes")
+
+
+async def _stop(consumer: Consumer) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        leaving = tasks.create_task(_leave(consumer), name="aiodelay kafka consumer leaves")
+        await asyncio.wait([leaving], timeout=CLOSE_S)
+        await consumer.client.close()
+        await asyncio.wait([leaving], timeout=CLOSE_S)
+        leaving.cancel()
+
+
+async def _leave(consumer: Consumer) -> None:
+    with suppress(KafkaError, OSError):
+        await consumer.stop()
