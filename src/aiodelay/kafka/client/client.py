@@ -1,7 +1,7 @@
-"""The client below every other one: it knows the cluster, and holds the connections to its brokers.
+"""The client of a cluster that consumers, producers and administrators use: its brokers, topics and connections.
 
-It asks for the leaders of partitions without haste where the last answer has left that open (K26), and a producer's
-client asks only for topics that it was given (K27).
+If the last answer named no leader for a partition, the client pauses before it asks again (K26). A producer's client
+asks only for the topics that the producer writes to (K27).
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         check_version()
         super().__init__(**options)
         self._is_urgent = asyncio.Event()
-        self._asked_in_vain = 0  # in a row: no answer came, or one without a leader for each partition
-        self._unnamed: Collection[str] | None = None  # what it asks for while it was given no topic; None: all topics
+        self._asked_in_vain = 0
+        """How many times in a row no answer came, or an answer without a leader of some partition."""
+        self._unnamed: Collection[str] | None = None
+        """Topics to ask for while the client was given none; None: all topics."""
 
     _get_conn = rebound(AIOKafkaClient._get_conn, create_conn=connect)
 
@@ -56,7 +58,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         """Connect to the first host that answers.
 
         Raises:
-            KafkaConnectionError: None did; the error names each host, and why it could not be used.
+            KafkaConnectionError: No host answers. The error names each host and its reason.
         """
         start = Start(len(self.hosts))
         try:
@@ -65,7 +67,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
             raise KafkaConnectionError("; ".join(start.refusals) or str(error)) from error
 
     def ask_for_named_topics(self) -> None:
-        """Never ask for all topics of the cluster, of which there may be thousands."""
+        """Never ask for all topics of the cluster: there may be thousands (K27)."""
         self._unnamed = _NoTopic()
 
     def hurry(self) -> None:
@@ -89,7 +91,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
                 await self.force_metadata_update()
             known = self.cluster.partitions_for_topic(topic)
         if known is None:
-            self._topics.discard(topic)  # or else each answer would lack it, and be asked for again
+            self._topics.discard(topic)  # else each answer would lack this topic, and the client would ask again
             return None
         return len(known)
 
@@ -102,9 +104,9 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         is_updated = await super()._metadata_update(cluster, self._unnamed if topics == set() else topics)
         is_whole = is_updated and all(_has_leaders(cluster, topic) for topic in topics or ())
         self._asked_in_vain = 0 if is_whole else self._asked_in_vain + 1
-        if topics is not None and topics != self._topics:  # others are wanted now
+        if topics is not None and topics != self._topics:  # the client was given other topics meanwhile
             self._is_urgent.set()
-            if not self._md_update_waiter.done():  # else aiokafka asks for them when it would have asked anyway
+            if not self._md_update_waiter.done():  # else aiokafka asks for them only at its next turn
                 self._md_update_waiter.set_result(None)
         return is_updated
 

@@ -1,8 +1,7 @@
-"""Connections to brokers as our clients make them.
+"""Connections to brokers, and the start of a client, which connects to one host after the other.
 
-aiokafka's connections log whole requests at DEBUG (K9), and their first one has three faults: a start that is cancelled
-or refused leaves it open (K20), one host that is silent takes all the time there is (K25), and the error does not say
-why no host could be used (K29).
+aiokafka logs whole requests at DEBUG (K9). Its start has three faults: a cancelled or refused start leaves its connection
+open (K20), one silent host takes all the time (K25), and the error gives no reason for any host (K29).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _log = logging.getLogger("aiokafka.conn")
 
 
 class _RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """Logs as aiokafka does, but whole requests only where somebody has set a level for aiokafka (K9)."""
+    """Logs as aiokafka does, but logs whole requests only if somebody has set a level for aiokafka (K9)."""
 
     def debug(self, msg: object, *args: object, **_: Any) -> None:  # noqa: ANN401 - as `LoggerAdapter` has it
         """Log a request or its answer, payloads and passwords included."""
@@ -42,7 +41,7 @@ class _RequestLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _LoginLog(logging.LoggerAdapter[logging.Logger]):
-    """Logs as aiokafka does, but warns once of a login in the clear, and not at each of many connections."""
+    """Logs as aiokafka does, but warns of a login in the clear only once, not at each connection."""
 
     _has_warned = False
 
@@ -61,7 +60,7 @@ _requests, _logins = _RequestLog(_log), _LoginLog(_log)
 
 
 class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
-    """A connection that keeps its requests out of the log."""
+    """A connection to one broker that keeps its requests out of the log."""
 
     send = rebound(AIOKafkaConnection.send, log=_requests)
     _handle_frame = rebound(AIOKafkaConnection._handle_frame, log=_requests)
@@ -73,7 +72,7 @@ connect = rebound(create_conn, AIOKafkaConnection=Connection)
 
 
 class Start:
-    """The start of one client: it asks one host after the other, until one answers.
+    """The start of one client: it connects to one host after the other, until one answers.
 
     Args:
         hosts: How many hosts there are. They share the time for an answer (K25).
@@ -82,13 +81,13 @@ class Start:
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
         self.refusals: list[str] = []
-        """The hosts that could not be used, each with its reason (K29)."""
+        """Each host that could not be used, with its reason (K29)."""
 
     async def connect(self, host: str, port: int, *, request_timeout_ms: int, **options: Any) -> Connection:  # noqa: ANN401 - aiokafka's
-        """Connect to one host; its first answer decides whether it can be used.
+        """Connect to one host. Its first answer decides whether the client can use it.
 
         Raises:
-            KafkaError, TimeoutError, OSError: The host cannot be used.
+            KafkaError, TimeoutError, OSError: The client cannot use the host.
         """
         where, security = f"{host}:{port}", options["security_protocol"]
         connection = Connection(host, port, request_timeout_ms=request_timeout_ms // self._hosts, **options)

@@ -1,4 +1,4 @@
-"""Consumers, which read a header whose name is no UTF-8 (K18), and tell of their group."""
+"""Consumers: they read any header's name (K18), and tell the members and offsets of their group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Fetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
 
 class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
     stays_out = False
-    """Fail once the broker has forgotten this member; aiokafka would join again, and push another one out."""
+    """Fail once the broker has forgotten this member. aiokafka would join again, and push another member out."""
 
     on_heartbeat: Callable[[float], None] | None = None
     """Called with the loop's time at which a heartbeat was sent that the group has acknowledged."""
@@ -60,7 +60,7 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka's consumer, on a client of ours.
 
     Args:
-        topics: What it reads; none: what it is assigned later.
+        topics: The topics to read; none: `assign` names partitions later.
         options: aiokafka's.
 
     Raises:
@@ -72,13 +72,13 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
 
     @property
     def client(self) -> Client:
-        """The client below it."""
+        """The client of its cluster."""
         client: Client = self._client
         return client
 
     @property
     def is_started(self) -> bool:
-        """Whether it has connected, and may be asked."""
+        """Whether `start` has connected it."""
         return self._coordinator is not None
 
     @property
@@ -88,12 +88,12 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
 
     @property
     def member_id(self) -> str:
-        """What the group calls it; "" before it has joined."""
+        """The id that the group gave this member; "" before it has joined."""
         member_id: str = self._coordinator.member_id
         return member_id
 
     def stay_out_once_forgotten(self) -> None:
-        """Fail, instead of joining again, once the broker has forgotten this member; to be called after the start."""
+        """Fail, instead of joining again, once the broker has forgotten this member. Call it after `start`."""
         self._coordinator.stays_out = True
 
     def tell_heartbeats(self, told: Callable[[float], None]) -> None:
@@ -104,20 +104,20 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
         self._coordinator.on_heartbeat = told
 
     async def committed_offsets(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return what the group has committed, an offset of -1 where it has committed nothing.
+        """Return the offsets that the group has committed; -1 for a partition without one.
 
         Raises:
-            KafkaError: The group's coordinator does not say.
+            KafkaError: The group's coordinator does not answer, or refuses.
         """
         found: Mapping[TopicPartition, OffsetAndMetadata]
         found = await self._coordinator.fetch_committed_offsets(list(places))
         return found
 
     async def group_members(self) -> Mapping[str, Collection[TopicPartition]]:
-        """Return the partitions of each member of the group, by the member's id; nothing while no coordinator is known.
+        """Return each group member's partitions by its id; no members while the coordinator is unknown.
 
         Raises:
-            KafkaError: The group's coordinator does not say.
+            KafkaError: The group's coordinator does not answer, or refuses.
         """
         if self._coordinator is None or self._coordinator.coordinator_id is None:
             return {}
@@ -133,12 +133,12 @@ def _partitions_of(assignment: bytes) -> Collection[TopicPartition]:
 
 
 def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consumer:  # noqa: ANN401 - aiokafka's
-    """Return a consumer, not started yet, that reads what is committed where it is told to, and commits nothing itself.
+    """Return a consumer that reads committed records, and commits no offsets. The caller starts it.
 
     Args:
-        cluster: Where it is.
-        topics: What it reads; none: what it is assigned later.
-        options: Others, or for others: aiokafka's.
+        cluster: The cluster to read from.
+        topics: The topics to read; none: `assign` names partitions later.
+        options: aiokafka's; they replace ours.
     """
     ours = {
         "isolation_level": "read_committed",

@@ -1,4 +1,4 @@
-"""Kafka's errors by what they mean to us, and in words."""
+"""Kafka's errors: groups of them by what the caller can do, their reasons in words, and how they are logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records to write, and what became of them."""
+"""Records to write, and the result of each batch of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A Kafka producer that is thrown away after any error: what aiokafka leaves behind one cannot be trusted.
+"""The producer that writes batches until its first error: aiokafka's state after an error cannot be trusted.
 
-The numbers K1 to K29 are those of docs/decisions/0007-kafka-client.md, which tells each defect.
+docs/decisions/0007-kafka-client.md tells each of aiokafka's faults, K1 to K29.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Producer:
     """
 
     raw: type[RawProducer] = RawProducer
-    """What it writes with."""
+    """The class of aiokafka's producer below this one."""
     is_spent: bool = False
     """Something went wrong: sequence numbers have a gap (K7), or a request may still be on its way (K4)."""
 

@@ -1,4 +1,4 @@
-"""aiokafka's producer with what ours needs beyond it: names for all errors (K28), and an end in time (K6)."""
+"""aiokafka's producer, which names one more error (K28), and can be ended in time while its cluster is away (K6)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ class _ProduceHandler(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka 
             for partition, code, *_ in partitions:
                 batch = self._batches.get(TopicPartition(topic, partition))
                 if code == INVALID_RECORD_CODE and batch is not None:
-                    batch.failure(INVALID_RECORD())  # aiokafka would call it an unknown error: the first one counts
+                    batch.failure(
+                        INVALID_RECORD()
+                    )  # before aiokafka calls it an unknown error: the first failure counts
         super().handle_response(response)
 
 
 class RawSender(Sender):  # type: ignore[misc]  # aiokafka has no types
-    """Sends batches, and calls an error of theirs by its name (K28)."""
+    """aiokafka's sender, which reports a refused record by the name of its error (K28)."""
 
     _send_produce_req = rebound(Sender._send_produce_req, SendProduceReqHandler=_ProduceHandler)
 
 
 class _Batches(set[Any]):
-    """Those under way, of which one that failed may be taken out again (K21)."""
+    """Batches under way. aiokafka takes a failed batch out twice (K21)."""
 
     remove = set.discard
 
@@ -52,14 +54,14 @@ class RawProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no ty
     __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=Client, Sender=RawSender)
 
     async def end(self) -> None:
-        """Fail what it still holds, cut its connections, and stop it, within twice `CLOSE_S` (K6)."""
+        """Fail the batches that it still holds, cut its connections, and stop it, within twice `CLOSE_S` (K6)."""
         sender, accumulator = self._sender, self._message_accumulator
         if sender.sender_task is not None:
             sender.sender_task.remove_done_callback(sender._fail_all)  # it fails itself without transactions (K17)
         accumulator._pending_batches = _Batches(accumulator._pending_batches)
         accumulator.fail_all(KafkaConnectionError("closed"))
         drains = [batch._drain_waiter for batches in accumulator._batches.values() for batch in batches]
-        for _ in range(2):  # whatever it could not do cleanly, or in time, it holds nothing afterwards
+        for _ in range(2):  # the second time it holds nothing any more
             with suppress(TimeoutError, Exception):
                 async with asyncio.timeout(CLOSE_S):
                     await self.client.close()
@@ -81,6 +83,6 @@ class RawProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no ty
 
 
 def note(sent: asyncio.Future[Any]) -> None:
-    """Look at an error that nobody may be waiting for any more, so that asyncio does not log it."""
+    """Look at the error of a future that nobody may wait for any more, so that asyncio does not log it."""
     if not sent.cancelled():
         sent.exception()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.errors import LeaderNotAvailableError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
+from .client import Client
 from .record_batches import Records
 
 __all__ = ["keys_since"]
@@ -17,13 +17,13 @@ MOST_BYTES = 1 << 20
 _UNCOMMITTED = 0
 
 
-async def keys_since(client: Any, place: TopicPartition, offset: int) -> Mapping[bytes, int]:  # noqa: ANN401 - aiokafka's
+async def keys_since(client: Client, place: TopicPartition, offset: int) -> Mapping[bytes, int]:
     """Return the last offset of each key that stands from an offset on, as far as one answer reaches.
 
     Transactions are left out: their records may not be committed yet, and the caller knows its own.
 
     Args:
-        client: aiokafka's.
+        client: Connected.
         place: The partition.
         offset: Where to begin.
 

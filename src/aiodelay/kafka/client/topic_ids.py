@@ -22,6 +22,8 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
+from .client import Client
+
 __all__ = ["NO_TOPIC_IDS", "rights_on", "topic_id"]
 
 
@@ -121,11 +123,11 @@ _OPERATIONS = {"Read": 3, "Write": 4}
 """Kafka's numbers of operations: the bits of an answer."""
 
 
-async def topic_id(client: Any, place: TopicPartition, *, timeout_s: float) -> str:  # noqa: ANN401 - aiokafka's
+async def topic_id(client: Client, place: TopicPartition, *, timeout_s: float) -> str:
     """Return the id of the topic that bears a name now.
 
     Args:
-        client: aiokafka's.
+        client: Connected.
         place: A partition of the topic. Its leader is asked, which is the first to know; any broker if it has none.
         timeout_s: Longest wait for the answer.
 
@@ -144,7 +146,7 @@ async def topic_id(client: Any, place: TopicPartition, *, timeout_s: float) -> s
     return str(UUID(bytes=topic[2]))
 
 
-async def rights_on(client: Any, topic: str) -> Collection[str]:  # noqa: ANN401 - aiokafka's
+async def rights_on(client: Client, topic: str) -> Collection[str]:
     """Return which of the operations Read and Write this user may carry out on a topic.
 
     Args:
@@ -160,7 +162,7 @@ async def rights_on(client: Any, topic: str) -> Collection[str]:  # noqa: ANN401
     return {operation for operation, bit in _OPERATIONS.items() if bits >> bit & 1}
 
 
-async def _topic(client: Any, node: int, name: str) -> tuple[Any, ...]:  # noqa: ANN401 - aiokafka's
+async def _topic(client: Client, node: int, name: str) -> tuple[Any, ...]:
     """Return what a broker says of a topic: the fields of the answer's schema."""
     try:
         answer = await client.send(node, _Metadata(name))

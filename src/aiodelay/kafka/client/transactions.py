@@ -54,15 +54,15 @@ class InDoubtError(Exception):
 class _WatchedClient(Client):
     """The client of a producer of transactions.
 
-    aiokafka repeats a request whose answer is lost, which may end a later transaction (K4): so the loss is told. While
-    markers of the last transaction are being written, aiokafka waits 20 ms, and we 1.
+    aiokafka repeats a request whose answer is lost, which may end a later transaction (K4): so `on_lost` tells of the
+    loss. While Kafka writes the markers of the last transaction, aiokafka waits 20 ms, and this client waits 1 ms.
     """
 
     on_lost: Callable[[], None]
-    """Called when a request of a transaction has no answer."""
+    """The client calls it when a request of a transaction gets no answer."""
 
     async def send(self, node_id: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401
-        """Send a request, as all requests of the producer are."""
+        """Send a request of the producer, again while the last transaction is still ending."""
         while True:
             try:
                 response = await super().send(node_id, request, group=group)
