@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 from aiodelay import Scheduler
 from aiodelay.kafka import records, topic
 from aiodelay.kafka.client import Outgoing, Producer, consumer_of, stop
-from aiodelay.kafka.client.connection import Connection
+from aiodelay.kafka.client._overrides.connection import Connection
 from aiodelay.kafka.options import read_url
 from aiodelay.kafka.writer import Writer
 from tests.support.kafka import Broker, create_topic, new_name, started

@@ -6,9 +6,9 @@ Begin with `rebound.py` and `client.py`; docs/decisions/0007-kafka-client.md tel
 from .versions import check_version
 
 try:
+    from ._overrides.client import CLOSE_S, Client
     from .admin import Admin, admin_of
     from .assignor import ASSIGNOR
-    from .client import CLOSE_S, Client
     from .consumer import Consumer, consumer_of, stop
     from .errors import (
         INVALID_RECORD,

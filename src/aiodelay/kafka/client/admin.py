@@ -10,8 +10,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from aiodelay.kafka.options import Cluster
 
-from .client import Client
-from .rebound import rebound
+from ._overrides.client import Client
+from ._overrides.rebound import rebound
 
 __all__ = ["Admin", "admin_of"]
 

@@ -18,9 +18,9 @@ from aiokafka.structs import OffsetAndMetadata
 from aiodelay.completion import run_to_completion
 from aiodelay.kafka.options import Cluster
 
-from .client import CLOSE_S, Client
-from .rebound import rebound
-from .record_batches import Records
+from ._overrides.client import CLOSE_S, Client
+from ._overrides.rebound import rebound
+from ._overrides.record_batches import Records
 
 __all__ = ["Consumer", "consumer_of", "stop"]
 

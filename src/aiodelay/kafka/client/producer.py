@@ -23,8 +23,8 @@ from aiodelay.completion import run_to_completion
 from aiodelay.kafka.options import Cluster
 from aiodelay.kafka.records import java_partition
 
+from ._overrides.producer import RawProducer, note
 from .outgoing import Outgoing, Written
-from .raw_producer import RawProducer, note
 
 __all__ = ["BATCH_BYTES", "REQUEST_BYTES", "Producer"]
 

@@ -22,7 +22,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from .client import Client
+from ._overrides.client import Client
 
 __all__ = ["NO_TOPIC_IDS", "rights_on", "topic_id"]
 

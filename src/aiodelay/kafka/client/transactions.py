@@ -13,12 +13,12 @@ from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnReque
 
 from aiodelay.kafka.options import Cluster
 
-from .client import Client
+from ._overrides.client import Client
+from ._overrides.producer import RawProducer, RawSender
+from ._overrides.rebound import rebound
 from .errors import PERMANENT, reason_of
 from .outgoing import Outgoing, Written
 from .producer import Producer
-from .raw_producer import RawProducer, RawSender
-from .rebound import rebound
 from .tail import keys_since
 
 __all__ = ["AbortedError", "FencedError", "InDoubtError", "Transactions"]

@@ -14,11 +14,11 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
 
+from aiodelay.kafka.client.versions import check_version
 from aiodelay.pausing import pause_s
 
 from .connection import Start, connect
 from .rebound import rebound
-from .versions import check_version
 
 __all__ = ["CLOSE_S", "Client"]
 

@@ -10,8 +10,9 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.producer.sender import Sender, SendProduceReqHandler
 
+from aiodelay.kafka.client.errors import INVALID_RECORD, INVALID_RECORD_CODE
+
 from .client import CLOSE_S, Client
-from .errors import INVALID_RECORD, INVALID_RECORD_CODE
 from .rebound import rebound
 
 __all__ = ["RawProducer", "RawSender", "note"]
