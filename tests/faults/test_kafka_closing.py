@@ -28,7 +28,7 @@ async def test_r1_a_producer_whose_closing_is_cancelled_at_any_step_is_closed(ka
 @pytest.mark.parametrize("steps", range(1, 7))
 async def test_r1_a_consumer_whose_closing_is_cancelled_at_any_step_is_closed(kafka: str, steps: int) -> None:
     topic = await create_topic(kafka, new_name())
-    consumer = consumer_of(read_url(kafka, "test"), topic)
+    consumer: Any = consumer_of(read_url(kafka, "test"), topic)
     await consumer.start()
     await cancelled_after(steps, asyncio.ensure_future(stop(consumer)))
     assert consumer._closed
@@ -40,7 +40,7 @@ async def test_r1_a_fetcher_whose_closing_is_cancelled_at_any_step_is_closed(kaf
     topic = await create_topic(kafka, new_name())
     fetcher = Fetcher(read_url(kafka, "test"))
     assert await fetcher.fetch(TopicPartition(topic, 0), [0]) == []
-    consumer = fetcher._consumer
+    consumer: Any = fetcher._consumer
     assert consumer is not None
     await cancelled_after(steps, asyncio.ensure_future(fetcher.close()))
     assert consumer._closed

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
@@ -123,7 +124,8 @@ async def test_a_named_process_that_the_broker_has_forgotten_joins_again(kafka: 
     async with KafkaStore(url) as store, store.work("w", []) as work:
         (group,) = store._groups.values()
         before = group._member_id
-        await group._member()._coordinator._send_req(LeaveGroupRequest(group.name, before))  # as when it stood still
+        member: Any = group._member()
+        await member._coordinator._send_req(LeaveGroupRequest(group.name, before))  # as when it stood still
         await until(lambda: group._member_id != before and work.status() == WorkStatus("ready", 2, 2), "it is back")
 
 

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 from aiodelay import Scheduler
 from aiodelay.kafka import records, topic
 from aiodelay.kafka.client import Outgoing, Producer, consumer_of, stop
-from aiodelay.kafka.client._overrides.connection import Connection
+from aiodelay.kafka.client._overrides.connection import OwnConnection
 from aiodelay.kafka.options import read_url
 from aiodelay.kafka.writer import Writer
 from tests.support.kafka import Broker, create_topic, new_name, started
@@ -109,14 +109,14 @@ async def test_f32_l3_a_topic_without_a_leader_is_held_and_costs_no_attempts(bro
 async def test_k26_who_leads_a_partition_is_not_asked_without_a_pause(
     brokers: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, send = 0, Connection.send
+    asked, send = 0, OwnConnection.send
 
-    def counted(connection: Connection, request: object, **options: object) -> object:
+    def counted(connection: OwnConnection, request: object, **options: object) -> object:
         nonlocal asked
         asked += isinstance(request, MetadataRequest)
         return send(connection, request, **options)
 
-    monkeypatch.setattr(Connection, "send", counted)
+    monkeypatch.setattr(OwnConnection, "send", counted)
     away = await create_at(brokers[0].bootstrap, new_name("away"), 2)
     await asyncio.to_thread(lost, brokers[0].bootstrap, brokers[1])
     cluster = read_url(f"{brokers[0].bootstrap}?timeout_ms=3000", "this test")

@@ -20,7 +20,7 @@ from aiokafka.structs import OffsetAndMetadata
 from aiodelay.errors import StoreMismatchError
 from aiodelay.pausing import pause_s
 
-from .client import ASSIGNOR, UNAVAILABLE, Consumer, log_failure, reason_of, stop, topic_id
+from .client import ASSIGNOR, UNAVAILABLE, Consumer, log_failure, plain_consumer_of, reason_of, stop, topic_id
 from .options import Cluster
 
 __all__ = ["HEARTBEAT_MS", "METADATA_MS", "SESSION_MS", "Group"]
@@ -121,16 +121,14 @@ class Group:
             await asyncio.sleep(pause_s(self._failures))
 
     async def _be_member(self) -> None:
-        consumer = self._consumer = Consumer(
-            **self._cluster.client,
+        consumer = self._consumer = plain_consumer_of(
+            self._cluster,
             client_id=self._client_id,
             group_id=self.name,
             group_instance_id=self._instance or None,
             partition_assignment_strategy=self._assignors,
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
-            enable_auto_commit=False,
-            request_timeout_ms=self._cluster.timeout_ms,
             metadata_max_age_ms=METADATA_MS,
         )
         try:

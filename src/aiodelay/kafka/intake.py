@@ -21,7 +21,18 @@ from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Re
 from aiodelay.pausing import pause_s
 from aiodelay.ports import Inspectable, Store
 
-from .client import TOO_LARGE, UNAVAILABLE, Consumer, Outgoing, consumer_of, log_failure, reason_of, stop, topic_id
+from .client import (
+    TOO_LARGE,
+    UNAVAILABLE,
+    Consumer,
+    Outgoing,
+    consumer_of,
+    log_failure,
+    plain_consumer_of,
+    reason_of,
+    stop,
+    topic_id,
+)
 from .options import Cluster
 from .records import DEAD_REASON, readable
 from .requests import BadRequestError
@@ -186,17 +197,11 @@ class Intake:
         """Return the offset that another system's group has committed, None if there is none."""
         if not self._begin_after:
             return None
-        consumer = Consumer(
-            **self._cluster.client,
-            group_id=self._begin_after,
-            enable_auto_commit=False,
-            request_timeout_ms=self._cluster.timeout_ms,
-        )
+        consumer = plain_consumer_of(self._cluster, group_id=self._begin_after)
         try:
             await consumer.start()
             consumer.assign([self._place])  # and so it does not join
-            offset: int | None = await consumer.committed(self._place)
-            return offset
+            return await consumer.committed(self._place)
         finally:
             await stop(consumer)
 

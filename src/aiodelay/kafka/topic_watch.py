@@ -12,7 +12,7 @@ from aiokafka.errors import UnknownTopicOrPartitionError
 from aiodelay.pausing import pause_s
 from aiodelay.wakeup import WakeUp
 
-from .client import NO_TOPIC_IDS, UNAVAILABLE, Client, log_failure, reason_of, topic_id
+from .client import NO_TOPIC_IDS, UNAVAILABLE, Client, client_of, log_failure, reason_of, topic_id
 from .group import METADATA_MS
 from .options import Cluster
 
@@ -123,11 +123,7 @@ class TopicWatch:
     async def _connected(self) -> Client:
         async with self._connecting:
             if self._client is None:
-                client = Client(
-                    **self._cluster.client,
-                    request_timeout_ms=self._cluster.timeout_ms,
-                    metadata_max_age_ms=METADATA_MS,
-                )
+                client = client_of(self._cluster, metadata_max_age_ms=METADATA_MS)
                 try:
                     async with asyncio.timeout(self._timeout_s):
                         await client.bootstrap()

@@ -1,15 +1,15 @@
 """aiokafka as aiodelay uses it: subclasses of its classes that only aiodelay uses, and all that reaches into it.
 
-Begin with `rebound.py` and `client.py`; docs/decisions/0007-kafka-client.md tells each fault of aiokafka's, K1 to K29.
+`_overrides` has the subclasses; docs/decisions/0007-kafka-client.md tells each fault of aiokafka's, K1 to K29.
 """
 
 from .versions import check_version
 
 try:
-    from ._overrides.client import CLOSE_S, Client
     from .admin import Admin, admin_of
     from .assignor import ASSIGNOR
-    from .consumer import Consumer, consumer_of, stop
+    from .client import Client, client_of
+    from .consumer import CLOSE_S, Consumer, consumer_of, plain_consumer_of, stop
     from .errors import (
         INVALID_RECORD,
         PERMANENT,
@@ -51,9 +51,11 @@ __all__ = [
     "Written",
     "admin_of",
     "check_version",
+    "client_of",
     "consumer_of",
     "log_failure",
     "missing_right",
+    "plain_consumer_of",
     "reason_of",
     "rights_on",
     "stop",

@@ -1,55 +1,52 @@
-"""The client that asks for topics and their settings, and creates them."""
+"""Administrators: clients that ask for topics and their settings, and create topics."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.admin import NewTopic
+from aiokafka.admin.config_resource import ConfigResource
 
 from aiodelay.kafka.options import Cluster
 
-from ._overrides.client import Client
-from ._overrides.rebound import rebound
+from ._overrides.admin import OwnAdmin
+from .client import Client
 
 __all__ = ["Admin", "admin_of"]
 
 
-class Admin(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's administrator, on a client of ours.
+class Admin(Protocol):
+    """An administrator: aiokafka documents the methods that have no docstring here."""
 
-    Args:
-        options: aiokafka's.
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
 
-    Raises:
-        ConfigurationError: This version of aiokafka was not tested.
-    """
-
-    __init__ = rebound(AIOKafkaAdminClient.__init__, AIOKafkaClient=Client)
+    async def describe_cluster(self) -> Mapping[str, Any]: ...
+    async def describe_topics(self, topics: Sequence[str] | None = None) -> Sequence[Mapping[str, Any]]: ...
+    async def describe_configs(self, config_resources: Sequence[ConfigResource]) -> Sequence[Any]: ...
+    async def create_topics(self, new_topics: Sequence[NewTopic]) -> Any: ...  # noqa: ANN401 - aiokafka's
 
     @property
     def client(self) -> Client:
         """The client of its cluster."""
-        client: Client = self._client
-        return client
 
     async def find_topics(self, names: Collection[str]) -> Sequence[Mapping[str, Any]]:
-        """Return what a broker knows of topics, and create none by asking.
+        """Return the topics that a broker knows, and create none by asking.
 
         Raises:
             KafkaError: No answer.
         """
-        answer = await self._send_request(MetadataRequest(list(names), allow_auto_topic_creation=False))
-        topics: Sequence[Mapping[str, Any]] = answer.to_object()["topics"]
-        return topics
 
 
 def admin_of(cluster: Cluster) -> Admin:
-    """Return an administrator, not started yet.
+    """Return an administrator. The caller starts it.
 
     Args:
-        cluster: Where it is.
+        cluster: The cluster to ask.
+
+    Raises:
+        ConfigurationError: This version of aiokafka was not tested.
     """
-    admin: Admin = Admin(**cluster.client, request_timeout_ms=cluster.timeout_ms)
+    admin: Admin = OwnAdmin(**cluster.client, request_timeout_ms=cluster.timeout_ms)
     return admin

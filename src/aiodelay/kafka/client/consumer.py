@@ -1,107 +1,79 @@
-"""Consumers: they read any header's name (K18), and tell the members and offsets of their group."""
+"""Consumers: which of aiokafka's methods we use, how we make a consumer, and how we stop it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.consumer.fetcher import Fetcher
-from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
-from aiokafka.errors import KafkaError, for_code
-from aiokafka.protocol.admin import DescribeGroupsRequest
+from aiokafka import ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from aiodelay.completion import run_to_completion
 from aiodelay.kafka.options import Cluster
 
-from ._overrides.client import CLOSE_S, Client
-from ._overrides.rebound import rebound
-from ._overrides.record_batches import Records
+from ._overrides.consumer import OwnConsumer
+from .client import Client
 
-__all__ = ["Consumer", "consumer_of", "stop"]
+__all__ = ["CLOSE_S", "Consumer", "consumer_of", "plain_consumer_of", "stop"]
 
-
-class _ForgottenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
-    """The broker does not know this member any more."""
-
-    def __str__(self) -> str:
-        return "the group does not know this process any more"
+CLOSE_S = 2.0
 
 
-class _Fetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
-    _proc_fetch_request = rebound(Fetcher._proc_fetch_request, MemoryRecords=Records)
+class Consumer(Protocol):
+    """A consumer: aiokafka documents the methods that have no docstring here."""
 
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
 
-class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
-    stays_out = False
-    """Fail once the broker has forgotten this member. aiokafka would join again, and push another member out."""
+    def subscribe(self, topics: Collection[str], *, listener: ConsumerRebalanceListener) -> None: ...
+    def assign(self, partitions: Collection[TopicPartition]) -> None: ...
+    def assignment(self) -> Collection[TopicPartition]: ...
+    def partitions_for_topic(self, topic: str) -> Collection[int] | None: ...
 
-    on_heartbeat: Callable[[float], None] | None = None
-    """Called with the loop's time at which a heartbeat was sent that the group has acknowledged."""
+    def seek(self, partition: TopicPartition, offset: int) -> None: ...
+    async def seek_to_end(self, *partitions: TopicPartition) -> bool: ...
+    async def position(self, partition: TopicPartition) -> int: ...
+    def pause(self, *partitions: TopicPartition) -> None: ...
+    def resume(self, *partitions: TopicPartition) -> None: ...
+    async def getmany(
+        self, *partitions: TopicPartition, timeout_ms: int, max_records: int | None = None
+    ) -> Mapping[TopicPartition, Sequence[ConsumerRecord]]: ...
 
-    def reset_generation(self) -> None:
-        if self.stays_out and not self._closing.done():
-            raise _ForgottenError
-        super().reset_generation()
+    async def beginning_offsets(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]: ...
+    async def end_offsets(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]: ...
+    def highwater(self, partition: TopicPartition) -> int | None: ...
+    def last_stable_offset(self, partition: TopicPartition) -> int | None: ...
 
-    async def _do_heartbeat(self) -> bool:
-        sent_s = asyncio.get_running_loop().time()
-        is_acknowledged: bool = await super()._do_heartbeat()
-        if is_acknowledged and self.on_heartbeat is not None:
-            self.on_heartbeat(sent_s)
-        return is_acknowledged
-
-
-class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's consumer, on a client of ours.
-
-    Args:
-        topics: The topics to read; none: `assign` names partitions later.
-        options: aiokafka's.
-
-    Raises:
-        ConfigurationError: This version of aiokafka was not tested.
-    """
-
-    __init__ = rebound(AIOKafkaConsumer.__init__, AIOKafkaClient=Client)
-    start = rebound(AIOKafkaConsumer.start, Fetcher=_Fetcher, GroupCoordinator=_Coordinator)
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None: ...
+    async def committed(self, partition: TopicPartition) -> int | None: ...
 
     @property
     def client(self) -> Client:
         """The client of its cluster."""
-        client: Client = self._client
-        return client
 
     @property
     def is_started(self) -> bool:
         """Whether `start` has connected it."""
-        return self._coordinator is not None
 
     @property
     def is_member(self) -> bool:
         """Whether it belongs to the group's generation."""
-        return self._coordinator is not None and self._coordinator.generation >= 0
 
     @property
     def member_id(self) -> str:
         """The id that the group gave this member; "" before it has joined."""
-        member_id: str = self._coordinator.member_id
-        return member_id
 
     def stay_out_once_forgotten(self) -> None:
         """Fail, instead of joining again, once the broker has forgotten this member. Call it after `start`."""
-        self._coordinator.stays_out = True
 
     def tell_heartbeats(self, told: Callable[[float], None]) -> None:
         """Call `told` with the loop's time at which each heartbeat was sent that the group acknowledges.
 
         Call it after `start`.
         """
-        self._coordinator.on_heartbeat = told
 
     async def committed_offsets(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Return the offsets that the group has committed; -1 for a partition without one.
@@ -109,9 +81,6 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
         Raises:
             KafkaError: The group's coordinator does not answer, or refuses.
         """
-        found: Mapping[TopicPartition, OffsetAndMetadata]
-        found = await self._coordinator.fetch_committed_offsets(list(places))
-        return found
 
     async def group_members(self) -> Mapping[str, Collection[TopicPartition]]:
         """Return each group member's partitions by its id; no members while the coordinator is unknown.
@@ -119,17 +88,22 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
         Raises:
             KafkaError: The group's coordinator does not answer, or refuses.
         """
-        if self._coordinator is None or self._coordinator.coordinator_id is None:
-            return {}
-        answer = await self._client.send(self._coordinator.coordinator_id, DescribeGroupsRequest([self._group_id]))
-        ((code, _, _, _, _, members, *_),) = answer.groups
-        if code:
-            raise for_code(code)(self._group_id)
-        return {member_id: _partitions_of(part) for member_id, _, _, _, part in members}
 
 
-def _partitions_of(assignment: bytes) -> Collection[TopicPartition]:
-    return ConsumerProtocolMemberAssignment.decode(assignment).partitions() if assignment else []
+def plain_consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consumer:  # noqa: ANN401 - aiokafka's
+    """Return a consumer with aiokafka's own defaults. The caller starts it.
+
+    Args:
+        cluster: The cluster to read from.
+        topics: The topics to read; none: `assign` or `subscribe` names them later.
+        options: aiokafka's.
+
+    Raises:
+        ConfigurationError: This version of aiokafka was not tested.
+    """
+    ours = {"enable_auto_commit": False, "request_timeout_ms": cluster.timeout_ms}
+    consumer: Consumer = OwnConsumer(*topics, **cluster.client, **(ours | options))
+    return consumer
 
 
 def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consumer:  # noqa: ANN401 - aiokafka's
@@ -140,14 +114,8 @@ def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consumer:  # 
         topics: The topics to read; none: `assign` names partitions later.
         options: aiokafka's; they replace ours.
     """
-    ours = {
-        "isolation_level": "read_committed",
-        "auto_offset_reset": "none",
-        "enable_auto_commit": False,
-        "request_timeout_ms": cluster.timeout_ms,
-    }
-    consumer: Consumer = Consumer(*topics, **cluster.client, **(ours | options))
-    return consumer
+    ours = {"isolation_level": "read_committed", "auto_offset_reset": "none"}
+    return plain_consumer_of(cluster, *topics, **(ours | options))
 
 
 async def stop(consumer: Consumer) -> None:

@@ -23,7 +23,8 @@ from aiodelay.completion import run_to_completion
 from aiodelay.kafka.options import Cluster
 from aiodelay.kafka.records import java_partition
 
-from ._overrides.producer import RawProducer, note
+from ._overrides.producer import OwnProducer, note
+from .consumer import CLOSE_S
 from .outgoing import Outgoing, Written
 
 __all__ = ["BATCH_BYTES", "REQUEST_BYTES", "Producer"]
@@ -42,10 +43,9 @@ class Producer:
         options: Further options of aiokafka's producer.
     """
 
-    raw: type[RawProducer] = RawProducer
-    """The class of aiokafka's producer below this one."""
     is_spent: bool = False
     """Something went wrong: sequence numbers have a gap (K7), or a request may still be on its way (K4)."""
+    _made_of: type[OwnProducer] = OwnProducer
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Producer:
         **options: Any,  # noqa: ANN401 - aiokafka's own
     ) -> None:
         self._timeout_s, self._batch_bytes = cluster.timeout_ms / 1000, batch_bytes
-        self._client = self.raw(
+        self._client = self._made_of(
             **cluster.client,
             acks="all",
             enable_idempotence=True,
@@ -91,7 +91,7 @@ class Producer:
 
     async def _close(self) -> None:
         self.is_spent = True
-        await self._client.end()
+        await self._client.end(within_s=CLOSE_S)
 
     async def partitions(self, topic: str) -> int | None:
         """Return how many partitions a topic has, None if there is no such topic.

@@ -8,8 +8,8 @@ from aiokafka import TopicPartition
 from aiokafka.errors import LeaderNotAvailableError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
-from ._overrides.client import Client
 from ._overrides.record_batches import Records
+from .client import Client
 
 __all__ = ["keys_since"]
 

@@ -22,7 +22,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from ._overrides.client import Client
+from .client import Client
 
 __all__ = ["NO_TOPIC_IDS", "rights_on", "topic_id"]
 
@@ -162,7 +162,7 @@ async def rights_on(client: Client, topic: str) -> Collection[str]:
     return {operation for operation, bit in _OPERATIONS.items() if bits >> bit & 1}
 
 
-async def _topic(client: Client, node: int, name: str) -> tuple[Any, ...]:
+async def _topic(client: Client, node: int | None, name: str) -> tuple[Any, ...]:
     """Return what a broker says of a topic: the fields of the answer's schema."""
     try:
         answer = await client.send(node, _Metadata(name))

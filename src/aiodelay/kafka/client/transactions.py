@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
-from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.client import ConnectionGroup
-from aiokafka.errors import ConcurrentTransactions, KafkaError, OutOfOrderSequenceNumber, ProducerFenced
-from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 
 from aiodelay.kafka.options import Cluster
 
-from ._overrides.client import Client
-from ._overrides.producer import RawProducer, RawSender
-from ._overrides.rebound import rebound
+from ._overrides.producer import OwnTransactions
 from .errors import PERMANENT, reason_of
 from .outgoing import Outgoing, Written
 from .producer import Producer
@@ -25,8 +20,6 @@ __all__ = ["AbortedError", "FencedError", "InDoubtError", "Transactions"]
 
 TIMEOUT_MS = 15_000
 """After so long Kafka itself aborts a transaction that nobody ends."""
-_PAUSE_S = 0.001
-_REQUESTS = (AddPartitionsToTxnRequest, EndTxnRequest)
 
 
 class AbortedError(Exception):
@@ -51,34 +44,6 @@ class InDoubtError(Exception):
     """The batch may have been committed, or not: the log will tell."""
 
 
-class _WatchedClient(Client):
-    """The client of a producer of transactions.
-
-    aiokafka repeats a request whose answer is lost, which may end a later transaction (K4): so `on_lost` tells of the
-    loss. While Kafka writes the markers of the last transaction, aiokafka waits 20 ms, and this client waits 1 ms.
-    """
-
-    on_lost: Callable[[], None]
-    """The client calls it when a request of a transaction gets no answer."""
-
-    async def send(self, node_id: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401
-        """Send a request of the producer, again while the last transaction is still ending."""
-        while True:
-            try:
-                response = await super().send(node_id, request, group=group)
-            except BaseException:
-                if isinstance(request, _REQUESTS):
-                    self.on_lost()
-                raise
-            if not _is_too_early(request, response):
-                return response
-            await asyncio.sleep(_PAUSE_S)
-
-
-class _RawTransactions(RawProducer):
-    __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=_WatchedClient, Sender=RawSender)
-
-
 class Transactions(Producer):
     """A producer of transactions; to start it fences off every earlier one of its id.
 
@@ -88,7 +53,8 @@ class Transactions(Producer):
         batch_bytes: As of `Producer`.
     """
 
-    raw = _RawTransactions
+    is_spent: bool = False
+    _made_of = OwnTransactions
 
     def __init__(
         self, cluster: Cluster, transactional_id: str, *, batch_bytes: Callable[[str], int] | None = None
@@ -195,13 +161,3 @@ def _are_records_at_fault(errors: Sequence[Exception]) -> bool:
     """Say whether topics have refused records for what these are, and nothing else failed but what came after (K7)."""
     is_all_told = all(isinstance(error, (*PERMANENT, OutOfOrderSequenceNumber)) for error in errors)
     return is_all_told and any(isinstance(error, PERMANENT) for error in errors)
-
-
-def _is_too_early(request: Any, response: Any) -> bool:  # noqa: ANN401 - aiokafka's
-    if isinstance(request, AddPartitionsToTxnRequest):
-        codes = [code for _, partitions in response.errors for _, code in partitions]
-    elif isinstance(request, InitProducerIdRequest):
-        codes = [response.error_code]
-    else:
-        return False
-    return ConcurrentTransactions.errno in codes

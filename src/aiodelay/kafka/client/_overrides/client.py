@@ -20,9 +20,8 @@ from aiodelay.pausing import pause_s
 from .connection import Start, connect
 from .rebound import rebound
 
-__all__ = ["CLOSE_S", "Client"]
+__all__ = ["OwnClient"]
 
-CLOSE_S = 2.0
 LONGEST_PAUSE_S = 0.5
 
 
@@ -33,7 +32,7 @@ class _NoTopic(frozenset[str]):
         return True
 
 
-class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
+class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
     """A client of one cluster.
 
     Args:

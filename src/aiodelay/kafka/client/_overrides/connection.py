@@ -1,7 +1,7 @@
 """Connections to brokers, and the start of a client, which connects to one host after the other.
 
-aiokafka logs whole requests at DEBUG (K9). Its start has three faults: a cancelled or refused start leaves its connection
-open (K20), one silent host takes all the time (K25), and the error gives no reason for any host (K29).
+aiokafka logs whole requests at DEBUG (K9). Its start has three faults: a cancelled or refused start leaves its
+connection open (K20), one silent host takes all the time (K25), and the error gives no reason for any host (K29).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aiokafka.errors import (
 
 from .rebound import rebound
 
-__all__ = ["Connection", "Start", "connect"]
+__all__ = ["OwnConnection", "Start", "connect"]
 
 CLOSE_S = 1.0
 """Longest wait for a broker to take leave of a connection over TLS."""
@@ -59,7 +59,7 @@ def _is_level_set() -> bool:
 _requests, _logins = _RequestLog(_log), _LoginLog(_log)
 
 
-class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
+class OwnConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
     """A connection to one broker that keeps its requests out of the log."""
 
     send = rebound(AIOKafkaConnection.send, log=_requests)
@@ -67,8 +67,8 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no t
     _do_sasl_handshake = rebound(AIOKafkaConnection._do_sasl_handshake, log=_logins)
 
 
-connect = rebound(create_conn, AIOKafkaConnection=Connection)
-"""Connects as aiokafka's `create_conn` does, and returns a `Connection`."""
+connect = rebound(create_conn, AIOKafkaConnection=OwnConnection)
+"""Connects as aiokafka's `create_conn` does, and returns an `OwnConnection`."""
 
 
 class Start:
@@ -83,14 +83,14 @@ class Start:
         self.refusals: list[str] = []
         """Each host that could not be used, with its reason (K29)."""
 
-    async def connect(self, host: str, port: int, *, request_timeout_ms: int, **options: Any) -> Connection:  # noqa: ANN401 - aiokafka's
+    async def connect(self, host: str, port: int, *, request_timeout_ms: int, **options: Any) -> OwnConnection:  # noqa: ANN401 - aiokafka's
         """Connect to one host. Its first answer decides whether the client can use it.
 
         Raises:
             KafkaError, TimeoutError, OSError: The client cannot use the host.
         """
         where, security = f"{host}:{port}", options["security_protocol"]
-        connection = Connection(host, port, request_timeout_ms=request_timeout_ms // self._hosts, **options)
+        connection = OwnConnection(host, port, request_timeout_ms=request_timeout_ms // self._hosts, **options)
         try:
             await connection.connect()
         except (OSError, KafkaError, TimeoutError) as error:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.client import ConnectionGroup
+from aiokafka.errors import ConcurrentTransactions, KafkaConnectionError
 from aiokafka.producer.sender import Sender, SendProduceReqHandler
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 from aiodelay.kafka.client.errors import INVALID_RECORD, INVALID_RECORD_CODE
 
-from .client import CLOSE_S, Client
+from .client import OwnClient
 from .rebound import rebound
 
-__all__ = ["RawProducer", "RawSender", "note"]
+__all__ = ["OwnProducer", "OwnTransactions", "note"]
+
+_PAUSE_S = 0.001
+_REQUESTS = (AddPartitionsToTxnRequest, EndTxnRequest)
 
 
 class _ProduceHandler(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka has no types
@@ -24,13 +30,12 @@ class _ProduceHandler(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka 
             for partition, code, *_ in partitions:
                 batch = self._batches.get(TopicPartition(topic, partition))
                 if code == INVALID_RECORD_CODE and batch is not None:
-                    batch.failure(
-                        INVALID_RECORD()
-                    )  # before aiokafka calls it an unknown error: the first failure counts
+                    # aiokafka calls it an unknown error. A batch keeps its first failure.
+                    batch.failure(INVALID_RECORD())
         super().handle_response(response)
 
 
-class RawSender(Sender):  # type: ignore[misc]  # aiokafka has no types
+class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka's sender, which reports a refused record by the name of its error (K28)."""
 
     _send_produce_req = rebound(Sender._send_produce_req, SendProduceReqHandler=_ProduceHandler)
@@ -42,7 +47,7 @@ class _Batches(set[Any]):
     remove = set.discard
 
 
-class RawProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
+class OwnProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka's producer, on a client of ours.
 
     Args:
@@ -52,10 +57,10 @@ class RawProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no ty
         ConfigurationError: This version of aiokafka was not tested.
     """
 
-    __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=Client, Sender=RawSender)
+    __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=OwnClient, Sender=_Sender)
 
-    async def end(self) -> None:
-        """Fail the batches that it still holds, cut its connections, and stop it, within twice `CLOSE_S` (K6)."""
+    async def end(self, *, within_s: float) -> None:
+        """Fail the batches that it still holds, cut its connections, and stop it, within twice that time (K6)."""
         sender, accumulator = self._sender, self._message_accumulator
         if sender.sender_task is not None:
             sender.sender_task.remove_done_callback(sender._fail_all)  # it fails itself without transactions (K17)
@@ -64,7 +69,7 @@ class RawProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no ty
         drains = [batch._drain_waiter for batches in accumulator._batches.values() for batch in batches]
         for _ in range(2):  # the second time it holds nothing any more
             with suppress(TimeoutError, Exception):
-                async with asyncio.timeout(CLOSE_S):
+                async with asyncio.timeout(within_s):
                     await self.client.close()
                     await self.stop()
                 break
@@ -81,6 +86,46 @@ class RawProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no ty
         """Give a partition's next record the number that comes `taken` records after another one."""
         self._txn_manager._sequence_numbers[place] = number
         self._txn_manager.increment_sequence_number(place, taken)
+
+
+class _WatchedClient(OwnClient):
+    """The client of a producer of transactions.
+
+    aiokafka repeats a request whose answer is lost, which may end a later transaction (K4): so `on_lost` tells of the
+    loss. While Kafka writes the markers of the last transaction, aiokafka waits 20 ms, and this client waits 1 ms.
+    """
+
+    on_lost: Callable[[], None]
+    """The client calls it when a request of a transaction gets no answer."""
+
+    async def send(self, node_id: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401
+        """Send a request of the producer, again while the last transaction is still ending."""
+        while True:
+            try:
+                response = await super().send(node_id, request, group=group)
+            except BaseException:
+                if isinstance(request, _REQUESTS):
+                    self.on_lost()
+                raise
+            if not _is_too_early(request, response):
+                return response
+            await asyncio.sleep(_PAUSE_S)
+
+
+class OwnTransactions(OwnProducer):
+    """aiokafka's producer of transactions, whose client tells of a lost request."""
+
+    __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=_WatchedClient, Sender=_Sender)
+
+
+def _is_too_early(request: Any, response: Any) -> bool:  # noqa: ANN401 - aiokafka's
+    if isinstance(request, AddPartitionsToTxnRequest):
+        codes = [code for _, partitions in response.errors for _, code in partitions]
+    elif isinstance(request, InitProducerIdRequest):
+        codes = [response.error_code]
+    else:
+        return False
+    return ConcurrentTransactions.errno in codes
 
 
 def note(sent: asyncio.Future[Any]) -> None:

@@ -1,0 +1,44 @@
+"""Clients of a cluster, by which we send requests of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Collection
+from typing import Any, Protocol
+
+from aiokafka.cluster import ClusterMetadata
+
+from aiodelay.kafka.options import Cluster
+
+from ._overrides.client import OwnClient
+
+__all__ = ["Client", "client_of"]
+
+
+class Client(Protocol):
+    """A client: aiokafka documents its methods.
+
+    Attributes:
+        cluster: The brokers, topics and leaders that it knows.
+    """
+
+    cluster: ClusterMetadata
+
+    async def bootstrap(self) -> None: ...
+    async def close(self) -> None: ...
+    def set_topics(self, topics: Collection[str]) -> Awaitable[object]: ...
+    def get_random_node(self) -> int | None: ...
+    async def send(self, node_id: int | None, request: Any) -> Any: ...  # noqa: ANN401 - aiokafka's
+
+
+def client_of(cluster: Cluster, **options: Any) -> Client:  # noqa: ANN401 - aiokafka's
+    """Return a client. The caller connects it with `bootstrap`.
+
+    Args:
+        cluster: The cluster to connect to.
+        options: aiokafka's.
+
+    Raises:
+        ConfigurationError: This version of aiokafka was not tested.
+    """
+    client: Client = OwnClient(**cluster.client, request_timeout_ms=cluster.timeout_ms, **options)
+    return client
