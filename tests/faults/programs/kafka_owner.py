@@ -48,7 +48,7 @@ class Run(msgspec.Struct, frozen=True):
 async def main(plan: Plan) -> None:
     logging.basicConfig(level=logging.WARNING)
     group.SESSION_MS = plan.session_ms
-    topics.check = lambda topic, bootstrap: None  # also one that is cleaned sooner than is allowed
+    topics.check = lambda topic, cluster: None  # also one that is cleaned sooner than is allowed
     retry = Retry(attempts=20, first="200ms", factor=1)
     # In a storm the broker is killed again and again: a member that starts then waits for as long as that takes.
     scheduler = Scheduler(plan.store, retry=retry, drain="2s", open_timeout="2m")
