@@ -143,7 +143,7 @@ def _checked_start(start: datetime) -> datetime:
     try:
         return from_epoch_ms(to_epoch_ms(start, field="every.start"))
     except OverflowError:
-        raise ScheduleTimeError("every.start", shortened(start), "the years 1 to 9999 in UTC") from None
+        raise ScheduleTimeError("every.start", start.isoformat(), "the years 1 to 9999 in UTC") from None
 
 
 def _checked_expression(expression: object) -> str:
@@ -152,7 +152,7 @@ def _checked_expression(expression: object) -> str:
         raise ScheduleTimeError("every.expression", shortened(expression), f"text of {_FIVE_FIELDS}")
     fields = expression.upper().split()
     if len(fields) != _CRON_FIELDS:
-        allowed = f"{_FIVE_FIELDS}; for seconds use Every"
+        allowed = f"{_FIVE_FIELDS}; for seconds give an interval"
         raise ScheduleTimeError("every.expression", shortened(expression), allowed)
     try:
         # Days and weekdays repeat within 50 years, so what matches nothing from here on never will.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -22,9 +23,11 @@ from .errors import (
     ConfigurationError,
     HeaderError,
     InputError,
+    MessageIdError,
     PayloadTypeError,
     RecordFormatError,
     ScheduleTimeError,
+    TargetError,
     cut,
     shortened,
 )
@@ -47,7 +50,7 @@ from .model import (
     Snapshot,
 )
 from .recurrence import Cron, Every, Rule, decode_rule, encode_rule
-from .timeunits import LAST_MS, format_duration, from_epoch_ms, to_epoch_ms
+from .timeunits import LAST_MS, format_duration, from_epoch_ms, parse_instant, to_epoch_ms
 from .transitions import NO_OP, delivery_id, put_due_of
 from .why import Story
 
@@ -57,6 +60,7 @@ __all__ = [
     "dead_letter_shape",
     "error_shape",
     "journal_shape",
+    "json_problem",
     "load_shape",
     "message_shape",
     "read_message",
@@ -72,11 +76,15 @@ __all__ = [
     "to_of",
 ]
 
-_KINDS = {"n": "null", "t": "true", "f": "false", '"': "text", "[": "an array", "{": "an object"}
+_KINDS = {type(None): "null", bool: "true or false", str: "a string", list: "an array", dict: "an object"}
+_JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _CRON_KEYS, _EVERY_KEYS = {"cron", "tz", "missed", "overlap"}, {"interval", "start", "missed", "overlap"}
 _RULES = '"10m", {"interval": "10m"}, "0 9 * * mon" or {"cron": "0 9 * * mon", "tz": "Europe/Paris"}'
 _CONFLICTS = '"replace", "keep", "error", {"newer": 7} or {"if_revision": 7}'
 _LATES = '"deliver", {"drop": "15m"} or {"dead_letter": "15m"}'
+_TARGETS = '"<sink>:<address>", such as "redis-list:orders", or "handler:<type name>"'
+_DURATIONS = 'a string with units, such as "250ms", "5s", "1h30m", "2d", "1w" or "PT5M"'
+_INSTANTS = 'a string in ISO 8601 with an offset, such as "2027-01-01T09:00:00Z"'
 
 
 # --- written ----------------------------------------------------------------------------------------------
@@ -275,7 +283,7 @@ def _decoded(text: bytes) -> _Given:
     except UnicodeDecodeError as error:
         raise InputError("message", f"no UTF-8 from byte {error.start} on", "a JSON object") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        problem = cut(str(error), 120)
+        problem = cut(json_problem(error), 120)
     try:
         given = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError):
@@ -284,6 +292,17 @@ def _decoded(text: bytes) -> _Given:
     if unknown is not None:
         raise InputError("field of message", shortened(unknown), ", ".join(_Given.__struct_fields__))
     raise InputError("message", problem, "JSON")
+
+
+def json_problem(error: Exception) -> str:
+    """Return msgspec's reason for refusing JSON text, with JSON's names of the types instead of Python's."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return re.sub(r"(?:Expected|got) `[^`]*`", _with_json_words, str(error))
+
+
+def _with_json_words(found: re.Match[str]) -> str:
+    return re.sub(r"\w+", lambda word: _JSON_WORDS.get(word[0], word[0]), found[0])
 
 
 def read_message(text: bytes) -> Message:
@@ -298,14 +317,16 @@ def read_message(text: bytes) -> Message:
     """
     given = _decoded(text)
     try:
+        payload = _payload(given.payload, given.payload_base64)
+        to, key = _target(given.to), _bytes(given.key, given.key_base64, "key", HeaderError)
         return Message(
-            _payload(given.payload, given.payload_base64),
+            _checked_payload(payload, key, to),
             at=read_time(given.at, "at"),
-            delay=given.delay,
+            delay=_optional_string(given.delay, "delay", ScheduleTimeError, _DURATIONS),
             every=None if given.every is None else read_rule(given.every),
-            id=given.id,
-            to=given.to,
-            key=_bytes(given.key, given.key_base64, "key", HeaderError),
+            id=_optional_string(given.id, "id", MessageIdError),
+            to=to,
+            key=key,
             headers=_headers(given.headers),
             conflict=_conflict(given.conflict),
             late=_late(given.late),
@@ -322,15 +343,15 @@ def read_record(given: Mapping[str, Any]) -> Record:
     Raises:
         InputError: Names a field that is missing, or not of its form.
     """
-    sink, address = split_target(given.get("to"))
+    sink, address = split_target(_target(given.get("to")))
     lane, address = (address, "") if sink == HANDLER_TARGET else (sink, address)
     encoding = given.get("encoding")
     if encoding not in ("", "json", "msgpack", "null"):
-        raise InputError("encoding", shortened(encoding), "'', 'json', 'msgpack' or 'null'")
+        raise InputError("encoding", _shown(encoding), "'', 'json', 'msgpack' or 'null'")
     payload = msgspec.Raw(msgspec.json.encode(given["payload"])) if "payload" in given else UNSET
     type_, every, due_ms = given.get("type"), given.get("every"), _ms(given, "due")
     envelope = Envelope(
-        check_id(given.get("id"), may_be_occurrence=True),
+        check_id(_string(given.get("id"), "id", MessageIdError), may_be_occurrence=True),
         lane,
         address,
         type_ if isinstance(type_, str) and (address or type_ != lane) else "",
@@ -365,14 +386,14 @@ def read_record(given: Mapping[str, Any]) -> Record:
 def _ms(given: Mapping[str, Any], field: str) -> int:
     at = read_time(given.get(field), field)
     if at is None:
-        raise ScheduleTimeError(field, "missing", "ISO 8601 text with an offset")
+        raise ScheduleTimeError(field, "missing", _INSTANTS)
     return to_epoch_ms(at, field=field)
 
 
 def _count(given: Mapping[str, Any], field: str) -> int:
     value = given.get(field, 0)
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise InputError(field, shortened(value), "an integer from 0 to 2**63-1")
+        raise InputError(field, _shown(value), "an integer from 0 to 2**63-1")
     return value
 
 
@@ -382,20 +403,13 @@ def _error_text(given: Mapping[str, Any], field: str) -> str | None:
 
 
 def read_time(given: object, field: str) -> datetime | None:
-    """Return the instant that ISO 8601 text names, None for None; whether it has an offset is left to others.
+    """Return the instant that ISO 8601 text names, aware; None for None.
 
     Raises:
-        ScheduleTimeError: It is no such text.
+        ScheduleTimeError: It is no such text, or the text has no offset.
     """
-    if given is None:
-        return None
-    allowed = "ISO 8601 text with an offset, such as '2026-12-01T09:00:00+01:00' or '2026-12-01T08:00:00Z'"
-    if not isinstance(given, str):
-        raise ScheduleTimeError(field, shortened(given), allowed)
-    try:
-        return datetime.fromisoformat(given)
-    except ValueError:
-        raise ScheduleTimeError(field, shortened(given), allowed) from None
+    text = _optional_string(given, field, ScheduleTimeError, _INSTANTS)
+    return None if text is None else parse_instant(text, field=field)
 
 
 def read_rule(given: object) -> Rule:
@@ -409,11 +423,35 @@ def read_rule(given: object) -> Rule:
     if isinstance(given, Mapping):
         options = {str(name): value for name, value in given.items() if value is not None}
         if "cron" in options and options.keys() <= _CRON_KEYS:
-            return Cron(options.pop("cron"), **options)
+            expression = _string(options.pop("cron"), "every.expression", ScheduleTimeError)
+            return Cron(expression, **_strings(options))
         if "interval" in options and options.keys() <= _EVERY_KEYS:
-            options["start"] = read_time(options.get("start"), "every.start")
-            return Every(options.pop("interval"), **options)
-    raise ScheduleTimeError("every", shortened(given), _RULES)
+            interval = _string(options.pop("interval"), "every.interval", ScheduleTimeError, _DURATIONS)
+            start = read_time(options.pop("start", None), "every.start")
+            return Every(interval, start=start, **_strings(options))
+    raise ScheduleTimeError("every", _shown(given), _RULES)
+
+
+def _strings(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _string(value, f"every.{name}", ScheduleTimeError) for name, value in options.items()}
+
+
+def _target(to: object) -> str:
+    if to is None:
+        raise TargetError("to", "missing", _TARGETS)
+    return _string(to, "to", TargetError, _TARGETS)
+
+
+def _optional_string(
+    value: object, field: str, error: type[InputError | ConfigurationError], allowed: str = "a string"
+) -> str | None:
+    return None if value is None else _string(value, field, error, allowed)
+
+
+def _string(value: object, field: str, error: type[InputError | ConfigurationError], allowed: str = "a string") -> str:
+    if not isinstance(value, str):
+        raise error(field, _shown(value), allowed)
+    return value
 
 
 def _bytes(text: object, encoded: object, name: str, error: type[InputError]) -> bytes | None:
@@ -452,16 +490,25 @@ def _payload(written: msgspec.Raw | UnsetType, encoded: object) -> bytes | None:
     return None if text == b"null" else _utf8(_plain(text), "payload", PayloadTypeError)
 
 
+def _checked_payload(payload: bytes | None, key: bytes | None, to: str) -> bytes | None:
+    """Return the payload, unless it is null where a payload must be."""
+    if payload is None and to.startswith(f"{HANDLER_TARGET}:"):
+        raise PayloadTypeError("payload", "null", "a string, an object or an array: a handler takes no null")
+    if payload is None and key is None:
+        raise PayloadTypeError("payload", "null", "a string, an object or an array; null only with a key")
+    return payload
+
+
 def _plain(text: bytes) -> object:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InputError("payload", cut(str(error), 120), "JSON") from None
+        raise InputError("payload", cut(json_problem(error), 120), "JSON") from None
 
 
 def _utf8(value: object, name: str, error: type[InputError]) -> bytes:
     if not isinstance(value, str):
-        allowed = "text; payloads may be an object or an array too" if name == "payload" else "text"
+        allowed = "a string; payloads may be an object or an array too" if name == "payload" else "a string"
         raise error(name, _kind(value), f"{allowed}; bytes as base64")
     return value.encode()
 
@@ -472,14 +519,20 @@ def _from_base64(value: object, name: str, error: type[InputError]) -> bytes:
             return base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
             pass
-    raise error(name, "text that is not of that form" if isinstance(value, str) else _kind(value), "base64, padded")
+    got = "a string that is not of that form" if isinstance(value, str) else _kind(value)
+    raise error(name, got, "base64, padded")
 
 
 def _kind(value: object) -> str:
     """Name the kind of a JSON value that must not be shown."""
-    if isinstance(value, bool | int | float):
-        return "a number" if not isinstance(value, bool) else "true or false"
-    return _KINDS[msgspec.json.encode(value)[:1].decode()]
+    return _KINDS.get(type(value), "a number")
+
+
+def _shown(value: object) -> str:
+    """Render a JSON value for an error message: a string, a number, true or false; name the kind of all else."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return shortened(value) if isinstance(value, str | int | float) else _kind(value)
 
 
 def _conflict(given: object) -> Conflict:
@@ -489,10 +542,16 @@ def _conflict(given: object) -> Conflict:
     if isinstance(given, str) and given in named:
         return named[given]
     if isinstance(given, Mapping) and given.keys() == {"newer"}:
-        return Conflict.newer(given["newer"])
+        return Conflict.newer(_whole(given["newer"], "conflict.version", "an integer from 0 to 2**63-1"))
     if isinstance(given, Mapping) and given.keys() == {"if_revision"}:
-        return Conflict.if_revision(given["if_revision"])
-    raise ConfigurationError("conflict", shortened(given), _CONFLICTS)
+        return Conflict.if_revision(_whole(given["if_revision"], "conflict.revision", "an integer from 0 to 2**48-1"))
+    raise ConfigurationError("conflict", _shown(given), _CONFLICTS)
+
+
+def _whole(value: object, field: str, allowed: str) -> int:
+    if type(value) is not int:
+        raise ConfigurationError(field, _shown(value), allowed)
+    return value
 
 
 def _late(given: object) -> Late:
@@ -500,8 +559,7 @@ def _late(given: object) -> Late:
         return Late.deliver()
     if isinstance(given, Mapping) and len(given) == 1:
         ((action, after),) = given.items()
-        if action == "drop":
-            return Late.drop(after)
-        if action == "dead_letter":
-            return Late.dead_letter(after)
-    raise ConfigurationError("late", shortened(given), _LATES)
+        if action in ("drop", "dead_letter"):
+            after = _string(after, "late.after", ConfigurationError, _DURATIONS)
+            return Late.drop(after) if action == "drop" else Late.dead_letter(after)
+    raise ConfigurationError("late", _shown(given), _LATES)

@@ -21,6 +21,7 @@ __all__ = [
     "format_duration",
     "from_epoch_ms",
     "parse_duration",
+    "parse_instant",
     "to_epoch_ms",
 ]
 
@@ -42,7 +43,9 @@ _ISO = re.compile(
     rf"(?:T(?=[0-9])(?:(?P<h>{_NUMBER})H)?(?:(?P<m>{_NUMBER})M)?(?:(?P<s>{_NUMBER})S)?)?"
 )
 _MAX_TEXT = 64  # longer text is junk; also keeps int() below its limit of 4300 digits
-_FORMS = 'a timedelta or text such as "250ms", "5s", "1h30m", "2d", "1w", "PT5M"'
+_TEXTS = 'text such as "250ms", "5s", "1h30m", "2d", "1w", "PT5M"'
+_FORMS = f"a timedelta or {_TEXTS}"
+_INSTANTS = "ISO 8601 text with an offset, such as 2027-01-01T09:00:00Z or 2027-01-01T10:00:00+01:00"
 
 
 def parse_duration(
@@ -78,7 +81,7 @@ def parse_duration(
         if found is None and value.startswith("-") and _text_ms(value[1:]) is not None:
             found = -1
         if found is None:
-            raise error(field, shortened(value), _FORMS)
+            raise error(field, shortened(value), _TEXTS)
         ms = found
     else:
         raise error(field, shortened(value), _FORMS + _number_hint(value))
@@ -124,6 +127,25 @@ def format_duration(ms: int) -> str:
     if thousandths:
         return text + f"{thousandths}ms"
     return text + f"{seconds}s" if seconds or not text else text
+
+
+def parse_instant(text: str, *, field: str) -> datetime:
+    """Return the instant that ISO 8601 text names, aware.
+
+    Args:
+        text: Date, time and offset.
+        field: The argument's name, for the message.
+
+    Raises:
+        ScheduleTimeError: The text names no instant, or one without an offset.
+    """
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ScheduleTimeError(field, shortened(text), _INSTANTS) from None
+    if at.tzinfo is None:
+        raise ScheduleTimeError(field, f"{shortened(text)}, which has no offset", _INSTANTS)
+    return at
 
 
 def to_epoch_ms(at: datetime, *, field: str) -> int:

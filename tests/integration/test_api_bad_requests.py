@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,8 +12,9 @@ import httpx
 import pytest
 
 from aiodelay import Scheduler
+from aiodelay.service import admin
 from tests.support.api import ALL, problem_of, serving_api
-from tests.support.clear_errors import SECRETS, RecordingStore
+from tests.support.clear_errors import PYTHON_WORDS, SECRETS, RecordingStore
 
 pytestmark = pytest.mark.asyncio
 
@@ -31,7 +33,7 @@ MISSING = object()
 
 BAD: list[tuple[dict[str, Any], str, str, str]] = [
     # what is changed in a good request: the error, the field that it names, and part of what is allowed
-    ({"delay": MISSING, "at": "2027-01-01T00:00:00"}, "ScheduleTimeError", "at", "aware"),
+    ({"delay": MISSING, "at": "2027-01-01T00:00:00"}, "ScheduleTimeError", "at", "with an offset"),
     ({"delay": MISSING}, "ScheduleTimeError", "at, delay, every", "exactly one"),
     ({"at": LATER}, "ScheduleTimeError", "at, delay, every", "exactly one"),
     ({"every": "10m"}, "ScheduleTimeError", "at, delay, every", "exactly one"),
@@ -43,24 +45,33 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
     ({"delay": MISSING, "every": {"cron": "0 9 * * mon", "tz": "Mars"}}, "ScheduleTimeError", "every.tz", "zone"),
     ({"delay": MISSING, "every": {"cron": "0 0 30 2 *"}}, "ScheduleTimeError", "every.expression", "five"),
     ({"delay": MISSING, "every": []}, "ScheduleTimeError", "every", "10m"),
+    ({"delay": MISSING, "every": {"interval": 5}}, "ScheduleTimeError", "every.interval", "a string"),
+    (
+        {"delay": MISSING, "every": {"interval": "1h", "start": "2027-01-01T00:00:00"}},
+        "ScheduleTimeError",
+        "every.start",
+        "with an offset",
+    ),
     *[({"delay": each}, "ScheduleTimeError", "delay", "") for each in ("-1s", "soon", "NaN", "inf", "1e9s", "")],
-    *[({"delay": each}, "ScheduleTimeError", "delay", "text") for each in (5, 1.5, True, [1], {"s": 1})],
+    *[({"delay": each}, "ScheduleTimeError", "delay", "a string") for each in (5, 1.5, True, [1], {"s": 1})],
     ({"delay": "3651d"}, "ScheduleTimeError", "delay", "3650d"),
     ({"payload": MISSING}, "PayloadTypeError", "payload", "payload_base64"),
-    *[({"payload": each}, "PayloadTypeError", "payload", "text") for each in (1, 1.5, True)],
-    ({"payload": None, "key": MISSING}, "PayloadTypeError", "event", "takes no None"),
+    *[({"payload": each}, "PayloadTypeError", "payload", "a string") for each in (1, 1.5, True)],
+    ({"payload": None}, "PayloadTypeError", "payload", "a handler takes no null"),
+    ({"payload": None, "key": MISSING, "to": "elsewhere:x"}, "PayloadTypeError", "payload", "with a key"),
     ({"payload_base64": "AA=="}, "PayloadTypeError", "payload", "one of the two"),
     ({"payload": MISSING, "payload_base64": "%"}, "PayloadTypeError", "payload_base64", "base64"),
     ({"payload": "x" * 262_145}, "PayloadTooLargeError", "payload", "262144"),
-    *[({"id": each}, "MessageIdError", "id", "") for each in ("", "\n", "\x00", "x" * 256, "a~1234567890123", 7)],
+    *[({"id": each}, "MessageIdError", "id", "") for each in ("", "\n", "\x00", "x" * 256, "a~1234567890123")],
+    *[({"id": each}, "MessageIdError", "id", "a string") for each in (7, [1], {"a": 1})],
     ({"headers": {"a b": "1"}}, "HeaderError", "header name", "A-Z"),
     ({"headers": {"a\r\nb": "1"}}, "HeaderError", "header name", "A-Z"),
     ({"headers": {"aiodelay-x": "1"}}, "HeaderError", "header 'aiodelay-x'", "names without"),
-    ({"headers": {"a": 1}}, "HeaderError", "value of header 'a'", "text"),
+    ({"headers": {"a": 1}}, "HeaderError", "value of header 'a'", "a string"),
     ({"headers": {str(n): "" for n in range(65)}}, "HeaderError", "headers", "64"),
     ({"headers": {"a": "x" * 16_385}}, "HeaderError", "headers", "16384"),
     ({"headers": []}, "HeaderError", "headers", "an object"),
-    ({"key": 7}, "HeaderError", "key", "text"),
+    ({"key": 7}, "HeaderError", "key", "a string"),
     ({"key": "x" * 16_385}, "HeaderError", "key", "16384"),
     ({"key_base64": "AA=="}, "HeaderError", "key", "one of the two"),
     ({"to": MISSING}, "TargetError", "to", "<sink>:<address>"),
@@ -72,6 +83,9 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
     ({"conflict": {"newer": True}}, "ConfigurationError", "conflict.version", "2**63-1"),
     ({"late": "never"}, "ConfigurationError", "late", "deliver"),
     ({"late": {"drop": "-1s"}}, "ConfigurationError", "late.after", ""),
+    ({"late": {"drop": 5}}, "ConfigurationError", "late.after", "a string"),
+    ({"late": {"x": "1s"}}, "ConfigurationError", "late", "deliver"),
+    ({"conflict": {}}, "ConfigurationError", "conflict", "replace"),
     ({"dealy": "1s"}, "InputError", "field of message", "delay"),
 ]
 TEXTS = [
@@ -92,6 +106,50 @@ TEXTS = [
     b'{"to": "handler:work", "delay": "1s", "payload": "\\ud800"}',
     b'{"to": "handler:work", "delay": "1s", "payload": "x", "conflict": {"newer": ' + b"1" * 5_000 + b"}}",
 ]
+NAIVE = "2027-01-01T00:00:00"
+WRONG: tuple[Any, ...] = (
+    *(None, True, 7, -1, 1.5, 10**18, 1e300, "", "x", "-1s", NAIVE, "0001-01-01T00:00:00+14:00"),
+    *("9999-12-31T23:59:59.9999999Z", [], [None], [1, "a"], {}, {"x": None}, {"x": 1}),
+)
+MESSAGES: list[dict[str, Any]] = [
+    {"to": "handler:work", "payload": "x", "delay": "1s", "id": "a", "key": "k", "headers": {"a": {"base64": "AA=="}}},
+    {"to": "handler:work", "payload_base64": "AA==", "at": LATER, "key_base64": "AA==", "conflict": {"newer": 7}},
+    {"to": "elsewhere:x", "payload": None, "key": "k", "delay": "1s", "conflict": {"if_revision": 7}},
+    {
+        "to": "handler:work",
+        "payload": {},
+        "late": {"drop": "1s"},
+        "every": {"interval": "1h", "start": LATER, "missed": "all", "overlap": "skip"},
+    },
+    {
+        "to": "handler:work",
+        "payload": [],
+        "late": {"dead_letter": "1s"},
+        "conflict": "keep",
+        "every": {"cron": "0 9 * * mon", "tz": "Europe/Paris"},
+    },
+]
+LETTERS = [{"letters": [{"id": "a", "revision": 1}]}]
+BODIES: dict[str, list[dict[str, Any]]] = {
+    "post /v1/messages": MESSAGES[:1],  # all of them as lines
+    "put /v1/messages/{id}": MESSAGES[:1],
+    "post /v1/messages/{id}/reschedule": [{"delay": "1s"}, {"at": LATER}],
+    "post /v1/pause": [{"what": "work"}],
+    "post /v1/resume": [{"what": "work"}],
+    "post /v1/dead/redrive": LETTERS,
+    "post /v1/dead/purge": LETTERS,
+    "post /v1/bulk": [
+        {"action": "reschedule", "at": LATER, "messages": {"lane": ["work"], "state": "held", "due_from": LATER}},
+        {
+            "action": "reschedule",
+            "delay": "1s",
+            "messages": {"due_to": LATER, "address": "x", "type": "a", "text": "b"},
+        },
+        {"action": "purge", "dead": {"lane": ["work"], "reason": "rejected", "dead_from": LATER, "dead_to": LATER}},
+        {"action": "cancel", "series": True},
+    ],
+}
+"""Good bodies of each operation that takes one."""
 STATUS = {"PayloadTooLargeError": 413, "TargetNotAllowedError": 403}
 
 
@@ -105,6 +163,15 @@ async def api() -> AsyncIterator[tuple[httpx.AsyncClient, RecordingStore]]:
         serving_api(scheduler, **(ALL | {"allowed_targets": targets})) as client,
     ):
         yield client, store
+
+
+@asynccontextmanager
+async def near_api() -> AsyncIterator[httpx.AsyncClient]:
+    """The API without a network, for many requests."""
+    async with Scheduler(RecordingStore(), dispatch=False) as scheduler:
+        app = admin(scheduler, read_only=False, allowed_targets=["handler:work", "elsewhere:x"])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+            yield client
 
 
 def changed(change: dict[str, Any]) -> bytes:
@@ -212,3 +279,70 @@ async def test_values_of_queries_are_read_strictly() -> None:
             refused = await client.request(method, path)
             problem_of(refused, 405, "MethodNotAllowedError")
             assert refused.headers["allow"]
+
+
+def spoiled(good: Any) -> Iterator[Any]:  # noqa: ANN401 - JSON
+    """Yield a JSON value with each of its parts, in turn, left out or replaced by each wrong value."""
+    yield from WRONG
+    if isinstance(good, dict):
+        yield good | {"more": 1}
+        for name, part in good.items():
+            yield {each: value for each, value in good.items() if each != name}
+            yield from (good | {name: each} for each in spoiled(part))
+    elif isinstance(good, list):
+        yield from ([each] for part in good for each in spoiled(part))
+
+
+def told_in_python(problem: dict[str, Any]) -> bool:
+    return any(PYTHON_WORDS.search(problem.get(each, "")) for each in ("field", "value", "allowed", "detail"))
+
+
+def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the operations of an OpenAPI document, by method and path."""
+    return {
+        f"{method} {path}": operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+async def test_no_error_of_a_bad_body_speaks_python() -> None:
+    async with near_api() as client:
+        operations = operations_of((await client.get("/openapi.json")).json())
+        assert {name for name, each in operations.items() if "requestBody" in each} == BODIES.keys()
+        problems = []
+        for operation, goods in BODIES.items():
+            method, path = operation.replace("{id}", "order-7").split()
+            for body in (each for good in goods for each in spoiled(good)):
+                answer = await client.request(method, path, json=body)
+                if answer.status_code == 422:
+                    problems.append((operation, body, answer.json()))
+        bodies = [each for good in MESSAGES for each in spoiled(good)]
+        text = b"\n".join(json.dumps(each).encode() for each in bodies)
+        lines = await client.post("/v1/messages", content=text, headers=NDJSON)
+        answers = [json.loads(line) for line in lines.text.splitlines()]
+        problems += [("line", bodies[each["line"] - 1], each["problem"]) for each in answers if "problem" in each]
+    assert len(problems) > 1_000
+    assert [each for each in problems if told_in_python(each[2])] == []
+
+
+async def test_a_closed_scheduler_is_told_of_without_its_context_manager() -> None:
+    async with serving_api(Scheduler(RecordingStore()), **ALL) as client:
+        problem = problem_of(await client.get("/v1/counts"), 503, "ClosedError")
+    assert problem["detail"] == "scheduler is not open yet"
+
+
+async def test_no_error_of_a_bad_query_speaks_python() -> None:
+    async with near_api() as client:
+        operations = operations_of((await client.get("/openapi.json")).json())
+        problems = []
+        for operation, described in operations.items():
+            method, path = operation.split()
+            path = re.sub(r"\{revision\}", "1", re.sub(r"\{\w+\}", "x", path))
+            names = [each["name"] for each in described.get("parameters", []) if each["in"] == "query"]
+            for query in ({name: value} for name in names for value in ("", "-1", "x y", NAIVE, "9" * 30)):
+                answer = await client.request(method, path, params=query)
+                if answer.status_code == 422:
+                    problems.append((operation, query, answer.json()))
+    assert len(problems) > 50
+    assert [each for each in problems if told_in_python(each[2])] == []

@@ -30,7 +30,7 @@ NOBODY = "redis://127.0.0.1:1"
         ({}, "option 'store' is missing"),
         ({"store": NOBODY, "table": "events"}, "option 'table' is events"),
         ({"store": NOBODY, "dueFrom": "tomorrow"}, "option 'dueFrom' is 'tomorrow'"),
-        ({"store": NOBODY, "dueto": "2031-01-01T00:00:00"}, "option 'dueTo' is the naive"),
+        ({"store": NOBODY, "dueto": "2031-01-01T00:00:00"}, "'2031-01-01T00:00:00', which has no offset"),
         ({"store": NOBODY, "dueFrom": "2031-01-02T00:00:00Z", "dueTo": "2031-01-01T00:00:00Z"}, "allowed: up to dueTo"),
         ({"store": NOBODY, "ids": "[1]"}, "option 'ids' is '[1]'"),
         ({"store": NOBODY, "Ids": " "}, "option 'ids' is blank"),

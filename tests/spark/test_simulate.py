@@ -132,7 +132,7 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
         ({"scale": 0}, r"scale is 0; allowed: a number from 0.01 to 100"),
         ({"slot": "7s"}, r"slot is 7s; allowed: what divides an hour"),
         ({"slot": "1ms"}, r"slot is 1ms; allowed: longer, or a shorter time"),
-        ({"slot": "fast"}, r"slot is 'fast'; allowed: a timedelta or text"),
+        ({"slot": "fast"}, r"slot is 'fast'; allowed: text such as"),
         ({"overdue": "drop"}, r"overdue is 'drop'; allowed: backlog, ignore"),
         ({"where": "due_at"}, r"where is 'due_at', of type timestamp; allowed: a condition"),
         ({"mapping": {"id": "due_at"}}, r"map is without 'due_at'; allowed: due_at=COLUMN; columns: due_at"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -15,6 +16,9 @@ from aiodelay.testing.clock import VirtualClock
 
 SECRETS = PAYLOAD, HEADER, KEY, PASSWORD = ("visa-4111", "bearer-7f3a", "customer-0815", "hunter2")
 """What callers plant: they stand in every message of the tests, and never in an error or a log line."""
+
+PYTHON_WORDS = re.compile(r"datetime|timedelta|\b(dict|str|int|None|True|False|Python|Decimal|_Object)\b")
+"""What an error of JSON never holds."""
 
 LONGEST_LINE = 700
 HORIZON = timedelta(days=3650)

@@ -125,6 +125,7 @@ def time_(field: str, value: str, allowed: str) -> Bad:
 
 
 AWARE, FORMS, ONE = "a timezone-aware datetime", "a timedelta or text such as", "exactly one of them"
+TEXTS = "text such as"
 NO_DURATIONS = [
     *(
         "",
@@ -198,7 +199,7 @@ TIMES: dict[str, tuple[dict[str, Any], Bad]] = {
     "repr raises": (call(delay=Untellable()), time_("delay", "an Untellable", FORMS)),
     "repr is huge": (call(delay=Endless()), time_("delay", "an Endless", FORMS)),
     "list holding it": (call(delay=[Untellable()]), time_("delay", "a list", FORMS)),
-    **{repr(text)[:20]: (call(delay=text), time_("delay", "", FORMS)) for text in NO_DURATIONS},
+    **{repr(text)[:20]: (call(delay=text), time_("delay", "", TEXTS)) for text in NO_DURATIONS},
     "rule as text": (every("10m"), time_("every", "'10m'", "Every('10m')")),
     "rule as number": (every(60), time_("every", "60", "Every('10m')")),
     "rule as class": (every(Every), time_("every", "Every", "Every('10m')")),

@@ -129,8 +129,8 @@ SETTINGS: Rows = {
     },
     "no time": given(setting("store_timeout", "'0s'", "at least 1ms"), store_timeout="0s"),
     "timeout as number": given(setting("store_timeout", "10", 'timedelta(seconds=5) or "5s"'), store_timeout=10),
-    "timeout in words": given(setting("store_timeout", "'soon'", "a timedelta or text"), store_timeout="soon"),
-    "open in words": given(setting("open_timeout", "'soon'", "a timedelta or text"), open_timeout="soon"),
+    "timeout in words": given(setting("store_timeout", "'soon'", "text such as"), store_timeout="soon"),
+    "open in words": given(setting("open_timeout", "'soon'", "text such as"), open_timeout="soon"),
     "open as number": given(setting("open_timeout", "30", 'timedelta(seconds=5) or "5s"'), open_timeout=30),
     "open before": given(setting("open_timeout", "'-1s', which is negative", "at least 0s"), open_timeout="-1s"),
     "drain": given(setting("drain", "'-1s', which is negative", "at least 0s"), drain="-1s"),
@@ -401,7 +401,7 @@ POLICIES: Rows = {
     "every, missed": rule(lambda: Every("1m", missed="later"), "missed", "'later'", "'coalesce', 'all', 'skip'"),  # type: ignore[arg-type]
     "every, overlap": rule(lambda: Every("1m", overlap=[]), "overlap", "[]", "'allow', 'skip'"),  # type: ignore[arg-type]
     "cron of nothing": rule(lambda: Cron(""), "expression", "''", FIVE),
-    "cron of six": rule(lambda: Cron("0 0 9 * * mon"), "expression", "'0 0 9", "for seconds use Every"),
+    "cron of six": rule(lambda: Cron("0 0 9 * * mon"), "expression", "'0 0 9", "for seconds give an interval"),
     "cron, minute 61": rule(lambda: Cron("61 9 * * mon"), "expression", "'61 9", FIVE),
     "cron, 30 February": rule(lambda: Cron("0 0 30 2 *"), "expression", "'0 0 30 2 *'", ""),
     "cron, 10^6": rule(lambda: Cron("0" * 1_000_000), "expression", "000…000", FIVE),
@@ -430,7 +430,7 @@ POLICIES: Rows = {
         f"version {n!r}": refused(lambda n=n: Conflict.newer(n), "conflict.version", "", "an integer from 0 to 2**63-1")  # type: ignore[misc]
         for n in (-1, 1 << 63, True, 1.5, "7", None)
     },
-    "drop": refused(lambda: Late.drop("soon"), "late.after", "'soon'", "a timedelta or text"),
+    "drop": refused(lambda: Late.drop("soon"), "late.after", "'soon'", "text such as"),
     "dead letter": refused(lambda: Late.dead_letter(after=15), "late.after", "15", "a bare number"),  # type: ignore[arg-type]
 }
 

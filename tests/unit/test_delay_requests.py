@@ -15,6 +15,7 @@ from aiodelay.kafka.requests import BadRequestError, Rules, read_request
 from aiodelay.model import After, At, Put
 from aiodelay.timeunits import MAX_HORIZON_MS
 from tests.support.bad_requests import ARTICLE, BAD, with_field
+from tests.support.clear_errors import PYTHON_WORDS
 
 NOW = 1_800_000_000_000
 WRITTEN = NOW - 60_000
@@ -111,6 +112,7 @@ def test_a_bad_request_is_refused_with_its_reason(text: str | bytes | None, reas
     with pytest.raises(BadRequestError, match=r".*") as caught:
         read(text)
     assert reason in str(caught.value)
+    assert not PYTHON_WORDS.search(str(caught.value))
     assert len(str(caught.value)) < 300
     assert str(caught.value).isprintable()
 

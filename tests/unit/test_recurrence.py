@@ -380,7 +380,7 @@ def test_describe(rule: Rule, text: str) -> None:
     [
         ("", "allowed: five fields"),
         ("* * * *", "allowed: five fields, minute hour day-of-month month day-of-week"),
-        ("* * * * * *", "for seconds use Every"),
+        ("* * * * * *", "for seconds give an interval"),
         ("@daily", "allowed: five fields"),
         ("60 * * * *", "(Bad minute)"),
         ("* 24 * * *", "(Bad hour)"),

@@ -23,7 +23,7 @@ from aiodelay.shapes import (
     time_shape,
 )
 from aiodelay.testing.clock import VirtualClock
-from tests.support.clear_errors import KEY, PAYLOAD, Sink, assert_no_secret
+from tests.support.clear_errors import KEY, PAYLOAD, PYTHON_WORDS, Sink, assert_no_secret
 
 TEXT, BYTES = "größe ☃", b"\xff\x00"
 GOOD: dict[str, Any] = {"to": "sink:x", "payload": PAYLOAD, "delay": "1s"}
@@ -98,7 +98,7 @@ def test_what_may_be_written(changed: dict[str, object], field: str, wanted: obj
 
 
 def test_numbers_in_a_payload_stay_as_they_are_written() -> None:
-    assert read_message(b'{"payload": {"n": 1.10, "m": 12345678901234567890123}}').event == (
+    assert read_message(b'{"to": "sink:x", "payload": {"n": 1.10, "m": 12345678901234567890123}}').event == (
         b'{"n": 1.10, "m": 12345678901234567890123}'
     )
 
@@ -118,7 +118,24 @@ BAD: dict[str, tuple[bytes | dict[str, object], str, str, str]] = {
     "surrogate": (b'{"payload": "\\ud800"}', "InputError", "message", "no JSON object"),
     "at": ({"at": "noon", "delay": ...}, "ScheduleTimeError", "at", "'noon'"),
     "at number": ({"at": 5, "delay": ...}, "ScheduleTimeError", "at", "5"),
-    "every": ({"every": {"cron": "0 9 * * *", "x": 1}}, "ScheduleTimeError", "every", "a dict"),
+    "naive": ({"at": "2031-01-01", "delay": ...}, "ScheduleTimeError", "at", "'2031-01-01', which has no offset"),
+    "naive start": (
+        {"every": {"interval": "1h", "start": "2031-01-01T00:00:00"}},
+        *("ScheduleTimeError", "every.start", "which has no offset"),
+    ),
+    "start": (
+        {"every": {"interval": "1h", "start": "0001-01-01T00:00:00+14:00"}},
+        *("ScheduleTimeError", "every.start", "0001-01-01T00:00:00+14:00"),
+    ),
+    "interval": ({"every": {"interval": True}}, "ScheduleTimeError", "every.interval", "true"),
+    "missed": ({"every": {"interval": "1h", "missed": {}}}, "ScheduleTimeError", "every.missed", "an object"),
+    "delay": ({"delay": [1]}, "ScheduleTimeError", "delay", "an array"),
+    "id": ({"id": 7}, "MessageIdError", "id", "7"),
+    "to": ({"to": {}}, "TargetError", "to", "an object"),
+    "no to": ({"to": ...}, "TargetError", "to", "missing"),
+    "null": ({"payload": None}, "PayloadTypeError", "payload", "null"),
+    "null, to a handler": ({"payload": None, "key": "k", "to": "handler:m"}, "PayloadTypeError", "payload", "null"),
+    "every": ({"every": {"cron": "0 9 * * *", "x": 1}}, "ScheduleTimeError", "every", "an object"),
     "every number": ({"every": 5}, "ScheduleTimeError", "every", "5"),
     "zone": ({"every": {"cron": "0 9 * * *", "tz": "Mars"}}, "ScheduleTimeError", "every.tz", "'Mars'"),
     "cron type": ({"every": {"cron": 5}}, "ScheduleTimeError", "every.expression", "5"),
@@ -127,7 +144,10 @@ BAD: dict[str, tuple[bytes | dict[str, object], str, str, str]] = {
     "headers": ({"headers": []}, "HeaderError", "headers", "an array"),
     "header": ({"headers": {"a": 1}}, "HeaderError", "value of header 'a'", "a number"),
     "conflict": ({"conflict": "first"}, "ConfigurationError", "conflict", "'first'"),
+    "no conflict": ({"conflict": {}}, "ConfigurationError", "conflict", "an object"),
     "version": ({"conflict": {"newer": "7"}}, "ConfigurationError", "conflict.version", "'7'"),
+    "no version": ({"conflict": {"newer": None}}, "ConfigurationError", "conflict.version", "null"),
+    "no revision": ({"conflict": {"if_revision": [None]}}, "ConfigurationError", "conflict.revision", "an array"),
     "late": ({"late": "drop"}, "ConfigurationError", "late", "'drop'"),
     "late after": ({"late": {"drop": 5}}, "ConfigurationError", "late.after", "5"),
 }
@@ -141,6 +161,7 @@ def test_what_is_refused(given: bytes | dict[str, object], error: str, field: st
     assert (shape["error"], shape["field"]) == (error, field)
     assert value in shape["value"]
     assert shape["allowed"]
+    assert not PYTHON_WORDS.search(shape["detail"])
     assert_no_secret(caught.value, json.dumps(shape))
 
 

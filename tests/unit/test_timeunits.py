@@ -97,7 +97,7 @@ class TestParseDuration:
             parse_duration(text, field="delay")
         message = str(caught.value)
         assert message.startswith("delay is ")
-        assert 'allowed: a timedelta or text such as "250ms", "5s"' in message
+        assert 'allowed: text such as "250ms", "5s"' in message
         assert len(message) < 200
 
     @pytest.mark.parametrize("value", [5, 0, 1.5, -1, math.nan, math.inf])

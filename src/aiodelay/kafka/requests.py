@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
 
-from aiodelay.errors import InputError, RecordFormatError, ScheduleTimeError, shortened
+from aiodelay.errors import InputError, RecordFormatError, cut, shortened
 from aiodelay.inputs import check_headers, check_id, check_key, check_payload_size
 from aiodelay.model import After, At, Envelope, Put
-from aiodelay.timeunits import MAX_HORIZON_MS, check_horizon, to_epoch_ms
+from aiodelay.timeunits import MAX_HORIZON_MS, check_horizon, parse_instant, to_epoch_ms
 from aiodelay.transitions import NO_OP
 
 from .records import SINK, Headers, check_names, is_topic, user_headers
@@ -82,7 +81,7 @@ def read_request(
         due = _due(given, from_arrival=rules.from_arrival, written_ms=written_ms, now_ms=now_ms)
         payload = _payload(given, value or b"")
         check_payload_size(payload, rules.max_payload)
-        message_id = own_id if given.get("id") is None else check_id(given["id"])
+        message_id = own_id if given.get("id") is None else _id(given["id"])
         check_names(headers)
         travelling = check_headers({**dict(user_headers(headers)), **_headers(given)})
         envelope = Envelope(message_id, SINK, topic, payload=payload, key=_key(given), headers=travelling)
@@ -155,7 +154,7 @@ def _due(given: Mapping[str, Any], *, from_arrival: bool, written_ms: int, now_m
         got = "neither countdown nor at" if at is None else "both countdown and at"
         raise BadRequestError(f"it has {got}; one of them says when")
     if countdown is None:
-        due_ms = to_epoch_ms(_instant(at), field="at")
+        due_ms = _instant_ms(at)
         check_horizon(due_ms, now_ms, "at")
         return At(max(due_ms, 0))
     delay_ms = _countdown_ms(countdown)
@@ -170,7 +169,7 @@ def _countdown_ms(countdown: object) -> int:
     if isinstance(countdown, bool) or not isinstance(countdown, int | Decimal):
         raise BadRequestError(f"its countdown is {_kind(countdown)}, not a number of seconds")
     if not 0 <= countdown <= _MOST_S:
-        raise BadRequestError(f"its countdown is {shortened(countdown)}, not 0 to {_MOST_S} seconds")
+        raise BadRequestError(f"its countdown is {cut(f'{countdown}')}, not 0 to {_MOST_S} seconds")
     return countdown * 1000 if isinstance(countdown, int) else _ceiling(countdown)
 
 
@@ -179,13 +178,16 @@ def _ceiling(seconds: Decimal) -> int:
     return ms + (ms < seconds.scaleb(3))
 
 
-def _instant(at: object) -> datetime:
+def _instant_ms(at: object) -> int:
     if not isinstance(at, str):
         raise BadRequestError(f"its at is {_kind(at)}, not a text such as 2027-01-01T12:00:00Z")
-    try:
-        return datetime.fromisoformat(at)
-    except ValueError:
-        raise ScheduleTimeError("at", shortened(at), "a text such as 2027-01-01T12:00:00Z") from None
+    return to_epoch_ms(parse_instant(at, field="at"), field="at")
+
+
+def _id(given: object) -> str:
+    if not isinstance(given, str):
+        raise BadRequestError(f"its id is {_kind(given)}, not a text")
+    return check_id(given)
 
 
 def _payload(given: Mapping[str, Any], value: bytes) -> bytes:

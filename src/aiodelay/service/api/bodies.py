@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from aiodelay.errors import InputError, cut
+from aiodelay.shapes import json_problem
 
 from .problems import CLOSE, ApiError, wrong
 from .security import ApiLimits
@@ -89,7 +90,8 @@ async def read_json(request: Request, limits: ApiLimits, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type_)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise InputError("body", f"no such JSON: {cut(str(error), 200)}", "what /openapi.json says of it") from None
+        problem = cut(json_problem(error), 200)
+        raise InputError("body", f"no such JSON: {problem}", "what /openapi.json says of it") from None
 
 
 async def chunks_of(request: Request, most: int) -> AsyncIterator[bytes]:

@@ -100,6 +100,8 @@ def problem_of(error: AiodelayError) -> Problem:
     if status == 500:
         return INTERNAL
     shape = error_shape(error)
+    if isinstance(error, ClosedError):  # its advice is for programs
+        shape["detail"] = f"{error.what} is {error.state}"
     if isinstance(error, OutcomeUnknownError):
         shape["detail"] = (
             f"whether message {shortened(error.message_id)} was {error.action} is unknown: {error.reason}; "
