@@ -174,6 +174,13 @@ main()
     assert told_by(done).endswith("allowed: pip install 'aiodelay[spark-local]'")
 
 
+def test_without_arrow_a_cluster_with_its_own_pyspark_is_told_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; from aiodelay.spark.jobs import backfill"
+    done = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith("aiodelay.spark is missing pyarrow; allowed: pip install 'aiodelay[spark]'\n")
+
+
 @pytest.mark.parametrize(
     "name", [*(name_of(place) for place, _ in JOBS if place != "cold:cold"), "cold put", "cold cancel"]
 )

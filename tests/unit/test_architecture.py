@@ -441,7 +441,7 @@ def modules() -> list[ModuleType]:
     """The public modules that can be imported here."""
     names = [info.name for info in pkgutil.walk_packages([str(SOURCE)], "aiodelay.")]
     public = [name for name in names if not any(part.startswith("_") for part in name.split("."))]
-    apart = ("aiodelay.cli",) if find_spec("pyspark") else ("aiodelay.cli", "aiodelay.spark.")
+    apart = ("aiodelay.cli",) if find_spec("pyspark") else ("aiodelay.cli", "aiodelay.spark")
     return [importlib.import_module(name) for name in public if not name.startswith(apart)]
 
 

@@ -543,16 +543,22 @@ def test_masked_urls_are_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "client", "extra"),
+    ("module", "package", "client", "extra"),
     [
-        ("aiodelay.redis", "redis", "redis"),
-        ("aiodelay.kafka", "aiokafka", "kafka"),
-        ("aiodelay.delay_box", "aiokafka", "kafka"),
-        ("aiodelay.service", "fastapi", "service"),
+        ("aiodelay.redis", "aiodelay.redis", "redis", "redis"),
+        ("aiodelay.kafka", "aiodelay.kafka", "aiokafka", "kafka"),
+        ("aiodelay.delay_box", "aiodelay.delay_box", "aiokafka", "kafka"),
+        ("aiodelay.service", "aiodelay.service", "fastapi", "service"),
+        ("aiodelay.spark.jobs.backfill", "aiodelay.spark", "pyspark", "spark-local"),
+        ("aiodelay.spark.jobs.reconcile", "aiodelay.spark", "pyspark", "spark-local"),
+        ("aiodelay.spark.engine", "aiodelay.spark", "pyspark", "spark-local"),
+        ("aiodelay.spark.session", "aiodelay.spark", "pyspark", "spark-local"),
     ],
 )
-def test_importing_what_an_extra_brings_says_what_to_install(package: str, client: str, extra: str) -> None:
-    program = f"import sys; sys.modules[{client!r}] = None; import {package}"
+def test_importing_what_an_extra_brings_says_what_to_install(
+    module: str, package: str, client: str, extra: str
+) -> None:
+    program = f"import sys; sys.modules[{client!r}] = None; import {module}"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 1
     last = ran.stderr.splitlines()[-1]
