@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import core, settings
 
 from aiodelay.testing.servers import NoServerError, redis_programs, redis_servers, serving
 from tests.support import kafka as kafka_support
@@ -19,6 +19,14 @@ from tests.support.servers import Found, is_of_the_gate
 settings.register_profile("ours", deadline=None, derandomize=True)
 settings.register_profile("nightly", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("ours")
+
+
+@pytest.hookimpl(trylast=True)  # pytest-randomly chooses the run's seed first
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw Hypothesis's examples from the run's seed, so that `--randomly-seed=N` alone repeats a night."""
+    seed = config.getoption("--randomly-seed", None)
+    if seed is not None and config.getoption("--hypothesis-seed", None) is None:
+        core.global_force_seed = seed  # the gate's profile is derandomized, and takes no notice
 
 
 def pytest_report_header() -> list[str]:
