@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from tests.support.kafka import create_topic, new_name
 from tests.support.publishing import MessagesConformance
 from tests.support.subscribing import SinkConformance
 from tests.support.topics import fill
+from tests.support.waiting import until, until_sync
 
 
 class OnKafka:
@@ -61,8 +61,10 @@ class TestKafkaTopics(OnKafka, TransferConformance):
     def _create(self, topic: str) -> None:
         (created,) = self.admin.create_topics([NewTopic(topic, 1, 1)]).values()
         created.result(10)
-        while self.admin.list_topics(topic).topics[topic].error is not None:
-            time.sleep(0.02)
+        until_sync(lambda: self._error_of(topic) is None, f"the broker knows {topic}")
+
+    def _error_of(self, topic: str) -> object:
+        return self.admin.list_topics(topic).topics[topic].error
 
     def make_sink(self, store: Store, *, limit: int) -> Sink:
         return KafkaSink(self.bootstrap)
@@ -83,8 +85,7 @@ class TestKafkaTopics(OnKafka, TransferConformance):
     async def spoil(self, store: Store, sink: Sink, address: str) -> None:
         (deleted,) = self.admin.delete_topics([address]).values()
         deleted.result(10)
-        while self.admin.list_topics(address).topics[address].error is None:  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.02)
+        await until(lambda: self._error_of(address) is not None, f"the broker has deleted {address}")
 
     @staged
     async def test_demand_a_call_is_bounded_whatever_is_asked_for(self, stage: Stage) -> None:

@@ -154,7 +154,7 @@ async def test_k3_callers_that_are_cancelled_end_no_transaction(kafka: str) -> N
         for i in range(1, 40):
             putting = asyncio.create_task(store.apply([put(i, target, now_ms())]))
             moving = asyncio.create_task(transfer(store, ALL))
-            await asyncio.sleep(0.001 * (i % 20))
+            await asyncio.sleep(0.001 * (i % 20))  # each is cancelled later in its course
             putting.cancel()
             moving.cancel()
             await asyncio.wait([putting, moving])

@@ -64,7 +64,7 @@ async def schedule_all(scheduler: Scheduler, target: str, stored: set[bytes], in
             continue
         else:
             stored.add(payload)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # a steady load
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen", "full"])

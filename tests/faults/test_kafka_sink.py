@@ -276,7 +276,7 @@ async def test_k3_a_send_that_is_cancelled_harms_no_other(kafka: str, wait_s: fl
     async with opened(kafka) as sink:
         for number in range(10):
             task = asyncio.create_task(sink.send([delivery(topic, b"x" * 5000, number=i) for i in range(200)]))
-            await asyncio.sleep(wait_s * number)
+            await asyncio.sleep(wait_s * number)  # each is cancelled later in its course
             task.cancel()
             assert all_sent(await sink.send([delivery(topic, b"kept", number=number)]))
             await asyncio.wait([task])

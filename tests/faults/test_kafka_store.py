@@ -285,7 +285,7 @@ async def test_f25_owners_that_take_over_from_each_other_deliver_nothing_twice(k
             while time.monotonic() < ends:
                 with suppress(StoreUnavailableError):
                     await transfer(store, Demand(7))
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # a pause between two transfers
 
     async with asyncio.TaskGroup() as tasks:
         for seconds in (2, 1, 1.5):
@@ -369,14 +369,14 @@ async def test_f28_a_change_that_races_with_its_delivery_is_never_lost(kafka: st
         async def user() -> int:
             for i in range(n):
                 await write(b"%d" % i, b"%d old" % i)
-                await asyncio.sleep(0.002 * (i % 5))
+                await asyncio.sleep(0.002 * (i % 5))  # the owner delivers the old version, or does not, meanwhile
                 last = await write(b"%d" % i, b"%d new" % i)
             return last
 
         task = asyncio.create_task(user())
         while not task.done():
             await transfer(store, ALL)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # the user writes meanwhile
         (partition,) = store.partitions.values()
         async with asyncio.timeout(30):
             while partition.index.read_to <= await task or await store.counts():
@@ -465,8 +465,8 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
         async def begun(self: Transactions, records: Sequence[Outgoing]) -> list[int]:
             nonlocal between, after
             before, between, after = next(turns)
-            while before and partition.index.read_to <= partition._written_to:  # noqa: ASYNC110 - the marker is to be read
-                await asyncio.sleep(0.001)
+            if before:
+                await until(lambda: partition.index.read_to > partition._written_to, "the marker was read")
             reader.is_held_up = True
             await puts(before)
             offsets = await begin(self, records)
@@ -549,7 +549,7 @@ async def test_f29_while_the_cleaner_runs_nothing_is_lost_doubled_or_brought_bac
                     await write(key, b"%d/%d" % (key, rounds[key]))
                     if key % 3 == 0:
                         await write(key, None)
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # the owners deliver between two rounds
             for key in range(20):
                 rounds[key] += 1
                 await write(key, b"%d/%d" % (key, rounds[key]))
@@ -561,7 +561,7 @@ async def test_f29_while_the_cleaner_runs_nothing_is_lost_doubled_or_brought_bac
                 while time.monotonic() < ends:
                     with suppress(StoreUnavailableError):
                         await transfer(store, ALL)
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(0.005)  # a pause between two transfers
         await writing
     async with opened(kafka, schedules) as store:
         async with asyncio.timeout(30):

@@ -25,6 +25,8 @@ from tests.faults.programs.kafka_owner import Plan, Run
 from tests.support.kafka import Broker, create_topic, new_name, read
 from tests.support.processes import Crew, Worker
 from tests.support.producing import instant
+from tests.support.topics import shared_out
+from tests.support.waiting import until
 
 TAKEOVER_MS = 15_000 + 10_000
 """From a process's end to the delivery of what is due of its partitions: as promised, and 10 s for a busy machine."""
@@ -127,7 +129,7 @@ async def use(scheduler: Scheduler, target: str, until_s: float, wanted: dict[st
             else:
                 mine.acknowledged.add(version)
                 mine.changed_ms.update({old: now_ms() for old in range(version) if old not in mine.changed_ms})
-            await asyncio.sleep(rng.uniform(0, 4))
+            await asyncio.sleep(rng.uniform(0, 4))  # a user's pause before the next version
         if rng.random() < (0.7 if far else 0.2):
             try:
                 await scheduler.cancel(message_id)
@@ -142,14 +144,14 @@ async def use(scheduler: Scheduler, target: str, until_s: float, wanted: dict[st
         while time.monotonic() < until_s:
             number += 1
             tasks.create_task(one(f"m{number}"))
-            await asyncio.sleep(rng.expovariate(60))
+            await asyncio.sleep(rng.expovariate(60))  # 60 new ids a second
 
 
 async def befall(group: Group, until_s: float, rng: random.Random, broker: Broker) -> Counter[str]:
     """Kill, stop for short and for long, end and start, until a time; at its end all run. Return what was done."""
     done: Counter[str] = Counter()
     while time.monotonic() < until_s:
-        await asyncio.sleep(rng.uniform(0.5, 2.5))
+        await asyncio.sleep(rng.uniform(0.5, 2.5))  # the group runs between two faults
         i = rng.randrange(len(group.members))
         member = group.members[i]
         what = rng.choice(("kill", "stop", "pause", "leave", "kill the broker", "kill both"))
@@ -159,12 +161,12 @@ async def befall(group: Group, until_s: float, rng: random.Random, broker: Broke
             if what == "kill both":  # the next member starts without a broker
                 member.kill()
                 group.replace(i)
-            await asyncio.sleep(rng.uniform(0, 3))
+            await asyncio.sleep(rng.uniform(0, 3))  # so long the broker is away
             await asyncio.to_thread(broker.start)
             continue
         if what in ("stop", "pause"):
             member.stop()
-            await asyncio.sleep(12 if what == "stop" else rng.uniform(0.2, 3))
+            await asyncio.sleep(12 if what == "stop" else rng.uniform(0.2, 3))  # so long the member stands still
             member.continue_()
             continue
         if what == "kill":
@@ -172,7 +174,7 @@ async def befall(group: Group, until_s: float, rng: random.Random, broker: Broke
         else:
             member.terminate()
             await asyncio.to_thread(has_left, member)
-        await asyncio.sleep(rng.uniform(0, 3))
+        await asyncio.sleep(rng.uniform(0, 3))  # so long the member is missing
         group.replace(i)
     return done
 
@@ -292,29 +294,50 @@ async def test_f3_f21_f26_f29_a_long_storm_over_a_group(own_broker: Broker, unch
     assert left < written / 4, "the cleaner has not run"
 
 
+async def share_of(member: Worker, kafka: str, schedules: str, *, partitions: int) -> set[int]:
+    """Return a member's partitions, once the group has shared all of them out."""
+
+    async def found() -> set[int]:
+        shared = await asyncio.to_thread(shared_out, kafka, f"aiodelay.{schedules}")
+        is_whole = len(shared) > 1 and all(shared.values()) and sum(map(len, shared.values())) == partitions
+        return next((share for name, share in shared.items() if is_whole and f"-{member.pid}-" in name), set())
+
+    return await until(found, "the group has shared out the partitions")
+
+
+async def barriers(kafka: str, schedules: str) -> list[tuple[int, int]]:
+    """Return the partition and the time of each session that began."""
+    return [(each.partition, each.timestamp) for each in await read(kafka, schedules) if each.key == BARRIER]
+
+
 @pytest.mark.asyncio
 async def test_f3_one_that_stood_still_for_too_long_does_not_fight_for_what_it_has_lost(kafka: str, crew: Crew) -> None:
     target, schedules = await create_topic(kafka, new_name()), new_name("schedules")
     store = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=4"
     async with Scheduler(store, dispatch=False) as producer:
         group = await asyncio.to_thread(Group, crew, store, 2)
+        lost = await share_of(group.members[0], kafka, schedules, partitions=4)
         expected = {f"m{i}" for i in range(400)}
         await producer.schedule_many(
             Message(name.encode(), delay=f"{80 * i}ms", to=f"kafka:{target}", id=name)
             for i, name in enumerate(sorted(expected))
         )
-    await asyncio.sleep(2)
+
+    async def all_deliver() -> bool:
+        return len({partition_of(record.value, 4) for record in await read(kafka, target)}) == 4
+
+    async def were_taken_over() -> bool:
+        return lost <= {partition for partition, at_ms in await barriers(kafka, schedules) if at_ms > stopped_ms}
+
+    await until(all_deliver, "messages of all partitions are delivered")
+    stopped_ms = now_ms()
     group.members[0].stop()
-    await asyncio.sleep(13)
+    await until(were_taken_over, "the other member has taken over", 60)
     continued_ms = now_ms()
     group.members[0].continue_()
     records = await read_until(kafka, target, expected, 40)
     assert max(Counter(record.value for record in records).values()) == 1
-    begun = Counter(
-        record.partition
-        for record in await read(kafka, schedules)
-        if record.key == BARRIER and record.timestamp > continued_ms
-    )
+    begun = Counter(partition for partition, at_ms in await barriers(kafka, schedules) if at_ms > continued_ms)
     assert begun, "it has got none back"
     assert max(begun.values()) == 1, "each partition changes hands once"
     await asyncio.to_thread(group.end)
@@ -344,7 +367,7 @@ async def one_of_two_is_killed(kafka: str, crew: Crew, *, far: int) -> None:
     from_ms = now_ms() + 5_000
     dues = {f"s{i}": from_ms + 4 * i for i in range(3_000)}
     await fill(kafka, store, target, dues)
-    await asyncio.sleep((from_ms - now_ms()) / 1000 + 1)
+    await read(kafka, target, 200)  # so many are delivered before
     killed_ms = now_ms()
     group.members[0].kill()
     records = await read_until(kafka, target, {name * 20 for name in dues}, 30)

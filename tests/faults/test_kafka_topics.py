@@ -60,8 +60,11 @@ async def admin_of(bootstrap: str) -> AsyncIterator[Any]:
 async def grow(bootstrap: str, topic: str, partitions: int) -> None:
     async with admin_of(bootstrap) as admin:
         await admin.create_partitions({topic: NewPartitions(partitions)})
-        while len((await admin.describe_topics([topic]))[0]["partitions"]) != partitions:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+
+        async def has_grown() -> bool:
+            return len((await admin.describe_topics([topic]))[0]["partitions"]) == partitions
+
+        await until(has_grown, f"{topic} has {partitions} partitions")
 
 
 async def payload_of(store: KafkaStore, message_id: str) -> bytes | None:

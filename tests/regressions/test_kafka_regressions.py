@@ -131,7 +131,7 @@ async def test_what_was_missed_is_delivered_while_the_topic_is_written_to(kafka:
         async def traffic() -> None:
             for i in range(1_000_000):
                 await user.put(f"t{i % 100}", "later", now_ms() + 3_600_000)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # a steady load
 
         writing = asyncio.create_task(traffic())
         async with Scheduler(url):

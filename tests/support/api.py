@@ -15,6 +15,8 @@ from starlette.types import ASGIApp
 from aiodelay import Scheduler
 from aiodelay.service import Token, admin, hash_token
 
+from .waiting import until
+
 __all__ = ["ALL", "SECRETS", "TOKENS", "bearer", "client_of", "problem_of", "serving_api", "serving_app"]
 
 ALL: dict[str, Any] = {"read_only": False, "allowed_targets": ["handler:*"]}
@@ -38,8 +40,7 @@ async def serving_app(app: ASGIApp) -> AsyncIterator[str]:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
         running = asyncio.create_task(server.serve(sockets=[listening]))
         try:
-            while not server.started:  # noqa: ASYNC110 - uvicorn tells in no other way
-                await asyncio.sleep(0.005)
+            await until(lambda: server.started, "uvicorn has started")
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True

@@ -61,7 +61,7 @@ class AcknowledgesEarly(SqliteStore):
         return [Stored("stored", now, now) for _ in commands]
 
     async def _apply_later(self, commands: Sequence[Command]) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # so long after the answer it stores
         await super().apply(commands)
 
 

@@ -32,6 +32,7 @@ from aiodelay.kafka.records import partition_of
 from aiodelay.testing.servers import free_port
 
 from .tls import Certificates
+from .waiting import until
 
 __all__ = [
     "Broker",
@@ -399,8 +400,11 @@ async def create_topic(bootstrap: str, name: str, partitions: int = 1, **setting
         async with asyncio.timeout(START_S):
             while not await _is_created(admin, topic):  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.1)
-        while (await admin.describe_topics([name]))[0]["error_code"]:  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.02)
+
+        async def is_known() -> bool:
+            return not (await admin.describe_topics([name]))[0]["error_code"]
+
+        await until(is_known, f"the broker knows the topic {name}", START_S)
     finally:
         await admin.close()
     return name

@@ -21,6 +21,7 @@ from aiokafka.errors import KafkaError
 
 from tests.support.asked import LANES, NEVER, Fault, State, Wanted, payload_of
 from tests.support.boxes import request
+from tests.support.waiting import until
 
 __all__ = ["KEYS", "STORES", "Answers", "Book", "Clients", "Load", "now_ms"]
 
@@ -97,8 +98,11 @@ class Book:
 
     async def until_old_requests_are_answered(self) -> None:
         """Wait until no request is under way that was sent with another token than the one of now."""
-        while any(n for token, n in self.asking.items() if token != self.token):  # noqa: ASYNC110 - a test's
-            await asyncio.sleep(0.05)
+
+        def are_answered() -> bool:
+            return not any(n for token, n in self.asking.items() if token != self.token)
+
+        await until(are_answered, "requests with an old token are answered", 2 * NO_ANSWER_S)
 
     def was_away(self, since_ms: int) -> bool:
         """Whether the service has been away at any time since then."""
@@ -288,12 +292,12 @@ class Load:
 
     async def _replaced(self, name: str) -> None:
         await self._put(name, 0, self._later_ms() if self._rng.random() < 0.7 else self._soon_ms())
-        await asyncio.sleep(self._rng.uniform(0, 3))
+        await asyncio.sleep(self._rng.uniform(0, 3))  # a client's pause between two requests
         await self._put(name, 1, self._soon_ms())
 
     async def _cancelled(self, name: str) -> None:
         await self._put(name, 0, self._later_ms())
-        await asyncio.sleep(self._rng.uniform(0, 3))
+        await asyncio.sleep(self._rng.uniform(0, 3))  # a client's pause between two requests
         answer, in_doubt = await self._change(name, "DELETE", "", None)
         mine = self._book.wanted[name]
         if answer.is_success and answer.json()["outcome"] in ("cancelled", "recorded"):
@@ -303,13 +307,13 @@ class Load:
 
     async def _moved(self, name: str) -> None:
         await self._put(name, 0, self._later_ms())
-        await asyncio.sleep(self._rng.uniform(0, 3))
+        await asyncio.sleep(self._rng.uniform(0, 3))  # a client's pause between two requests
         due_ms = self._soon_ms()
         self._judge_move(name, due_ms, *await self._change(name, "POST", "/reschedule", {"at": instant(due_ms)}))
 
     async def _fired(self, name: str) -> None:
         await self._put(name, 0, self._later_ms())
-        await asyncio.sleep(self._rng.uniform(0, 3))
+        await asyncio.sleep(self._rng.uniform(0, 3))  # a client's pause between two requests
         due_ms = now_ms()
         self._judge_move(name, due_ms, *await self._change(name, "POST", "/fire", None))
 

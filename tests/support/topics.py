@@ -22,7 +22,17 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
     ConfigResource,
 )
 
-__all__ = ["Group", "committed", "delete_topic", "fill", "lasting_producer", "producing", "set_config", "set_offsets"]
+__all__ = [
+    "Group",
+    "committed",
+    "delete_topic",
+    "fill",
+    "lasting_producer",
+    "producing",
+    "set_config",
+    "set_offsets",
+    "shared_out",
+]
 
 PATIENCE_S = 60.0
 # So a broker answers that has just started or was busy; librdkafka does not ask again.
@@ -110,6 +120,14 @@ def committed(bootstrap: str, group: str, topic: str, partitions: int = 1) -> li
     """Return the offsets that a group has committed, by partition; -1001 where there is none."""
     with closing(Group(bootstrap, group)) as seen:
         return seen.committed(topic, partitions)
+
+
+def shared_out(bootstrap: str, group: str) -> dict[str, set[int]]:
+    """Return the partitions that each member of a group has, by the name of its client."""
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        (described,) = admin.describe_consumer_groups([group]).values()
+        members = described.result(30).members
+    return {each.client_id: {place.partition for place in each.assignment.topic_partitions} for each in members}
 
 
 def set_offsets(bootstrap: str, group: str, topic: str, offsets: Sequence[int], note: str = "") -> None:

@@ -20,6 +20,7 @@ from aiodelay.kafka.far import Far
 from aiodelay.model import Query
 from tests.faults.programs.worker import say
 from tests.faults.test_kafka_store import now_ms, put
+from tests.support.waiting import until
 
 __all__ = ["Plan"]
 
@@ -68,8 +69,7 @@ async def main(plan: Plan) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
             owned._write_checkpoint()
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-            while not (owned.is_ready and not owned.index.far.is_in_file):  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.02)
+            await until(lambda: owned.is_ready and not owned.index.far.is_in_file, "the index has left its file")
         say(f"n {len(await store.search(Query(limit=2000)))}")
         say(f"in file {owned.index.far.is_in_file}")
         if plan.step not in ("full", "none"):

@@ -59,7 +59,7 @@ async def main(plan: Plan) -> None:
         async def work(payload: bytes, context: Context) -> None:
             due_ms = round(context.due.timestamp() * 1000)
             run = Run(plan.name, payload.decode(), due_ms, time.time_ns() // 1_000_000)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # a handler at work
             runs.write(msgspec.json.encode(run) + b"\n")
 
         scheduler.add_handler(work, name="work")
