@@ -185,9 +185,15 @@ def test_sinks_and_sources_are_opened_by_url() -> None:
 # --- the sink, from a store elsewhere ---------------------------------------------------------------------
 
 
+async def server_ms(scene: Scene) -> int:
+    """Return the time of the server, by which it notes when an element was pushed."""
+    seconds, micros = await scene.direct.command("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 @on_lists
 async def test_s8_another_stores_messages_arrive_whole(scene: Scene) -> None:
-    scheduler = await scene.open(scene.elsewhere())
+    scheduler, began_ms = await scene.open(scene.elsewhere()), await server_ms(scene)
     scheduled = await scheduler.schedule(
         CheckPayment(7), to=scene.to, delay="10ms", id="m", key=b"\x00", headers={"a": b"\xff"}
     )
@@ -198,7 +204,7 @@ async def test_s8_another_stores_messages_arrive_whole(scene: Scene) -> None:
     assert (envelope.payload, envelope.key, dict(envelope.headers)) == (b'{"order":7}', b"\x00", {"a": b"\xff"})
     assert delivery_id(record) == f"m/{scheduled.revision}/{scheduled.due_ms}"
     assert found.pushed_ms is not None
-    assert abs(found.pushed_ms - scheduled.due_ms) < 5_000
+    assert began_ms <= found.pushed_ms <= await server_ms(scene)
     await scheduler.run_until_idle()
 
 
@@ -271,13 +277,13 @@ async def test_a_wrong_type_elsewhere_costs_no_attempt_and_is_told_once(scene: S
 
 
 @on_lists
-async def test_due_messages_move_on_time_and_blocked_lists_are_named(scene: Scene) -> None:
+async def test_messages_move_once_due_and_blocked_lists_are_named(scene: Scene) -> None:
     scheduler = await scene.open(scene.scheduler(sinks=[RedisListSink(scene.url, max_length=1)]))
     due = [await scheduler.schedule(CheckPayment(i), to=scene.to, delay="50ms", id=f"m{i}") for i in range(2)]
     await scene.until_length(1)
     (found,) = await scene.read()
     assert found.pushed_ms is not None
-    assert 0 <= found.pushed_ms - due[0].due_ms < 1_000
+    assert due[0].due_ms <= found.pushed_ms <= await server_ms(scene)
     await scene.until(scheduler.blocked)
     (blocked,) = await scheduler.blocked()
     assert (blocked.lane, blocked.address, blocked.messages) == ("redis-list", scene.key, 1)
