@@ -22,10 +22,11 @@ APP = """
 import asyncio
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from aiodelay import Scheduler
 
-scheduler = Scheduler("{store}", drain="20s")
+scheduler = Scheduler("{store}", drain="2m")
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Work:
 @scheduler.handler(concurrency=1)
 async def work(event: Work) -> None:
     print(f"{name} started in {{os.getpid()}}\\n", end="", flush=True)  # in one piece: processes share the output
-    await asyncio.sleep({takes_s})  # a handler at work
+    {body}
     print(f"{name} finished in {{os.getpid()}}\\n", end="", flush=True)
 """
 
@@ -46,8 +47,28 @@ class Work:
     pass
 
 
-def write_app(folder: Path, *, name: str = "work", takes_s: float = 0.01, store: str = "sqlite:///app.db") -> None:
-    (folder / "app.py").write_text(APP.format(name=name, takes_s=takes_s, store=store))
+SLOW_REMOVAL = """
+import time
+
+remove = asyncio.SelectorEventLoop.remove_signal_handler
+
+
+def remove_slowly(loop: asyncio.SelectorEventLoop, number: int) -> bool:
+    removed = remove(loop, number)
+    time.sleep(0.2)  # from here on, a signal ends the process silently
+    return removed
+
+
+asyncio.SelectorEventLoop.remove_signal_handler = remove_slowly
+"""
+WAIT_FOR_GO = "while not Path('go').exists(): await asyncio.sleep(0.01)"
+
+
+def write_app(
+    folder: Path, *, name: str = "work", takes_s: float = 0.01, store: str = "sqlite:///app.db", body: str = ""
+) -> None:
+    body = body or f"await asyncio.sleep({takes_s})"
+    (folder / "app.py").write_text(APP.format(name=name, body=body, store=store))
 
 
 async def schedule(folder: Path, messages: int) -> None:
@@ -118,6 +139,41 @@ def test_a_later_signal_ends_all_at_once(tmp_path: Path) -> None:
     assert not any("has stopped" in line for line in program.err.seen), "nobody drained"
     for pid in pids:
         wait_until_gone(pid)
+
+
+def test_it_says_that_it_ends_at_once_however_many_signals_come(tmp_path: Path) -> None:
+    write_app(tmp_path, takes_s=3600)
+    with (tmp_path / "app.py").open("a") as app:
+        app.write(SLOW_REMOVAL)
+    asyncio.run(schedule(tmp_path, 2))
+    with running(tmp_path, "--workers", "2") as program:
+        pids = [pid_in(program.out.wait_for("work started in")) for _ in range(2)]
+        program.send(signal.SIGTERM)
+        for _ in range(2):
+            program.err.wait_for("draining; a later signal ends it at once")
+        assert program.end_by_many_later_signals() == -signal.SIGTERM
+    assert sum("ending at once on a later SIGTERM" in line for line in program.err.seen) == 1
+    for pid in pids:
+        wait_until_gone(pid)
+
+
+def test_signals_that_follow_soon_are_one(tmp_path: Path) -> None:
+    write_app(tmp_path, body=WAIT_FOR_GO)
+    with (tmp_path / "app.py").open("a") as app:
+        app.write("from aiodelay.cli import crew\ncrew.SAME_S = 60\n")
+    asyncio.run(schedule(tmp_path, 2))
+    with running(tmp_path, "--workers", "2") as program:
+        for _ in range(2):
+            program.out.wait_for("work started in")
+        program.send(signal.SIGTERM)
+        for _ in range(2):
+            program.err.wait_for("draining; a later signal ends it at once")
+        program.send(signal.SIGTERM)
+        program.send(signal.SIGINT)
+        (tmp_path / "go").touch()
+        assert program.exit_code() == 0
+    assert sum("work finished in" in line for line in program.out.seen) == 2
+    assert not any("ending at once" in line for line in program.err.seen)
 
 
 @pytest.mark.parametrize("options", [["--workers", "2"], ["--reload"]], ids=" ".join)

@@ -89,6 +89,15 @@ class Program:
         self.send(number)
         return self.exit_code()
 
+    def end_by_many_later_signals(self, number: int = signal.SIGTERM) -> int:
+        """Send signals as fast as possible once they no longer belong to the first, and return the exit code."""
+        time.sleep(SAME_S)  # a sooner signal belongs to the first
+        ends = time.monotonic() + DEADLINE_S
+        while self.is_running():
+            assert time.monotonic() < ends, "it does not end"
+            self.send(number)
+        return self.exit_code()
+
     def exit_code(self, within_s: float = DEADLINE_S) -> int:
         """Wait until it has ended and all that it wrote was read."""
         code = self._process.wait(within_s)

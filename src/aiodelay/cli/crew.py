@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import CommandError
-from .signals import SAME_S, end_at_once, handled_numbers
+from .signals import SAME_S, end_by, handled_numbers, tell_end
 
 __all__ = ["follow", "supervise"]
 
@@ -48,8 +48,8 @@ async def supervise(commands: Sequence[Sequence[str]], *, reload: bool) -> None:
                 changed.clear()
                 crew = _Crew(lifeline, restarts=not reload)
                 await crew.run(commands, stop, changed)
-    if later:
-        end_at_once(later[0])
+        if later:  # before the handlers are removed: a further signal changes nothing
+            end_by(later[0])
 
 
 def follow(lifeline: int, stop: asyncio.Event) -> None:
@@ -151,7 +151,10 @@ async def _watch(changed: asyncio.Event, stop: asyncio.Event) -> None:
 
 @contextmanager
 def _signals(stop: asyncio.Event, on_later: Callable[[], object]) -> Iterator[list[int]]:
-    """Set an event at the first signal; call a function at each signal that comes `SAME_S` later, and yield these."""
+    """Set an event at the first signal. Call a function at each signal that comes `SAME_S` later, and yield these.
+
+    The log names the first of those signals at once, while a further signal cannot end the process yet.
+    """
     loop, later = asyncio.get_running_loop(), list[int]()
     first_s: float | None = None
 
@@ -161,8 +164,10 @@ def _signals(stop: asyncio.Event, on_later: Callable[[], object]) -> Iterator[li
             first_s = loop.time()
             stop.set()
         elif loop.time() - first_s >= SAME_S:
+            on_later()  # each time: a worker may just have been started
+            if not later:
+                tell_end(number)
             later.append(number)
-            on_later()
 
     numbers = handled_numbers()
     for number in numbers:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from types import FrameType
 
-__all__ = ["SAME_S", "Stop", "end_at_once", "handled_numbers", "stop_signals"]
+__all__ = ["SAME_S", "Stop", "end_by", "handled_numbers", "stop_signals", "tell_end"]
 
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
@@ -74,7 +74,9 @@ def stop_signals() -> Iterator[Stop]:
             first_s = now_s
             loop.call_soon_threadsafe(stop.set)
         elif now_s - first_s >= SAME_S:
-            end_at_once(number)
+            signal.signal(number, signal.SIG_DFL)  # if writing the log gets stuck, the next signal ends the process
+            tell_end(number)
+            end_by(number)
 
     before = {number: signal.signal(number, on_signal) for number in handled_numbers()}
     try:
@@ -93,8 +95,12 @@ def handled_numbers() -> list[int]:
     return [*numbers]
 
 
-def end_at_once(number: int) -> None:
-    """Say that a later signal has come, and end the process as that signal does by default."""
-    signal.signal(number, signal.SIG_DFL)  # first: if writing the log gets stuck, the next signal ends the process
+def tell_end(number: int) -> None:
+    """Say that a later signal ends the process at once."""
     log.warning("ending at once on a later %s; messages in flight are delivered again", signal.Signals(number).name)
+
+
+def end_by(number: int) -> None:
+    """End the process as a signal does by default."""
+    signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
