@@ -1,0 +1,41 @@
+"""What a store, a sink and a source must do: narrow Protocols, batches on the hot path, promises as numbered rules."""
+
+from .bulk import BulkLoad, Scannable
+from .control import DeadLetters, Holds, PutsBack
+from .feed import Feed
+from .inspection import Inspectable, Instances, Recurring
+from .journal import Followed, Journal, Trail
+from .optional import Bounded, Guarded, Identified, Lists, Loads, Registry, Restricted
+from .sink import Sink
+from .source import Source
+from .store import Store, StoreTraits, Work
+from .transfer import Transfer, Transferring
+
+__all__ = [
+    "Bounded",
+    "BulkLoad",
+    "DeadLetters",
+    "Feed",
+    "Followed",
+    "Guarded",
+    "Holds",
+    "Identified",
+    "Inspectable",
+    "Instances",
+    "Journal",
+    "Lists",
+    "Loads",
+    "PutsBack",
+    "Recurring",
+    "Registry",
+    "Restricted",
+    "Scannable",
+    "Sink",
+    "Source",
+    "Store",
+    "StoreTraits",
+    "Trail",
+    "Transfer",
+    "Transferring",
+    "Work",
+]

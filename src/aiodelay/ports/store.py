@@ -1,0 +1,148 @@
+"""What a store and a sink must do: narrow Protocols, batches on the hot path, promises as numbered rules.
+
+A store has two roles. Every process uses `Store.apply`; dispatching processes also open `Store.work`. Further abilities
+are Protocols of their own (`Inspectable`, `Instances`, `DeadLetters`, `Holds`, `BulkLoad`): `isinstance` tells whether
+a store has one. What differs between stores beyond that is declared in `StoreTraits`, not found out by catching errors.
+
+Rules (docs/guarantees.md holds the table with their tests): S1 never early. S2 nothing acknowledged is lost. S3 at
+least once. S4 the latest version wins. S5 an acknowledged cancel is honoured. S6 nothing ended comes back. S7 one live
+owner per claim. S8 bytes arrive identical. S9 order by due time, then scheduling order, where declared. B1 duplicates
+bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a poison message stops nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, Protocol, Self
+
+from msgspec import Struct
+
+from aiodelay.model import LEASE_MS, MAX_CLAIM_MESSAGES, Command, Lane, Outcome, SourcePosition, Tidied, WorkStatus
+
+from .feed import Feed
+
+__all__ = ["Store", "StoreTraits", "Work"]
+
+
+class StoreTraits(Struct, frozen=True):
+    """What differs between stores; the conformance suite reads it.
+
+    Attributes:
+        durable: What was acknowledged survives the end of the process.
+        conflicts: `Conflict` modes that `apply` knows.
+        cancel: `verdict`: a cancel's answer is final. `recorded`: it is carried out later.
+        lookup: `anywhere`: any process may look into the store. `owner`: only the one that serves the message.
+        order_per_group: Claims of a lane leave by due time, then scheduling order (S9).
+        safety_poll_ms: A message is claimable at most this much after its due time even if every wake-up is lost.
+        wakes_other_processes: A put in one process ends `wait` in another before the safety poll.
+        positions: What `apply` carries out that comes with an intake's position: `all`, or only what can be `recorded`
+            without a verdict (replace, keep and cancel). `none`: it takes no positions.
+        changes: `apply` knows `Reschedule` and `Fire`.
+        counted_journal: A journal keeps as many entries as it was told, numbered one by one; otherwise as long as its
+            topic keeps them, numbered upwards, those of a message in their order.
+        longest_lease_ms: A process that stood still for so long may begin nothing that it has claimed.
+        leases_survive: A claim outlives the process that made it, until its lease ends; otherwise it ends with it.
+        paced_rows: Most messages of one call of a bulk load that keeps to a rate beside live work: more keep that work
+            waiting, fewer cost the store more for each.
+    """
+
+    durable: bool
+    conflicts: frozenset[str]
+    cancel: Literal["verdict", "recorded"]
+    lookup: Literal["anywhere", "owner"]
+    order_per_group: bool
+    safety_poll_ms: int
+    wakes_other_processes: bool
+    positions: Literal["all", "recorded", "none"] = "all"
+    changes: bool = True
+    longest_lease_ms: int = LEASE_MS
+    leases_survive: bool = True
+    counted_journal: bool = True
+    paced_rows: int = MAX_CLAIM_MESSAGES
+
+
+class Work(Feed, Protocol):
+    """A dispatching process's side of a store; what it had claimed lapses once it is gone."""
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        """Do a bounded step of housekeeping over all lanes, also those that nobody serves (L1, L4).
+
+        Returns lapsed leases to their lanes, applies `Late` policies, forgets what is past its window, notes that this
+        worker serves `lanes`, and reports every lane that holds messages.
+
+        Args:
+            lanes: What this process serves.
+            limit: Most messages to touch.
+
+        Raises:
+            StoreUnavailableError: No answer; the next step makes up for it.
+        """
+        ...
+
+    def beat(self, ids: Collection[str]) -> None:
+        """Tell that this process lives and holds claims on these suspects, though their leases may be over (L5).
+
+        Called from a thread of its own, which may wait here, every third of a lease: also while a handler blocks the
+        event loop. The caller ignores an exception.
+        """
+        ...
+
+    def status(self) -> WorkStatus:
+        """Say whether claims are served yet."""
+        ...
+
+
+class Store(Protocol):
+    """Keeps messages until they are due."""
+
+    @property
+    def traits(self) -> StoreTraits:
+        """What this store can and cannot do."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What error messages call it: its URL, masked."""
+        ...
+
+    def now_ms(self) -> int:
+        """Return the store's time as far as known, epoch ms; due times are judged by it."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Connect; an error leaves nothing open.
+
+        A scheduler that waits for its store enters it again: after an error here or in `work`, or of a sink.
+
+        Raises:
+            StoreUnavailableError: It cannot be reached; another attempt may succeed.
+            StoreMismatchError: Its data cannot be used by this version.
+        """
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect; idempotent."""
+        ...
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        """Carry out commands in order (S2, S4, S5); each has an outcome of its own, in the same order.
+
+        Repeating a command with its op within `RETRY_WINDOW_MS` gives its first answer and writes nothing. Never
+        raises for a fault of the store: that is an outcome.
+
+        Args:
+            commands: Each with its op id.
+            source: Moves an intake's position in the same step: then either all are carried out, or none, as where
+                another reader has moved it (`passed`).
+        """
+        ...
+
+    def work(self, worker: str, lanes: Collection[Lane]) -> AbstractAsyncContextManager[Work]:
+        """Open the dispatching role.
+
+        Args:
+            worker: Names this process among its peers.
+            lanes: What it serves at first; `tidy` renews that.
+        """
+        ...
