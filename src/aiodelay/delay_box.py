@@ -125,7 +125,7 @@ class DelayBox:
         async with AsyncExitStack() as stack:
             if self._own:
                 await stack.enter_async_context(self._scheduler)
-            store = _checked(self._scheduler._open_store())
+            store = _checked(self._scheduler.opened_store())
             sink = self._scheduler._sink(SINK)
             for topic in self._rules.allowed:
                 sink.check(topic)

@@ -33,8 +33,8 @@ MOST = (1 << 63) - 1
 class Operations:
     """The operators' half of `Scheduler`."""
 
-    def _open_store(self) -> Store:
-        """Return the store.
+    def opened_store(self) -> Store:
+        """Return the store of an open scheduler; `store` is also there while the scheduler is closed.
 
         Raises:
             ClosedError: The scheduler is not open.
@@ -43,21 +43,21 @@ class Operations:
 
     @property
     def _inspectable(self) -> Inspectable:
-        store = self._open_store()
+        store = self.opened_store()
         if not isinstance(store, Inspectable):
             raise _unable(store, "can be looked into")
         return store
 
     @property
     def _dead_letters(self) -> DeadLetters:
-        store = self._open_store()
+        store = self.opened_store()
         if not isinstance(store, DeadLetters):
             raise _unable(store, "keep dead letters")
         return store
 
     @property
     def _holds(self) -> Holds:
-        store = self._open_store()
+        store = self.opened_store()
         if not isinstance(store, Holds):
             raise _unable(store, "can hold messages back")
         return store
@@ -152,7 +152,7 @@ class Operations:
 
         Only of sinks that the store moves messages to by itself (`reaches`); they are tried again without being asked.
         """
-        store = self._open_store()
+        store = self.opened_store()
         return await store.blocked() if isinstance(store, Transfer) else ()
 
     def _lanes_and_address(self, what: type | str) -> tuple[tuple[Lane, ...], str | None]:
@@ -220,7 +220,7 @@ class Operations:
         Raises:
             UnsupportedByStoreError: The store keeps no journal, or was opened without one.
         """
-        store = self._open_store()
+        store = self.opened_store()
         if not isinstance(store, Journal):
             raise _unable(store, "keep a journal")
         return await store.journal(

@@ -134,7 +134,7 @@ async def page(scheduler: Scheduler, wanted: Filter, *, after: Place | None, lim
         most: Most messages to look at.
     """
     store = scheduler._inspectable
-    from_ms, to_ms = _bounds(wanted, scheduler._open_store().now_ms())
+    from_ms, to_ms = _bounds(wanted, scheduler.opened_store().now_ms())
     most = most if wanted.compares else limit
     messages = await _of_exact_id(store, wanted, (from_ms, to_ms)) if after is None else []
     examined, is_last = 0, False
@@ -161,7 +161,7 @@ async def series_page(scheduler: Scheduler, *, after: Place | None, limit: int, 
         limit: Most messages to return.
         most: Most messages to look at where there is no index.
     """
-    store = scheduler._open_store()
+    store = scheduler.opened_store()
     if not isinstance(store, Recurring):
         return await page(scheduler, Filter(recurs=True), after=after, limit=limit, most=most)
     found = await store.series(after=None if after is None else after[1], limit=limit)
@@ -211,7 +211,7 @@ async def oldest_overdue_ms(scheduler: Scheduler) -> int | None:
     Looks at the first messages by time: what is held or in flight and stands before them may hide it.
     """
     wanted = Filter(state=State.OVERDUE)
-    now_ms = scheduler._open_store().now_ms()
+    now_ms = scheduler.opened_store().now_ms()
     found = await scheduler._inspectable.search(Query((), None, now_ms + 1, None, OVERDUE_LOOKED_AT))
     return next((each.next_attempt_ms for each in found if wanted.matches(each)), None)
 
@@ -359,7 +359,7 @@ class LatenessMeter:
             UnsupportedByStoreError: The store keeps no journal.
             StoreUnavailableError: No answer.
         """
-        store = scheduler._open_store()
+        store = scheduler.opened_store()
         if not isinstance(store, Followed):
             raise UnsupportedByStoreError("journal", f"not kept by {store.name}", "a store of Redis, SQLite or Kafka")
         async with store.trail() as trail:

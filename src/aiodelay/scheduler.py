@@ -239,6 +239,25 @@ class Scheduler(Operations):
 
         self._observer_of = observer_of
 
+    @property
+    def store(self) -> Store:
+        """The store, whether the scheduler is open or not.
+
+        A program may ask it for what the scheduler does not pass on, such as `scheduler.store.now_ms()`. A store that
+        is not connected raises `ClosedError` where it needs its connection. The scheduler connects it and closes it.
+        """
+        return self._store
+
+    def opened_store(self) -> Store:
+        """Return the store of an open scheduler.
+
+        Raises:
+            ClosedError: The scheduler is not open.
+            WrongLoopError: The scheduler was opened on another event loop, or in another process.
+        """
+        self._ready()
+        return self._store
+
     def __repr__(self) -> str:
         return f"<Scheduler {self._store.name} {'open' if self._running else 'closed'}>"
 
@@ -903,10 +922,6 @@ class Scheduler(Operations):
         self._ready()
         assert self._commands is not None
         return self._commands
-
-    def _open_store(self) -> Store:
-        self._ready()
-        return self._store
 
     def _around_intake(
         self, topic: str, partition: int

@@ -86,7 +86,7 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
     letters = [] if snapshot else [each async for each in scheduler.dead_letters(message_id=message_id)]
     entries, from_ms = await _journal(scheduler, message_id)
     around = Around(
-        scheduler._open_store().now_ms(),
+        scheduler.opened_store().now_ms(),
         await scheduler._holds.holds(),
         await scheduler.blocked(),
         await scheduler.counts() if snapshot else {},

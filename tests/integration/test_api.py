@@ -674,7 +674,7 @@ async def published(server: str, namespace: str) -> None:
         await log.append("orders", [b"x"] * 3)
         await log.register("orders", "report")
         await log.commit("orders", "report", 1)
-        back = moving._open_store()
+        back = moving.store
         assert isinstance(back, PutsBack)
         async with log.feed("orders?consumer=search", "one", back.put_back, back.now_ms) as feed:
             claimed = await feed.claim({"search": Demand(1)}, request="r", lease_ms=60_000)
@@ -723,7 +723,7 @@ async def test_what_may_be_scheduled_to_is_said_to_who_asked_for_something_else(
 async def test_what_another_program_has_put_beyond_all_calendars_is_shown(tmp_path: Path) -> None:
     async with quiet(f"sqlite:///{tmp_path}/far.db") as (client, scheduler):
         put = Put(new_op(), Envelope("never", "work", payload=b"p"), At((1 << 48) - 1))
-        (outcome,) = await scheduler._open_store().apply([put])
+        (outcome,) = await scheduler.store.apply([put])
         assert isinstance(outcome, Stored)
         assert (await client.get("/v1/messages/never")).json()["due"] == "9999-12-31T23:59:59.999Z"
         assert (await client.get("/v1/messages")).json()["messages"][0]["id"] == "never"

@@ -109,7 +109,7 @@ async def test_attempts_before_the_last_five_minutes_do_not_count(clock: Virtual
         meter, newest = LatenessMeter(), LatenessMeter()
         assert (await meter.measure(scheduler)).samples == 1
         puts = [Put(new_op(), Envelope(f"m{i}", "work"), After(3_600_000)) for i in range(10)]
-        await scheduler._store.apply(puts)
+        await scheduler.store.apply(puts)
         seen = await newest.measure(scheduler, most=5)
         assert (seen.samples, seen.is_complete) == (0, False)
         await asyncio.sleep(LATENESS_WINDOW_MS / 1000 + 1)

@@ -207,7 +207,7 @@ async def test_what_was_written_in_the_other_encoding_is_read(clock: VirtualCloc
     async with Scheduler("memory://", clock=clock, encoding=encoding) as before:
         await before.schedule(Order(7), delay="1m")
         other: Encoding = "json" if encoding == "msgpack" else "msgpack"
-        async with Scheduler(before._store, clock=clock, encoding=other) as scheduler:
+        async with Scheduler(before.store, clock=clock, encoding=other) as scheduler:
 
             @scheduler.handler
             async def handle(order: Order) -> None:

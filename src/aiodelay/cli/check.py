@@ -63,7 +63,7 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
         store: str | Store = place.url
         name = masked_url(place.url)
     else:
-        store, name = program._store, program._store.name
+        store, name = program.store, program.store.name
         place = replace(place, namespace=program.namespace)
     findings, code = [], 0
     with _warnings() as warned:
@@ -144,7 +144,7 @@ async def _missing_rights(scheduler: Scheduler) -> list[Finding]:
 
 
 async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> AsyncIterator[Finding]:
-    store = scheduler._open_store()
+    store = scheduler.store
     if not store.traits.durable:
         yield Finding("warning", store.name, "what it holds ends with the process", "another store, such as sqlite:")
     if isinstance(store, Identified) and (gone := await store.vanished() or await store.vanished_elsewhere()):
@@ -198,7 +198,7 @@ async def _of_pending(
         if each.dead:
             yield Finding("note", lane, f"{each.dead} dead letters", f"aiodelay dead list --of {lane}")
     since_ms = await oldest_overdue_ms(scheduler)
-    age_ms = 0 if since_ms is None else scheduler._open_store().now_ms() - since_ms
+    age_ms = 0 if since_ms is None else scheduler.store.now_ms() - since_ms
     if age_ms > LATE_MS:
         text = f"the oldest message is overdue since {format_duration(age_ms // 1000 * 1000)}"
         yield Finding("warning", "lateness", text, "aiodelay list --state overdue; aiodelay why ID")

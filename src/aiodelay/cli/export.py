@@ -80,7 +80,7 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
 
 
 async def _lines(scheduler: Scheduler, place: Place) -> AsyncIterator[dict[str, Any]]:
-    store = scheduler._open_store()
+    store = scheduler.store
     yield {
         "kind": "export",
         "format": FORMAT,

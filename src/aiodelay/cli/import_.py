@@ -70,7 +70,7 @@ async def etf1(url: str, /, *, place: Place = Place()) -> int:
     from aiodelay.kafka.etf1 import import_etf1  # noqa: PLC0415 - needs a client that files do not
 
     async with place.opened(may_create=True) as scheduler:
-        return _tell(await import_etf1(url, scheduler._open_store()), place)
+        return _tell(await import_etf1(url, scheduler.store), place)
 
 
 @import_.command
@@ -86,7 +86,7 @@ async def fred84(url: str, /, *, prefix: str = "de_", place: Place = Place()) ->
     from aiodelay.redis.fred84 import import_fred84  # noqa: PLC0415 - needs a client that files do not
 
     async with place.opened(may_create=True) as scheduler:
-        return _tell(await import_fred84(url, scheduler._open_store(), prefix=prefix), place)
+        return _tell(await import_fred84(url, scheduler.store, prefix=prefix), place)
 
 
 @import_.command
@@ -112,7 +112,7 @@ async def article_box(
     from aiodelay.redis.black_box import take_over_black_box  # noqa: PLC0415 - needs a client that files do not
 
     async with place.opened(may_create=True) as scheduler:
-        return _tell(await take_over_black_box(url, scheduler._open_store(), allow=allow, key=key, unit=unit), place)
+        return _tell(await take_over_black_box(url, scheduler.store, allow=allow, key=key, unit=unit), place)
 
 
 def _tell(imported: Imported, place: Place) -> int:
@@ -143,7 +143,7 @@ class _Import:
     """Reads one file into a store, batch by batch; after each the store remembers how far."""
 
     def __init__(self, scheduler: Scheduler, *, json: bool) -> None:
-        store = scheduler._open_store()
+        store = scheduler.store
         if not isinstance(store, PutsBack) or not isinstance(store, Inspectable):
             raise UnsupportedByStoreError("store", store.name, "stores that take messages back")
         self._scheduler, self._store, self._back, self._inspectable = scheduler, store, store, store

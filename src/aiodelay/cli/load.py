@@ -41,7 +41,7 @@ async def load(
     bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
     async with place.opened() as scheduler:
         found = [each for each in await scheduler.load(bucket=bucket, buckets=buckets) if of in (None, each.lane)]
-        now_ms = scheduler._open_store().now_ms()
+        now_ms = scheduler.store.now_ms()
     if place.json:
         print_json(*load_shape(found))
     else:

@@ -53,7 +53,7 @@ async def get(id_: str, /, *, place: Place = Place()) -> int:
     """
     async with place.opened() as scheduler:
         snapshot = await scheduler.get(id_)
-        now_ms = scheduler._open_store().now_ms()
+        now_ms = scheduler.store.now_ms()
     if snapshot is None:
         raise CommandError(f"{cut(id_)} is neither pending nor in flight; ask: aiodelay why", exit_code=NOT_FOUND)
     if place.json:
@@ -103,7 +103,7 @@ async def list_(
     start = _cursor(after)
     async with place.opened() as scheduler:
         found = await page(scheduler, wanted, after=start, limit=limit, most=MOST_EXAMINED)
-        now_ms = scheduler._open_store().now_ms()
+        now_ms = scheduler.store.now_ms()
     if place.json:
         print_json(*map(message_shape, found.messages))
     else:

@@ -70,7 +70,7 @@ class Place:
             store, namespace=self.namespace, sinks=sinks, dispatch=self.own, lanes=lanes, open_timeout="0s"
         )
         if not may_create:
-            _check_there(scheduler._store)
+            _check_there(scheduler.store)
         async with scheduler:
             yield scheduler
 

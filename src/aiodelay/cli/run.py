@@ -72,8 +72,8 @@ def run(
         with _emitting(metrics_host, metrics_port):
             asyncio.run(_dispatch(scheduler, target, lifeline))
         return
-    if scheduler is not None and not scheduler._store.traits.durable:
-        raise CommandError(f"{scheduler._store.name} lives in one process; --workers needs a store that they share")
+    if scheduler is not None and not scheduler.store.traits.durable:
+        raise CommandError(f"{scheduler.store.name} lives in one process; --workers needs a store that they share")
     flags = [flag for flag, is_set in (("--quiet", quiet), ("--verbose", verbose)) if is_set]
     command = [sys.executable, "-m", "aiodelay", "run", target, *flags]
     commands = [[*command, *_metrics_flags(metrics_host, metrics_port, number)] for number in range(workers)]

@@ -113,7 +113,7 @@ async def _schedule(scheduler: Scheduler, message: Message, place: Place) -> int
     if place.json:
         print_json(shape)
     elif not is_outdated:
-        now_ms = scheduler._open_store().now_ms()
+        now_ms = scheduler.store.now_ms()
         due = f"{moment(scheduled.due_ms)} ({ago(scheduled.due_ms, now_ms)})"
         print(f"{shape['outcome']} {cut(scheduled.id, 255)}, due {due}")
     else:

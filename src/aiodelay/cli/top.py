@@ -149,7 +149,7 @@ class _Looking:
         self._scheduler, self._meter = scheduler, LatenessMeter()
 
     async def look(self) -> Look:
-        store = self._scheduler._open_store()
+        store = self._scheduler.store
         try:
             lateness = await self._meter.measure(self._scheduler)
         except UnsupportedByStoreError:

@@ -120,7 +120,7 @@ class Traffic:
         scheduler.add_handler(self._charge_card, retry=CARD_RETRY)
         scheduler.add_handler(self._beat, every=HEARTBEAT)
         scheduler.add_handler(self._renew_contract)
-        self._has_topics = isinstance(scheduler._store, Registry)
+        self._has_topics = isinstance(scheduler.store, Registry)
         if self._has_topics:
             scheduler.add_handler(self._send_invoice, source="redis-fanout:orders?consumer=billing")
             scheduler.add_handler(self._note_payment, source="redis-log:payments?consumer=ledger")

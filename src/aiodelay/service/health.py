@@ -133,7 +133,7 @@ class _StoreHealth:
         self._answers, self._write_again = answers, bool(answers)
 
     async def _measure(self, answers: list[str]) -> None:
-        store = self._scheduler._open_store()
+        store = self._scheduler.opened_store()
         self._fill = await store.fill() if isinstance(store, Bounded) else None
         if self._fill is not None and self._fill > self._limits.memory:
             answers.append(f"{self._fill:.0%} of its memory is used, more than {self._limits.memory:.0%}")

@@ -149,7 +149,7 @@ async def _tell_open(name: str, scheduler: Scheduler, closing: asyncio.Event) ->
             async with asyncio.timeout(LOOK_S):
                 await closing.wait()
                 return
-    log.info("%s is open: %s", name, scheduler._store.name)
+    log.info("%s is open: %s", name, scheduler.store.name)
 
 
 def _server(app: ASGIApp, settings: ApiSettings) -> Server:

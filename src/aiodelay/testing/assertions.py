@@ -57,7 +57,7 @@ def assert_scheduled(
         AssertionError: Shows the nearest message there is, and what differs.
     """
     __tracebackhide__ = True
-    kit, now_ms = kit_of(scheduler), scheduler._store.now_ms()
+    kit, now_ms = kit_of(scheduler), scheduler.store.now_ms()
     wanted = _Wanted(
         event,
         to,

@@ -103,7 +103,7 @@ def _check(given: BulkIn, store: Opened) -> None:
     if getattr(given, other) is not None:
         raise wrong(422, "BulkError", other, f"given with {given.action}", "the filter of what the action is done to")
     if given.action == "reschedule":
-        due_of(read_time(given.at, "at"), given.delay, store.scheduler._open_store().now_ms())
+        due_of(read_time(given.at, "at"), given.delay, store.scheduler.opened_store().now_ms())
     elif given.at is not None or given.delay is not None:
         raise wrong(422, "BulkError", "at, delay", f"given with {given.action}", "only with reschedule")
     if given.series and given.action != "cancel":

@@ -102,7 +102,7 @@ async def liveness(request: Request) -> Response:
 
 def _kafka_of(store: Opened) -> tuple[str, list[str], str]:
     """Return servers, schedules topics and history topic; of a store that is not Kafka, nothing."""
-    url = urlsplit(store.scheduler._open_store().name)
+    url = urlsplit(store.scheduler.opened_store().name)
     if url.scheme != KAFKA:
         return "", [], ""
     topics = [each for each in url.path.strip("/").split(",") if each]

@@ -59,7 +59,7 @@ async def list_stores(request: Request) -> Response:
     served = served_of(request)
     stores = []
     for name, opened in served.stores.items():
-        store = opened.scheduler._open_store()
+        store = opened.scheduler.opened_store()
         stores.append(
             {
                 "name": name,
@@ -82,7 +82,7 @@ async def counts(store: Store) -> Response:
         {
             "lanes": lanes,
             "oldest_overdue": None if oldest is None else time_shape(oldest),
-            "now": time_shape(store.scheduler._open_store().now_ms()),
+            "now": time_shape(store.scheduler.opened_store().now_ms()),
         }
     )
 
@@ -137,7 +137,7 @@ async def consumers(
     topic: Annotated[str | None, Query(description="Only of this topic.", max_length=100)] = None,
 ) -> Response:
     """By topic, kind and name; only of a store that has topics beside it, as Redis has."""
-    opened = store.scheduler._open_store()
+    opened = store.scheduler.opened_store()
     if not isinstance(opened, ports.Registry):
         raise UnsupportedByStoreError("store", opened.name, "stores that have topics beside them")
     begins = read_cursor(after, tuple[str, str, str]) or ("", "", "")

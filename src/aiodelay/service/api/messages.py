@@ -224,7 +224,7 @@ def with_key(request: Request, store: Opened, message: Message, key: str | None,
         return message
     digest = sha256(f"{caller_of(request).name}\n{key}".encode()).hexdigest()[:40]
     message_id = f"key-{digest}" if line is None else f"key-{digest}-{line}"
-    known = store.scheduler._open_store().traits.conflicts
+    known = store.scheduler.opened_store().traits.conflicts
     # A version leaves a trace of what has ended, by which a late repetition is known; `keep` knows what is pending.
     once = Conflict.newer(0) if "newer" in known else Conflict.keep() if "keep" in known else message.conflict
     return structs.replace(

@@ -96,7 +96,7 @@ async def _planned(request: Request, store: Opened, action: str, form: Form) -> 
     if action in OF_LETTERS:
         return Plan(action, by, store.name, [_key(each) for each in form.all("letter")])
     if action == "reschedule":
-        due_of(read_time(at, "at"), delay, store.scheduler._open_store().now_ms())
+        due_of(read_time(at, "at"), delay, store.scheduler.opened_store().now_ms())
     options = {"at": at, "delay": delay} if action == "reschedule" else {}
     ids = [each for each in form.all("what" if action in OF_PLACES else "id") if each]
     if action in OF_PLACES:
@@ -180,7 +180,7 @@ def _to_type(plan: Plan) -> str:
 async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, list[str]]:
     """Return the destinations of a plan that nothing here has the name of, each with names that look like it."""
     scheduler = store.scheduler
-    opened = scheduler._open_store()
+    opened = scheduler.opened_store()
     holds = await opened.holds() if isinstance(opened, ports.Holds) else ()
     served = [lane for each in await instances_of(store) or () for lane in each.lanes or ()]
     known = {*lanes, *served, *scheduler.demand(), *scheduler._sinks, *(lane for lane, _ in holds)}

@@ -158,7 +158,7 @@ async def message(request: Request) -> Response:
     letters = [] if snapshot else await _letters(scheduler, message_id)
     if snapshot is None and not letters and not entries:
         raise not_found(message_id)
-    opened = scheduler._open_store()
+    opened = scheduler.opened_store()
     holds = await opened.holds() if isinstance(opened, ports.Holds) else ()
     around = Around(facts.now_ms, holds, await scheduler.blocked(), facts.lanes, entries[0].at_ms if entries else None)
     cause, text, advice = cause_of(message_id, snapshot, letters, entries, around)
@@ -199,7 +199,7 @@ async def _entries(scheduler: Scheduler, message_id: str) -> list[JournalEntry] 
 
 
 async def _letters(scheduler: Scheduler, message_id: str) -> list[DeadLetter]:
-    if not isinstance(scheduler._open_store(), ports.DeadLetters):
+    if not isinstance(scheduler.opened_store(), ports.DeadLetters):
         return []
     return [each async for each in scheduler.dead_letters(message_id=message_id)]
 

@@ -102,7 +102,7 @@ def drain_of(facts: Facts, activity: Activity, load: Sequence[LoadBucket]) -> Dr
 async def lanes_of(store: Opened, counts: Mapping[str, LaneCounts]) -> Sequence[LaneRow]:
     """Return all lanes that hold messages, or that this process serves, by name."""
     scheduler = store.scheduler
-    opened = scheduler._open_store()
+    opened = scheduler.opened_store()
     paused = await scheduler.paused() if isinstance(opened, ports.Holds) else ()
     blocked = await scheduler.blocked()
     served = scheduler.demand()
@@ -120,5 +120,5 @@ async def lanes_of(store: Opened, counts: Mapping[str, LaneCounts]) -> Sequence[
 
 async def instances_of(store: Opened) -> Sequence[Instance] | None:
     """Return the live instances; None where the store does not tell."""
-    opened = store.scheduler._open_store()
+    opened = store.scheduler.opened_store()
     return await opened.instances() if isinstance(opened, ports.Instances) else None

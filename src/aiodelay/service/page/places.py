@@ -24,7 +24,7 @@ async def sinks(request: Request) -> Response:
     store = store_of(request)
     scheduler = store.scheduler
     facts = await state_of(request).shared.facts(store)
-    is_able = isinstance(scheduler._open_store(), ports.Holds)
+    is_able = isinstance(scheduler.opened_store(), ports.Holds)
     return shown(
         request,
         "sinks.html",
@@ -44,7 +44,7 @@ async def instances(request: Request) -> Response:
     facts = await state_of(request).shared.facts(store)
     found = await instances_of(store)
     if found is None:
-        name = store.scheduler._open_store().name
+        name = store.scheduler.opened_store().name
         raise UnsupportedByStoreError("store", name, "stores that tell which instances serve them")
     return shown(request, "instances.html", store, facts=facts, instances=found)
 
@@ -54,7 +54,7 @@ async def consumers(request: Request) -> Response:
     """Show the consumers of fan-out topics and of logs, with their lag."""
     store = store_of(request)
     facts = await state_of(request).shared.facts(store)
-    opened = store.scheduler._open_store()
+    opened = store.scheduler.opened_store()
     if not isinstance(opened, ports.Registry):
         raise UnsupportedByStoreError("store", opened.name, "stores that have topics beside them, as Redis has")
     found = await state_of(request).shared.get(("consumers", store.name), opened.registered)

@@ -119,7 +119,7 @@ class Shared:
 
 
 async def _activity(store: Opened) -> Activity | None:
-    opened = store.scheduler._open_store()
+    opened = store.scheduler.opened_store()
     if not isinstance(opened, ports.Followed):
         return None
     try:
@@ -137,7 +137,7 @@ async def _facts(store: Opened) -> Facts:
     except UnsupportedByStoreError as error:
         journal = error.allowed
     return Facts(
-        store.scheduler._open_store().now_ms(),
+        store.scheduler.opened_store().now_ms(),
         await store.scheduler.counts(),
         await oldest_overdue_ms(store.scheduler),
         lateness,
@@ -174,7 +174,7 @@ class PageState:
 
     def unable(self, store: Opened) -> Mapping[str, str]:
         """Return the tabs that a store has nothing for, with the reason."""
-        opened = store.scheduler._store
+        opened = store.scheduler.store
         return {
             tab: f"{opened.name} {reason}"
             for tab, (ability, reason) in ABILITIES.items()
