@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aiodelay.identifiers import new_id, new_op
 from aiodelay.model import LEASE_MS, At, Cancel, Command, Demand, Done, Envelope, Put, SettleOutcome, Stored
-from aiodelay.ports import Inspectable, Store, Work
+from aiodelay.ports import Store, Work
 
 from .harness import Goal, Plan, Row, Stopwatch, check, quantile, raw_payload
 
@@ -130,6 +130,5 @@ def due_at(due_ms: int) -> Put:
 
 async def check_count(store: Store, n: int) -> None:
     """Check how many are pending, and that nothing else is there."""
-    assert isinstance(store, Inspectable)
     counts = (await store.counts())[LANE]
     check((counts.scheduled, counts.overdue, counts.in_flight) == (n, 0, 0), f"{counts} instead of {n} scheduled")

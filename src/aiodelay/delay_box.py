@@ -10,13 +10,13 @@ from collections.abc import Collection
 from contextlib import AsyncExitStack
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from . import registry
 from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, missing_extra, shortened
 from .inputs import check_count, listed
 from .model import Put
-from .ports import Inspectable, Store
+from .ports import Store
 from .scheduler import MOST_PAYLOAD, Scheduler
 from .urls import UrlOptions
 
@@ -24,7 +24,7 @@ try:
     from aiokafka import TopicPartition
 
     from .kafka.group import Group
-    from .kafka.intake import Intake, Storing
+    from .kafka.intake import Intake
     from .kafka.options import Cluster, read_cluster, read_topics
     from .kafka.records import SINK
     from .kafka.requests import Rules, read_request
@@ -203,10 +203,10 @@ def _scheduler_of(store: str | Store, cluster: Cluster, namespace: str) -> Sched
     return Scheduler(opened, namespace=namespace, sinks=[] if own else [KafkaSink(cluster)])
 
 
-def _checked(store: Store) -> Storing:
-    if not isinstance(store, Inspectable) or store.traits.positions == "none":
+def _checked(store: Store) -> Store:
+    if store.traits.positions == "none":
         raise UnsupportedByStoreError("store", store.name, "one that keeps positions of intakes")
-    return cast("Storing", store)
+    return store
 
 
 def _read_url(url: str) -> tuple[Cluster, list[str], bool, int]:

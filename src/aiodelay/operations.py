@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 
-from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, shortened
+from .errors import ConfigurationError, kind_of, shortened
 from .handlers import is_event_class, type_names
 from .inputs import check_count, check_id, check_letters_id, check_type_name, split_target
 from .messages import HANDLER_TARGET
@@ -21,7 +21,7 @@ from .model import (
     Query,
     Snapshot,
 )
-from .ports import DeadLetters, Holds, Inspectable, Journal, Store, Transfer
+from .ports import Store, Transfer
 from .timeunits import Duration, parse_duration, to_epoch_ms
 
 __all__ = ["Operations"]
@@ -41,27 +41,6 @@ class Operations:
         """
         raise NotImplementedError
 
-    @property
-    def _inspectable(self) -> Inspectable:
-        store = self.opened_store()
-        if not isinstance(store, Inspectable):
-            raise _unable(store, "can be looked into")
-        return store
-
-    @property
-    def _dead_letters(self) -> DeadLetters:
-        store = self.opened_store()
-        if not isinstance(store, DeadLetters):
-            raise _unable(store, "keep dead letters")
-        return store
-
-    @property
-    def _holds(self) -> Holds:
-        store = self.opened_store()
-        if not isinstance(store, Holds):
-            raise _unable(store, "can hold messages back")
-        return store
-
     async def get(self, message_id: str) -> Snapshot | None:
         """Return a message as it stands now, None if it is neither pending nor in flight.
 
@@ -72,7 +51,7 @@ class Operations:
             UnsupportedByStoreError: The store cannot be looked into.
             StoreUnavailableError: It does not answer.
         """
-        return await self._inspectable.get(check_id(message_id, may_be_occurrence=True))
+        return await self.opened_store().get(check_id(message_id, may_be_occurrence=True))
 
     async def pending(
         self,
@@ -92,7 +71,7 @@ class Operations:
             before: Only those whose next attempt is before this; aware.
             limit: Most messages; None = all.
         """
-        store = self._inspectable
+        store = self.opened_store()
         lanes = () if of is None else self._lanes_and_address(of)[0]
         from_ms = None if since is None else to_epoch_ms(since, field="since")
         to_ms = None if before is None else to_epoch_ms(before, field="before")
@@ -110,7 +89,7 @@ class Operations:
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages by lane and state; a lane that no live instance reads says so."""
-        return await self._inspectable.counts()
+        return await self.opened_store().counts()
 
     async def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due in each of the next spans of time, by lane.
@@ -120,7 +99,7 @@ class Operations:
             buckets: How many, 1 to 10,000.
         """
         bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
-        return await self._inspectable.load(bucket_ms=bucket_ms, buckets=check_count(buckets, "buckets", 1, 10_000))
+        return await self.opened_store().load(bucket_ms=bucket_ms, buckets=check_count(buckets, "buckets", 1, 10_000))
 
     # --- holds --------------------------------------------------------------------------------------------
 
@@ -135,16 +114,16 @@ class Operations:
                 `"stdout:audit"`.
         """
         lanes, address = self._lanes_and_address(what)
-        return any([await self._holds.hold(lane, address) for lane in lanes])
+        return any([await self.opened_store().hold(lane, address) for lane in lanes])
 
     async def resume(self, what: type | str) -> bool:
         """Release what `pause` holds back; return whether it was held."""
         lanes, address = self._lanes_and_address(what)
-        return any([await self._holds.release(lane, address) for lane in lanes])
+        return any([await self.opened_store().release(lane, address) for lane in lanes])
 
     async def paused(self) -> Sequence[str]:
         """List what is held: `"payment.check"`, `"stdout:audit"`."""
-        holds = await self._holds.holds()
+        holds = await self.opened_store().holds()
         return [lane if address is None else f"{lane}:{address}" for lane, address in holds]
 
     async def blocked(self) -> Sequence[Blocked]:
@@ -181,7 +160,7 @@ class Operations:
             MessageIdError: No letter can have that id.
             UnsupportedByStoreError: The store keeps no dead letters, or another process owns those of that message.
         """
-        store = self._dead_letters
+        store = self.opened_store()
         if message_id is not None:
             message_id = check_letters_id(message_id)
         lanes = () if of is None else self._lanes_and_address(of)[0]
@@ -206,11 +185,11 @@ class Operations:
             Per letter: `Stored`, or `Refused` as `not_found`, as `exists` where its id is scheduled again, or as
             `undecodable` where its record cannot be read, so that nothing tells where it goes; it stays a dead letter.
         """
-        return await self._dead_letters.redrive(_keys(letters))
+        return await self.opened_store().redrive(_keys(letters))
 
     async def purge(self, *letters: DeadLetter | DeadKey) -> int:
         """Delete dead letters for good; return how many there were."""
-        return await self._dead_letters.purge(_keys(letters))
+        return await self.opened_store().purge(_keys(letters))
 
     async def journal(
         self, message_id: str | None = None, *, after: int = 0, limit: int = 100
@@ -220,18 +199,11 @@ class Operations:
         Raises:
             UnsupportedByStoreError: The store keeps no journal, or was opened without one.
         """
-        store = self.opened_store()
-        if not isinstance(store, Journal):
-            raise _unable(store, "keep a journal")
-        return await store.journal(
+        return await self.opened_store().journal(
             message_id=None if message_id is None else check_id(message_id, may_be_occurrence=True),
             after=check_count(after, "after", 0, MOST),
             limit=check_count(limit, "limit", 1, MOST),
         )
-
-
-def _unable(store: Store, what: str) -> UnsupportedByStoreError:
-    return UnsupportedByStoreError("store", store.name, f"stores that {what}")
 
 
 def _keys(letters: Sequence[DeadLetter | DeadKey]) -> list[DeadKey]:

@@ -27,7 +27,7 @@ from .model import (
     Snapshot,
     State,
 )
-from .ports import DeadLetters, Followed, Inspectable, Recurring, Trail
+from .ports import Store, Trail
 from .scheduler import Scheduler
 
 __all__ = [
@@ -133,8 +133,8 @@ async def page(scheduler: Scheduler, wanted: Filter, *, after: Place | None, lim
         limit: Most messages to return.
         most: Most messages to look at.
     """
-    store = scheduler._inspectable
-    from_ms, to_ms = _bounds(wanted, scheduler.opened_store().now_ms())
+    store = scheduler.opened_store()
+    from_ms, to_ms = _bounds(wanted, store.now_ms())
     most = most if wanted.compares else limit
     messages = await _of_exact_id(store, wanted, (from_ms, to_ms)) if after is None else []
     examined, is_last = 0, False
@@ -152,24 +152,20 @@ async def page(scheduler: Scheduler, wanted: Filter, *, after: Place | None, lim
     return Page(messages, None if is_last else after, examined, await _count(scheduler, wanted))
 
 
-async def series_page(scheduler: Scheduler, *, after: Place | None, limit: int, most: int) -> Page:
-    """Return one page of the recurring messages: by an index where the store has one, else as `page` finds them.
+async def series_page(scheduler: Scheduler, *, after: Place | None, limit: int) -> Page:
+    """Return one page of the recurring messages, by the store's index of them.
 
     Args:
         scheduler: Open.
         after: Where the page before ended.
         limit: Most messages to return.
-        most: Most messages to look at where there is no index.
     """
-    store = scheduler.opened_store()
-    if not isinstance(store, Recurring):
-        return await page(scheduler, Filter(recurs=True), after=after, limit=limit, most=most)
-    found = await store.series(after=None if after is None else after[1], limit=limit)
+    found = await scheduler.opened_store().series(after=None if after is None else after[1], limit=limit)
     last = found[-1] if len(found) == limit else None
     return Page(found, None if last is None else (last.next_attempt_ms, last.record.id), len(found), None)
 
 
-async def _of_exact_id(store: Inspectable, wanted: Filter, bounds: tuple[int | None, int | None]) -> list[Snapshot]:
+async def _of_exact_id(store: Store, wanted: Filter, bounds: tuple[int | None, int | None]) -> list[Snapshot]:
     """Return the message whose whole id is the text that is wanted, if it is wanted otherwise too."""
     if wanted.text is None:
         return []
@@ -211,8 +207,8 @@ async def oldest_overdue_ms(scheduler: Scheduler) -> int | None:
     Looks at the first messages by time: what is held or in flight and stands before them may hide it.
     """
     wanted = Filter(state=State.OVERDUE)
-    now_ms = scheduler.opened_store().now_ms()
-    found = await scheduler._inspectable.search(Query((), None, now_ms + 1, None, OVERDUE_LOOKED_AT))
+    store = scheduler.opened_store()
+    found = await store.search(Query((), None, store.now_ms() + 1, None, OVERDUE_LOOKED_AT))
     return next((each.next_attempt_ms for each in found if wanted.matches(each)), None)
 
 
@@ -268,7 +264,7 @@ async def dead_page(
     scheduler: Scheduler, wanted: DeadFilter, *, after: DeadPlace | None, limit: int, most: int
 ) -> DeadPage:
     """Return one page of dead letters; arguments as of `page`."""
-    store = scheduler._dead_letters
+    store = scheduler.opened_store()
     letters = await _letters_of_exact_id(store, wanted) if after is None else []
     if after is None and wanted.from_ms is not None:
         after = (wanted.from_ms, "", -1)
@@ -291,7 +287,7 @@ async def dead_page(
     return DeadPage(letters, None if is_last else after, examined, sum(each.dead for each in counts.values()))
 
 
-async def _letters_of_exact_id(store: DeadLetters, wanted: DeadFilter) -> list[DeadLetter]:
+async def _letters_of_exact_id(store: Store, wanted: DeadFilter) -> list[DeadLetter]:
     """Return the letters whose whole id is the text that is wanted, if they are wanted otherwise too."""
     if wanted.text is None:
         return []
@@ -360,8 +356,6 @@ class LatenessMeter:
             StoreUnavailableError: No answer.
         """
         store = scheduler.opened_store()
-        if not isinstance(store, Followed):
-            raise UnsupportedByStoreError("journal", f"not kept by {store.name}", "a store of Redis, SQLite or Kafka")
         async with store.trail() as trail:
             for part, span in (await trail.spans()).items():
                 await self._read_on(trail, part, span, most, store.now_ms())

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from .clock import Clock
 from .errors import ConfigurationError, kind_of, masked_url, missing_extra, shortened
 from .ports import Sink, Source, Store
+from .ports.store import missing_members
 
 __all__ = ["open_sink", "open_source", "open_store"]
 
@@ -29,15 +30,19 @@ def open_store(given: str | Store, *, namespace: str, clock: Clock | None) -> St
     """Return the store given, or make the one that a URL names; nothing is connected yet.
 
     Raises:
-        ConfigurationError: The scheme or an option is not known.
+        ConfigurationError: The scheme or an option is not known, or the store lacks methods of `Store`.
         MissingExtraError: Its client library is not installed.
     """
     if isinstance(given, str):
         store: Store = _load("aiodelay.stores", given)(given, namespace=namespace, clock=clock)
-        return store
-    if not hasattr(given, "apply") or not hasattr(given, "traits"):
+    elif hasattr(given, "apply") and hasattr(given, "traits"):
+        store = given
+    else:
         raise ConfigurationError("store", kind_of(given), "a URL such as 'sqlite:///delay.db', or a Store")
-    return given
+    if missing := missing_members(store):
+        got = f"{kind_of(store)} without {', '.join(missing)}"
+        raise ConfigurationError("store", got, "a class with every method of aiodelay.ports.Store")
+    return store
 
 
 def open_sink(given: str | Sink) -> Sink:

@@ -99,7 +99,7 @@ from .model import (
     WorkStatus,
 )
 from .operations import Operations
-from .ports import Loads, PutsBack, Sink, Source, Store, Transfer
+from .ports import Loads, Sink, Source, Store, Transfer
 from .reactive import Subscriber
 from .received import Received
 from .receiving import Messages
@@ -543,7 +543,6 @@ class Scheduler(Operations):
             HandlerSignatureError: The function cannot be a handler; says why and what is expected.
             DuplicateHandlerError: Another handler has this type name, or this source.
             ConfigurationError: An option is wrong.
-            UnsupportedByStoreError: The store takes no messages back, so that there can be no source.
         """
 
         def decorate(function: F) -> F:
@@ -609,8 +608,6 @@ class Scheduler(Operations):
 
     def _checked_source(self, source: str) -> tuple[str, str]:
         name, address = split_target(source, field="source")
-        if not isinstance(self._store, PutsBack):
-            raise UnsupportedByStoreError("source", shortened(source), f"none with {self._store.name}")
         if name not in self._sources:
             known = ", ".join(f"{each}:" for each in sorted(self._sources)) or "none"
             allowed = f"{known} (name others in the setting sources)"
@@ -703,7 +700,6 @@ class Scheduler(Operations):
 
         Raises:
             ConfigurationError: An argument is wrong.
-            UnsupportedByStoreError: The store takes no messages back, so that there can be no source.
         """
         spec = taker_spec(
             what,

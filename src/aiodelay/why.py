@@ -85,9 +85,10 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
     snapshot = await scheduler.get(message_id)
     letters = [] if snapshot else [each async for each in scheduler.dead_letters(message_id=message_id)]
     entries, from_ms = await _journal(scheduler, message_id)
+    store = scheduler.opened_store()
     around = Around(
-        scheduler.opened_store().now_ms(),
-        await scheduler._holds.holds(),
+        store.now_ms(),
+        await store.holds(),
         await scheduler.blocked(),
         await scheduler.counts() if snapshot else {},
         from_ms,

@@ -32,7 +32,6 @@ from aiodelay.model import (
     SourcePosition,
     Stored,
 )
-from aiodelay.ports import PutsBack
 from aiodelay.redis import RedisFanout, RedisLog
 from aiodelay.service import ApiLimits, admin
 from aiodelay.service.api import bulk, models, plans
@@ -675,7 +674,6 @@ async def published(server: str, namespace: str) -> None:
         await log.register("orders", "report")
         await log.commit("orders", "report", 1)
         back = moving.store
-        assert isinstance(back, PutsBack)
         async with log.feed("orders?consumer=search", "one", back.put_back, back.now_ms) as feed:
             claimed = await feed.claim({"search": Demand(1)}, request="r", lease_ms=60_000)
             assert len(claimed.claims) == 1

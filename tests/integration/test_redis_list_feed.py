@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import wraps
 from itertools import count
@@ -65,10 +65,10 @@ class Scene:
         self.source = await self._opened.enter_async_context(RedisListSource(self.url))
 
     async def feed(self, consumer: str = "", *, options: str = "") -> Feed:
-        async def put_back(messages: object) -> object:
-            return await self.store.put_back(messages)  # type: ignore[attr-defined]
+        async def put_back(messages: Sequence[PutBack]) -> Sequence[Stored]:
+            return await self.store.put_back(messages)  # looked up at each call: tests replace it
 
-        opening = self.source.feed(f"{self.key}{options}", consumer or uuid4().hex, put_back, self.store.now_ms)  # type: ignore[arg-type]
+        opening = self.source.feed(f"{self.key}{options}", consumer or uuid4().hex, put_back, self.store.now_ms)
         return await self._opened.enter_async_context(opening)
 
     async def push(self, *elements: bytes) -> None:
@@ -87,7 +87,7 @@ class Scene:
         return found
 
     async def dead(self) -> list[tuple[str, str]]:
-        return [(each.record.id, each.reason) for each in await self.store.dead_letters()]  # type: ignore[attr-defined]
+        return [(each.record.id, each.reason) for each in await self.store.dead_letters()]
 
 
 def on_list(test: Callable[[Scene], Awaitable[None]]) -> Callable[[str], None]:
@@ -288,7 +288,7 @@ async def test_l1_what_a_dead_consumer_had_taken_returns_in_order(scene: Scene) 
     assert [each.record.lapses for each in claims] == [1, 1, 1, 0, 0]
     assert await dead_one.settle([done(taken[0]), again(taken[1], 10**14)]) == [SettleOutcome.GONE] * 2
     assert await dead_one.renew([renewal(taken[2], scene.store.now_ms() + 1000)]) == [RenewOutcome.LOST]
-    assert list(await scene.store.search(_ALL)) == []  # type: ignore[attr-defined]
+    assert list(await scene.store.search(_ALL)) == []
 
 
 @on_list
@@ -447,7 +447,7 @@ async def test_a_retry_goes_through_the_store_under_the_same_delivery_id(scene: 
     (one,) = await claim(feed)
     due_ms = scene.store.now_ms() + 60_000
     assert await feed.settle([again(one, due_ms, 2, "no answer")]) == [SettleOutcome.SETTLED]
-    (snapshot,) = await scene.store.search(_ALL)  # type: ignore[attr-defined]
+    (snapshot,) = await scene.store.search(_ALL)
     record = snapshot.record
     assert (delivery_id(record), record.attempt, record.last_error) == (delivery_id(one.record), 2, "no answer")
     assert (record.envelope.lane, snapshot.next_attempt_ms) == (LANE, due_ms)
@@ -459,7 +459,7 @@ async def test_a_dead_letter_goes_to_the_store(scene: Scene) -> None:
     feed = await scene.feed()
     await scene.push(element("m"))
     assert await feed.settle([dead(each) for each in await claim(feed)]) == [SettleOutcome.SETTLED]
-    (letter,) = await scene.store.dead_letters()  # type: ignore[attr-defined]
+    (letter,) = await scene.store.dead_letters()
     assert (letter.record.id, letter.reason, letter.record.last_error) == ("m", "rejected", "why")
     assert await scene.elements() == []
 
@@ -469,20 +469,20 @@ async def test_s2_what_the_store_did_not_take_stays_with_the_list(scene: Scene) 
     feed = await scene.feed()
     await scene.push(element("a"), element("b"))
     claims = await claim(feed)
-    failing = scene.store.put_back  # type: ignore[attr-defined]
+    failing = scene.store.put_back
 
-    async def fail(messages: list[PutBack]) -> list[Stored]:
+    async def fail(messages: Sequence[PutBack]) -> Sequence[Stored]:
         await failing(messages)
         raise StoreUnavailableError("memory", "lost")
 
-    scene.store.put_back = fail  # type: ignore[attr-defined]
+    scene.store.put_back = fail  # type: ignore[method-assign]
     settlements: list[Settlement] = [again(claims[0], 10**14), dead(claims[1])]
     with pytest.raises(StoreUnavailableError):
         await feed.settle(settlements)
     assert len(await scene.leftovers()) == 2
-    scene.store.put_back = failing  # type: ignore[attr-defined]
+    scene.store.put_back = failing  # type: ignore[method-assign]
     assert await feed.settle(settlements) == [SettleOutcome.SETTLED] * 2
-    assert len(await scene.store.search(_ALL)) == 1  # type: ignore[attr-defined]
+    assert len(await scene.store.search(_ALL)) == 1
     assert await scene.dead() == [("b", "rejected")]
 
 
@@ -535,8 +535,9 @@ def test_l5_an_element_that_cannot_be_read_is_a_dead_letter_and_stops_nobody(ser
             assert ids(claims) == ["before", "s", "after"]
             return
         assert ids(claims) == ["before", "after"]
-        (letter,) = await scene.store.dead_letters()  # type: ignore[attr-defined]
+        (letter,) = await scene.store.dead_letters()
         assert (letter.reason, letter.record.envelope.payload) == ("undecodable", POISON[kind])
+        assert letter.record.last_error is not None
         assert letter.record.last_error.startswith("cannot be read: ")
         advice = f"; what other programs push needs source='redis-list:{scene.key}?format=raw'"
         assert letter.record.last_error.endswith(advice) is (kind != "a newer format")
@@ -557,20 +558,20 @@ async def test_l5_a_push_time_that_is_none_is_not_read(scene: Scene) -> None:
 async def test_l5_poison_stays_with_the_list_until_the_store_has_it(scene: Scene) -> None:
     feed = await scene.feed()
     await scene.push(b"garbage", element("m"))
-    working = scene.store.put_back  # type: ignore[attr-defined]
+    working = scene.store.put_back
 
-    async def refuse(messages: list[PutBack]) -> list[Stored]:
+    async def refuse(messages: Sequence[PutBack]) -> Sequence[Stored]:
         raise StoreUnavailableError("memory", "away")
 
-    async def lose_the_answer(messages: list[PutBack]) -> list[Stored]:
+    async def lose_the_answer(messages: Sequence[PutBack]) -> Sequence[Stored]:
         await working(messages)
         raise StoreUnavailableError("memory", "lost")
 
     for failure in (refuse, lose_the_answer):
-        scene.store.put_back = failure  # type: ignore[attr-defined]
+        scene.store.put_back = failure  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailableError):
             await claim(feed)
-    scene.store.put_back = working  # type: ignore[attr-defined]
+    scene.store.put_back = working  # type: ignore[method-assign]
     assert ids(await claim(feed)) == ["m"]
     assert len(await scene.dead()) == 1
 
@@ -584,7 +585,7 @@ async def test_raw_elements_are_payloads(scene: Scene) -> None:
     assert {each.queued_ms for each in claims} == {None}
     assert len({each.record.id for each in claims}) == 4
     assert await feed.settle([done(claims[1]), again(claims[0], 10**14)]) == [SettleOutcome.SETTLED] * 2
-    (snapshot,) = await scene.store.search(_ALL)  # type: ignore[attr-defined]
+    (snapshot,) = await scene.store.search(_ALL)
     assert snapshot.record.envelope.payload == b"one"
 
 

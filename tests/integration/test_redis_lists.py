@@ -29,10 +29,8 @@ from aiodelay import (
     Scheduler,
     TargetError,
     UnknownSinkError,
-    UnsupportedByStoreError,
     event,
 )
-from aiodelay.memory import MemoryStore
 from aiodelay.model import LEASE_MS, Delivery, Envelope, Promise, State
 from aiodelay.ports import Sink, Transferring
 from aiodelay.redis import RedisListSink, RedisListSource, RedisStore
@@ -616,12 +614,6 @@ async def test_a_source_that_cannot_be_is_refused(scene: Scene) -> None:
     scheduler.add_handler(check, source=scene.source)
     with pytest.raises(DuplicateHandlerError, match="one handler per source"):
         scheduler.add_handler(other, source=scene.source)
-
-    class Keeps(MemoryStore):
-        put_back = None  # type: ignore[assignment]
-
-    with pytest.raises(UnsupportedByStoreError, match="memory://"):
-        Scheduler(Keeps(), sources=[RedisListSource(scene.url)]).add_handler(check, source=scene.source)
 
 
 def test_on_virtual_time_what_goes_to_a_list_is_recorded_and_sources_are_not_read() -> None:

@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from aiodelay.identifiers import new_op
 from aiodelay.model import Cancel, Demand, Done, Query, Record
-from aiodelay.ports import Inspectable
 from aiodelay.registry import open_store
 from aiodelay.transitions import NO_OP
 
@@ -35,7 +34,6 @@ def stored(url: str, namespace: str) -> dict[str, Record]:
 
     async def read() -> list[Record]:
         async with open_store(url, namespace=namespace, clock=None) as store:
-            assert isinstance(store, Inspectable)
             found: list[Record] = []
             after = None
             while page := await store.search(Query(after=after, limit=1000)):

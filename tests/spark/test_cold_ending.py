@@ -10,7 +10,7 @@ import pytest
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import At, Cancel, Conflict, Demand, Done, Envelope, Outcome, Put, Refused, Stored
-from aiodelay.ports import BulkLoad, Inspectable, Store
+from aiodelay.ports import BulkLoad, Store
 from aiodelay.registry import open_store
 from aiodelay.spark import ending
 from aiodelay.spark.ending import Ending, end_in
@@ -38,7 +38,6 @@ async def load(store: Store, *puts: Put) -> Sequence[Outcome]:
 def test_what_is_ended_does_not_come_and_what_is_newer_stays(url: str, namespace: str) -> None:
     async def play() -> None:
         async with open_store(url, namespace=namespace, clock=None) as store:
-            assert isinstance(store, Inspectable)
             there = ("pending", "newer", "any", "older", "claimed", "gone", "plain")
             await load(store, *(put(each, 5, 0 if each in ("claimed", "gone") else DUE_MS) for each in there))
             async with store.work("tests", [LANE]) as work:
@@ -81,7 +80,6 @@ def test_a_newer_version_that_comes_between_look_and_cancel_stays(
 
     async def play() -> None:
         async with open_store(url, namespace=namespace, clock=None) as store:
-            assert isinstance(store, Inspectable)
             await load(store, put("a", 5), put("b", 5))
             monkeypatch.setattr(ending, "_cancels", look_and_be_overtaken)
             assert await end_in(store, [Ending("a", 5, None), Ending("b", 5, None)]) == ["newer", "cancelled"]

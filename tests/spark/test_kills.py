@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 
 from aiodelay.identifiers import new_op
 from aiodelay.model import At, Cancel, Conflict, Envelope, Put, Query
-from aiodelay.ports import Inspectable
 from aiodelay.registry import open_store
 from aiodelay.spark.jobs import archive, engine, migrate
 from aiodelay.spark.writing import write_frame
@@ -78,7 +77,6 @@ def wait_for_rows(process: subprocess.Popen[bytes], url: str, namespace: str, ro
 
     async def wait() -> None:
         async with open_store(url, namespace=namespace, clock=None) as store, store.work("tests", ()) as work:
-            assert isinstance(store, Inspectable)
             while True:
                 work.clear()
                 if len(await store.search(Query(limit=rows))) == rows:

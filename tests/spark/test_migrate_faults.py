@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 from aiodelay import AiodelayError
 from aiodelay.identifiers import new_op
 from aiodelay.model import Again, At, Cancel, Conflict, Demand, Envelope, Late, Put, Record, Stored
-from aiodelay.ports import Holds, Inspectable
 from aiodelay.recurrence import Cron, encode_rule
 from aiodelay.registry import open_store
 from aiodelay.spark.jobs import migrate
@@ -73,7 +72,6 @@ def test_all_of_a_message_moves_and_what_is_held_or_in_the_way_stays(
 
     async def hold() -> None:
         async with open_store(first, namespace=namespace, clock=None) as store:
-            assert isinstance(store, Holds)
             await store.hold("paused")
 
     asyncio.run(hold())
@@ -169,7 +167,6 @@ def test_a_migration_is_killed_while_it_copies_and_while_it_takes_out(
 
 async def _until_fewer(process: Any, url: str, namespace: str, n: int) -> None:  # noqa: ANN401 - a process
     async with open_store(url, namespace=namespace, clock=None) as store, store.work("tests", ()) as work:
-        assert isinstance(store, Inspectable)
         while sum(each.scheduled for each in (await store.counts()).values()) == n:
             assert process.poll() is None, "it ended before it took anything out"
             work.clear()

@@ -51,7 +51,7 @@ from aiodelay.model import (
     Reschedule,
     Settlement,
 )
-from aiodelay.ports import Holds, Store
+from aiodelay.ports import Store
 from aiodelay.recurrence import Cron, encode_rule
 from aiodelay.registry import open_store
 from aiodelay.shapes import read_rule
@@ -251,7 +251,6 @@ def test_states_and_retries_are_told(url: str) -> None:
     )
 
     async def look(opened: Store) -> list[dict[str, Any]]:
-        assert isinstance(opened, Holds)
         async with opened.work("w", ["work", "other"]) as work:
             await opened.hold("work", "held")
             await opened.hold("aside")

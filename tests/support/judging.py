@@ -57,13 +57,13 @@ async def _final(url: str, leases: Callable[[], int]) -> h.Final:
     dead: list[tuple[str, int, str]] = []
     async with open_store(url, namespace="default", clock=None) as store:
         after: tuple[int, str] | None = None
-        while page := await store.search(Query(after=after, limit=PAGE)):  # type: ignore[attr-defined]
+        while page := await store.search(Query(after=after, limit=PAGE)):
             for each in page:
                 state, at_ms = str(each.state), each.next_attempt_ms
                 pending.append(h.PendingNote(each.record.id, each.record.revision, state, at_ms))
             after = (page[-1].next_attempt_ms, page[-1].record.id)
         last: tuple[int, str, int] | None = None
-        while letters := await store.dead_letters(after=last, limit=PAGE):  # type: ignore[attr-defined]
+        while letters := await store.dead_letters(after=last, limit=PAGE):
             dead += [(each.record.id, each.record.revision, each.reason) for each in letters]
             last = (letters[-1].at_ms, letters[-1].record.id, letters[-1].record.revision)
     return h.Final(now_ms=time.time_ns() // 1_000_000, pending=pending, dead=dead, leases=leases())

@@ -22,26 +22,21 @@ from aiodelay.model import (
     Claimed,
     Command,
     Dead,
-    DeadKey,
-    DeadLetter,
     Demand,
     Lane,
-    LaneCounts,
-    LoadBucket,
     Outcome,
     PutBack,
-    Query,
     Renewal,
     RenewOutcome,
     Settlement,
     SettleOutcome,
-    Snapshot,
     SourcePosition,
     Stored,
     Tidied,
     WorkStatus,
 )
-from aiodelay.ports import Feed, Source, Store, StoreTraits, Work
+from aiodelay.ports import Feed, Source, Store, Work
+from aiodelay.testing.forwarding import ForwardingStore
 
 from . import history as h
 
@@ -116,8 +111,8 @@ class FailurePoints:
         self.passes(name, "after")
 
 
-class ObservedStore:
-    """See the module. It is `Inspectable` and keeps `DeadLetters` if what it wraps is and does.
+class ObservedStore(ForwardingStore):
+    """See the module.
 
     Args:
         store: The real one.
@@ -126,85 +121,23 @@ class ObservedStore:
     """
 
     def __init__(self, store: Store, history: h.History, points: FailurePoints) -> None:
-        self._store: Any = store
+        super().__init__(store)
         self._history, self._points = history, points
-
-    @property
-    def traits(self) -> StoreTraits:
-        traits: StoreTraits = self._store.traits
-        return traits
-
-    @property
-    def name(self) -> str:
-        return str(self._store.name)
-
-    def now_ms(self) -> int:
-        return int(self._store.now_ms())
-
-    async def __aenter__(self) -> Self:
-        await self._store.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._store.__aexit__(*exc_info)
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         with self._points.around("apply"):
-            outcomes: Sequence[Outcome] = await self._store.apply(commands, source=source)
-        return outcomes
+            return await super().apply(commands, source=source)
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        async with self._store.work(worker, lanes) as work:
+        async with super().work(worker, lanes) as work:
             yield _ObservedWork(work, self._history, self._points)
-
-    # --- looking in: passed on ----------------------------------------------------------------------------
-
-    async def get(self, message_id: str) -> Snapshot | None:
-        snapshot: Snapshot | None = await self._store.get(message_id)
-        return snapshot
-
-    async def search(self, query: Query) -> Sequence[Snapshot]:
-        found: Sequence[Snapshot] = await self._store.search(query)
-        return found
-
-    async def counts(self) -> Mapping[Lane, LaneCounts]:
-        counts: Mapping[Lane, LaneCounts] = await self._store.counts()
-        return counts
-
-    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        load: Sequence[LoadBucket] = await self._store.load(bucket_ms=bucket_ms, buckets=buckets)
-        return load
-
-    async def position(self, source: str) -> int | None:
-        position: int | None = await self._store.position(source)
-        return position
-
-    async def dead_letters(
-        self,
-        *,
-        lane: Lane | None = None,
-        message_id: str | None = None,
-        after: tuple[int, str, int] | None = None,
-        limit: int = 100,
-    ) -> Sequence[DeadLetter]:
-        options = {"lane": lane, "message_id": message_id, "after": after, "limit": limit}
-        letters: Sequence[DeadLetter] = await self._store.dead_letters(**options)
-        return letters
-
-    async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        outcomes: Sequence[Outcome] = await self._store.redrive(keys)
-        return outcomes
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
         batch = [(each.record.envelope.id, each.record.revision) for each in messages]
         self._history.write(h.PuttingBack(batch=batch))
         with self._points.around("put_back"):
-            stored: Sequence[Stored] = await self._store.put_back(messages)
-        return stored
-
-    async def purge(self, keys: Sequence[DeadKey]) -> int:
-        return int(await self._store.purge(keys))
+            return await super().put_back(messages)
 
 
 class ObservedSource:

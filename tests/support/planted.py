@@ -10,7 +10,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from aiodelay.model import Command, Demand, Done, Outcome, SettleOutcome, Snapshot
-from aiodelay.ports import Inspectable
 from aiodelay.registry import open_store
 from aiodelay.spark.jobs.mapping import mapped
 from aiodelay.spark.writing import write_frame
@@ -62,7 +61,6 @@ def get(url: str, namespace: str, message_id: str) -> Snapshot | None:
 
     async def run() -> Snapshot | None:
         async with open_store(url, namespace=namespace, clock=None) as store:
-            assert isinstance(store, Inspectable)
             return await store.get(message_id)
 
     return asyncio.run(run())

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 import pydantic
@@ -33,7 +33,6 @@ from aiodelay import (
     StoreBusyError,
     StoreFullError,
     StoreUnavailableError,
-    UnsupportedByStoreError,
     WrongLoopError,
 )
 from aiodelay.codecs import decode_record, encode_record
@@ -294,34 +293,6 @@ async def test_store_that_raises_tells_no_secret(clock: VirtualClock, caplog: py
         with pytest.raises(OutcomeUnknownError, match="unknown: RuntimeError;") as caught:
             await scheduler.schedule(Pay(), delay="1h", headers=call()["headers"], key=call()["key"])
     assert_no_secret(caught.value, caplog.text)
-
-
-@pytest.mark.asyncio
-async def test_ability_that_a_store_lacks(clock: VirtualClock) -> None:
-    class Blind:
-        """A store that can do the least."""
-
-        def __init__(self) -> None:
-            self._store = MemoryStore(clock=clock)
-            self.traits, self.name = self._store.traits, "blind://"
-            self.now_ms, self.apply, self.work = self._store.now_ms, self._store.apply, self._store.work
-
-        async def __aenter__(self) -> Self:
-            return self
-
-        async def __aexit__(self, *exc_info: object) -> None: ...
-
-    async with Scheduler(Blind(), clock=clock, dispatch=False) as scheduler:
-        asked = await asyncio.gather(
-            scheduler.get("a"), scheduler.pause(Pay), scheduler.redrive(), scheduler.journal(), return_exceptions=True
-        )
-    assert {type(error) for error in asked} == {UnsupportedByStoreError}
-    assert [str(error) for error in asked] == [
-        "store is blind://; allowed: stores that can be looked into",
-        "store is blind://; allowed: stores that can hold messages back",
-        "store is blind://; allowed: stores that keep dead letters",
-        "store is blind://; allowed: stores that keep a journal",
-    ]
 
 
 @dataclasses.dataclass

@@ -33,7 +33,6 @@ from aiodelay import (
 from aiodelay.memory import MemoryStore
 from aiodelay.model import DeadKey, LaneCounts, LoadBucket, Query, Refused, Snapshot, State, Stored
 from aiodelay.operations import PAGE
-from aiodelay.ports import Inspectable
 from aiodelay.testing import START, FaultyStore, RecordingSink, VirtualClock, assert_delivered, assert_scheduled
 
 pytestmark = pytest.mark.asyncio
@@ -723,7 +722,6 @@ async def test_a_store_that_does_not_answer_for_a_while_is_asked_again_whether_a
     scheduler: Scheduler, faulty_store: FaultyStore, clock: VirtualClock, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = [StoreUnavailableError("memory", "no answer")] * 3
-    assert isinstance(faulty_store, Inspectable)
     whole = faulty_store.search
 
     async def search(query: Query) -> Sequence[Snapshot]:

@@ -19,7 +19,7 @@ from aiodelay.completion import run_to_completion
 from aiodelay.context import Context
 from aiodelay.errors import ClosedError, StoreDamagedError, StoreUnavailableError, WrongLoopError
 from aiodelay.model import Claim, Lane, Promise, Query, Snapshot, WorkStatus
-from aiodelay.ports import Identified, Inspectable, PutsBack, Sink, Source, Store, Transfer, Work
+from aiodelay.ports import Identified, Sink, Source, Store, Transfer, Work
 from aiodelay.received import Received
 from aiodelay.timeunits import format_duration
 from aiodelay.wakeup import WakeUp
@@ -243,7 +243,6 @@ class Running:
         self.subscriptions[subscription.lane] = subscription
         name, address = subscription.spec.source or ("", "")
         if name in self._sources:
-            assert isinstance(self._store, PutsBack)
             consumer = f"{self._worker}-{uuid4().hex[:8]}"
             feed = self._sources[name].feed(address, consumer, self._store.put_back, self._store.now_ms)
             with self._apart():
@@ -434,7 +433,7 @@ class Running:
         """Return messages of the served lanes, the next one first, and no recurring ones."""
         found: list[Snapshot] = []
         query = Query(lanes=tuple(self.lanes()), limit=100)
-        while isinstance(self._store, Inspectable) and query.lanes and len(found) < most:
+        while query.lanes and len(found) < most:
             page = await self._store.search(query)
             if not page:
                 break

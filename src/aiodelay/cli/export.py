@@ -89,7 +89,7 @@ async def _lines(scheduler: Scheduler, place: Place) -> AsyncIterator[dict[str, 
         "namespace": place.namespace,
         "at": time_shape(store.now_ms()),
     }
-    for lane, address in await scheduler._holds.holds():
+    for lane, address in await store.holds():
         yield {"kind": "hold", "lane": lane, "address": address}
     async for snapshot in scheduler.pending():
         if not snapshot.record.no_retry:  # cancelled: what is in flight here is its last attempt

@@ -12,11 +12,10 @@ from typing import Annotated, Any, BinaryIO, Literal, get_args
 import msgspec
 from cyclopts import App, Parameter
 
-from aiodelay import InputError, Scheduler, UnsupportedByStoreError
+from aiodelay import InputError, Scheduler
 from aiodelay.errors import cut, shortened
 from aiodelay.imports import Imported
 from aiodelay.model import DeadReason, PutBack, SourcePosition
-from aiodelay.ports import Inspectable, PutsBack
 from aiodelay.shapes import error_shape, read_record, read_time
 from aiodelay.timeunits import to_epoch_ms
 
@@ -143,11 +142,7 @@ class _Import:
     """Reads one file into a store, batch by batch; after each the store remembers how far."""
 
     def __init__(self, scheduler: Scheduler, *, json: bool) -> None:
-        store = scheduler.store
-        if not isinstance(store, PutsBack) or not isinstance(store, Inspectable):
-            raise UnsupportedByStoreError("store", store.name, "stores that take messages back")
-        self._scheduler, self._store, self._back, self._inspectable = scheduler, store, store, store
-        self._json = json
+        self._store, self._json = scheduler.store, json
         self._counts = dict.fromkeys(("stored", "known", "skipped", "refused"), 0)
         self._is_whole = False
 
@@ -161,7 +156,7 @@ class _Import:
         numbered = enumerate(lines, 1)
         source = _source_of(next(numbered, (1, b""))[1])
         keeps_position = self._store.traits.positions != "none" and not again
-        position = await self._inspectable.position(source) if keeps_position else None
+        position = await self._store.position(source) if keeps_position else None
         for batch in _batches(numbered):
             fresh = [each for each in batch if each[0] > (position or 0)]
             self._skip(batch[: len(batch) - len(fresh)])
@@ -177,7 +172,7 @@ class _Import:
 
     async def _move(self, position: SourcePosition) -> None:
         await self._store.apply([], source=position)
-        if await self._inspectable.position(position.source) != position.position:
+        if await self._store.position(position.source) != position.position:
             raise CommandError("another import of this file has begun since; run one alone")
 
     async def _store_lines(self, lines: Sequence[tuple[int, bytes]]) -> None:
@@ -188,14 +183,14 @@ class _Import:
                 if isinstance(found, PutBack):
                     messages.append(found)
                 elif isinstance(found, tuple):
-                    self._note(is_new=await self._scheduler._holds.hold(*found))
+                    self._note(is_new=await self._store.hold(*found))
                 else:
                     self._is_whole = True
             except InputError as error:
                 self._counts["refused"] += 1
                 told = json_line({"line": number} | error_shape(error)) if self._json else f"line {number}: {error}"
                 print(told, file=sys.stderr)
-        for answer in await self._back.put_back(messages) if messages else ():
+        for answer in await self._store.put_back(messages) if messages else ():
             self._note(is_new=answer.answer == "stored")
 
     def _note(self, *, is_new: bool) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
@@ -19,7 +19,7 @@ from msgspec import Struct
 from aiodelay.errors import StoreUnavailableError, cut
 from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Refused, SourcePosition, Stored, Unknown
 from aiodelay.pausing import pause_s
-from aiodelay.ports import Inspectable, Store
+from aiodelay.ports import Store
 
 from .client import (
     TOO_LARGE,
@@ -38,7 +38,7 @@ from .records import DEAD_REASON, readable
 from .requests import BadRequestError
 from .writer import Writer
 
-__all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Around", "Intake", "Storing", "source_of"]
+__all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Around", "Intake", "source_of"]
 
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
@@ -54,10 +54,6 @@ CHECK_S = 30.0
 """While nothing is read, the intake asks so often whether the topic is still the same one."""
 CUT_OFF_S = 10.0
 """So long a partition must end before its position until that is believed: a new leader may not know its end yet."""
-
-
-class Storing(Inspectable, Store, Protocol):
-    """A store that keeps positions, and tells them."""
 
 
 class _OvertakenError(Exception):
@@ -106,7 +102,7 @@ class Intake:
         self,
         cluster: Cluster,
         place: TopicPartition,
-        store: Storing,
+        store: Store,
         put_of: Callable[[ConsumerRecord, str], Put],
         *,
         dead: Writer,

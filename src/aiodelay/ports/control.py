@@ -1,4 +1,4 @@
-"""What operators, sources and imports change in a store beside commands."""
+"""What operators, sources and imports change in a store without a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DeadLetters", "Holds", "PutsBack"]
 
 @runtime_checkable
 class DeadLetters(Protocol):
-    """A store that keeps messages given up."""
+    """The part of a store that keeps messages given up."""
 
     async def dead_letters(
         self,
@@ -43,7 +43,7 @@ class DeadLetters(Protocol):
 
 @runtime_checkable
 class Holds(Protocol):
-    """A store in which delivery can be paused: what is held stays stored, can be cancelled, and is seen by all."""
+    """The part of a store that pauses delivery; a held message stays stored, and can be cancelled."""
 
     async def hold(self, lane: Lane, address: str | None = None) -> bool:
         """Pause a lane, or one address of it; return whether it was not held before."""
@@ -60,7 +60,7 @@ class Holds(Protocol):
 
 @runtime_checkable
 class PutsBack(Protocol):
-    """A store that takes messages back that had left it for a sink: a source's retries and dead letters."""
+    """The part of a store that takes back messages that had left for a sink: a source's retries and dead letters."""
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
         """Store messages under the revision that they have (S1, S2, S4); one answer each, in order.

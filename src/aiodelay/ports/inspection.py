@@ -12,7 +12,7 @@ __all__ = ["Inspectable", "Instances", "Recurring"]
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A store that can be looked into."""
+    """The part of a store that shows messages, counts and positions."""
 
     async def get(self, message_id: str) -> Snapshot | None:
         """Return the message as it stands now, None if it is not pending and not in flight."""
@@ -37,7 +37,7 @@ class Inspectable(Protocol):
 
 @runtime_checkable
 class Recurring(Protocol):
-    """A store that finds its recurring messages by an index."""
+    """The part of a store that lists recurring messages by an index."""
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
         """List recurring messages that are pending or in flight, in an order of the store's own that does not change.
@@ -54,7 +54,7 @@ class Recurring(Protocol):
 
 @runtime_checkable
 class Instances(Protocol):
-    """A store that knows which processes dispatch from it."""
+    """The part of a store that lists the processes that dispatch from it."""
 
     async def instances(self) -> Sequence[Instance]:
         """List those that were heard of within the last minute, by name.

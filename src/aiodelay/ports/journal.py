@@ -13,7 +13,7 @@ __all__ = ["Followed", "Journal", "Trail"]
 
 @runtime_checkable
 class Journal(Protocol):
-    """A store that can keep a bounded trail of outcomes, each written in the step that causes it."""
+    """The part of a store that lists its journal; each entry is written in the step that causes it."""
 
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
@@ -55,7 +55,7 @@ class Trail(Protocol):
 
 @runtime_checkable
 class Followed(Protocol):
-    """A store whose journal others can follow without opening the store: nothing is written or made for it."""
+    """The part of a store that reads its journal without opening the store; reading writes nothing."""
 
     def trail(self) -> AbstractAsyncContextManager[Trail]:
         """Open the journal.

@@ -1,8 +1,9 @@
-"""What a store and a sink must do: narrow Protocols, batches on the hot path, promises as numbered rules.
+"""`Store`: what every store does, with its promises as numbered rules; `StoreTraits`: what differs between stores.
 
-A store has two roles. Every process uses `Store.apply`; dispatching processes also open `Store.work`. Further abilities
-are Protocols of their own (`Inspectable`, `Instances`, `DeadLetters`, `Holds`, `BulkLoad`): `isinstance` tells whether
-a store has one. What differs between stores beyond that is declared in `StoreTraits`, not found out by catching errors.
+A store has two roles. Every process uses `Store.apply`; dispatching processes also open `Store.work`. The Protocols
+that `Store` inherits name its parts. An ability that only some stores have is a Protocol of its own, in `optional.py`,
+`endpoints.py`, `transfer.py` or `bulk.py`: `isinstance` tells whether a store has it. `StoreTraits` declares all other
+differences, so that nobody finds them out by catching errors.
 
 Rules (docs/guarantees.md holds the table with their tests): S1 never early. S2 nothing acknowledged is lost. S3 at
 least once. S4 the latest version wins. S5 an acknowledged cancel is honoured. S6 nothing ended comes back. S7 one live
@@ -20,9 +21,12 @@ from msgspec import Struct
 
 from aiodelay.model import LEASE_MS, MAX_CLAIM_MESSAGES, Command, Lane, Outcome, SourcePosition, Tidied, WorkStatus
 
+from .control import DeadLetters, Holds, PutsBack
 from .feed import Feed
+from .inspection import Inspectable, Instances, Recurring
+from .journal import Followed, Journal
 
-__all__ = ["Store", "StoreTraits", "Work"]
+__all__ = ["Store", "StoreTraits", "Work", "missing_members"]
 
 
 class StoreTraits(Struct, frozen=True):
@@ -93,8 +97,12 @@ class Work(Feed, Protocol):
         ...
 
 
-class Store(Protocol):
-    """Keeps messages until they are due."""
+class Store(Inspectable, Recurring, Instances, DeadLetters, Holds, Journal, Followed, PutsBack, Protocol):
+    """Keeps messages until they are due.
+
+    Every store has every method, the inherited ones too. A method that a store cannot serve as it was opened, such as
+    `journal` without a journal, raises `UnsupportedByStoreError`.
+    """
 
     @property
     def traits(self) -> StoreTraits:
@@ -146,3 +154,25 @@ class Store(Protocol):
             lanes: What it serves at first; `tidy` renews that.
         """
         ...
+
+
+def missing_members(store: object) -> list[str]:
+    """Return the names of the members of `Store` that an object lacks, in alphabetical order.
+
+    An object also lacks a member that is None, or that it only inherits from the Protocols: those do nothing.
+    """
+    return sorted(
+        name
+        for name, declared in _declared_members().items()
+        if getattr(store, name, None) is None or getattr(type(store), name, None) is declared
+    )
+
+
+def _declared_members() -> dict[str, object]:
+    connecting = {"__aenter__", "__aexit__"}
+    return {
+        name: member
+        for port in Store.__mro__
+        for name, member in vars(port).items()
+        if name in connecting or not name.startswith("_")
+    }

@@ -49,7 +49,7 @@ SPANS_AT_ONCE = 200
 
 
 class Looking(Base):
-    """`Inspectable`, `Holds`, `DeadLetters` and `Journal`."""
+    """The parts of the store that show and change messages: `Inspectable`, `Holds`, `DeadLetters` and `Journal`."""
 
     # --- messages -----------------------------------------------------------------------------------------
 

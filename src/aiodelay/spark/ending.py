@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spar
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import At, Cancel, Conflict, Envelope, Outcome, Put, Refused, Stored
-from aiodelay.ports import BulkLoad, Inspectable, Store
+from aiodelay.ports import BulkLoad, Store
 from aiodelay.timeunits import MAX_HORIZON_MS
 from aiodelay.transitions import NO_OP
 
@@ -149,7 +149,6 @@ async def _barred(store: Store, versions: Sequence[tuple[str, int]]) -> set[str]
 
 async def _cancels(store: Store, endings: Sequence[Ending]) -> tuple[list[Cancel], dict[str, str]]:
     """Return a cancel for each message that is to end, of exactly what stands now where its version counts."""
-    assert isinstance(store, Inspectable)
     cancels = [Cancel(NO_OP, each.id) for each in endings if each.most_version is None]
     words: dict[str, str] = {}
     bounded = [(each.id, each.most_version) for each in endings if each.most_version is not None]

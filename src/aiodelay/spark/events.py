@@ -12,7 +12,7 @@ import pyarrow as pa
 from aiodelay.errors import ConfigurationError, UnsupportedByStoreError, masked_url, shortened
 from aiodelay.inputs import check_namespace
 from aiodelay.model import JournalEntry
-from aiodelay.ports import Followed, Trail
+from aiodelay.ports import Store, Trail
 from aiodelay.registry import open_store
 
 from .following import Follower, Following, Piece, following_of
@@ -120,9 +120,9 @@ def _batch(part: int, entries: Sequence[JournalEntry], columns: pa.Schema) -> pa
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 
-def _followed(settings: _Settings) -> Followed:
+def _followed(settings: _Settings) -> Store:
     store = open_store(store_url(settings.store), namespace=settings.namespace, clock=None)
-    if not isinstance(store, Followed) or not store.traits.durable:
+    if not store.traits.durable:
         raise UnsupportedByStoreError(
             "table=events", f"{masked_url(settings.store)}", "a store of Redis, SQLite or Kafka"
         )

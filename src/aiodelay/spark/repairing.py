@@ -27,7 +27,7 @@ from aiodelay.model import (
     Snapshot,
     Stored,
 )
-from aiodelay.ports import BulkLoad, Inspectable, Store
+from aiodelay.ports import BulkLoad, Store
 from aiodelay.transitions import NO_OP
 
 from .composing import puts_of
@@ -166,7 +166,6 @@ class Repairer:
 
     async def _mend(self, store: Store, batch: pa.RecordBatch) -> list[tuple[str, str]]:
         """Look at some findings, decide, and change at once: so that little can happen in between."""
-        assert isinstance(store, Inspectable)
         found, wants = self._read(batch, store.now_ms())
         stands = await asyncio.gather(*(store.get(each.id) for each in found))
         decided = [

@@ -40,7 +40,7 @@ from aiodelay.model import (
     Settlement,
     Tidied,
 )
-from aiodelay.ports import Bounded, Feed, Inspectable, Lists, Loads, Sink, Store, Transferring, Work
+from aiodelay.ports import Bounded, Feed, Lists, Loads, Sink, Store, Transferring, Work
 
 from . import names
 from .commands import Carrier, ObservedCommands
@@ -388,8 +388,7 @@ class Observer:
         if started_s < self._look_again_s:
             return
         try:
-            if isinstance(self._store, Inspectable):
-                self._counts = await self._store.counts()
+            self._counts = await self._store.counts()
             if isinstance(self._store, Bounded):
                 self._fill = await self._store.fill()
             if isinstance(self._store, Lists):

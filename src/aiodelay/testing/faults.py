@@ -26,8 +26,10 @@ from aiodelay.model import (
     Unknown,
     WorkStatus,
 )
-from aiodelay.ports import DeadLetters, Holds, Inspectable, Journal, PutsBack, Store, StoreTraits, Work
+from aiodelay.ports import Store, Work
 from aiodelay.timeunits import Duration, parse_duration
+
+from .forwarding import ForwardingStore
 
 __all__ = ["Fault", "FaultyStore", "InjectedBugError", "Injection", "Step"]
 
@@ -50,14 +52,6 @@ Fault: TypeAlias = Literal[
 """
 
 T = TypeVar("T")
-_ABILITIES: tuple[type, ...] = (Inspectable, DeadLetters, Holds, Journal, PutsBack)
-_ABILITY_METHODS = (
-    *("get", "search", "counts", "load", "position"),
-    *("dead_letters", "redrive", "purge"),
-    *("hold", "release", "holds"),
-    "journal",
-    "put_back",
-)
 
 
 class InjectedBugError(RuntimeError):
@@ -111,11 +105,10 @@ class Injection:
         return True
 
 
-class FaultyStore:
+class FaultyStore(ForwardingStore):
     """Stands before a store, passes everything on, and fails as told by `inject`.
 
-    What the store can do beside the ports `Store` and `Work` (look, hold, dead letters, journal) works as ever and
-    never fails.
+    Faults strike at the steps alone. All else that a store does (inspect, hold, dead letters, journal) works as ever.
 
     Args:
         store: The store that does the work.
@@ -127,14 +120,12 @@ class FaultyStore:
     """
 
     def __init__(self, store: Store, *, seed: int = 0) -> None:
-        self._store, self._chance = store, random.Random(seed)
+        super().__init__(store)
+        self._chance = random.Random(seed)
         self._injections: list[Injection] = []
         self._hanging: set[asyncio.Future[None]] = set()
         self.calls: Counter[Step] = Counter()
         self.applied: list[int] = []
-        for ability in _ABILITIES:
-            if isinstance(store, ability):
-                vars(self).update({name: getattr(store, name) for name in _ABILITY_METHODS if hasattr(ability, name)})
 
     # --- switches -----------------------------------------------------------------------------------------
 
@@ -219,28 +210,10 @@ class FaultyStore:
 
     # --- Store --------------------------------------------------------------------------------------------
 
-    @property
-    def traits(self) -> StoreTraits:
-        """What the store behind can do."""
-        return self._store.traits
-
-    @property
-    def name(self) -> str:
-        """The name of the store behind."""
-        return self._store.name
-
-    def now_ms(self) -> int:
-        """Return the time of the store behind."""
-        return self._store.now_ms()
-
     async def __aenter__(self) -> Self:
         """Connect."""
         await self._call("open", self._store.__aenter__, self._raise)
         return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect."""
-        await self._store.__aexit__(*exc_info)
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands, or fail in the way a store may."""

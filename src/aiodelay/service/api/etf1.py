@@ -94,7 +94,7 @@ async def liveness(request: Request) -> Response:
     try:
         async with asyncio.timeout(ALIVE_S):
             for opened in served_of(request).stores.values():
-                await opened.scheduler._inspectable.get(PROBE)
+                await opened.scheduler.opened_store().get(PROBE)
     except (AiodelayError, TimeoutError):
         return Response(status_code=500)
     return Response(status_code=200)

@@ -50,7 +50,9 @@ looking: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=need
 changing: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("operate"))
 
 MOST_BUCKETS = 1_000
-ABILITIES = (ports.Inspectable, ports.DeadLetters, ports.Holds, ports.Journal, ports.Transfer, ports.Registry)
+ABILITIES_OF_ALL = ("Inspectable", "DeadLetters", "Holds", "Journal")
+"""Every store has them; clients of the API may look for them since they were optional."""
+ABILITIES_OF_SOME = (ports.Transfer, ports.Registry)
 
 
 @looking.get("/stores", summary="The stores, and what they can do", **documents(StoresOut))
@@ -65,12 +67,16 @@ async def list_stores(request: Request) -> Response:
                 "name": name,
                 "url": store.name,
                 "namespace": opened.scheduler.namespace,
-                "abilities": [each.__name__ for each in ABILITIES if isinstance(store, each)],
+                "abilities": _abilities(store),
                 "conflicts": sorted(store.traits.conflicts),
                 "allowed_targets": opened.targets.allowed,
             }
         )
     return Json({"stores": stores, "read_only": served.read_only})
+
+
+def _abilities(store: ports.Store) -> list[str]:
+    return [*ABILITIES_OF_ALL, *(each.__name__ for each in ABILITIES_OF_SOME if isinstance(store, each))]
 
 
 @looking.get("/counts", summary="Messages by lane and state", **documents(CountsOut))

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from fastapi import Request
 from starlette.responses import Response
 
-from aiodelay import ports
 from aiodelay.errors import AiodelayError, UnsupportedByStoreError
 from aiodelay.inputs import due_of
 from aiodelay.model import DeadKey
@@ -30,7 +29,6 @@ from aiodelay.shapes import read_time
 from .dead import DEAD_FIELDS, dead_filter_in
 from .forms import Form
 from .messages import FIELDS, filter_in, in_utc
-from .overview import instances_of
 from .rendering import here_of, local, shown, url_of
 from .requests import form_of, refused, screen, seen_at, store_of, wanted
 from .state import state_of
@@ -181,9 +179,8 @@ async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, lis
     """Return the destinations of a plan that nothing here has the name of, each with names that look like it."""
     scheduler = store.scheduler
     opened = scheduler.opened_store()
-    holds = await opened.holds() if isinstance(opened, ports.Holds) else ()
-    served = [lane for each in await instances_of(store) or () for lane in each.lanes or ()]
-    known = {*lanes, *served, *scheduler.demand(), *scheduler._sinks, *(lane for lane, _ in holds)}
+    served = [lane for each in await opened.instances() for lane in each.lanes or ()]
+    known = {*lanes, *served, *scheduler.demand(), *scheduler._sinks, *(lane for lane, _ in await opened.holds())}
     names = {each: scheduler._lanes_and_address(each)[0] for each in plan.names}
     return {
         each: get_close_matches(each, known, 3) or sorted(known)[:MOST_NAMED]

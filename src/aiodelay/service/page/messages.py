@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.responses import Response
 
-from aiodelay import ports
 from aiodelay.errors import InputError, RecordFormatError, UnsupportedByStoreError
 from aiodelay.model import DeadLetter, JournalEntry, Record, State
 from aiodelay.queries import Page, page, series_page
@@ -106,9 +105,8 @@ async def recurring(request: Request) -> Response:
     store = store_of(request)
     facts = await state_of(request).shared.facts(store)
     where = read_cursor(wanted(request, "after"), tuple[int, str])
-    limits = served_of(request).limits
-    size = min(PER_PAGE, limits.max_page)
-    answer = await series_page(store.scheduler, after=where, limit=size, most=limits.max_examined)
+    size = min(PER_PAGE, served_of(request).limits.max_page)
+    answer = await series_page(store.scheduler, after=where, limit=size)
     rows = [(each, *_rule_of(each.record, facts.now_ms)) for each in answer.messages]
     after = write_cursor(answer.after)
     return shown(
@@ -158,8 +156,7 @@ async def message(request: Request) -> Response:
     letters = [] if snapshot else await _letters(scheduler, message_id)
     if snapshot is None and not letters and not entries:
         raise not_found(message_id)
-    opened = scheduler.opened_store()
-    holds = await opened.holds() if isinstance(opened, ports.Holds) else ()
+    holds = await scheduler.opened_store().holds()
     around = Around(facts.now_ms, holds, await scheduler.blocked(), facts.lanes, entries[0].at_ms if entries else None)
     cause, text, advice = cause_of(message_id, snapshot, letters, entries, around)
     record = snapshot.record if snapshot else letters[-1].record if letters else None
@@ -199,8 +196,6 @@ async def _entries(scheduler: Scheduler, message_id: str) -> list[JournalEntry] 
 
 
 async def _letters(scheduler: Scheduler, message_id: str) -> list[DeadLetter]:
-    if not isinstance(scheduler.opened_store(), ports.DeadLetters):
-        return []
     return [each async for each in scheduler.dead_letters(message_id=message_id)]
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from aiodelay import ports
 from aiodelay.activity import MINUTE_MS, Activity, drain_ms
 from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.model import Blocked, Instance, LaneCounts, LoadBucket
+from aiodelay.model import Blocked, LaneCounts, LoadBucket
 from aiodelay.service.api.served import Opened
 
 from .charts import lateness_columns, load_bars, past_stacks
@@ -20,7 +19,7 @@ from .rendering import shown
 from .requests import screen, store_of, wanted
 from .state import SPANS, Facts, Shared, Span, state_of
 
-__all__ = ["Drain", "LaneRow", "drain_of", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of"]
+__all__ = ["Drain", "LaneRow", "drain_of", "front", "given_of_overview", "given_of_strip", "lanes_of"]
 
 
 COMING_MINUTES = 10
@@ -70,7 +69,7 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
         "activity": activity,
         "drain": None if activity is None else drain_of(facts, activity, await shared.load(store, SPANS["hour"])),
         "lanes": await lanes_of(store, facts.lanes),
-        "instances": await instances_of(store),
+        "instances": await store.scheduler.opened_store().instances(),
     }
 
 
@@ -102,8 +101,7 @@ def drain_of(facts: Facts, activity: Activity, load: Sequence[LoadBucket]) -> Dr
 async def lanes_of(store: Opened, counts: Mapping[str, LaneCounts]) -> Sequence[LaneRow]:
     """Return all lanes that hold messages, or that this process serves, by name."""
     scheduler = store.scheduler
-    opened = scheduler.opened_store()
-    paused = await scheduler.paused() if isinstance(opened, ports.Holds) else ()
+    paused = await scheduler.paused()
     blocked = await scheduler.blocked()
     served = scheduler.demand()
     return [
@@ -116,9 +114,3 @@ async def lanes_of(store: Opened, counts: Mapping[str, LaneCounts]) -> Sequence[
         )
         for name in sorted({*counts, *served})
     ]
-
-
-async def instances_of(store: Opened) -> Sequence[Instance] | None:
-    """Return the live instances; None where the store does not tell."""
-    opened = store.scheduler.opened_store()
-    return await opened.instances() if isinstance(opened, ports.Instances) else None

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from aiodelay import ports
 from aiodelay.errors import UnsupportedByStoreError
 
-from .overview import instances_of, lanes_of
+from .overview import lanes_of
 from .rendering import shown
 from .requests import screen, store_of
 from .state import state_of
@@ -24,7 +24,6 @@ async def sinks(request: Request) -> Response:
     store = store_of(request)
     scheduler = store.scheduler
     facts = await state_of(request).shared.facts(store)
-    is_able = isinstance(scheduler.opened_store(), ports.Holds)
     return shown(
         request,
         "sinks.html",
@@ -33,7 +32,7 @@ async def sinks(request: Request) -> Response:
         lanes=await lanes_of(store, facts.lanes),
         sinks=[(name, scheduler.reaches(name)) for name in sorted(scheduler._sinks)],
         blocked=await scheduler.blocked(),
-        paused=await scheduler.paused() if is_able else None,
+        paused=await scheduler.paused(),
     )
 
 
@@ -42,10 +41,7 @@ async def instances(request: Request) -> Response:
     """Show who serves the store."""
     store = store_of(request)
     facts = await state_of(request).shared.facts(store)
-    found = await instances_of(store)
-    if found is None:
-        name = store.scheduler.opened_store().name
-        raise UnsupportedByStoreError("store", name, "stores that tell which instances serve them")
+    found = await store.scheduler.opened_store().instances()
     return shown(request, "instances.html", store, facts=facts, instances=found)
 
 

@@ -26,13 +26,6 @@ T = TypeVar("T")
 
 FRESH_S = 1.0
 """How old an answer may be that several viewers share."""
-ABILITIES: Mapping[str, tuple[type, str]] = {
-    "messages": (ports.Inspectable, "cannot be looked into"),
-    "recurring": (ports.Inspectable, "cannot be looked into"),
-    "dead": (ports.DeadLetters, "keeps no dead letters"),
-    "instances": (ports.Instances, "does not tell which instances serve it"),
-    "consumers": (ports.Registry, "has no topics beside it"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +102,7 @@ class Shared:
         """Return what comes due."""
 
         async def ask() -> list[LoadBucket]:
-            return list(await store.scheduler._inspectable.load(bucket_ms=span.bucket_ms, buckets=span.buckets))
+            return list(await store.scheduler.opened_store().load(bucket_ms=span.bucket_ms, buckets=span.buckets))
 
         return await self.get(("load", store.name, span.name), ask)
 
@@ -120,8 +113,6 @@ class Shared:
 
 async def _activity(store: Opened) -> Activity | None:
     opened = store.scheduler.opened_store()
-    if not isinstance(opened, ports.Followed):
-        return None
     try:
         async with opened.trail() as trail:
             await store.activity.read(trail, now_ms=opened.now_ms())
@@ -175,11 +166,7 @@ class PageState:
     def unable(self, store: Opened) -> Mapping[str, str]:
         """Return the tabs that a store has nothing for, with the reason."""
         opened = store.scheduler.store
-        return {
-            tab: f"{opened.name} {reason}"
-            for tab, (ability, reason) in ABILITIES.items()
-            if not isinstance(opened, ability)
-        }
+        return {} if isinstance(opened, ports.Registry) else {"consumers": f"{opened.name} has no topics beside it"}
 
 
 def state_of(request: Request) -> PageState:

@@ -13,7 +13,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spar
 from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError, shortened
 from aiodelay.model import TOMBSTONE_WINDOW_MS
-from aiodelay.ports import Inspectable
 from aiodelay.spark.repairing import FOUND, OUTCOMES, Repairer
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of
@@ -144,7 +143,7 @@ def _writable(wanted: DataFrame, store: str, namespace: str) -> tuple[DataFrame,
         options["conflict"] = "newer"
     settings = read_settings(options, wanted.schema)
     opened = store_of(settings)
-    if not isinstance(opened, Inspectable) or opened.traits.lookup != "anywhere":
+    if opened.traits.lookup != "anywhere":
         raise UnsupportedByStoreError("store", opened.name, "one that any process can look into: Redis or SQLite")
     return wanted, settings
 

@@ -137,7 +137,7 @@ class CommandRules(Bench):
             outcome = await stage.do(Fire(stage.op(), "m"))
         else:
             (letter,) = await stage.dead()
-            (outcome,) = await stage.graves.redrive([letter.key])
+            (outcome,) = await stage.store.redrive([letter.key])
         assert isinstance(outcome, Stored | Refused)
         return outcome
 
@@ -360,7 +360,7 @@ class CommandRules(Bench):
         (outcome,) = await stage.store.apply([stage.put("a")], source=SourcePosition("topic 0", 0, 5))
         assert isinstance(outcome, Stored)
         await stage.store.apply([stage.put("b")], source=SourcePosition("topic 1", 2, 2))
-        assert [await stage.look.position(f"topic {i}") for i in range(3)] == [5, 2, None]
+        assert [await stage.store.position(f"topic {i}") for i in range(3)] == [5, 2, None]
         assert sorted(await stage.ids()) == ["a", "b"]
 
     @pytest.mark.parametrize("first", [0, 4, 6])
@@ -374,7 +374,7 @@ class CommandRules(Bench):
         commands: list[Command] = [stage.put("a"), Cancel(stage.op(), "kept")]
         outcomes = await stage.store.apply(commands, source=SourcePosition("topic", first, 10))
         assert [each.reason for each in outcomes if isinstance(each, Refused)] == ["passed", "passed"]
-        assert (await stage.picture(), await stage.look.position("topic")) == (before, 5)
+        assert (await stage.picture(), await stage.store.position("topic")) == (before, 5)
 
     @staged
     async def test_s2_a_reader_goes_on_where_its_position_stands(self, stage: Stage) -> None:
@@ -383,7 +383,7 @@ class CommandRules(Bench):
         for message_id, first, position in steps:
             (outcome,) = await stage.store.apply([stage.put(message_id)], source=SourcePosition("t", first, position))
             assert isinstance(outcome, Stored)
-        assert (await stage.look.position("t"), sorted(await stage.ids())) == (7, ["a", "b", "c"])
+        assert (await stage.store.position("t"), sorted(await stage.ids())) == (7, ["a", "b", "c"])
 
     @staged
     async def test_a_refused_command_does_not_stop_its_batch(self, stage: Stage) -> None:
@@ -393,7 +393,7 @@ class CommandRules(Bench):
         puts: list[Put] = [stage.put("a", conflict=Conflict.error()), stage.put("b")]
         refused, stored = await stage.store.apply(puts, source=SourcePosition("topic", 0, 1))
         assert (isinstance(refused, Refused), isinstance(stored, Stored)) == (True, True)
-        assert await stage.look.position("topic") == 1
+        assert await stage.store.position("topic") == 1
 
     # --- cancelled in flight ------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ class LeaseRules(Bench):
         await stage.end(replace(dead(await stage.claim_one(), attempt=9, error="e7"), traceback=lines))
         (letter,) = await stage.dead()
         assert (letter.errors, letter.traceback) == ((*kept[1:], "e6", "e7"), lines)
-        await stage.graves.redrive([letter.key])
+        await stage.store.redrive([letter.key])
         record = (await stage.claim_one()).record
         assert (record.first_error, record.earlier_errors, record.last_error, record.traceback) == (
             None,
@@ -204,7 +204,7 @@ class LeaseRules(Bench):
         claim = await stage.claim_one()
         seen.append(delivery_id(claim.record))
         await stage.end(dead(claim))
-        await stage.graves.redrive([letter.key for letter in await stage.dead()])
+        await stage.store.redrive([letter.key for letter in await stage.dead()])
         claim = await stage.claim_one()
         seen.append(delivery_id(claim.record))
         await stage.end(done(claim))
@@ -229,7 +229,7 @@ class LeaseRules(Bench):
         await stage.end(dead(claim))
         (letter,) = await stage.dead()
         assert delivery_id(letter.record) == wanted
-        await stage.graves.redrive([letter.key])
+        await stage.store.redrive([letter.key])
         claim = await stage.claim_one()
         assert delivery_id(claim.record) == f"m/{claim.record.revision}/{claim.record.due_ms}"
 
@@ -533,7 +533,7 @@ class LeaseRules(Bench):
             await stage.stored(stage.put())
         else:
             await stage.end(dead(claim))
-            (outcome,) = await stage.graves.redrive([letter.key for letter in await stage.dead()])
+            (outcome,) = await stage.store.redrive([letter.key for letter in await stage.dead()])
             assert isinstance(outcome, Stored)
         record = (await stage.claim_one()).record
         assert (record.lapses, record.kills, record.alone) == (0, 0, False)

@@ -93,7 +93,7 @@ class LoadingRules(Bench):
         await _load(stage, [_put(stage, "m", 1, due=After(0))])
         await stage.end(dead(await stage.claim_one()))
         (letter,) = await stage.dead()
-        assert isinstance((await stage.graves.redrive([letter.key]))[0], Stored)
+        assert isinstance((await stage.store.redrive([letter.key]))[0], Stored)
         assert await _load(stage, [_put(stage, "m", 1), _put(stage, "m", 2)]) == ["outdated", "replaced"]
 
     @staged

@@ -26,7 +26,6 @@ from aiodelay.model import (
     State,
     Stored,
 )
-from aiodelay.ports import Recurring
 from aiodelay.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES
 
 from .stage import HOUR_MS, LANE, LANES, OTHER, THIRD, Bench, Stage, again, dead, done, staged
@@ -37,7 +36,7 @@ UNSERVED = "unserved"
 
 
 class LookingRules(Bench):
-    """`Inspectable`, `Instances`, `DeadLetters`, `Journal`, and what `tidy` reports."""
+    """What the store shows of messages, processes, dead letters and the journal, and what `tidy` reports."""
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -67,7 +66,7 @@ class LookingRules(Bench):
             await stage.stored(stage.put(f"m{number}", After(number * 100), lane=lane))
 
         async def found(**query: object) -> list[str]:
-            snapshots = await stage.look.search(Query(**query))  # type: ignore[arg-type]
+            snapshots = await stage.store.search(Query(**query))  # type: ignore[arg-type]
             return [each.record.id for each in snapshots]
 
         assert await found() == [f"m{i}" for i in range(9)]
@@ -81,7 +80,7 @@ class LookingRules(Bench):
         await stage.stored(*[stage.put(each, After(100 + i // 4)) for i, each in enumerate(originals)])
         seen: list[str] = []
         after = None
-        while page := await stage.look.search(Query(limit=3, after=after)):
+        while page := await stage.store.search(Query(limit=3, after=after)):
             seen += [each.record.id for each in page]
             after = (page[-1].next_attempt_ms, page[-1].record.id)
             await stage.stored(stage.put(f"before {len(seen)}", After(0)), stage.put(f"z {len(seen)}", After(104)))
@@ -92,8 +91,6 @@ class LookingRules(Bench):
     @staged
     async def test_recurring_messages_are_found_by_an_index(self, stage: Stage) -> None:
         store = stage.store
-        if not isinstance(store, Recurring):
-            pytest.skip("it has no such index")
         await stage.stored(*[stage.put(f"once-{n}") for n in range(3)])
         await stage.stored(*[stage.put(f"s{n}", rule={"e": HOUR_MS}) for n in range(7)])
         await stage.stored(stage.put("s5"))
@@ -120,8 +117,8 @@ class LookingRules(Bench):
         await stage.end(dead(claims[0]))
         await stage.stored(stage.put("scheduled", After(1)), stage.put("held", lane=OTHER))
         await stage.stored(stage.put("alone", After(1), lane=UNSERVED))
-        await stage.holds.hold(OTHER)
-        assert dict(await stage.look.counts()) == {
+        await stage.store.hold(OTHER)
+        assert dict(await stage.store.counts()) == {
             LANE: LaneCounts(scheduled=1, overdue=2, in_flight=1, dead=1),
             OTHER: LaneCounts(held=1),
             UNSERVED: LaneCounts(scheduled=1, read_by_nobody=True),
@@ -132,7 +129,7 @@ class LookingRules(Bench):
         await stage.stored(stage.put(lane=UNSERVED))
 
         async def is_unread() -> bool:
-            return (await stage.look.counts())[UNSERVED].read_by_nobody
+            return (await stage.store.counts())[UNSERVED].read_by_nobody
 
         async with stage.store.work("second", ()) as work:
             assert await is_unread()
@@ -145,24 +142,24 @@ class LookingRules(Bench):
 
     @staged
     async def test_instances_are_known_while_they_are_heard_of(self, stage: Stage) -> None:
-        others = await stage.crew.instances()
+        others = await stage.store.instances()
         async with stage.store.work("second", (OTHER,)) as work:
             await work.tidy((UNSERVED, OTHER), limit=10)
-            found = await stage.crew.instances()
+            found = await stage.store.instances()
             second = Instance("second", tuple(sorted((OTHER, UNSERVED))), stage.now, found[-1].parts)
             assert found == sorted([*others, second], key=lambda each: each.name)
             stage.move(HOUR_MS)
-            assert await stage.crew.instances() == []
+            assert await stage.store.instances() == []
             await work.tidy((OTHER,), limit=10)
-            assert await stage.crew.instances() == [Instance("second", (OTHER,), stage.now, second.parts)]
-        assert await stage.crew.instances() == []
+            assert await stage.store.instances() == [Instance("second", (OTHER,), stage.now, second.parts)]
+        assert await stage.store.instances() == []
 
     @staged
     async def test_load_ahead_by_bucket(self, stage: Stage) -> None:
         for number, due in enumerate([0, 999, 1000, 2500, 2999, 3000]):
             await stage.stored(stage.put(f"m{number}", After(due), lane=OTHER if due == 999 else LANE))
         await stage.claim()
-        load = await stage.look.load(bucket_ms=1000, buckets=3)
+        load = await stage.store.load(bucket_ms=1000, buckets=3)
         assert sorted(load, key=lambda each: (each.from_ms, each.lane)) == [
             LoadBucket(stage.now, OTHER, 1),
             LoadBucket(stage.now + 1000, LANE, 1),
@@ -200,7 +197,7 @@ class LookingRules(Bench):
     @staged
     async def test_tidy_does_not_call_held_messages_overdue(self, stage: Stage, address: str | None) -> None:
         await stage.stored(stage.put("held", address="held"))
-        await stage.holds.hold(LANE, address)
+        await stage.store.hold(LANE, address)
         stage.move(1000)
         assert list((await stage.tidy()).lanes) == [LaneState(LANE, None, served=True)]
         if address is not None:
@@ -218,9 +215,9 @@ class LookingRules(Bench):
         letters = await stage.dead()
         order = [(each.at_ms, each.record.id, each.record.revision) for each in letters]
         assert (len(order), order) == (6, sorted(order))
-        pages = [list(await stage.graves.dead_letters(after=after, limit=2)) for after in (None, order[1], order[3])]
+        pages = [list(await stage.store.dead_letters(after=after, limit=2)) for after in (None, order[1], order[3])]
         assert [letter for page in pages for letter in page] == letters
-        assert [each.record.id for each in await stage.graves.dead_letters(lane=OTHER)] == ["m1", "m3", "m5"]
+        assert [each.record.id for each in await stage.store.dead_letters(lane=OTHER)] == ["m1", "m3", "m5"]
         assert {(each.reason, each.record.attempt, each.record.last_error) for each in letters} == {
             ("rejected", 2, "why")
         }
@@ -235,14 +232,14 @@ class LookingRules(Bench):
             stage.move(number % 3)
         for message_id in {*ids, "unknown"}:
             letters = [each for each in await stage.dead() if each.record.id == message_id]
-            assert list(await stage.graves.dead_letters(message_id=message_id)) == letters
-        first, second, third = await stage.graves.dead_letters(message_id="m")
+            assert list(await stage.store.dead_letters(message_id=message_id)) == letters
+        first, second, third = await stage.store.dead_letters(message_id="m")
         place = first.at_ms, *first.key
-        assert list(await stage.graves.dead_letters(message_id="m", after=place, limit=1)) == [second]
-        assert list(await stage.graves.dead_letters(message_id="m", lane=OTHER)) == [third]
-        await stage.graves.purge([first.key])
-        await stage.graves.redrive([third.key])
-        assert list(await stage.graves.dead_letters(message_id="m")) == [second]
+        assert list(await stage.store.dead_letters(message_id="m", after=place, limit=1)) == [second]
+        assert list(await stage.store.dead_letters(message_id="m", lane=OTHER)) == [third]
+        await stage.store.purge([first.key])
+        await stage.store.redrive([third.key])
+        assert list(await stage.store.dead_letters(message_id="m")) == [second]
 
     @staged
     async def test_redrive_gives_a_new_life(self, stage: Stage) -> None:
@@ -252,10 +249,10 @@ class LookingRules(Bench):
         await stage.end(dead(await stage.claim_one(), attempt=2, error="f"))
         stage.move(HOUR_MS)
         key = DeadKey("m", first.revision)
-        (outcome,) = await stage.graves.redrive([key])
+        (outcome,) = await stage.store.redrive([key])
         assert isinstance(outcome, Stored)
         assert (outcome.answer, outcome.revision > first.revision, outcome.due_ms) == ("stored", True, stage.now)
-        assert list(await stage.graves.redrive([key])) == [Refused("not_found")]
+        assert list(await stage.store.redrive([key])) == [Refused("not_found")]
         record = (await stage.claim_one()).record
         assert (record.envelope, record.revision, record.due_ms) == (put.envelope, outcome.revision, stage.now)
         assert (record.attempt, record.first_error, record.last_error) == (0, None, None)
@@ -268,7 +265,7 @@ class LookingRules(Bench):
             await stage.end(dead(await stage.claim_one()))
         await stage.stored(stage.put("b", After(1)))
         keys = {letter.record.id: letter.key for letter in await stage.dead()}
-        outcomes = await stage.graves.redrive([keys["b"], DeadKey("a", 1), keys["a"]])
+        outcomes = await stage.store.redrive([keys["b"], DeadKey("a", 1), keys["a"]])
         assert list(outcomes[:2]) == [Refused("exists"), Refused("not_found")]
         assert isinstance(outcomes[2], Stored)
         assert [letter.key for letter in await stage.dead()] == [keys["b"]]
@@ -278,17 +275,17 @@ class LookingRules(Bench):
         await stage.stored(*[stage.put(each) for each in ("a", "b", "c")])
         await stage.work.settle([dead(claim) for claim in await stage.claim()])
         keys = [letter.key for letter in await stage.dead()]
-        assert await stage.graves.purge([*keys[:2], DeadKey("a", 1)]) == 2
-        assert await stage.graves.purge(keys[:2]) == 0
+        assert await stage.store.purge([*keys[:2], DeadKey("a", 1)]) == 2
+        assert await stage.store.purge(keys[:2]) == 0
         assert [letter.key for letter in await stage.dead()] == keys[2:]
-        assert list(await stage.graves.redrive(keys[:1])) == [Refused("not_found")]
+        assert list(await stage.store.redrive(keys[:1])) == [Refused("not_found")]
 
     # --- journal ------------------------------------------------------------------------------------------
 
     @staged
     async def test_journal_is_off_until_asked_for(self, stage: Stage) -> None:
         with pytest.raises(UnsupportedByStoreError):
-            await stage.diary.journal()
+            await stage.store.journal()
 
     @staged
     async def test_journal_tells_every_event_in_order(self, stage: Stage) -> None:
@@ -305,10 +302,10 @@ class LookingRules(Bench):
             await step()
         await stage.end(again(await stage.claim_one(), stage.now, 1, "why"))
         await stage.end(dead(await stage.claim_one(), "rejected", 2))
-        await stage.graves.redrive([letter.key for letter in await stage.dead()])
+        await stage.store.redrive([letter.key for letter in await stage.dead()])
         await stage.end(done(await stage.claim_one(), outcome="skipped"))
         events = "stored replaced rescheduled fired claimed lapsed claimed again claimed dead redriven claimed skipped"
-        entries = await stage.diary.journal()
+        entries = await stage.store.journal()
         assert [entry.event for entry in entries] == events.split()
         numbers = [entry.number for entry in entries]
         assert numbers == sorted(set(numbers))
@@ -332,7 +329,7 @@ class LookingRules(Bench):
         await stage.stored(stage.put("killer"))
         for _ in range(SUSPECT_LAPSES + KILLS_TO_DEATH):
             await stage.die()
-        last = {entry.id: (entry.event, entry.detail) for entry in await stage.diary.journal(limit=1000)}
+        last = {entry.id: (entry.event, entry.detail) for entry in await stage.store.journal(limit=1000)}
         assert {each: event for each, (event, _) in last.items()} == {
             "cancelled": "cancelled",
             "done": "delivered",
@@ -345,9 +342,9 @@ class LookingRules(Bench):
     async def test_journal_can_be_read_by_message_and_in_pages(self, stage: Stage) -> None:
         stage = await stage.with_journal(1000)
         await stage.stored(*[stage.put(each, After(1)) for each in ("a", "b", "a", "b", "c")])
-        entries = list(await stage.diary.journal())
-        assert [entry.id for entry in await stage.diary.journal(message_id="b")] == ["b", "b"]
-        assert list(await stage.diary.journal(after=entries[1].number, limit=2)) == entries[2:4]
+        entries = list(await stage.store.journal())
+        assert [entry.id for entry in await stage.store.journal(message_id="b")] == ["b", "b"]
+        assert list(await stage.store.journal(after=entries[1].number, limit=2)) == entries[2:4]
 
     @staged
     async def test_journal_is_trimmed_from_its_oldest_entry(self, stage: Stage) -> None:
@@ -356,5 +353,5 @@ class LookingRules(Bench):
         for number in range(100):
             await stage.stored(stage.put(f"m{number}", After(HOUR_MS)))
         await stage.tidy()
-        entries = await stage.diary.journal(limit=1000)
+        entries = await stage.store.journal(limit=1000)
         assert [entry.id for entry in entries] == [f"m{number}" for number in range(90, 100)]

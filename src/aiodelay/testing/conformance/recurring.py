@@ -155,7 +155,7 @@ class RecurringRules(Bench):
         for number in range(1, 4):
             await stage.end(dead(await stage.claim_one(), then=due_ms + number * HOUR_MS))
             stage.move(HOUR_MS if number < 3 else 0)
-        await stage.graves.redrive([letter.key for letter in await stage.dead()])
+        await stage.store.redrive([letter.key for letter in await stage.dead()])
         claims = await stage.claim()
         assert len({delivery_id(claim.record) for claim in claims}) == len(claims) == 3
 
@@ -163,7 +163,7 @@ class RecurringRules(Bench):
     async def test_recurring_dead_occurrence_can_be_redriven_beside_its_series(self, stage: Stage) -> None:
         due_ms = await self._with_dead_occurrence(stage)
         (letter,) = await stage.dead()
-        await stage.graves.redrive([letter.key])
+        await stage.store.redrive([letter.key])
         claim = await stage.claim_one()
         assert claim.record.id == occurrence_id("s", due_ms)
         assert delivery_id(claim.record) != delivery_id(letter.record)
@@ -174,15 +174,15 @@ class RecurringRules(Bench):
     async def test_recurring_dead_occurrence_is_found_by_its_own_id(self, stage: Stage) -> None:
         due_ms = await self._with_dead_occurrence(stage)
         letters = await stage.dead()
-        assert list(await stage.graves.dead_letters(message_id=occurrence_id("s", due_ms))) == letters
-        assert list(await stage.graves.dead_letters(message_id="s")) == []
+        assert list(await stage.store.dead_letters(message_id=occurrence_id("s", due_ms))) == letters
+        assert list(await stage.store.dead_letters(message_id="s")) == []
 
     @staged
     async def test_s5_recurring_redriven_occurrence_is_live_and_ends_with_its_series(self, stage: Stage) -> None:
         stage.needs_verdict()
         due_ms = await self._with_dead_occurrence(stage)
         (letter,) = await stage.dead()
-        await stage.graves.redrive([letter.key])
+        await stage.store.redrive([letter.key])
         assert (await stage.record("s")).live == (due_ms,)
         await stage.do(Cancel(stage.op(), "s"))
         assert await stage.picture() == ([], [])
@@ -192,9 +192,9 @@ class RecurringRules(Bench):
         due_ms = await self._with_dead_occurrence(stage)
         (letter,) = await stage.dead()
         await stage.do(Reschedule(stage.op(), "s", At(due_ms)))
-        assert await stage.graves.redrive([letter.key]) == [Refused("exists")]
+        assert await stage.store.redrive([letter.key]) == [Refused("exists")]
         await stage.end(again(await stage.claim_one(), stage.now + HOUR_MS, then=due_ms + MINUTE_MS))
-        assert await stage.graves.redrive([letter.key]) == [Refused("exists")]
+        assert await stage.store.redrive([letter.key]) == [Refused("exists")]
         assert len(await stage.dead()) == 1
 
     @staticmethod

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay.model import Late, PutBack, Record, State, Stored
-from aiodelay.ports import PutsBack
 from aiodelay.transitions import delivery_id, occurrence_id
 
 from .stage import HOUR_MS, LANE, Bench, Stage, done, staged
@@ -17,7 +16,7 @@ __all__ = ["ReturningRules"]
 
 
 class ReturningRules(Bench):
-    """What `PutsBack` promises."""
+    """What `put_back` promises."""
 
     @staged
     async def test_s8_what_is_put_back_is_tried_again_as_it_was(self, stage: Stage) -> None:
@@ -66,7 +65,7 @@ class ReturningRules(Bench):
         (letter,) = await stage.dead()
         assert (letter.record, letter.reason, letter.at_ms) == (record, "attempts_exhausted", stage.now)
         assert await stage.claim() == []
-        (outcome,) = await stage.graves.redrive([letter.key])
+        (outcome,) = await stage.store.redrive([letter.key])
         assert isinstance(outcome, Stored)
         assert (await stage.claim_one()).record.envelope == record.envelope
 
@@ -97,7 +96,7 @@ class ReturningRules(Bench):
     @staged
     async def test_what_is_put_back_is_held_like_any_other(self, stage: Stage) -> None:
         record = await self._left(stage)
-        await stage.holds.hold(LANE)
+        await stage.store.hold(LANE)
         await _put_back(stage, PutBack(record, stage.now))
         assert await stage.claim() == []
         assert [each.state for each in await stage.messages()] == [State.HELD]
@@ -117,7 +116,7 @@ class ReturningRules(Bench):
         record = await self._left(with_journal)
         failed = replace(record, attempt=1, first_error="e", last_error="e")
         await _put_back(with_journal, PutBack(failed, with_journal.now), PutBack(failed, 0, "rejected"))
-        events = [(entry.event, entry.detail) for entry in await with_journal.diary.journal()]
+        events = [(entry.event, entry.detail) for entry in await with_journal.store.journal()]
         assert events[-2:] == [("again", "e"), ("dead", "rejected")]
 
     async def _left(self, stage: Stage, late: Late = Late.deliver()) -> Record:  # noqa: B008 - frozen
@@ -129,6 +128,4 @@ class ReturningRules(Bench):
 
 
 async def _put_back(stage: Stage, *messages: PutBack) -> list[str]:
-    if not isinstance(stage.store, PutsBack):
-        pytest.skip(f"{stage.store.name} takes nothing back")
     return [stored.answer for stored in await stage.store.put_back(messages)]

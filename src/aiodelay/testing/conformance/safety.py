@@ -123,18 +123,18 @@ class SafetyRules(Bench):
     @staged
     async def test_s2_holds_survive_reopening(self, stage: Stage) -> None:
         for address in (None, "", "é ✓"):
-            await stage.holds.hold("held", address)
-        await stage.holds.hold("released")
-        await stage.holds.release("released")
+            await stage.store.hold("held", address)
+        await stage.store.hold("released")
+        await stage.store.release("released")
         await stage.reopen()
-        assert list(await stage.holds.holds()) == [("held", None), ("held", ""), ("held", "é ✓")]
+        assert list(await stage.store.holds()) == [("held", None), ("held", ""), ("held", "é ✓")]
 
     @staged
     async def test_s2_positions_survive_reopening(self, stage: Stage) -> None:
         stage.needs_positions()
         await stage.store.apply([], source=SourcePosition("source", 0, 7))
         await stage.reopen()
-        assert await stage.look.position("source") == 7
+        assert await stage.store.position("source") == 7
 
     @staged
     async def test_s2_ops_survive_reopening(self, stage: Stage) -> None:
@@ -298,7 +298,7 @@ class SafetyRules(Bench):
         await stage.lapse()
         await stage.end(dead(await stage.claim_one()))
         (letter,) = await stage.dead()
-        assert isinstance((await stage.graves.redrive([letter.key]))[0], Stored)
+        assert isinstance((await stage.store.redrive([letter.key]))[0], Stored)
         assert (await stage.claim_one()).record.envelope == letter.record.envelope == put.envelope
 
     # --- S9 -----------------------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ from aiodelay.model import (
     Stored,
     Tidied,
 )
-from aiodelay.ports import DeadLetters, Holds, Inspectable, Instances, Journal, Store, Work
+from aiodelay.ports import Store, Work
+from aiodelay.registry import open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import token_counter, token_for
 
@@ -84,7 +85,7 @@ class Bench(ABC):
 
         Args:
             clock: The store's clock.
-            journal: Most entries of the journal to keep, 0 = none; of no concern to a store without one.
+            journal: Most entries of the journal to keep; 0 = keep none.
         """
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
@@ -119,6 +120,9 @@ class Stage:
     Args:
         bench: Makes the store.
         journal: Most entries of the journal to keep.
+
+    Raises:
+        ConfigurationError: The store lacks methods of `aiodelay.ports.Store`; names them.
     """
 
     store: Store
@@ -127,7 +131,7 @@ class Stage:
     def __init__(self, bench: Bench, *, journal: int = 0) -> None:
         self.bench = bench
         self.clock: VirtualClock = VirtualClock()
-        self.store = bench.make_store(self.clock, journal=journal)
+        self.store = open_store(bench.make_store(self.clock, journal=journal), namespace="default", clock=None)
         self._ops, self._requests = count(1), count(1)
         self._opened = AsyncExitStack()
 
@@ -145,7 +149,6 @@ class Stage:
 
     async def with_journal(self, journal: int) -> Stage:
         """Open one more store, empty, that keeps a journal; it is closed with this stage."""
-        assert isinstance(self.diary, Journal)
         return await self._opened.enter_async_context(Stage(self.bench, journal=journal))
 
     async def reopen(self) -> None:
@@ -192,41 +195,6 @@ class Stage:
         """Skip the test if the store's journal is kept by age."""
         if not self.store.traits.counted_journal:
             self._skip("keeps its journal by age")
-
-    @property
-    def look(self) -> Inspectable:
-        """The store as `Inspectable`; skips the test if it is not."""
-        if not isinstance(self.store, Inspectable):
-            self._skip("cannot be looked into")
-        return self.store
-
-    @property
-    def crew(self) -> Instances:
-        """The store as `Instances`; skips the test if it is not."""
-        if not isinstance(self.store, Instances):
-            self._skip("does not tell which processes dispatch from it")
-        return self.store
-
-    @property
-    def holds(self) -> Holds:
-        """The store as `Holds`; skips the test if it is not."""
-        if not isinstance(self.store, Holds):
-            self._skip("cannot hold messages")
-        return self.store
-
-    @property
-    def graves(self) -> DeadLetters:
-        """The store as `DeadLetters`; skips the test if it is not."""
-        if not isinstance(self.store, DeadLetters):
-            self._skip("keeps no dead letters")
-        return self.store
-
-    @property
-    def diary(self) -> Journal:
-        """The store as `Journal`; skips the test if it is not."""
-        if not isinstance(self.store, Journal):
-            self._skip("keeps no journal")
-        return self.store
 
     def versioned(self, version: int) -> Conflict:
         """Return `Conflict.newer`; skips the test if the store has it not."""
@@ -354,7 +322,7 @@ class Stage:
 
     async def get(self, message_id: str = "m") -> Snapshot | None:
         """Look at a message."""
-        return await self.look.get(message_id)
+        return await self.store.get(message_id)
 
     async def record(self, message_id: str = "m") -> Record:
         """Look at the record of a message that must be there."""
@@ -364,15 +332,15 @@ class Stage:
 
     async def dead(self) -> list[DeadLetter]:
         """List all dead letters."""
-        return list(await self.graves.dead_letters(limit=1000))
+        return list(await self.store.dead_letters(limit=1000))
 
     async def messages(self) -> list[Snapshot]:
         """List all messages that are pending or in flight."""
-        return list(await self.look.search(Query(limit=1000)))
+        return list(await self.store.search(Query(limit=1000)))
 
     async def picture(self) -> object:
         """Return all that can be seen of the store's messages, to compare it with another moment."""
-        return await self.messages(), await self.dead() if isinstance(self.store, DeadLetters) else []
+        return await self.messages(), await self.dead()
 
     @property
     def soon_s(self) -> float:

@@ -363,13 +363,13 @@ class TransferConformance(Bench):
         moves = self.moves(stage)
         await moves.stored(moves.put("ahead", HOUR_MS))
         if what == "release":
-            await stage.holds.hold(moves.sink.name)
+            await stage.store.hold(moves.sink.name)
         with moves.store.transferring(moves.sink) as transfer:
             actions: dict[str, Callable[[], Awaitable[object]]] = {
                 "put": lambda: stage.do(moves.put("new")),
                 "fire": lambda: stage.do(Fire(stage.op(), "ahead")),
                 "reschedule": lambda: stage.do(Reschedule(stage.op(), "ahead", After(1))),
-                "release": lambda: stage.holds.release(moves.sink.name),
+                "release": lambda: stage.store.release(moves.sink.name),
                 "wake": lambda: _wake(transfer),
             }
             transfer.clear()
@@ -399,12 +399,12 @@ class TransferConformance(Bench):
         moves = self.moves(stage)
         lane, address = moves.sink.name, None if holds == "sink" else moves.here
         await moves.stored(moves.put("m0"), moves.put("m2", 2))
-        await stage.holds.hold(lane, address)
+        await stage.store.hold(lane, address)
         await moves.stored(moves.put("m1"), moves.put("other", address=moves.there))
         stage.move(5)
         assert await moves.move_all() == (address is not None)
         assert await moves.ids() == []
-        await stage.holds.release(lane, address)
+        await stage.store.release(lane, address)
         await moves.move_all()
         assert (await moves.ids(), await moves.ids(moves.there)) == (["m0", "m1", "m2"], ["other"])
 
@@ -596,7 +596,7 @@ class TransferConformance(Bench):
         late = Dead("s", series.revision, series.due_ms, "late", 0, "why", stage.now + 60_000)
         await moves.move(settlements=[late])
         (letter,) = await stage.dead()
-        await stage.graves.redrive([letter.key])
+        await stage.store.redrive([letter.key])
         assert (await stage.record("s")).live == (series.due_ms,)
         assert (await moves.move()).moved == 1
         assert (await stage.record("s")).live == ()
@@ -623,7 +623,7 @@ class TransferConformance(Bench):
         elif change == "reschedule":
             await stage.do(Reschedule(stage.op(), "s", After(0)))
         else:
-            await stage.holds.hold(moves.sink.name, moves.here)
+            await stage.store.hold(moves.sink.name, moves.here)
         before = await stage.messages()
         assert (await moves.move(settlements=[_ended(series, stage.now + 60_000)])).moved == 0
         assert (await stage.messages(), await moves.ids()) == (before, [])
@@ -652,7 +652,7 @@ class TransferConformance(Bench):
         await moves.stored(moves.put("m"), moves.put("s", rule=RULE))
         (series,) = (await moves.move()).series
         await moves.move(settlements=[_ended(series, stage.now + 60_000)])
-        events = [(entry.event, entry.id) for entry in await with_journal.diary.journal()]
+        events = [(entry.event, entry.id) for entry in await with_journal.store.journal()]
         assert events == [("stored", "m"), ("stored", "s"), ("delivered", "m"), ("delivered", "s")]
 
 

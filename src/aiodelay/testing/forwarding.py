@@ -1,0 +1,148 @@
+"""`ForwardingStore`: a store in front of another one, for test doubles that change some of its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Self
+
+from aiodelay.model import (
+    Command,
+    DeadKey,
+    DeadLetter,
+    Instance,
+    JournalEntry,
+    Lane,
+    LaneCounts,
+    LoadBucket,
+    Outcome,
+    PutBack,
+    Query,
+    Snapshot,
+    SourcePosition,
+    Stored,
+)
+from aiodelay.ports import Store, StoreTraits, Trail, Work
+
+__all__ = ["ForwardingStore"]
+
+
+class ForwardingStore:
+    """Forwards every call to the store behind it; optional abilities of that store are not forwarded.
+
+    Args:
+        store: The store behind.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def traits(self) -> StoreTraits:
+        """The traits of the store behind."""
+        return self._store.traits
+
+    @property
+    def name(self) -> str:
+        """The name of the store behind."""
+        return self._store.name
+
+    def now_ms(self) -> int:
+        """Return the time of the store behind."""
+        return self._store.now_ms()
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+        await self._store.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect."""
+        await self._store.__aexit__(*exc_info)
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        """Carry out commands in order."""
+        return await self._store.apply(commands, source=source)
+
+    def work(self, worker: str, lanes: Collection[Lane]) -> AbstractAsyncContextManager[Work]:
+        """Open the dispatching role."""
+        return self._store.work(worker, lanes)
+
+    # --- inspection ---------------------------------------------------------------------------------------
+
+    async def get(self, message_id: str) -> Snapshot | None:
+        """Return a message."""
+        return await self._store.get(message_id)
+
+    async def search(self, query: Query) -> Sequence[Snapshot]:
+        """List messages."""
+        return await self._store.search(query)
+
+    async def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages."""
+        return await self._store.counts()
+
+    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
+        """Count what comes due."""
+        return await self._store.load(bucket_ms=bucket_ms, buckets=buckets)
+
+    async def position(self, source: str) -> int | None:
+        """Return an intake's stored position."""
+        return await self._store.position(source)
+
+    async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
+        """List recurring messages."""
+        return await self._store.series(after=after, limit=limit)
+
+    async def instances(self) -> Sequence[Instance]:
+        """List the processes that dispatch."""
+        return await self._store.instances()
+
+    # --- control ------------------------------------------------------------------------------------------
+
+    async def dead_letters(
+        self,
+        *,
+        lane: Lane | None = None,
+        message_id: str | None = None,
+        after: tuple[int, str, int] | None = None,
+        limit: int = 100,
+    ) -> Sequence[DeadLetter]:
+        """List dead letters."""
+        return await self._store.dead_letters(lane=lane, message_id=message_id, after=after, limit=limit)
+
+    async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+        """Give dead letters a new life."""
+        return await self._store.redrive(keys)
+
+    async def purge(self, keys: Sequence[DeadKey]) -> int:
+        """Delete dead letters."""
+        return await self._store.purge(keys)
+
+    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+        """Pause a lane, or one address of it."""
+        return await self._store.hold(lane, address)
+
+    async def release(self, lane: Lane, address: str | None = None) -> bool:
+        """Resume a lane, or one address of it."""
+        return await self._store.release(lane, address)
+
+    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+        """List what is held."""
+        return await self._store.holds()
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        """Store messages under the revision that they have."""
+        return await self._store.put_back(messages)
+
+    # --- journal ------------------------------------------------------------------------------------------
+
+    async def journal(
+        self, *, message_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> Sequence[JournalEntry]:
+        """List entries of the journal."""
+        return await self._store.journal(message_id=message_id, after=after, limit=limit)
+
+    def trail(self) -> AbstractAsyncContextManager[Trail]:
+        """Open the journal for reading alone."""
+        return self._store.trail()
