@@ -99,7 +99,7 @@ from .model import (
     WorkStatus,
 )
 from .operations import Operations
-from .ports import Loads, Sink, Source, Store, Transfer
+from .ports import Endpoints, Loads, Sink, Source, Store, Transfer
 from .reactive import Subscriber
 from .received import Received
 from .receiving import Messages
@@ -966,7 +966,7 @@ class Scheduler(Operations):
 def _all_sinks(store: Store, given: list[Sink]) -> dict[str, Sink]:
     """Return the sinks given, and those of the store in whose place none was given."""
     named = names_of(given)
-    own = store.sinks if isinstance(store, Transfer) else ()
+    own = store.sinks if isinstance(store, Endpoints) else ()
     return {sink.name: sink for sink in own} | named
 
 
@@ -977,7 +977,7 @@ def _all_sources(store: Store, given: Collection[Source | str]) -> dict[str, Sou
         if source.name in named:
             raise ConfigurationError("sources", f"two named {source.name!r}", "one source per name")
         named[source.name] = source
-    own = store.sources if isinstance(store, Transfer) else ()
+    own = store.sources if isinstance(store, Endpoints) else ()
     return {source.name: source for source in own} | named
 
 

@@ -1,14 +1,18 @@
-"""The ports as third parties import them, and the stores that are refused because they lack a part of `Store`."""
+"""The ports as third parties import them, and custom stores that have some of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
-from aiodelay import ConfigurationError, Scheduler, ports
+from aiodelay import ConfigurationError, Scheduler, UnknownSinkError, ports
 from aiodelay.memory import MemoryStore
+from aiodelay.model import Blocked, Promise, Reach
 from aiodelay.ports import Store
+from aiodelay.testing import RecordingSink
 from aiodelay.testing.conformance import StoreConformance
 from aiodelay.testing.faults import FaultyStore
 
@@ -98,3 +102,39 @@ def test_the_suite_refuses_it_too() -> None:
 def test_a_store_that_forwards_all_calls_is_taken() -> None:
     store = FaultyStore(MemoryStore())
     assert Scheduler(store).store is store
+
+
+# --- the sinks and sources that a store brings along ------------------------------------------------------
+
+
+class BringingStore(MemoryStore):
+    """A store with endpoints, and without transfer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sinks, self.sources = [RecordingSink("own")], list[ports.Source]()
+
+
+class MovingStore(MemoryStore):
+    """A store with transfer, and without endpoints."""
+
+    def reaches(self, sink: ports.Sink) -> Reach:
+        return Reach(Promise.EXACTLY_ONCE, f"{sink.name} is here")
+
+    def transferring(self, sink: ports.Sink) -> AbstractContextManager[ports.Transferring]:
+        raise NotImplementedError
+
+    async def blocked(self) -> Sequence[Blocked]:
+        return ()
+
+
+def test_a_store_brings_sinks_along_without_moving_messages() -> None:
+    scheduler = Scheduler(BringingStore())
+    assert scheduler.reaches("own").promise is Promise.AT_LEAST_ONCE
+
+
+def test_a_store_moves_messages_to_a_sink_that_it_was_given() -> None:
+    scheduler = Scheduler(MovingStore(), sinks=[RecordingSink("given")])
+    assert scheduler.reaches("given") == Reach(Promise.EXACTLY_ONCE, "given is here")
+    with pytest.raises(UnknownSinkError):
+        scheduler.reaches("own")

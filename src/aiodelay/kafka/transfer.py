@@ -42,7 +42,7 @@ UNDER_WAY = 2
 
 
 class Transfers(Looking):
-    """`Transfer`: what goes from the store to topics of the same cluster."""
+    """`Endpoints` and `Transfer`: the topics of the store's cluster, and the messages that go there."""
 
     name: str
     cluster: Cluster

@@ -2,6 +2,7 @@
 
 from .bulk import BulkLoad, Scannable
 from .control import DeadLetters, Holds, PutsBack
+from .endpoints import Endpoints
 from .feed import Feed
 from .inspection import Inspectable, Instances, Recurring
 from .journal import Followed, Journal, Trail
@@ -15,6 +16,7 @@ __all__ = [
     "Bounded",
     "BulkLoad",
     "DeadLetters",
+    "Endpoints",
     "Feed",
     "Followed",
     "Guarded",

@@ -9,7 +9,6 @@ from typing import Protocol, runtime_checkable
 from aiodelay.model import Blocked, Demand, Reach, Settlement, Transferred
 
 from .sink import Sink
-from .source import Source
 
 __all__ = ["Transfer", "Transferring"]
 
@@ -17,16 +16,6 @@ __all__ = ["Transfer", "Transferring"]
 @runtime_checkable
 class Transfer(Protocol):
     """A store that shares a system with sinks: it moves what is due there by itself, in the step that removes it."""
-
-    @property
-    def sinks(self) -> Sequence[Sink]:
-        """The sinks that it brings along."""
-        ...
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        """The sources that it brings along."""
-        ...
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""

@@ -54,7 +54,7 @@ BACK_AT_ONCE = 100
 
 
 class Transfers(Looking):
-    """`Transfer` and `PutsBack`: what goes from the store to lists, topics and logs, and what comes back."""
+    """`Endpoints`, `Transfer` and `PutsBack`: the store's lists, topics and logs; messages go there and come back."""
 
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
         super().__init__(options, keys, clock)
