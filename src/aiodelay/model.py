@@ -886,7 +886,7 @@ class JournalEntry(Struct, frozen=True, gc=False):
     """One outcome, written in the step that caused it.
 
     Attributes:
-        number: Grows, by one where the store counts (`StoreTraits.counted_journal`): then a gap is of trimmed entries.
+        number: Grows; by one where the store counts entries, as all but Kafka do: then a gap is of trimmed entries.
         event: What happened: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`,
             `again`, `dead`, `dropped`, `skipped`, `lapsed`, `redriven`.
         detail: The reason or the error's text, never a payload. Of `again`, empty where nothing failed.

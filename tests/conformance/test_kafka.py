@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from aiokafka import AIOKafkaConsumer
@@ -28,6 +28,10 @@ from tests.support.waiting import until, until_sync
 
 
 class OnKafka:
+    order_per_group: ClassVar[bool] = False
+    leases_survive: ClassVar[bool] = False
+    counted_journal: ClassVar[bool] = False
+
     @pytest.fixture(autouse=True)
     def _broker(self, kafka: str) -> Iterator[None]:
         self.bootstrap = kafka

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
@@ -23,6 +23,7 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class OnRedis:
+    wakes_other_processes: ClassVar[bool] = True
     protocol = 2  # the default
 
     @pytest.fixture(autouse=True)

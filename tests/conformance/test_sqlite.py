@@ -28,6 +28,7 @@ async def _make(path: str) -> None:
 
 
 class TestSqliteStore(StoreConformance):
+    wakes_other_processes = True
     numbers = count(1)
 
     @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ from aiodelay.model import (
     SourcePosition,
     Stored,
 )
-from aiodelay.ports import Work
+from aiodelay.ports import Store, Work
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.testing.conformance import SAME_ID_TABLE, StoreConformance
 
@@ -347,10 +347,15 @@ def test_a_store_that_breaks_a_rule_fails_its_test(
 
 
 class Plain(MemoryStore):
-    traits = replace(
-        MemoryStore.traits, conflicts=frozenset({"replace"}), cancel="recorded", order_per_group=False, durable=True
-    )
+    traits = replace(MemoryStore.traits, conflicts=frozenset({"replace"}), cancel="recorded", durable=True)
     bulk_load = None  # type: ignore[assignment]
+
+
+class PlainSuite(StoreConformance):
+    order_per_group = counted_journal = False
+
+    def make_store(self, clock: VirtualClock, *, journal: int = 0) -> MemoryStore:
+        return Plain(clock=clock, journal=journal)
 
 
 @pytest.mark.parametrize(
@@ -360,6 +365,8 @@ class Plain(MemoryStore):
         ("test_newer_is_judged_by_version_where_the_stored_message_has_none", (), "memory:// has no Conflict.newer"),
         ("test_s5_cancelled_is_never_delivered", (), "memory:// records cancels"),
         ("test_s9_by_due_time_then_scheduling_order", (), "memory:// does not promise an order"),
+        ("test_journal_is_trimmed_from_its_oldest_entry", (), "memory:// keeps its journal by age"),
+        ("test_l2_wait_ends_by_what_another_process_puts", (), "memory:// does not wake other processes"),
         ("test_a_load_of_anything_else_is_refused_whole", (), "the store loads nothing in bulk"),
     ],
 )
@@ -367,14 +374,31 @@ def test_what_a_store_declares_not_to_have_is_skipped_with_the_reason(
     test: str, values: tuple[object, ...], reason: str
 ) -> None:
     with pytest.raises(pytest.skip.Exception, match=reason):
-        getattr(suite_on(Plain), test)(*values)
+        getattr(PlainSuite(), test)(*values)
 
 
 def test_reopening_is_skipped_unless_a_store_is_durable_and_then_demanded() -> None:
     with pytest.raises(pytest.skip.Exception, match="is not durable"):
         suite_on(MemoryStore).test_s2_ops_survive_reopening()
     with pytest.raises(NotImplementedError, match="override reopen"):
-        suite_on(Plain).test_s2_ops_survive_reopening()
+        PlainSuite().test_s2_ops_survive_reopening()
+
+
+def test_a_store_that_says_it_wakes_other_processes_must() -> None:
+    class Suite(StoreConformance):
+        wakes_other_processes = True
+
+        def make_store(self, clock: VirtualClock, *, journal: int = 0) -> MemoryStore:
+            return MemoryStore(clock=clock, journal=journal)
+
+        def reopen(self, store: Store, clock: VirtualClock) -> MemoryStore:
+            return MemoryStore(clock=clock)  # one that has nothing to do with the other
+
+        def new_loop(self) -> VirtualLoop:
+            return VirtualLoop()
+
+    with pytest.raises(TimeoutError):
+        Suite().test_l2_wait_ends_by_what_another_process_puts()
 
 
 @pytest.mark.parametrize(

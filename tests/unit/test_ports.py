@@ -138,3 +138,15 @@ def test_a_store_moves_messages_to_a_sink_that_it_was_given() -> None:
     assert scheduler.reaches("given") == Reach(Promise.EXACTLY_ONCE, "given is here")
     with pytest.raises(UnknownSinkError):
         scheduler.reaches("own")
+
+
+# --- traits -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["order_per_group", "wakes_other_processes", "leases_survive", "counted_journal"])
+def test_traits_refuse_a_flag_that_is_the_suites(flag: str) -> None:
+    traits: dict[str, Any] = {name: getattr(MemoryStore.traits, name) for name in MemoryStore.traits.__struct_fields__}
+    assert ports.StoreTraits(**traits) == MemoryStore.traits
+    with pytest.raises(TypeError, match=flag):
+        ports.StoreTraits(**(traits | {flag: True}))
+    assert isinstance(getattr(StoreConformance, flag), bool)

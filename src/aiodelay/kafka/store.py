@@ -102,13 +102,9 @@ _TRAITS = StoreTraits(
     conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
     cancel="verdict",
     lookup="anywhere",
-    order_per_group=False,
     safety_poll_ms=SAFETY_POLL_MS,
-    wakes_other_processes=False,
     positions="recorded",
     longest_lease_ms=SESSION_MS - 2 * HEARTBEAT_MS,  # its group gives its partitions away after SESSION_MS
-    leases_survive=False,
-    counted_journal=False,
 )
 
 

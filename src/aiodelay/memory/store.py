@@ -35,9 +35,7 @@ _TRAITS = StoreTraits(
     conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
     cancel="verdict",
     lookup="anywhere",
-    order_per_group=True,
     safety_poll_ms=30_000,
-    wakes_other_processes=False,
 )
 
 

@@ -29,24 +29,19 @@ from .journal import Followed, Journal
 __all__ = ["Store", "StoreTraits", "Work", "missing_members"]
 
 
-class StoreTraits(Struct, frozen=True):
-    """What differs between stores; the conformance suite reads it.
+class StoreTraits(Struct, frozen=True, kw_only=True):
+    """What differs between stores, for the code that uses them; the conformance suite has attributes of its own.
 
     Attributes:
         durable: What was acknowledged survives the end of the process.
         conflicts: `Conflict` modes that `apply` knows.
         cancel: `verdict`: a cancel's answer is final. `recorded`: it is carried out later.
         lookup: `anywhere`: any process may look into the store. `owner`: only the one that serves the message.
-        order_per_group: Claims of a lane leave by due time, then scheduling order (S9).
         safety_poll_ms: A message is claimable at most this much after its due time even if every wake-up is lost.
-        wakes_other_processes: A put in one process ends `wait` in another before the safety poll.
         positions: What `apply` carries out that comes with an intake's position: `all`, or only what can be `recorded`
             without a verdict (replace, keep and cancel). `none`: it takes no positions.
         changes: `apply` knows `Reschedule` and `Fire`.
-        counted_journal: A journal keeps as many entries as it was told, numbered one by one; otherwise as long as its
-            topic keeps them, numbered upwards, those of a message in their order.
         longest_lease_ms: A process that stood still for so long may begin nothing that it has claimed.
-        leases_survive: A claim outlives the process that made it, until its lease ends; otherwise it ends with it.
         paced_rows: Most messages of one call of a bulk load that keeps to a rate beside live work: more keep that work
             waiting, fewer cost the store more for each.
     """
@@ -55,14 +50,10 @@ class StoreTraits(Struct, frozen=True):
     conflicts: frozenset[str]
     cancel: Literal["verdict", "recorded"]
     lookup: Literal["anywhere", "owner"]
-    order_per_group: bool
     safety_poll_ms: int
-    wakes_other_processes: bool
     positions: Literal["all", "recorded", "none"] = "all"
     changes: bool = True
     longest_lease_ms: int = LEASE_MS
-    leases_survive: bool = True
-    counted_journal: bool = True
     paced_rows: int = MAX_CLAIM_MESSAGES
 
 

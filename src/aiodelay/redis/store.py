@@ -43,9 +43,7 @@ _TRAITS = StoreTraits(
     conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
     cancel="verdict",
     lookup="anywhere",
-    order_per_group=True,
     safety_poll_ms=2_000,
-    wakes_other_processes=True,
     paced_rows=100,  # 1 to 2 ms
 )
 

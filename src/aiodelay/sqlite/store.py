@@ -62,9 +62,7 @@ _TRAITS = StoreTraits(
     conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
     cancel="verdict",
     lookup="anywhere",
-    order_per_group=True,
     safety_poll_ms=2_000,
-    wakes_other_processes=True,
 )
 FORMS = "sqlite:///relative/file.db, sqlite:////absolute/file.db; option journal=<entries>"
 MAX_JOURNAL = 10_000_000

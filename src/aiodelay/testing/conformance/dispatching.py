@@ -164,6 +164,12 @@ class DispatchRules(Bench):
         await stage.wakes(lambda: stage.end(again(claim, stage.now)), work=other)
 
     @staged
+    async def test_l2_wait_ends_by_what_another_process_puts(self, stage: Stage) -> None:
+        stage.needs_wake_ups()
+        async with self.reopen(stage.store, stage.clock) as other:
+            await stage.wakes(lambda: other.apply([stage.put()]))
+
+    @staged
     async def test_l2_a_signal_between_clear_and_wait_is_not_lost(self, stage: Stage) -> None:
         stage.work.clear()
         assert await stage.claim() == []

@@ -309,7 +309,7 @@ class LookingRules(Bench):
         assert [entry.event for entry in entries] == events.split()
         numbers = [entry.number for entry in entries]
         assert numbers == sorted(set(numbers))
-        if stage.store.traits.counted_journal:
+        if self.counted_journal:
             assert numbers[-1] - numbers[0] == len(numbers) - 1
         assert {(entry.id, entry.lane) for entry in entries} == {("m", LANE)}
         assert [entry.detail for entry in entries if entry.event in {"again", "dead"}] == ["why", "rejected"]

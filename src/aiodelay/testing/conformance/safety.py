@@ -111,7 +111,7 @@ class SafetyRules(Bench):
         await stage.stored(stage.put())
         claim, before = await stage.claim_one(), await stage.picture()
         await stage.reopen()
-        if stage.store.traits.leases_survive:
+        if self.leases_survive:
             assert await stage.picture() == before
             await stage.end(done(claim))
         else:

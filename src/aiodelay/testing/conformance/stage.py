@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from itertools import count
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
 
 import pytest
 
@@ -77,7 +77,21 @@ B = TypeVar("B", bound="Bench")
 
 
 class Bench(ABC):
-    """Where a suite gets its stores."""
+    """Where a suite gets its stores, and what it may expect of them beside their traits.
+
+    Attributes:
+        order_per_group: The store gives out the messages of a lane by due time, then scheduling order (S9).
+        leases_survive: A claim outlives the process that made it, until its lease ends. Otherwise it ends with it.
+        counted_journal: The journal keeps as many entries as it was told, and numbers them one by one. Otherwise it
+            keeps entries by their age, and their numbers grow.
+        wakes_other_processes: A put in one process ends `wait` in another before the safety poll. The suite then calls
+            `reopen` on an open store too, and uses both.
+    """
+
+    order_per_group: ClassVar[bool] = True
+    leases_survive: ClassVar[bool] = True
+    counted_journal: ClassVar[bool] = True
+    wakes_other_processes: ClassVar[bool] = False
 
     @abstractmethod
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
@@ -181,7 +195,7 @@ class Stage:
 
     def needs_order(self) -> None:
         """Skip the test if the store does not promise S9."""
-        if not self.store.traits.order_per_group:
+        if not self.bench.order_per_group:
             self._skip("does not promise an order")
 
     def needs_positions(self, *, verdict: bool = False) -> None:
@@ -193,8 +207,13 @@ class Stage:
 
     def needs_counted_journal(self) -> None:
         """Skip the test if the store's journal is kept by age."""
-        if not self.store.traits.counted_journal:
+        if not self.bench.counted_journal:
             self._skip("keeps its journal by age")
+
+    def needs_wake_ups(self) -> None:
+        """Skip the test if a put ends no `wait` of another process."""
+        if not self.bench.wakes_other_processes:
+            self._skip("does not wake other processes")
 
     def versioned(self, version: int) -> Conflict:
         """Return `Conflict.newer`; skips the test if the store has it not."""

@@ -37,8 +37,10 @@ class StoreConformance(
     Each test has a new store, an event loop of its own, and a clock that only the test moves; nothing sleeps. No
     plugin for async tests is needed, and any may be there. `new_loop` may be overridden for another event loop.
 
-    A store that says `durable` in its traits also overrides `reopen`. The suite skips a rule that the traits declare
-    away, and the rules of `BulkLoad` on a store without it; each skipped test says why.
+    A store that says `durable` in its traits also overrides `reopen`. Of some promises the traits do not tell; the
+    subclass does, by class attributes: `order_per_group`, `leases_survive`, `counted_journal`, `wakes_other_processes`.
+    The suite skips a rule that traits or attributes declare away, and the rules of `BulkLoad` on a store without it;
+    each skipped test says why.
 
     To see that a test can fail, call it: `MySuite().test_s6_nothing_ended_comes_back()` raises `AssertionError` on a
     store that breaks the rule.
