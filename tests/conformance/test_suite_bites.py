@@ -66,9 +66,9 @@ class KeepsLeases(MemoryStore):
 
 
 class IgnoresTokens(MemoryStore):
-    def _settle(self, settlement: Settlement) -> SettleOutcome:
+    def settle_one(self, settlement: Settlement) -> SettleOutcome:
         entry = self._entries.get(settlement.id)
-        return super()._settle(settlement if entry is None else replace(settlement, token=entry.token))
+        return super().settle_one(settlement if entry is None else replace(settlement, token=entry.token))
 
 
 class RepeatsTokens(MemoryStore):
@@ -91,9 +91,9 @@ class CancelsNothingInFlight(MemoryStore):
 
 
 class Resurrects(MemoryStore):
-    def _settle(self, settlement: Settlement) -> SettleOutcome:
+    def settle_one(self, settlement: Settlement) -> SettleOutcome:
         entry = self._entries.get(settlement.id)
-        outcome = super()._settle(settlement)
+        outcome = super().settle_one(settlement)
         if entry is not None and isinstance(settlement, Done):
             self._insert(entry.record, self.now_ms() + 60_000)
         return outcome
@@ -146,8 +146,8 @@ class NeverForgets(MemoryStore):
 
 
 class NewRequests(MemoryStore):
-    def _claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
-        return self._claim(demand, 15_000, 1, Worker("first", (), 0))
+    def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
+        return self.claim(demand, 15_000, 1, Worker("first", (), 0))
 
 
 class Asleep(MemoryStore):
@@ -177,8 +177,8 @@ class Unfair(MemoryStore):
 
 
 class NoTurns(MemoryStore):
-    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
-        return super()._claim(demand, lease_ms, 0, worker)
+    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
+        return super().claim(demand, lease_ms, 0, worker)
 
 
 class TrustsAll(MemoryStore):
@@ -217,8 +217,8 @@ class NeverLate(MemoryStore):
 
 
 class EndsSeries(MemoryStore):
-    def _settle(self, settlement: Settlement) -> SettleOutcome:
-        return super()._settle(replace(settlement, then_due_ms=None) if isinstance(settlement, Dead) else settlement)
+    def settle_one(self, settlement: Settlement) -> SettleOutcome:
+        return super().settle_one(replace(settlement, then_due_ms=None) if isinstance(settlement, Dead) else settlement)
 
 
 class KeepsLiveLists(MemoryStore):
@@ -237,9 +237,9 @@ class LeavesRetries(MemoryStore):
 
 
 class RefusesSteps(MemoryStore):
-    def _renew(self, renewal: Renewal) -> RenewOutcome:
+    def renew(self, renewal: Renewal) -> RenewOutcome:
         is_refused = t.is_lease_too_long(renewal.to, self.now_ms())
-        return RenewOutcome.LOST if is_refused else super()._renew(renewal)
+        return RenewOutcome.LOST if is_refused else super().renew(renewal)
 
 
 class TakesAtOnce(MemoryStore):

@@ -141,7 +141,7 @@ async def scene(*, letters: int = 9) -> AsyncIterator[SceneStore]:
         await _standing(made, work, random, now)
         made.until(now)
         for each in store._workers:
-            store._tidy(each, each.lanes, 100)
+            store.tidy(each, each.lanes, 100)
         yield store
 
 

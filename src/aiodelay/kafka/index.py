@@ -35,8 +35,6 @@ from aiodelay.model import (
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
     Cancel,
-    Claim,
-    Claimed,
     Command,
     DeadKey,
     DeadLetter,
@@ -54,8 +52,6 @@ from aiodelay.model import (
     Query,
     Record,
     Refused,
-    Renewal,
-    RenewOutcome,
     Reschedule,
     Settlement,
     SettleOutcome,
@@ -750,28 +746,12 @@ class Index(Commands, Claims, Looking):
 
     # --- claims -------------------------------------------------------------------------------------------
 
-    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
-        """Lease what is due."""
-        return self._claim(demand, lease_ms, turn, worker)
-
-    def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
-        """Answer the repetition of a claim."""
-        return self._claim_again(claims, demand)
-
-    def renew(self, renewal: Renewal) -> RenewOutcome:
-        """Set a lease from one token to another."""
-        return self._renew(renewal)
-
     def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
         """Do a step of housekeeping."""
-        tidied = self._tidy(worker, lanes, limit)
+        tidied = super().tidy(worker, lanes, limit)
         listed = {state.lane for state in tidied.lanes}
         far = [lane for lane, n in self.far.by_lane.items() if n and lane not in listed]
         return replace(tidied, lanes=[*tidied.lanes, *(self._lane_state(lane, tidied.now_ms) for lane in far)])
-
-    def beat(self, worker: Worker, ids: Collection[str]) -> None:
-        """Note that a worker lives and holds these claims."""
-        self._beat(worker, ids)
 
     def add_worker(self, worker: Worker) -> None:
         """Count a worker as alive."""
@@ -973,7 +953,7 @@ class Index(Commands, Claims, Looking):
             return SettleOutcome.SUPERSEDED if was_replaced else SettleOutcome.GONE, None
         with self._changing(key, entry) as change:
             change.outcome = getattr(settlement, "outcome", "ended")
-            outcome = self._settle(settlement)
+            outcome = self.settle_one(settlement)
         return outcome, self._offered(change) if outcome is SettleOutcome.SETTLED else None
 
     def command(self, command: Command) -> tuple[Outcome, Change | None]:

@@ -87,7 +87,7 @@ class Claims(Tables):
 
     # --- claims -------------------------------------------------------------------------------------------
 
-    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
+    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
         """Lease what is due; `turn` says whose turn it is to be served first."""
         now, number = self.now_ms(), next(self._claims)
         self._return_lapsed(now, MAX_CLAIM_MESSAGES)
@@ -158,7 +158,7 @@ class Claims(Tables):
         self._note("claimed", entry.record, now)
         return Claim(entry.record, token)
 
-    def _claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
+    def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
         """Answer the repetition of a claim: what it leased, as far as it still is."""
         entries = [(self._leased.get(claim.record.id), claim.token) for claim in claims]
         held = [Claim(entry.record, token) for entry, token in entries if entry is not None and entry.token == token]
@@ -179,7 +179,7 @@ class Claims(Tables):
 
     # --- settling -----------------------------------------------------------------------------------------
 
-    def _settle(self, settlement: Settlement) -> SettleOutcome:
+    def settle_one(self, settlement: Settlement) -> SettleOutcome:
         """End a claim that is still held, in one step with what follows from it."""
         entry = self._entries.get(settlement.id)
         if entry is None or entry.token != settlement.token:
@@ -216,7 +216,7 @@ class Claims(Tables):
                 self._note(settlement.outcome, record, now)
         return False
 
-    def _renew(self, renewal: Renewal) -> RenewOutcome:
+    def renew(self, renewal: Renewal) -> RenewOutcome:
         """Set a lease from one token to another, unless somebody else has taken the message."""
         tokens = (renewal.token, renewal.to)
         entry, superseded = self._entries.get(renewal.id), self._superseded.get(renewal.id, {})
@@ -233,7 +233,8 @@ class Claims(Tables):
 
     # --- housekeeping -------------------------------------------------------------------------------------
 
-    def _tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
+    def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
+        """Do a bounded step of housekeeping, as `Work.tidy` promises it."""
         now = self.now_ms()
         worker.lanes, worker.seen_ms = frozenset(lanes), now
         lapsed = self._return_lapsed(now, limit)
@@ -300,7 +301,7 @@ class Claims(Tables):
             return True
         return t.has_died(trial.worker.seen_ms, trial.lease_ms, now)
 
-    def _beat(self, worker: Worker, ids: Collection[str]) -> None:
+    def beat(self, worker: Worker, ids: Collection[str]) -> None:
         """Note that a process lives and holds these claims; called from a thread of its own."""
         worker.seen_ms = self.now_ms()
         for message_id in ids:

@@ -79,22 +79,22 @@ class _MemoryWork:
         await asyncio.sleep(0)  # others run in between, as with a store that must be asked
         last_request, last_claims = self._last
         if request == last_request:
-            return self._store._claim_again(last_claims, demand)
+            return self._store.claim_again(last_claims, demand)
         self._turn += 1
-        claimed = self._store._claim(demand, lease_ms, self._turn, self._worker)
+        claimed = self._store.claim(demand, lease_ms, self._turn, self._worker)
         self._last = (request, claimed.claims)
         return claimed
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        return [self._store._settle(settlement) for settlement in settlements]
+        return [self._store.settle_one(settlement) for settlement in settlements]
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        return [self._store._renew(renewal) for renewal in renewals]
+        return [self._store.renew(renewal) for renewal in renewals]
 
     async def wait(self, *, until_ms: int | None) -> None:
         seconds = _TRAITS.safety_poll_ms / 1000
         if until_ms is not None:
-            seconds = min(seconds, self._store._clock.seconds_until(until_ms))
+            seconds = min(seconds, self._store.seconds_until(until_ms))
         await self._worker.wakeup.wait(seconds)
 
     def wake(self) -> None:
@@ -104,10 +104,10 @@ class _MemoryWork:
         self._worker.wakeup.clear()
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        return self._store._tidy(self._worker, lanes, limit)
+        return self._store.tidy(self._worker, lanes, limit)
 
     def beat(self, ids: Collection[str]) -> None:
-        self._store._beat(self._worker, ids)
+        self._store.beat(self._worker, ids)
 
     def status(self) -> WorkStatus:
         return WorkStatus("ready")

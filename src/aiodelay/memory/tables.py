@@ -115,6 +115,10 @@ class Tables:
         """Return the clock's time."""
         return self._clock.now_ms()
 
+    def seconds_until(self, at_ms: int) -> float:
+        """Return the seconds from now until an instant of the store's clock, for a timer."""
+        return self._clock.seconds_until(at_ms)
+
     def _insert(self, record: Record, place_ms: int, sequence: int | None = None) -> None:
         """Put a message into its lane, in the place of what stood under its id; behind others, unless told where."""
         old = self._entries.get(record.id)
