@@ -25,17 +25,19 @@ class Received(Generic[T]):
     Attributes:
         event: The event.
         context: What a handler would be given beside it.
+        result: The result that it was settled with; None until then.
     """
 
-    __slots__ = ("_is_over", "_result", "_waiter", "context", "event")
+    __slots__ = ("_is_over", "_waiter", "context", "event", "result")
 
     event: T
     context: Context
+    result: object
 
     def __init__(self, event: T, context: Context) -> None:
         self.event, self.context = event, context
         self._is_over = False
-        self._result: object = None
+        self.result = None
         self._waiter: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -66,7 +68,7 @@ class Received(Generic[T]):
     def _end(self, result: object) -> bool:
         if self.is_settled:
             return False
-        self._is_over, self._result = True, result
+        self._is_over, self.result = True, result
         if self._waiter is not None:
             self._waiter.set_result(None)
         return True
@@ -82,8 +84,8 @@ class Received(Generic[T]):
         else:
             self.give_back()
 
-    def _over(self) -> asyncio.Future[None]:
-        """Return what is done once it is held no more; cancelled if it was lost."""
+    def over(self) -> asyncio.Future[None]:
+        """Return a future that is done once the message is held no more, and cancelled if the message was lost."""
         if self._waiter is None:
             self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter

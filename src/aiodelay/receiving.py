@@ -102,7 +102,7 @@ class _Window(Generic[T]):
         subscription.request(self._size)
 
     def on_next(self, item: Received[T], /) -> None:
-        item._over().add_done_callback(self._replenish)
+        item.over().add_done_callback(self._replenish)
         self._ready.append(item)
         self._wakeup.set()
 

@@ -109,19 +109,19 @@ class Publication(HandlerSubscription):
             self._break("on_next", error)
             received.settle(error)
         if received.is_settled:
-            return self._returned(held, received._result)
+            return self._returned(held, received.result)
         return Run(held, started_s, self._result(received))
 
     async def _result(self, received: Received[Any]) -> object:
-        await received._over()
-        return received._result
+        await received.over()
+        return received.result
 
     def _returned(self, held: Held, result: object) -> Settlement:
         if result is GIVEN_BACK:
             return settling.release(held.claim.record, held.claim.token)
         if isinstance(result, Exception):
             return self._failed(held, result)
-        return HandlerSubscription._returned(self, held, result)
+        return super(Publication, self)._returned(held, result)
 
     def _break(self, signal: str, error: Exception) -> None:
         """End the subscription of a subscriber that raised: it may not (D15)."""
