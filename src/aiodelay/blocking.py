@@ -88,7 +88,7 @@ class BlockingScheduler:
     ) -> None:
         if not isinstance(store, str):
             raise ConfigurationError("store", kind_of(store), "a URL: each connection makes a store of its own")
-        self._make = partial(
+        make = partial(
             Scheduler,
             store,
             namespace=namespace,
@@ -101,16 +101,11 @@ class BlockingScheduler:
             store_timeout=store_timeout,
             open_timeout=open_timeout,
         )
-        self._shown = repr(self._make())  # refuses what is wrong here, not at the first call
-        self._begin()
-        _ALL.add(self)
-
-    def _begin(self) -> None:
-        self._lock = Lock()
-        self._connection: _Connection | None = None
+        self._shown = repr(make())  # refuses what is wrong here, not at the first call
+        self._shared = _SharedConnection(make)
 
     def __repr__(self) -> str:
-        return f"<Blocking{self._shown[1:].rpartition(' ')[0]} {'open' if self._connection else 'closed'}>"
+        return f"<Blocking{self._shown[1:].rpartition(' ')[0]} {'open' if self._shared.is_open else 'closed'}>"
 
     # --- open and closed ----------------------------------------------------------------------------------
 
@@ -123,7 +118,7 @@ class BlockingScheduler:
             BlockingCallError: An event loop is running in this thread.
         """
         _refuse_in_a_loop()
-        self._connected()
+        self._shared.get()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -132,16 +127,7 @@ class BlockingScheduler:
 
     def close(self) -> None:
         """Disconnect, once the calls of other threads are answered; idempotent."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def _connected(self) -> _Connection:
-        with self._lock:
-            if self._connection is None or not self._connection.is_open:
-                self._connection = _Connection(self._make())
-            return self._connection
+        self._shared.close()
 
     def call(self, function: Callable[[Scheduler], Awaitable[T]], /) -> T:
         """Do anything else that a scheduler can: `blocking.call(lambda scheduler: scheduler.reaches("redis-list"))`.
@@ -156,9 +142,9 @@ class BlockingScheduler:
             StoreUnavailableError, StoreMismatchError: It cannot connect.
         """
         _refuse_in_a_loop()
-        connection = self._connected()
+        connection = self._shared.get()
         while (answer := connection.start(function)) is None:  # closed meanwhile
-            connection = self._connected()
+            connection = self._shared.get()
         try:
             return answer.result()
         finally:
@@ -380,6 +366,43 @@ class _Connection:
         self._thread.join()
 
 
+class _SharedConnection:
+    """The connection that all threads of this process share, made when the first of them needs it.
+
+    Args:
+        make: Makes a scheduler that is not open yet.
+    """
+
+    def __init__(self, make: Callable[[], Scheduler]) -> None:
+        self._make = make
+        self.forget()
+        _ALL.add(self)
+
+    def forget(self) -> None:
+        """Begin without a connection: a forked process leaves it to its parent, whose threads it does not have."""
+        self._lock = Lock()
+        self._connection: _Connection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    def get(self) -> _Connection:
+        """Return the connection; make another one where there is none, or where it was closed."""
+        with self._lock:
+            if self._connection is None or not self._connection.is_open:
+                self._connection = _Connection(self._make())
+            return self._connection
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
 def _cancel_too(task: asyncio.Task[object], opening: Future[BlockingPortal]) -> None:
     """Cancel the task that opens, from any thread, if the opening was cancelled."""
     if opening.cancelled():
@@ -410,14 +433,13 @@ def _refuse_in_a_loop() -> None:
     raise BlockingCallError("BlockingScheduler")
 
 
-_ALL: weakref.WeakSet[BlockingScheduler] = weakref.WeakSet()
+_ALL: weakref.WeakSet[_SharedConnection] = weakref.WeakSet()
 
 
-def _begin_in_child() -> None:
-    """Leave the connections to the process that was forked: its threads are not there to close them."""
+def _forget_in_child() -> None:
     for each in list(_ALL):
-        each._begin()
+        each.forget()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_in_child)
+    os.register_at_fork(after_in_child=_forget_in_child)

@@ -275,9 +275,7 @@ def test_a_connection_that_failed_is_made_anew(url: str) -> None:
     """Whatever ends the loop's thread, the next call is served."""
     with BlockingScheduler(url) as scheduler:
         scheduler.schedule(Remind(7), delay="1h", id="1")
-        connection = scheduler._connection
-        assert connection is not None
-        connection.close()
+        scheduler._shared.get().close()
         scheduler.schedule(Remind(7), delay="1h", id="2")
     assert pending(url) == ["1", "2"]
 
@@ -369,7 +367,7 @@ def test_a_process_forked_while_another_thread_connects_is_not_stuck(url: str, t
 held, released = threading.Event(), threading.Event()
 
 def connect():
-    with scheduler._lock:
+    with scheduler._shared._lock:
         held.set()
         released.wait()
 

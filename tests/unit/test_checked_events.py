@@ -101,9 +101,9 @@ async def test_the_blocking_scheduler_refuses_it_too(tmp_path: Any) -> None:  # 
         scheduler = BlockingScheduler(url, check_events=checks)
         if checks:
             with pytest.raises(PayloadTypeError):
-                scheduler._make()._composer.put(Message(Order("x"), delay="1h"), 0)  # type: ignore[arg-type]
+                scheduler._shared._make()._composer.put(Message(Order("x"), delay="1h"), 0)  # type: ignore[arg-type]
         else:
-            scheduler._make()._composer.put(Message(Order("x"), delay="1h"), 0)  # type: ignore[arg-type]
+            scheduler._shared._make()._composer.put(Message(Order("x"), delay="1h"), 0)  # type: ignore[arg-type]
 
 
 async def test_an_event_that_cannot_be_written_names_the_field(clock: VirtualClock) -> None:
