@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Literal, NoReturn, Self, TypeAlias, TypeVar, get_args
 
 from aiodelay.errors import ConfigurationError, StoreUnavailableError, shortened
 from aiodelay.model import (
@@ -105,6 +105,68 @@ class Injection:
         return True
 
 
+class _Switches:
+    """The injections of one store, which strike its calls.
+
+    Args:
+        store: Is named in errors.
+        seed: For faults with a probability.
+    """
+
+    def __init__(self, store: Store, seed: int) -> None:
+        self._store, self._chance = store, random.Random(seed)
+        self._injections: list[Injection] = []
+        self._hanging: set[asyncio.Future[None]] = set()
+        self.calls: Counter[Step] = Counter()
+
+    def add(self, injection: Injection) -> None:
+        self._injections.append(injection)
+
+    def heal(self) -> None:
+        self._injections.clear()
+        for waiter in self._hanging:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def call(self, step: Step, call: Callable[[], Awaitable[T]], fail: Callable[[Fault], T] | None = None) -> T:
+        """Make a call as the injection says that strikes it; a call that fails raises, unless `fail` answers for it."""
+        fail = fail or self._raise
+        self.calls[step] += 1
+        struck = next((each for each in self._injections if each.strikes(step, self._chance)), None)
+        if struck is None:
+            return await call()
+        match struck.fault:
+            case "unavailable" | "request_lost":
+                return fail(struck.fault)
+            case "reply_lost":
+                await call()
+                return fail(struck.fault)
+            case "crash":
+                raise InjectedBugError(f"injected at {step}")
+            case "hang":
+                await self._until_healed()
+            case "late_reply":
+                answer = await call()
+                await asyncio.sleep(struck.seconds)
+                return answer
+            case "delay":
+                await asyncio.sleep(struck.seconds)
+            case "repeat":
+                await call()
+        return await call()
+
+    async def _until_healed(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hanging.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._hanging.discard(waiter)
+
+    def _raise(self, fault: Fault) -> NoReturn:
+        raise StoreUnavailableError(self._store.name, f"injected {fault}")
+
+
 class FaultyStore(ForwardingStore):
     """Stands before a store, passes everything on, and fails as told by `inject`.
 
@@ -121,10 +183,8 @@ class FaultyStore(ForwardingStore):
 
     def __init__(self, store: Store, *, seed: int = 0) -> None:
         super().__init__(store)
-        self._chance = random.Random(seed)
-        self._injections: list[Injection] = []
-        self._hanging: set[asyncio.Future[None]] = set()
-        self.calls: Counter[Step] = Counter()
+        self._switches = _Switches(store, seed)
+        self.calls: Counter[Step] = self._switches.calls
         self.applied: list[int] = []
 
     # --- switches -----------------------------------------------------------------------------------------
@@ -162,57 +222,18 @@ class FaultyStore(ForwardingStore):
         seconds = parse_duration(lasting, field="lasting") / 1000
         where: frozenset[Step] = frozenset(steps or get_args(Step))
         injection = Injection(fault, where, left=times, after=after, probability=probability, seconds=seconds)
-        self._injections.append(injection)
+        self._switches.add(injection)
         return injection
 
     def heal(self) -> None:
         """End all faults; what hangs goes on."""
-        self._injections.clear()
-        for waiter in self._hanging:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _call(self, step: Step, call: Callable[[], Awaitable[T]], fail: Callable[[Fault], T]) -> T:
-        self.calls[step] += 1
-        struck = next((each for each in self._injections if each.strikes(step, self._chance)), None)
-        if struck is None:
-            return await call()
-        match struck.fault:
-            case "unavailable" | "request_lost":
-                return fail(struck.fault)
-            case "reply_lost":
-                await call()
-                return fail(struck.fault)
-            case "crash":
-                raise InjectedBugError(f"injected at {step}")
-            case "hang":
-                await self._until_healed()
-            case "late_reply":
-                answer = await call()
-                await asyncio.sleep(struck.seconds)
-                return answer
-            case "delay":
-                await asyncio.sleep(struck.seconds)
-            case "repeat":
-                await call()
-        return await call()
-
-    async def _until_healed(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._hanging.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._hanging.discard(waiter)
-
-    def _raise(self, fault: Fault) -> T:  # type: ignore[type-var]  # returns nothing of any type
-        raise StoreUnavailableError(self.name, f"injected {fault}")
+        self._switches.heal()
 
     # --- Store --------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         """Connect."""
-        await self._call("open", self._store.__aenter__, self._raise)
+        await self._switches.call("open", self._store.__aenter__)
         return self
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
@@ -223,30 +244,30 @@ class FaultyStore(ForwardingStore):
             text = f"injected {fault}"
             return [Refused("unavailable", text) if fault == "unavailable" else Unknown(text)] * len(commands)
 
-        return await self._call("apply", lambda: self._store.apply(commands, source=source), fail)
+        return await self._switches.call("apply", lambda: self._store.apply(commands, source=source), fail)
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Open the dispatching role, with faults."""
         async with self._store.work(worker, lanes) as work:
-            yield _FaultyWork(self, work)
+            yield _FaultyWork(work, self._switches)
 
 
 class _FaultyWork:
     """A worker's side of the store, with the same switches."""
 
-    def __init__(self, store: FaultyStore, work: Work) -> None:
-        self._store, self._work = store, work
+    def __init__(self, work: Work, switches: _Switches) -> None:
+        self._work, self._switches = work, switches
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        work, store = self._work, self._store
-        return await store._call("claim", lambda: work.claim(demand, request=request, lease_ms=lease_ms), store._raise)
+        work = self._work
+        return await self._switches.call("claim", lambda: work.claim(demand, request=request, lease_ms=lease_ms))
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        return await self._store._call("settle", lambda: self._work.settle(settlements), self._store._raise)
+        return await self._switches.call("settle", lambda: self._work.settle(settlements))
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        return await self._store._call("renew", lambda: self._work.renew(renewals), self._store._raise)
+        return await self._switches.call("renew", lambda: self._work.renew(renewals))
 
     async def wait(self, *, until_ms: int | None) -> None:
         await self._work.wait(until_ms=until_ms)
@@ -258,7 +279,7 @@ class _FaultyWork:
         self._work.clear()
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        return await self._store._call("tidy", lambda: self._work.tidy(lanes, limit=limit), self._store._raise)
+        return await self._switches.call("tidy", lambda: self._work.tidy(lanes, limit=limit))
 
     def beat(self, ids: Collection[str]) -> None:
         self._work.beat(ids)
