@@ -83,7 +83,7 @@ class ForwardingStore:
         return await self._store.counts()
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count what comes due."""
+        """Count messages by the time at which they come due."""
         return await self._store.load(bucket_ms=bucket_ms, buckets=buckets)
 
     async def position(self, source: str) -> int | None:
@@ -120,15 +120,15 @@ class ForwardingStore:
         return await self._store.purge(keys)
 
     async def hold(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane, or one address of it."""
+        """Pause a lane, or one address in a lane."""
         return await self._store.hold(lane, address)
 
     async def release(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane, or one address of it."""
+        """Resume a lane, or one address in a lane."""
         return await self._store.release(lane, address)
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
-        """List what is held."""
+        """List the holds."""
         return await self._store.holds()
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:

@@ -77,7 +77,7 @@ B = TypeVar("B", bound="Bench")
 
 
 class Bench(ABC):
-    """Where a suite gets its stores, and what it may expect of them beside their traits.
+    """Makes a suite's stores, and tells the promises that the traits of the stores leave out.
 
     Attributes:
         order_per_group: The store gives out the messages of a lane by due time, then scheduling order (S9).
