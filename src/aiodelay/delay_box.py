@@ -126,10 +126,10 @@ class DelayBox:
             if self._own:
                 await stack.enter_async_context(self._scheduler)
             store = _checked(self._scheduler.opened_store())
-            sink = self._scheduler._sink(SINK)
+            sink = self._scheduler.sink(SINK)
             for topic in self._rules.allowed:
                 sink.check(topic)
-            topics = await self._scheduler._until_answered(
+            topics = await self._scheduler.until_answered(
                 f"opening the intake from {self._cluster.name}",
                 lambda: prepare_intake(
                     self._cluster, self._dead_topics, create=self._create, partitions=self._partitions
@@ -181,7 +181,7 @@ class DelayBox:
                 dead_topic=self._dead_topics[topic],
                 begin_after=self._begin_after,
                 may_go_on=self._groups[topic].is_settled,
-                around=self._scheduler._around_intake(topic, place.partition),
+                around=self._scheduler.around_intake(topic, place.partition),
             )
             name = f"aiodelay delay box {topic}/{place.partition}"
             self._intakes[place] = self._tasks.create_task(intake.run(), name=name)

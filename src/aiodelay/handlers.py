@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_CONCURRENCY",
+    "Decoder",
     "EventTypes",
     "Handler",
     "Result",
@@ -49,6 +50,8 @@ Result: TypeAlias = Later | Reject | None
 """What a handler may return."""
 Handler: TypeAlias = Callable[..., Awaitable[Result]] | Callable[..., Result]
 """A coroutine function, or a plain one: its first parameter is the event."""
+Decoder: TypeAlias = Callable[[bytes, str], Any]
+"""Makes an event of a payload and the name of its encoding."""
 T = TypeVar("T")
 
 MAX_CONCURRENCY = 10_000

@@ -115,6 +115,18 @@ class Composer:
         self._checks_events = checks_events
         self._readers: dict[type, Callable[[bytes], object]] = {}
 
+    def moved_to(self, sinks: Mapping[str, Sink], types: EventTypes) -> Composer:
+        """Return another composer that differs by its sinks and event classes."""
+        return Composer(
+            codec=self._codec,
+            sinks=sinks,
+            targets=self._targets,
+            max_payload=self._max_payload,
+            traits=self._traits,
+            types=types,
+            checks_events=self._checks_events,
+        )
+
     def put(self, message: Message, now_ms: int) -> Put:
         """Return the command that stores a message.
 

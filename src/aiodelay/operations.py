@@ -24,7 +24,7 @@ from .model import (
 from .ports import Store, Transfer
 from .timeunits import Duration, parse_duration, to_epoch_ms
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "lanes_and_address"]
 
 PAGE = 500
 MOST = (1 << 63) - 1
@@ -72,7 +72,7 @@ class Operations:
             limit: Most messages; None = all.
         """
         store = self.opened_store()
-        lanes = () if of is None else self._lanes_and_address(of)[0]
+        lanes = () if of is None else lanes_and_address(of)[0]
         from_ms = None if since is None else to_epoch_ms(since, field="since")
         to_ms = None if before is None else to_epoch_ms(before, field="before")
         after: tuple[int, str] | None = None
@@ -113,12 +113,12 @@ class Operations:
             what: An event class, under its former names too; or one name: `"payment.check"`, `"stdout"`,
                 `"stdout:audit"`.
         """
-        lanes, address = self._lanes_and_address(what)
+        lanes, address = lanes_and_address(what)
         return any([await self.opened_store().hold(lane, address) for lane in lanes])
 
     async def resume(self, what: type | str) -> bool:
         """Release what `pause` holds back; return whether it was held."""
-        lanes, address = self._lanes_and_address(what)
+        lanes, address = lanes_and_address(what)
         return any([await self.opened_store().release(lane, address) for lane in lanes])
 
     async def paused(self) -> Sequence[str]:
@@ -133,16 +133,6 @@ class Operations:
         """
         store = self.opened_store()
         return await store.blocked() if isinstance(store, Transfer) else ()
-
-    def _lanes_and_address(self, what: type | str) -> tuple[tuple[Lane, ...], str | None]:
-        if isinstance(what, type):
-            if not is_event_class(what):
-                raise ConfigurationError("what", shortened(what), "an event class, or a name")
-            return type_names(what), None
-        if isinstance(what, str) and ":" in what:
-            lane, address = split_target(what, field="what")
-            return ((address,), None) if lane == HANDLER_TARGET else ((lane,), address)
-        return (check_type_name(what, "what"),), None
 
     # --- dead letters and history -------------------------------------------------------------------------
 
@@ -163,7 +153,7 @@ class Operations:
         store = self.opened_store()
         if message_id is not None:
             message_id = check_letters_id(message_id)
-        lanes = () if of is None else self._lanes_and_address(of)[0]
+        lanes = () if of is None else lanes_and_address(of)[0]
         lane = lanes[0] if len(lanes) == 1 else None
         after: tuple[int, str, int] | None = None
         left = MOST if limit is None else check_count(limit, "limit", 0, MOST)
@@ -204,6 +194,25 @@ class Operations:
             after=check_count(after, "after", 0, MOST),
             limit=check_count(limit, "limit", 1, MOST),
         )
+
+
+def lanes_and_address(what: type | str) -> tuple[tuple[Lane, ...], str | None]:
+    """Return the lanes that an operator names, and the address within them; None = all addresses.
+
+    Args:
+        what: An event class, which names its former lanes too; or one name, as `pause` takes it.
+
+    Raises:
+        ConfigurationError, TargetError: Nothing can have that name.
+    """
+    if isinstance(what, type):
+        if not is_event_class(what):
+            raise ConfigurationError("what", shortened(what), "an event class, or a name")
+        return type_names(what), None
+    if isinstance(what, str) and ":" in what:
+        lane, address = split_target(what, field="what")
+        return ((address,), None) if lane == HANDLER_TARGET else ((lane,), address)
+    return (check_type_name(what, "what"),), None
 
 
 def _keys(letters: Sequence[DeadLetter | DeadKey]) -> list[DeadKey]:

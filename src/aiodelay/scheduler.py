@@ -22,7 +22,6 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -56,6 +55,7 @@ from .errors import (
     shortened,
 )
 from .handlers import (
+    Decoder,
     EventTypes,
     Handler,
     check_concurrency,
@@ -84,6 +84,7 @@ from .model import (
     Cancel,
     CancelOutcome,
     Claim,
+    Command,
     Conflict,
     DeadLetter,
     Fire,
@@ -94,8 +95,10 @@ from .model import (
     Put,
     Reach,
     Record,
+    Refused,
     Reschedule,
     RescheduleOutcome,
+    Stored,
     WorkStatus,
 )
 from .operations import Operations
@@ -107,6 +110,7 @@ from .recurrence import Cron, Every
 from .retry import Retry
 from .telemetry import Telemetry
 from .timeunits import Duration, parse_duration
+from .wakeup import WakeUp
 
 if TYPE_CHECKING:
     from .telemetry.commands import Carrier
@@ -247,6 +251,28 @@ class Scheduler(Operations):
         is not connected raises `ClosedError` where it needs its connection. The scheduler connects it and closes it.
         """
         return self._store
+
+    @property
+    def sinks(self) -> Mapping[str, Sink]:
+        """The sinks by name, those that the store brings along too, whether the scheduler is open or not."""
+        return self._sinks
+
+    def sink(self, name: str) -> Sink:
+        """Return a sink.
+
+        Args:
+            name: The part of `to=` before the colon.
+
+        Raises:
+            UnknownSinkError: The scheduler has no sink of that name.
+        """
+        if name not in self._sinks:
+            raise UnknownSinkError("sink", shortened(name), ", ".join(sorted(self._sinks)) or "none: there is none")
+        return self._sinks[name]
+
+    def decoders(self) -> Mapping[Lane, Decoder]:
+        """Return what decodes payloads, by each name that a handler serves."""
+        return {name: spec.decode for spec in self._handlers.values() for name in (spec.name, *spec.aliases)}
 
     def opened_store(self) -> Store:
         """Return the store of an open scheduler.
@@ -423,6 +449,18 @@ class Scheduler(Operations):
         self._check_changes("fire")
         command = Fire(new_op(), check_id(message_id))
         return answer_of(command, await self._open_commands().carry_out(command, 0))
+
+    async def carry_out(self, commands: Sequence[Command]) -> Sequence[Stored | Refused | AiodelayError]:
+        """Send commands as they are, together, for what `schedule` and the other verbs cannot say.
+
+        Returns:
+            An answer or an error for each, in order.
+
+        Raises:
+            ClosedError: The scheduler is not open.
+        """
+        size = sum(command.envelope.size for command in commands if isinstance(command, Put))
+        return await self._open_commands().carry_out_many(commands, size)
 
     def _check_changes(self, what: str) -> None:
         self._ready()
@@ -759,14 +797,22 @@ class Scheduler(Operations):
             for spec in specs:
                 running.add_handler(spec)
             for spec in specs if self._dispatch else ():
-                await self._until_answered(f"arming the series of {spec.name}", partial(self._arm, spec.name))
+                await self.until_answered(f"arming the series of {spec.name}", partial(self._arm, spec.name))
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
 
-    async def _until_answered(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of an attempt that is part of opening; repeat it for `open_timeout` (see `Patience`)."""
+    async def until_answered(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of an attempt that is part of opening; repeat it for `open_timeout` (see `Patience`).
+
+        Args:
+            what: What the attempt does, for the log.
+            attempt: Raises `StoreUnavailableError` or `SinkUnavailableError` where another one may succeed.
+
+        Raises:
+            ClosedError: The scheduler is not open.
+        """
         return await self._ready().patience.answered(what, attempt)
 
     def _observer(self) -> Observer | None:
@@ -869,21 +915,11 @@ class Scheduler(Operations):
         Raises:
             UnknownSinkError: This scheduler does not have it.
         """
-        found = self._sink(sink)
+        found = self.sink(sink)
         if isinstance(self._store, Transfer):
             return self._store.reaches(found)
         reason = f"{self._store.name} and {sink} share no system: claimed, sent, settled"
         return Reach(Promise.AT_LEAST_ONCE, reason)
-
-    def _sink(self, name: str) -> Sink:
-        """Return a sink.
-
-        Raises:
-            UnknownSinkError: This scheduler does not have it.
-        """
-        if name not in self._sinks:
-            raise UnknownSinkError("sink", shortened(name), ", ".join(sorted(self._sinks)) or "none: there is none")
-        return self._sinks[name]
 
     def status(self) -> WorkStatus:
         """Say whether messages are dispatched yet: while it opens, a Kafka store tells how much it has read."""
@@ -904,6 +940,21 @@ class Scheduler(Operations):
         return {lane: each.demand().messages for lane, each in subscriptions.items()}
 
     @property
+    def in_flight(self) -> int:
+        """How many messages this process has delivered and not settled yet; 0 while it is closed."""
+        return 0 if self._running is None else self._running.in_flight
+
+    def served(self) -> Sequence[Lane]:
+        """Return the lanes that this process serves now, former names included; empty if it is closed or closing."""
+        return () if self._running is None or self._running.is_closing else self._running.lanes()
+
+    @contextmanager
+    def watch(self) -> Iterator[WakeUp]:
+        """Give a wake-up that is set whenever this process has settled a message or can take another one."""
+        with nullcontext(WakeUp()) if self._running is None else self._running.watch() as changed:
+            yield changed
+
+    @property
     def overdue_age_ms(self) -> int:
         """Age of the oldest overdue message over all lanes, in ms, at the last look (every 10 s); 0 = none."""
         return 0 if self._running is None else self._running.overdue_age_ms
@@ -919,10 +970,14 @@ class Scheduler(Operations):
         assert self._commands is not None
         return self._commands
 
-    def _around_intake(
+    def around_intake(
         self, topic: str, partition: int
     ) -> Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]:
-        """Return what goes around the storing of requests that were taken from a partition."""
+        """Return what an intake puts around the storing of requests from a partition: their telemetry, if there is any.
+
+        Raises:
+            ClosedError: The scheduler is not open.
+        """
         observer = self._ready().observer
         return nullcontext if observer is None else lambda puts: observer.taken_in(topic, partition, puts)
 
@@ -932,7 +987,7 @@ class Scheduler(Operations):
     # --- tests --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _elsewhere(
+    def moved_to(
         self, store: Store, sinks: Mapping[str, Sink], clock: Clock, note_run: Callable[[Record, int], None]
     ) -> Iterator[None]:
         """Move to another store, other sinks and another clock for a while, for `aiodelay.testing`.
@@ -952,8 +1007,7 @@ class Scheduler(Operations):
         self._store, self._sinks, self._types = store, dict(sinks), self._types.copy()
         self._reads_sources = False
         self._options = structs.replace(self._options, clock=clock)
-        self._composer = copy(self._composer)
-        self._composer._sinks, self._composer._types = self._sinks, self._types
+        self._composer = self._composer.moved_to(self._sinks, self._types)
         self._handlers, self._series, self._was_closed = dict(self._handlers), dict(self._series), False
         self._context = context  # type: ignore[method-assign]
         try:

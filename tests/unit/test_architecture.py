@@ -258,6 +258,19 @@ def test_backends_know_neither_the_runtime_nor_each_other(backend: str) -> None:
     assert known <= allowed
 
 
+def test_no_module_imports_a_private_name_of_another() -> None:
+    """Ruff's SLF001 says the same of attributes."""
+    report(offence for source in sources().values() for offence in private_imports(source))
+
+
+def private_imports(source: Source) -> Iterator[str]:
+    for node in source.nodes:
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("aiodelay")):
+            for name in (alias.name for alias in node.names):
+                if name.startswith("_") and not name.endswith("__"):
+                    yield f"{source}: imports {name} from {node.module}"
+
+
 def test_nothing_imports_the_test_kit_or_the_command_line() -> None:
     outside = {"testing", "cli", "service"}
     users = [source for source in sources().values() if source.layer not in outside]

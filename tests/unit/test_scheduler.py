@@ -15,6 +15,7 @@ import pytest
 
 from aiodelay import (
     CancelOutcome,
+    ClosedError,
     Conflict,
     Context,
     DuplicateIdError,
@@ -28,10 +29,25 @@ from aiodelay import (
     ScheduleOutcome,
     Scheduler,
     StoreUnavailableError,
+    UnknownSinkError,
     event,
 )
+from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
-from aiodelay.model import DeadKey, LaneCounts, LoadBucket, Query, Refused, Snapshot, State, Stored
+from aiodelay.model import (
+    After,
+    Cancel,
+    DeadKey,
+    Envelope,
+    LaneCounts,
+    LoadBucket,
+    Put,
+    Query,
+    Refused,
+    Snapshot,
+    State,
+    Stored,
+)
 from aiodelay.operations import PAGE
 from aiodelay.testing import START, FaultyStore, RecordingSink, VirtualClock, assert_delivered, assert_scheduled
 
@@ -763,3 +779,74 @@ async def test_idle_waits_for_what_another_instance_has_in_flight(clock: Virtual
             await first.run_until_idle()
             assert clock.now() - START >= 21 * SECOND
     assert (len(logs[0].runs), len(logs[1].runs)) == (0, 1)
+
+
+# --- what programs and other modules ask of it ---------------------------------------------------------------
+
+
+async def test_its_store_and_sinks_are_there_open_or_not(clock: VirtualClock) -> None:
+    store, sink = MemoryStore(clock=clock), RecordingSink("sent")
+    scheduler = Scheduler(store, sinks=[sink], clock=clock)
+
+    def seen() -> tuple[object, object, object]:
+        return scheduler.store, scheduler.sinks, scheduler.sink("sent")
+
+    assert seen() == (store, {"sent": sink}, sink)
+    with pytest.raises(ClosedError, match="not open yet"):
+        scheduler.opened_store()
+    async with scheduler:
+        assert seen() == (store, {"sent": sink}, sink)
+        assert scheduler.opened_store() is store
+    assert seen() == (store, {"sent": sink}, sink)
+    with pytest.raises(ClosedError, match="closed"):
+        scheduler.opened_store()
+    with pytest.raises(UnknownSinkError, match="allowed: sent"):
+        scheduler.sink("other")
+
+
+async def test_commands_are_carried_out_as_they_are(clock: VirtualClock) -> None:
+    scheduler, sink = Scheduler(MemoryStore(clock=clock), clock=clock), Envelope("m", "sent", "x")
+    put = Put(new_op(), sink, After(1000), Conflict.error())
+    with pytest.raises(ClosedError):
+        await scheduler.carry_out([put])
+    async with scheduler:
+        stored, refused, cancelled = await scheduler.carry_out(
+            [put, Put(new_op(), sink, After(1), Conflict.error()), Cancel(new_op(), "m")]
+        )
+        assert isinstance(stored, Stored)
+        assert isinstance(refused, DuplicateIdError)
+        assert isinstance(cancelled, Stored)
+        assert cancelled.answer == "cancelled"
+
+
+async def test_decoders_are_found_by_every_name_that_a_handler_serves(scheduler: Scheduler, log: Log) -> None:
+    @scheduler.handler
+    async def check(check: Check) -> None: ...
+
+    decoders = scheduler.decoders()
+    assert sorted(decoders) == ["CheckPayment", "Order", "payment.check"]
+    assert decoders["CheckPayment"](b'{"number": 7}', "json") == Check(7)
+
+
+async def test_it_tells_what_it_serves_and_what_is_in_flight(
+    scheduler: Scheduler, clock: VirtualClock, log: Log
+) -> None:
+    log.takes = 20 * SECOND
+
+    def seen() -> tuple[int, list[str]]:
+        return scheduler.in_flight, list(scheduler.served())
+
+    assert seen() == (0, [])
+    async with scheduler:
+        assert seen() == (0, ["Order"])
+        await scheduler.schedule(Order(), delay="1s")
+        await asyncio.sleep(2)
+        assert seen() == (1, ["Order"])
+        with scheduler.watch() as changed:
+            while scheduler.in_flight:
+                changed.clear()
+                assert await changed.wait(60), "it is set when the message settles"
+        assert seen() == (0, ["Order"])
+    assert seen() == (0, [])
+    with scheduler.watch() as changed:
+        assert not await changed.wait(60)

@@ -409,7 +409,7 @@ def test_a_sink_is_called_as_the_file_says(folder: Path) -> None:
     settings = read_configuration().settings()
     (store,) = settings.named_stores.values()
     scheduler = make_scheduler(settings, store)
-    assert {scheduler._sink(name).name for name in ("eu", "us")} == {"eu", "us"}
+    assert {scheduler.sink(name).name for name in ("eu", "us")} == {"eu", "us"}
 
 
 # --- the command ------------------------------------------------------------------------------------------

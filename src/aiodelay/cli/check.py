@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from aiodelay import AiodelayError, ConfigurationError, Scheduler, UnsupportedByStoreError
 from aiodelay.errors import cut, masked_url
+from aiodelay.handlers import Decoder
 from aiodelay.model import Lane, LaneCounts
 from aiodelay.ports import Bounded, Identified, Restricted, Store
 from aiodelay.queries import oldest_overdue_ms
@@ -23,7 +24,6 @@ from .run import find_scheduler
 
 __all__ = ["check"]
 
-Reader: TypeAlias = Callable[[bytes, str], Any]
 Level: TypeAlias = Literal["ok", "note", "warning", "problem"]
 
 EXAMINED = 1_000
@@ -172,7 +172,7 @@ async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> Async
     except UnsupportedByStoreError as error:
         yield Finding("note", store.name, "no journal is kept, which `why` needs of what has ended", error.allowed)
     known = scheduler if program is None else program
-    for sink in sorted(known._sinks):
+    for sink in sorted(known.sinks):
         reach = known.reaches(sink)
         yield Finding("ok", f"sink {sink}", f"{reach.promise.value}: {reach.reason}")
 
@@ -180,11 +180,11 @@ async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> Async
 async def _of_pending(
     scheduler: Scheduler, counts: Mapping[Lane, LaneCounts], program: Scheduler | None
 ) -> AsyncIterator[Finding]:
-    readers = {} if program is None else _readers(program)
+    readers = {} if program is None else program.decoders()
     for lane, each in sorted(counts.items()):
         pending = each.scheduled + each.overdue + each.in_flight + each.held
         text = f"{pending} pending, {each.overdue} of them overdue"
-        if program is not None and lane not in readers and lane not in program._sinks and pending:
+        if program is not None and lane not in readers and lane not in program.sinks and pending:
             yield Finding(
                 "problem", lane, f"{text}; this code has neither a handler nor a sink of that name", _alias(lane)
             )
@@ -208,19 +208,14 @@ def _alias(lane: Lane) -> str:
     return f'a handler for it, or @event(..., aliases=("{lane}",)) on the class that took its place'
 
 
-def _readers(program: Scheduler) -> dict[Lane, Reader]:
-    """Return what reads payloads, by each name that a program's handlers serve."""
-    return {name: spec.decode for spec in program._handlers.values() for name in (spec.name, *spec.aliases)}
-
-
-async def _unreadable(scheduler: Scheduler, lane: Lane, read: Reader) -> AsyncIterator[Finding]:
+async def _unreadable(scheduler: Scheduler, lane: Lane, decode: Decoder) -> AsyncIterator[Finding]:
     """Try to read the next messages of a lane as its handler would."""
     examined, failed = 0, dict[str, str]()
     async for snapshot in scheduler.pending(lane, limit=EXAMINED):
         examined += 1
         envelope = snapshot.record.envelope
         try:
-            read(envelope.payload, envelope.encoding)
+            decode(envelope.payload, envelope.encoding)
         except Exception as error:  # noqa: BLE001 - whatever a codec or a user's type raises; its text may hold payload
             failed[envelope.id] = type(error).__name__
     if failed:

@@ -143,8 +143,7 @@ class _StoreHealth:
         if not self._write_again and self._time() - self._written_s < self._limits.probe_every.total_seconds():
             return
         put = Put(new_op(), Envelope(PROBE, PROBE_LANE), After(MAX_HORIZON_MS))
-        commands = self._scheduler._open_commands()
-        for answer in await commands.carry_out_many([put, Cancel(new_op(), PROBE)], 0):
+        for answer in await self._scheduler.carry_out([put, Cancel(new_op(), PROBE)]):
             if isinstance(answer, AiodelayError):
                 raise answer
         self._written_s = self._time()

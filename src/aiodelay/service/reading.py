@@ -327,7 +327,7 @@ def _unknown_target(to: str, schedulers: Sequence[Scheduler], place: Place) -> I
     for scheduler in schedulers:
         try:
             if sink != HANDLER_TARGET:
-                found = scheduler._sink(sink)
+                found = scheduler.sink(sink)
                 if not to.endswith("*"):
                     found.check(address)
         except (ConfigurationError, InputError) as error:
@@ -357,7 +357,7 @@ def _intake_disagreements(
         yield (*place, "allow"), "missing", f"topics; or allowed_targets with '{KAFKA}<topic>'"
     elif name in schedulers:
         try:
-            schedulers[name]._sink(KAFKA.removesuffix(":"))
+            schedulers[name].sink(KAFKA.removesuffix(":"))
             make_box(settings, intake, schedulers)
         except (ConfigurationError, InputError) as error:
             yield (*place, "from"), *_value_and_rule(error)

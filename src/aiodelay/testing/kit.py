@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from aiodelay._runtime.lifecycle import Running
 from aiodelay.clock import Clock
 from aiodelay.errors import AiodelayError, ConfigurationError
 from aiodelay.memory import MemoryStore
@@ -75,7 +74,7 @@ class Kit:
         self.store: FaultyStore = FaultyStore(self.memory)
         self.sinks: dict[str, RecordingSink] = {
             name: sink if isinstance(sink, RecordingSink) else RecordingSink(name, limits=sink.limits, check=sink.check)
-            for name, sink in scheduler._sinks.items()
+            for name, sink in scheduler.sinks.items()
         }
         self._sent_before = {name: len(sink.deliveries) for name, sink in self.sinks.items()}
         self._runs: list[Delivery] = []
@@ -118,32 +117,32 @@ class Kit:
 
     async def _settle(self) -> bool:
         """Let time pass until all that became due has settled; say whether any had to pass."""
-        running, loop = self.scheduler._running, asyncio.get_running_loop()
-        if _kits.get(self.scheduler) is not self or running is None or not isinstance(loop, VirtualLoop):
+        loop = asyncio.get_running_loop()
+        if _kits.get(self.scheduler) is not self or not isinstance(loop, VirtualLoop):
             return False
         has_waited = False
-        with running.watch() as changed:
-            while limit_s := self._limit_s(running):
+        with self.scheduler.watch() as changed:
+            while limit_s := self._limit_s():
                 changed.clear()
                 if not await changed.wait(limit_s):
-                    self._check_in_flight(running)
+                    self._check_in_flight()
                     return has_waited
                 await loop.pass_time(0)
                 has_waited = True
         return has_waited
 
-    def _limit_s(self, running: Running) -> float:
+    def _limit_s(self) -> float:
         """Return how long to wait for a change; 0 where there is nothing to wait for."""
-        if running.in_flight:
+        if self.scheduler.in_flight:
             return IN_FLIGHT_LIMIT_S
-        lanes = tuple(running.lanes())
-        if not lanes or running.is_closing:
+        lanes = tuple(self.scheduler.served())
+        if not lanes:
             return 0
         due = _at_once(self.memory.search(Query(lanes, to_ms=self.memory.now_ms() + 1, limit=ALL)))
         return OVERDUE_LIMIT_S if any(message.state is State.OVERDUE for message in due) else 0
 
-    def _check_in_flight(self, running: Running) -> None:
-        if running.in_flight:
+    def _check_in_flight(self) -> None:
+        if self.scheduler.in_flight:
             ids = tuple(each.record.id for each in self.messages() if each.state is State.IN_FLIGHT)
             raise StillInFlightError(ids, IN_FLIGHT_LIMIT_S)
 
@@ -168,7 +167,7 @@ def on_virtual_time(scheduler: Scheduler, clock: VirtualClock) -> AbstractContex
 def on_clock(scheduler: Scheduler, clock: Clock) -> Iterator[Scheduler]:
     """Do as `on_virtual_time` does, with any clock."""
     kit = Kit(scheduler, clock)
-    with scheduler._elsewhere(kit.store, kit.sinks, clock, kit.note_run):
+    with scheduler.moved_to(kit.store, kit.sinks, clock, kit.note_run):
         before = _kits.get(scheduler)
         _kits[scheduler] = kit
         try:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from aiodelay.errors import AiodelayError, UnsupportedByStoreError
 from aiodelay.inputs import due_of
 from aiodelay.model import DeadKey
+from aiodelay.operations import lanes_and_address
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api import bulk
 from aiodelay.service.api.dead import revision_of
@@ -99,7 +100,7 @@ async def _planned(request: Request, store: Opened, action: str, form: Form) -> 
     ids = [each for each in form.all("what" if action in OF_PLACES else "id") if each]
     if action in OF_PLACES:
         for each in ids:
-            store.scheduler._lanes_and_address(each)
+            lanes_and_address(each)
     series = await _series_among(store.scheduler, ids) if action == "cancel" else []
     if len(ids) == 1:  # its button says that it is one
         return Plan(action, by, store.name, [] if series else ids, series, with_series=True, options=options)
@@ -180,8 +181,8 @@ async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, lis
     scheduler = store.scheduler
     opened = scheduler.opened_store()
     served = [lane for each in await opened.instances() for lane in each.lanes or ()]
-    known = {*lanes, *served, *scheduler.demand(), *scheduler._sinks, *(lane for lane, _ in await opened.holds())}
-    names = {each: scheduler._lanes_and_address(each)[0] for each in plan.names}
+    known = {*lanes, *served, *scheduler.demand(), *scheduler.sinks, *(lane for lane, _ in await opened.holds())}
+    names = {each: lanes_and_address(each)[0] for each in plan.names}
     return {
         each: get_close_matches(each, known, 3) or sorted(known)[:MOST_NAMED]
         for each, lanes_of_it in names.items()

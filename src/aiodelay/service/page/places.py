@@ -30,7 +30,7 @@ async def sinks(request: Request) -> Response:
         store,
         facts=facts,
         lanes=await lanes_of(store, facts.lanes),
-        sinks=[(name, scheduler.reaches(name)) for name in sorted(scheduler._sinks)],
+        sinks=[(name, scheduler.reaches(name)) for name in sorted(scheduler.sinks)],
         blocked=await scheduler.blocked(),
         paused=await scheduler.paused(),
     )
