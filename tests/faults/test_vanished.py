@@ -121,7 +121,7 @@ async def is_told(place: Place, caplog: pytest.LogCaptureFixture, folder: Path) 
         await scheduler.schedule(b"x", to="handler:mail", delay="1h")
         await scheduler.pause("mail")
         put = Put(new_op(), Envelope("boxed", "mail", payload=b"x"), After(3_600_000))
-        await scheduler._open_store().apply([put], source=SourcePosition("box", 0, 5))
+        await scheduler.opened_store().apply([put], source=SourcePosition("box", 0, 5))
         await asyncio.sleep(0.3)  # several looks: nothing is told of data that are there
         assert (alarms, scheduler.status().why) == ([], "")
         place.damage()

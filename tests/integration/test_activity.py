@@ -13,7 +13,6 @@ import pytest
 from aiodelay import Context, Later, Retry, Scheduler
 from aiodelay.activity import ActivityMeter
 from aiodelay.model import Failed, NotTaken
-from aiodelay.ports import Followed
 from aiodelay.service import admin
 from aiodelay.testing import RecordingSink
 from tests.support.api import client_of, serving_app
@@ -36,8 +35,7 @@ def totals(scheduler: Scheduler) -> tuple[int, int, int]:
 
     async def read() -> tuple[int, int, int]:
         async with scheduler:
-            store, meter = scheduler._open_store(), ActivityMeter()
-            assert isinstance(store, Followed)
+            store, meter = scheduler.opened_store(), ActivityMeter()
             async with store.trail() as trail:
                 await meter.read(trail, now_ms=store.now_ms())
             minutes = meter.last_hour(store.now_ms()).minutes

@@ -138,7 +138,7 @@ def _print(findings: list[Finding], place: Place) -> None:
 
 
 async def _missing_rights(scheduler: Scheduler) -> list[Finding]:
-    store = scheduler._open_store()
+    store = scheduler.opened_store()
     rights = await store.missing_rights() if isinstance(store, Restricted) else ()
     return [_of_text("problem", store.name, each) for each in rights]
 
