@@ -40,7 +40,7 @@ from aiodelay.model import (
 )
 from aiodelay.ports import Store, Work
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
-from aiodelay.testing.conformance import SAME_ID_TABLE, StoreConformance
+from aiodelay.testing.conformance import SAME_ID_TABLE, Stage, StoreConformance
 
 
 class Early(MemoryStore):
@@ -414,3 +414,11 @@ def test_the_suite_runs_on_another_loop(test: str, values: tuple[object, ...]) -
             return VirtualLoop()
 
     getattr(Suite(), test)(*values)
+
+
+@pytest.mark.parametrize("name", ["look", "crew", "holds", "graves", "diary"])
+def test_the_store_of_a_stage_has_former_names_that_warn(name: str) -> None:
+    stage = Stage(suite_on(MemoryStore))
+    with pytest.warns(DeprecationWarning, match=f"stage.{name} is stage.store") as warned:
+        assert getattr(stage, name) is stage.store
+    assert warned[0].filename == __file__

@@ -38,7 +38,7 @@ from .records import DEAD_REASON, readable
 from .requests import BadRequestError
 from .writer import Writer
 
-__all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Around", "Intake", "source_of"]
+__all__ = ["DEAD_FROM", "DEAD_TIMESTAMP", "Around", "Intake", "Storing", "source_of"]
 
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
@@ -46,6 +46,8 @@ WAIT_MS = 500
 FETCH_BYTES = 1 << 20
 Around: TypeAlias = Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]
 """What goes around the storing of a batch; it may give other puts to be stored."""
+Storing: TypeAlias = Store
+"""The former name of a store that keeps positions, which every store is able to tell."""
 REPLACING_COST = 6
 """What a put under an id that stands may cost a store, in puts of new ids."""
 DEAD_FROM, DEAD_TIMESTAMP = "aiodelay-dead-from", "aiodelay-dead-timestamp"

@@ -30,6 +30,7 @@ from aiodelay.shapes import read_time
 from .dead import DEAD_FIELDS, dead_filter_in
 from .forms import Form
 from .messages import FIELDS, filter_in, in_utc
+from .overview import instances_of
 from .rendering import here_of, local, shown, url_of
 from .requests import form_of, refused, screen, seen_at, store_of, wanted
 from .state import state_of
@@ -179,9 +180,9 @@ def _to_type(plan: Plan) -> str:
 async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, list[str]]:
     """Return the destinations of a plan that nothing here has the name of, each with names that look like it."""
     scheduler = store.scheduler
-    opened = scheduler.opened_store()
-    served = [lane for each in await opened.instances() for lane in each.lanes or ()]
-    known = {*lanes, *served, *scheduler.demand(), *scheduler.sinks, *(lane for lane, _ in await opened.holds())}
+    held = [lane for lane, _ in await scheduler.opened_store().holds()]
+    served = [lane for each in await instances_of(store) for lane in each.lanes or ()]
+    known = {*lanes, *served, *scheduler.demand(), *scheduler.sinks, *held}
     names = {each: lanes_and_address(each)[0] for each in plan.names}
     return {
         each: get_close_matches(each, known, 3) or sorted(known)[:MOST_NAMED]

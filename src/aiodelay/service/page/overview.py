@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from aiodelay.activity import MINUTE_MS, Activity, drain_ms
 from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.model import Blocked, LaneCounts, LoadBucket
+from aiodelay.model import Blocked, Instance, LaneCounts, LoadBucket
 from aiodelay.service.api.served import Opened
 
 from .charts import lateness_columns, load_bars, past_stacks
@@ -19,7 +19,7 @@ from .rendering import shown
 from .requests import screen, store_of, wanted
 from .state import SPANS, Facts, Shared, Span, state_of
 
-__all__ = ["Drain", "LaneRow", "drain_of", "front", "given_of_overview", "given_of_strip", "lanes_of"]
+__all__ = ["Drain", "LaneRow", "drain_of", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of"]
 
 
 COMING_MINUTES = 10
@@ -69,7 +69,7 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
         "activity": activity,
         "drain": None if activity is None else drain_of(facts, activity, await shared.load(store, SPANS["hour"])),
         "lanes": await lanes_of(store, facts.lanes),
-        "instances": await store.scheduler.opened_store().instances(),
+        "instances": await instances_of(store),
     }
 
 
@@ -114,3 +114,8 @@ async def lanes_of(store: Opened, counts: Mapping[str, LaneCounts]) -> Sequence[
         )
         for name in sorted({*counts, *served})
     ]
+
+
+async def instances_of(store: Opened) -> Sequence[Instance]:
+    """Return the live instances."""
+    return await store.scheduler.opened_store().instances()

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from aiodelay import ports
 from aiodelay.errors import UnsupportedByStoreError
 
-from .overview import lanes_of
+from .overview import instances_of, lanes_of
 from .rendering import shown
 from .requests import screen, store_of
 from .state import state_of
@@ -41,8 +41,7 @@ async def instances(request: Request) -> Response:
     """Show who serves the store."""
     store = store_of(request)
     facts = await state_of(request).shared.facts(store)
-    found = await store.scheduler.opened_store().instances()
-    return shown(request, "instances.html", store, facts=facts, instances=found)
+    return shown(request, "instances.html", store, facts=facts, instances=await instances_of(store))
 
 
 @screen("read")

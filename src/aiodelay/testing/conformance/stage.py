@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -214,6 +215,37 @@ class Stage:
         """Skip the test if a put ends no `wait` of another process."""
         if not self.bench.wakes_other_processes:
             self._skip("does not wake other processes")
+
+    # Former names, from when these were abilities that a store could lack.
+
+    @property
+    def look(self) -> Store:
+        """The store, by a former name."""
+        return self._by_former_name("look")
+
+    @property
+    def crew(self) -> Store:
+        """The store, by a former name."""
+        return self._by_former_name("crew")
+
+    @property
+    def holds(self) -> Store:
+        """The store, by a former name."""
+        return self._by_former_name("holds")
+
+    @property
+    def graves(self) -> Store:
+        """The store, by a former name."""
+        return self._by_former_name("graves")
+
+    @property
+    def diary(self) -> Store:
+        """The store, by a former name."""
+        return self._by_former_name("diary")
+
+    def _by_former_name(self, name: str) -> Store:
+        warnings.warn(f"stage.{name} is stage.store", DeprecationWarning, stacklevel=3)
+        return self.store
 
     def versioned(self, version: int) -> Conflict:
         """Return `Conflict.newer`; skips the test if the store has it not."""
