@@ -21,7 +21,7 @@ from aiokafka.errors import (
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from aiodelay.remedies import with_remedy
 
-from .client import NO_TOPIC_IDS, Admin, MayNotCreateError, admin_of, missing_right, reason_of, rights_on
+from .client import MAY_NOT_CREATE, NO_TOPIC_IDS, Admin, admin_of, missing_right, reason_of, rights_on
 from .options import Cluster
 from .remedies import grant, remedied
 
@@ -392,7 +392,7 @@ async def _create(
         raise NodeNotReadyError("the cluster names no controller") from error
     for name, code, *_ in answer.topic_errors:
         if code == _FORBIDDEN:
-            raise MayNotCreateError(name)
+            raise MAY_NOT_CREATE(name)
         if code not in (0, _EXISTS):
             raise for_code(code)(name)
 

@@ -12,10 +12,10 @@ try:
     from .consumer import CLOSE_S, Consumer, consumer_of, plain_consumer_of, stop
     from .errors import (
         INVALID_RECORD,
+        MAY_NOT_CREATE,
         PERMANENT,
         TOO_LARGE,
         UNAVAILABLE,
-        MayNotCreateError,
         log_failure,
         missing_right,
         reason_of,
@@ -33,6 +33,7 @@ __all__ = [
     "BATCH_BYTES",
     "CLOSE_S",
     "INVALID_RECORD",
+    "MAY_NOT_CREATE",
     "NO_TOPIC_IDS",
     "PERMANENT",
     "REQUEST_BYTES",
@@ -44,7 +45,6 @@ __all__ = [
     "Consumer",
     "FencedError",
     "InDoubtError",
-    "MayNotCreateError",
     "Outgoing",
     "Producer",
     "Transactions",

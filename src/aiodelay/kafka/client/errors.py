@@ -23,10 +23,10 @@ from aiodelay.errors import cut
 __all__ = [
     "INVALID_RECORD",
     "INVALID_RECORD_CODE",
+    "MAY_NOT_CREATE",
     "PERMANENT",
     "TOO_LARGE",
     "UNAVAILABLE",
-    "MayNotCreateError",
     "log_failure",
     "missing_right",
     "reason_of",
@@ -46,10 +46,12 @@ class _InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafk
     description = "the topic refuses such a record (one without key, where it is compacted)"
 
 
-class MayNotCreateError(TopicAuthorizationFailedError):  # type: ignore[misc]  # aiokafka has no types
+class _MayNotCreateError(TopicAuthorizationFailedError):  # type: ignore[misc]  # aiokafka has no types
     """This user may not create a topic; the argument names it."""
 
 
+MAY_NOT_CREATE: type[Exception] = _MayNotCreateError
+"""What creating a topic fails with that this user may not create."""
 INVALID_RECORD: type[Exception] = _InvalidRecordError
 """A topic refuses a record for what the record is."""
 TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -80,7 +82,7 @@ _quiet_until: dict[str, float] = {}
 """Until when a missing right is not logged again."""
 _RIGHTS: dict[type[BaseException], tuple[str, str]] = {
     GroupAuthorizationFailedError: ("Read", "Group"),
-    MayNotCreateError: ("Create", "Topic"),
+    MAY_NOT_CREATE: ("Create", "Topic"),
     TransactionalIdAuthorizationFailed: ("Write", "TransactionalId"),
 }
 """Which operation on which resource an error is about; of a topic, who asks knows the operation."""
