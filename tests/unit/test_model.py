@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import AWAY_AFTER_MS, Conflict, DeadLetter, Envelope, Record, Registered
+from aiodelay.model import AWAY_AFTER_MS, Conflict, DeadLetter, Envelope, JournalEntry, Record, Registered
 
 NOW = 1_900_000_000_000
 
@@ -55,3 +55,10 @@ def test_a_dead_letter_tells_its_errors_and_its_traceback() -> None:
     assert (DeadLetter(record, "late", 3).errors, DeadLetter(record, "late", 3).traceback) == ((), None)
     failed = replace(record, earlier_errors=("a", "b"), last_error="c", traceback="lines")
     assert (DeadLetter(failed, "late", 3).errors, DeadLetter(failed, "late", 3).traceback) == (("a", "b", "c"), "lines")
+
+
+@pytest.mark.parametrize(
+    ("event", "detail", "is_put_off"), [("again", "", True), ("again", "KeyError", False), ("done", "", False)]
+)
+def test_an_attempt_is_put_off_if_it_is_made_again_without_an_error(event: str, detail: str, is_put_off: bool) -> None:
+    assert JournalEntry(1, NOW, event, "m", 1, "lane", NOW, 1, detail).is_put_off is is_put_off

@@ -15,6 +15,7 @@ from aiodelay.timeunits import (
     format_duration,
     from_epoch_ms,
     parse_duration,
+    parse_instant,
     to_epoch_ms,
 )
 
@@ -257,3 +258,13 @@ class TestHorizon:
     def test_far_beyond_the_calendar(self) -> None:
         with pytest.raises(ScheduleTimeError, match="ahead"):
             check_horizon(10**18, 1000, "at")
+
+
+class TestParseInstant:
+    def test_text_with_an_offset_is_an_aware_instant(self) -> None:
+        assert parse_instant("2027-01-01T01:00:00+01:00", field="at") == datetime(2027, 1, 1, tzinfo=UTC)
+
+    @pytest.mark.parametrize(("text", "said"), [("soon", "at is 'soon'"), ("2027-01-01T00:00:00", "has no offset")])
+    def test_other_text_is_refused(self, text: str, said: str) -> None:
+        with pytest.raises(ScheduleTimeError, match=said):
+            parse_instant(text, field="at")
