@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tests.support.importing import import_path
 from tests.support.processes import ROOT
 
 __all__ = ["EACH", "SERVER", "SHELL", "Client", "port_of"]
@@ -59,7 +60,7 @@ class Client:
         self.folder = folder
         self.url = url
         clean = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
-        ours = {"PATH": f"{Path(sys.executable).parent}", "PYTHONPATH": f"{ROOT}", "SPARK_REMOTE": url}
+        ours = {"PATH": f"{Path(sys.executable).parent}", "PYTHONPATH": import_path(f"{ROOT}"), "SPARK_REMOTE": url}
         self.environment = clean | ours
 
     def ran(self, script: str, aiodelay: str = EACH) -> list[dict[str, Any]]:

@@ -16,6 +16,8 @@ from typing import IO, Self
 
 from aiodelay.cli.signals import SAME_S
 
+from .importing import import_path
+
 DEADLINE_S = 120.0
 LATE_LOOP = "the event loop ran "
 PYTEST = (
@@ -45,10 +47,11 @@ class Program:
         clean = {
             name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
         }
+        variables = {**clean, "PYTHONPATH": absolute_path(clean.get("PYTHONPATH", "")), **(environment or {})}
         self._process = subprocess.Popen(
             [sys.executable, "-u", *arguments],
             cwd=cwd,
-            env={**clean, "PYTHONPATH": absolute_path(clean.get("PYTHONPATH", "")), **(environment or {})},
+            env={**variables, "PYTHONPATH": import_path(variables["PYTHONPATH"])},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

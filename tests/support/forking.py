@@ -26,6 +26,8 @@ from typing import IO
 
 import msgspec
 
+from .importing import import_path
+
 __all__ = ["ForkedProcess", "fork_server"]
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +94,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.forking", str(theirs.fileno())],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": import_path(str(ROOT))},
                 pass_fds=[theirs.fileno()],
             )
         self._socket = ours

@@ -18,6 +18,7 @@ import msgspec
 
 from . import history as h
 from .forking import ForkedProcess, fork_server
+from .importing import import_path
 
 __all__ = ["ROOT", "Crew", "Worker"]
 
@@ -53,7 +54,7 @@ class Worker:
         self._lines: list[str] = []
         self._changed = threading.Condition()
         self._is_at_end = self._was_reaped = False
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
+        variables = {**os.environ, "PYTHONPATH": import_path(str(ROOT)), "PYTHONUNBUFFERED": "1", **environment}
         self._process: subprocess.Popen[str] | ForkedProcess
         with self._errors.open("wb") as errors:
             if forks:
