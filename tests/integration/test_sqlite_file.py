@@ -84,6 +84,29 @@ async def test_a_new_file_is_for_its_owner_alone_and_an_old_one_stays_as_it_is(t
         os.chmod(path, 0o664)
 
 
+@pytest.mark.asyncio
+async def test_a_file_of_an_older_version_gets_the_triggers_of_this_one_and_no_other_is_changed(tmp_path: Path) -> None:
+    path = tmp_path / "delay.db"
+    async with SqliteStore(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        made = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()
+        connection.executescript(
+            "DROP TRIGGER schedule_delete; DROP VIEW retries;"
+            "CREATE TRIGGER schedule_delete INSTEAD OF DELETE ON schedule BEGIN SELECT 1; END;"
+        )
+    for _ in range(2):
+        async with SqliteStore(path):
+            pass
+        with closing(sqlite3.connect(path)) as connection:
+            assert set(connection.execute("SELECT name, sql FROM sqlite_master")) == set(made)
+            changes = connection.execute("PRAGMA schema_version").fetchone()
+    async with SqliteStore(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA schema_version").fetchone() == changes
+
+
 @pytest.mark.parametrize("is_by_sql", [False, True])
 @pytest.mark.asyncio
 async def test_s5_a_file_of_an_older_version_learns_to_tell_of_a_replaced_message_in_flight(

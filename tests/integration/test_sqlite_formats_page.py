@@ -11,7 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from aiodelay.model import Cancel, Demand, Done, Fire, Outcome, SettleOutcome, Stored
+from aiodelay.model import (
+    Again,
+    At,
+    Cancel,
+    Demand,
+    Done,
+    Envelope,
+    Fire,
+    Outcome,
+    Put,
+    Query,
+    Renewal,
+    RenewOutcome,
+    SettleOutcome,
+    Stored,
+)
 from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.timeunits import from_epoch_ms
@@ -102,6 +117,34 @@ async def test_an_insert_replaces_and_fences_a_delete_cancels_in_flight(tmp_path
         assert last.record.envelope.payload == b"four"
         for table, count in (("messages", 1), ("leases", 1), ("queue", 0), ("ended", 0)):
             assert execute(path, f"SELECT count(*) FROM {table}") == [(count,)]
+
+
+@pytest.mark.parametrize("how", ["replaced", "cancelled"])
+@pytest.mark.asyncio
+async def test_s5_plain_sql_ends_the_retries_of_a_series_as_a_command_does(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "delay.db"
+    async with SqliteStore(path) as store, store.work("w", ["lane"]) as work:
+        series = Envelope("s", "lane", payload=b"old", rule={"e": 1_000})
+        await store.apply([Put(b"12345678", series, At(0)), Put(b"12345679", Envelope("s~1-2", "lane"), At(1 << 47))])
+        for due_ms, lives_on in ((0, 0), (1_000, 0), (2_000, 1 << 47)):
+            (claim,) = (await work.claim({"lane": Demand(1)}, request=f"{due_ms}", lease_ms=15_000)).claims
+            key = claim.record.id, claim.record.revision, claim.token
+            await work.settle([Again(*key, max(lives_on, 3_000), 1, "error", due_ms + 1_000)])
+        taken = (await work.claim({"lane": Demand(9)}, request="all", lease_ms=15_000)).claims
+        retries = [each for each in taken if each.record.id != "s"]
+        assert [each.record.id for each in retries] == ["s~0000000000", "s~0000001000"]
+        is_replaced = how == "replaced"
+        execute(path, put("'s', 'lane', 9000000000000, 'new'") if is_replaced else "DELETE FROM schedule WHERE id = 's'")
+        left = {"s", "s~1-2", *(each.record.id for each in retries if not is_replaced)}
+        assert {each.record.id for each in await store.search(Query())} == left
+        renewals = [Renewal(e.record.id, e.record.revision, e.token, e.token + 4096) for e in retries]
+        expected = RenewOutcome.SUPERSEDED if is_replaced else RenewOutcome.CANCELLED
+        assert set(await work.renew(renewals)) == {expected}
+        for table in ("queue", "leases"):
+            assert execute(path, f"SELECT count(*) FROM {table} WHERE n NOT IN (SELECT n FROM messages)") == [(0,)]
+        (outcome,) = await store.apply([Cancel(b"abcdefgh", "s")])
+        assert isinstance(outcome, Stored)
+        assert outcome.answer == "in_flight"
 
 
 @pytest.mark.asyncio

@@ -142,8 +142,9 @@ class PlainStore:
             message.was_over |= message.may_be_over(now)
 
     def _older_in_flight(self, message_id: str, now: int) -> set[bool]:
-        """Return what may be said of whether a version that was replaced is in flight."""
-        older = [each for (key, _), each in self._superseded.items() if key == message_id and not each.is_over(now)]
+        """Return what may be said of whether a version that was replaced is in flight; a series' retry is one too."""
+        claims = [each for (key, _), each in self._superseded.items() if message_id in (key, series_of(key))]
+        older = [each for each in claims if not each.is_over(now)]
         if any(not each.was_over for each in older):
             return {True}
         return {True, False} if older else {False}
@@ -194,10 +195,9 @@ class PlainStore:
         last = old.revision if old is not None else self._ended.get(put.id, (0, 0))[1]
         assert outcome.revision >= max(now, last + 1)
         if old is not None:
-            self._end_retries(old, now)
+            self._end_retries(put.id, now, is_replaced=True)
             self._end(old, now)
-            if old.token is not None:
-                self._superseded[put.id, old.revision] = old
+            self._supersede(old)
         assert outcome.is_older_in_flight in (self._older_in_flight(put.id, now) if old is not None else {False})
         self._orders += 1
         late = put.late
@@ -216,7 +216,7 @@ class PlainStore:
             assert isinstance(outcome, Refused)
             assert outcome.reason == "outdated"
             return
-        retry_in_flight = self._end_retries(message, now)
+        retry_in_flight = self._end_retries(command.id, now)
         in_flight = message.token is not None
         if in_flight:
             message.is_cancelled = True
@@ -225,15 +225,19 @@ class PlainStore:
         told = {in_flight or retry_in_flight or older for older in self._older_in_flight(command.id, now)}
         assert outcome in [Stored("in_flight" if each else "cancelled", revision, due_ms) for each in told]
 
-    def _end_retries(self, series: Message, now: int) -> bool:
-        in_flight = False
-        for due_ms in list(series.live):
-            retry = self.messages.get(occurrence_id(series.envelope.id, due_ms))
-            if retry is not None and retry.token is not None:
-                retry.is_cancelled = in_flight = True
-            elif retry is not None:
+    def _end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
+        retries = [retry for each, retry in self.messages.items() if series_of(each) == series_id]
+        for retry in retries:
+            if retry.token is not None and not is_replaced:
+                retry.is_cancelled = True
+            else:
                 self._end(retry, now)
-        return in_flight
+                self._supersede(retry)
+        return any(retry.token is not None for retry in retries)
+
+    def _supersede(self, old: Message | None) -> None:
+        if old is not None and old.token is not None:
+            self._superseded[old.envelope.id, old.revision] = old
 
     def _reschedule(self, command: Reschedule, outcome: Outcome, now: int) -> None:
         message = self.messages.get(command.id)
@@ -371,6 +375,8 @@ class PlainStore:
         if isinstance(settlement, Again) and not message.is_cancelled:
             retry = self._as_occurrence(ended) if recurs else ended
             retry.place_ms, retry.order = max(settlement.due_ms, retry.due_ms), None
+            if recurs:
+                self._supersede(self.messages.get(retry.envelope.id))
             self.messages[retry.envelope.id] = retry
             if recurs:
                 message.live.append(message.due_ms)
@@ -545,6 +551,11 @@ class PlainStore:
         if self._is_held(message):
             return State.HELD
         return State.OVERDUE if message.place_ms <= now else State.SCHEDULED
+
+
+def series_of(message_id: str) -> str | None:
+    series, tilde, _ = message_id.rpartition("~")
+    return series if tilde else None
 
 
 def occurrence_id(series: str, due_ms: int) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -96,6 +96,10 @@ wishes = st.builds(
     payload=st.sampled_from([b"", b"1", b"2\xff"]),
     position=st.sampled_from([None, None, None, None, (0, 1), (1, 2), (2, 1)]),
 )
+series = wishes.map(
+    lambda wish: replace(wish, id="s", due=0, conflict=Conflict.replace(), late=Late.deliver(), rule={"e": MINUTE_MS})
+)
+changes = st.sampled_from(["cancel", "cancel the same", "cancel another", "reschedule", "fire"])
 picks = st.integers(0, 1000)
 limits = st.sampled_from([4, 0, 1, 2, 9])
 Ending: TypeAlias = tuple[str, int, int | None, str | None]
@@ -183,14 +187,12 @@ class StoreMachine(RuleBasedStateMachine):
         source = None if wish.position is None else SourcePosition("source", *wish.position)
         self.send(Put(self.op(), envelope, self.due(wish.due), conflict, late), source)
 
-    @rule(
-        pick=picks,
-        kind=st.sampled_from(["cancel", "cancel the same", "cancel another", "reschedule", "fire"]),
-        due=dues,
-    )
+    @rule(pick=picks, kind=changes, due=dues)
     def change(self, pick: int, kind: str, due: After | int) -> None:
         known = [*self.model.messages, "a"]
-        message_id = known[pick % len(known)]
+        self.change_one(known[pick % len(known)], kind, due)
+
+    def change_one(self, message_id: str, kind: str, due: After | int) -> None:
         commands: dict[str, Command] = {
             "cancel": Cancel(self.op(), message_id),
             "cancel the same": Cancel(self.op(), message_id, (self.revision(message_id), None)),
@@ -252,6 +254,21 @@ class StoreMachine(RuleBasedStateMachine):
         self.claim((4, 4), 0)
         for claim, ending in zip(self.held(), endings, strict=False):
             self.end(claim, ending)
+
+    @rule(wish=series, changes=st.lists(wishes.map(lambda wish: replace(wish, id="s")) | changes, max_size=4))
+    def replace_what_is_retried(self, wish: Wish, changes: list[Wish | str]) -> None:
+        """Put a series, let it fail once, claim the retry, and change the series while the retry is in flight."""
+        self.put(wish)
+        self.claim((9, 9), 0)
+        for claim in self.held():
+            if claim.record.id == wish.id:
+                self.end(claim, ("again", 0, MINUTE_MS, None))
+        self.claim((9, 9), 0)
+        for each in changes:
+            if isinstance(each, Wish):
+                self.put(each)
+            else:
+                self.change_one("s", each, 0)
 
     def end(self, claim: Claim, ending: Ending) -> None:
         kind, due, then, error = ending

@@ -204,7 +204,9 @@ class Claims(Tables):
         match settlement:
             case Again() if not record.no_retry:
                 failed = t.after_failure(record, settlement)
-                failed = t.as_occurrence(failed) if beside else failed
+                if beside:
+                    failed = t.as_occurrence(failed)
+                    self._fence(failed.id)
                 self._insert(failed, t.retry_place(failed, settlement.due_ms))
                 self._note("again", failed, now, settlement.error or "")
                 return True
@@ -216,13 +218,16 @@ class Claims(Tables):
                 self._note(settlement.outcome, record, now)
         return False
 
+    def _fence(self, message_id: str) -> None:
+        """Let a claim on what stands under this id settle nothing: something else takes its place."""
+        there = self._entries.get(message_id)
+        if there is not None:
+            self._supersede(there)
+
     def renew(self, renewal: Renewal) -> RenewOutcome:
         """Set a lease from one token to another, unless somebody else has taken the message."""
-        tokens = (renewal.token, renewal.to)
-        entry, superseded = self._entries.get(renewal.id), self._superseded.get(renewal.id, {})
-        is_superseded = superseded.get(renewal.revision) in tokens
-        if is_superseded:
-            superseded[renewal.revision] = renewal.to
+        entry, tokens = self._entries.get(renewal.id), (renewal.token, renewal.to)
+        is_superseded = self._renew_superseded(renewal.id, renewal.revision, tokens)
         if entry is None or entry.token not in tokens:
             return RenewOutcome.SUPERSEDED if is_superseded else RenewOutcome.LOST
         entry.token = renewal.to
@@ -311,8 +316,8 @@ class Claims(Tables):
 
     def _forget_superseded(self, now: int) -> None:
         """Forget claims on what was replaced that nobody has settled in time."""
-        claims = [(each, *claim) for each, claims in self._superseded.items() for claim in claims.items()]
-        for message_id, revision, token in claims:
+        claims = [claim for claims in self._superseded.values() for claim in claims.items()]
+        for (message_id, revision), token in claims:
             if self._is_over(token, now):
                 self._end_superseded(message_id, revision, token)
 

@@ -81,7 +81,7 @@ class Commands(Tables):
         if entry is not None:
             if verdict in ("kept", "in_flight"):
                 return Stored(verdict, entry.record.revision, entry.record.due_ms)
-            self._end_retries(entry.record, now)
+            self._end_retries(message_id, now, is_replaced=True)
             self._supersede(entry)
             self._end(entry, now)
         revision = t.next_revision(now, self._revisions.get(message_id, now))
@@ -95,7 +95,7 @@ class Commands(Tables):
         refused = t.cancel_refused(command, None if entry is None else entry.record)
         if refused is not None or entry is None:
             return refused or Refused("not_found")
-        in_flight = self._end_retries(entry.record, now) or self._has_superseded(command.id, now)
+        in_flight = self._end_retries(command.id, now) or self._has_superseded(command.id, now)
         if entry.token:
             entry.record = replace(entry.record, no_retry=True)
         else:
@@ -104,17 +104,19 @@ class Commands(Tables):
         self._note("cancelled", entry.record, now, answer if answer == "in_flight" else "")
         return Stored(answer, entry.record.revision, entry.record.due_ms)
 
-    def _end_retries(self, series: Record, now: int) -> bool:
-        """End the retries that go on beside a series; say whether one of them is in flight."""
-        retries = [self._entries.get(t.occurrence_id(series.id, due)) for due in series.live]
-        in_flight = False
+    def _end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
+        """End the retries that go on beside a series, also of one that has ended; say whether one is in flight.
+
+        A replacement fences off those in flight; a cancel lets them run for the last time.
+        """
+        retries = [self._entries[each] for each in self._occurrences.get(series_id, ())]
         for entry in retries:
-            if entry is not None and entry.token:
+            if entry.token and not is_replaced:
                 entry.record = replace(entry.record, no_retry=True)
-                in_flight = True
-            elif entry is not None:
+            else:
+                self._supersede(entry)
                 self._end(entry, now)
-        return in_flight
+        return any(entry.token for entry in retries)
 
     def _reschedule(self, command: Reschedule, entry: Entry | None, now: int) -> Outcome:
         if entry is None:

@@ -97,7 +97,8 @@ class Tables:
         self._leased: dict[str, Entry] = {}
         self._trials: dict[str, Trial] = {}
         self._search = t.Trials()
-        self._superseded: dict[str, dict[int, int]] = {}  # by id and revision: tokens of claims on what was replaced
+        self._occurrences: dict[str, dict[str, None]] = {}  # by series: the ids of those that go on beside it
+        self._superseded: dict[str, dict[tuple[str, int], int]] = {}  # by base id: see `_supersede`
         self._lanes: defaultdict[Lane, LaneQueue] = defaultdict(LaneQueue)
         self._expiring = Waiting(lambda entry: entry.standing in (Standing.IN_LANE, Standing.PARKED))
         self._expiring_held: list[Entry] = []
@@ -129,6 +130,8 @@ class Tables:
         )
         if record.envelope.rule is not None:
             self._recurring[record.id] = entry
+        elif (occurrence := t.occurrence_of(record.id)) is not None:
+            self._occurrences.setdefault(occurrence[0], {})[record.id] = None
         lane = self._lanes[record.envelope.lane]
         lane.messages += 1
         lane.add(entry)
@@ -148,15 +151,37 @@ class Tables:
         self._recurring.pop(message_id, None)
         self._leased.pop(message_id, None)
         self._trials.pop(message_id, None)
+        if (occurrence := t.occurrence_of(message_id)) is not None:
+            self._strike(occurrence[0], message_id)
+
+    def _strike(self, series_id: str, occurrence_id: str) -> None:
+        occurrences = self._occurrences.get(series_id, {})
+        occurrences.pop(occurrence_id, None)
+        if not occurrences:
+            self._occurrences.pop(series_id, None)
 
     def _supersede(self, entry: Entry) -> None:
-        """Remember the claim on a message that is being replaced until it is settled, or its lease is over."""
+        """Remember the claim on a message that is being replaced until it is settled, or its lease is over.
+
+        A retry of an occurrence is a version of its series' id: it is remembered under that one, by its own.
+        """
         if entry.token:
-            self._superseded.setdefault(entry.record.id, {})[entry.record.revision] = entry.token
+            claims = self._superseded.setdefault(t.base_id(entry.record.id), {})
+            claims[entry.record.id, entry.record.revision] = entry.token
 
     def _has_superseded(self, message_id: str, now: int) -> bool:
         """Say whether a version of this id that was replaced is still in flight."""
-        return any(not t.is_lease_over(token, now) for token in self._superseded.get(message_id, {}).values())
+        claims = self._superseded.get(t.base_id(message_id), {})
+        of_id = [token for (each, _), token in claims.items() if message_id in (each, t.base_id(each))]
+        return any(not t.is_lease_over(token, now) for token in of_id)
+
+    def _renew_superseded(self, message_id: str, revision: int, tokens: tuple[int, int]) -> bool:
+        """Set the lease of a claim on what was replaced from one token to another; say whether it is held."""
+        claims = self._superseded.get(t.base_id(message_id), {})
+        is_held = claims.get((message_id, revision)) in tokens
+        if is_held:
+            claims[message_id, revision] = tokens[1]
+        return is_held
 
     def _is_over(self, token: int, now: int) -> bool:
         """Say whether a lease is over; a lease that is too long, once its holder has had time to set it right."""
@@ -167,12 +192,13 @@ class Tables:
 
     def _end_superseded(self, message_id: str, revision: int, token: int) -> bool:
         """Forget a claim on what was replaced; say whether it was held."""
-        claims = self._superseded.get(message_id, {})
-        if claims.get(revision) != token:
+        base_id = t.base_id(message_id)
+        claims = self._superseded.get(base_id, {})
+        if claims.get((message_id, revision)) != token:
             return False
-        del claims[revision]
+        del claims[message_id, revision]
         if not claims:
-            del self._superseded[message_id]
+            del self._superseded[base_id]
         return True
 
     def _end(self, entry: Entry, now: int) -> None:

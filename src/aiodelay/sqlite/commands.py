@@ -224,7 +224,7 @@ def _put(tables: Tables, put: Put, entry: Entry | None, n: int | None) -> Outcom
     if live is not None:
         if verdict in ("kept", "in_flight"):
             return Stored(verdict, live.record.revision, live.record.due_ms)
-        tables.end_retries(live.record)
+        tables.end_retries(put.id, is_replaced=True)
         tables.supersede(live)
     revision = t.next_revision(tables.now, None if entry is None else entry.record.revision)
     record = t.record_of(put, t.due_of(put.due, tables.now), revision)
@@ -244,7 +244,7 @@ def _cancel(tables: Tables, command: Cancel, entry: Entry | None) -> Outcome:
     if refused is not None or entry is None:
         return refused or Refused("not_found")
     record = entry.record
-    in_flight = tables.end_retries(record) or tables.has_superseded(record.id)
+    in_flight = tables.end_retries(record.id) or tables.has_superseded(record.id)
     if entry.token:
         tables.execute("UPDATE messages SET no_retry = 1 WHERE n = ?", (entry.n,))
     else:

@@ -45,7 +45,8 @@ OWNER = """
 """
 _MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|VIEW|TRIGGER) (\w+)", re.MULTILINE)
 TABLES = ("namespaces", "lanes", "messages", "queue", "parked", "leases", "ended", "ops", "tombstones", "dead", "holds")
-
+TRIGGERS = ("schedule_insert", "schedule_delete")
+"""What a file of an older version may have in other words."""
 
 LATER_COLUMNS = {"earlier_errors": "TEXT", "put_due_ms": "INTEGER"}
 """Columns of the table `messages` that files of older versions lack, with their types."""
@@ -187,17 +188,18 @@ class Database:
     def _upgrade(self) -> None:
         """Add what a file lacks that an older version made; that version can go on using the file."""
         connection = self.connection
-        known = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        known = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
         made = {found[1]: statement for statement in _statements() if (found := _MADE.search(statement))}
         columns = message_columns(connection.execute)
         missing = [f"{name} {type_}" for name, type_ in LATER_COLUMNS.items() if name not in columns]
-        if known >= made.keys() and not missing:
-            return
         for column in missing:
             connection.execute(f"ALTER TABLE messages ADD COLUMN {column}")
-        connection.execute("DROP TRIGGER IF EXISTS schedule_insert")
+        for name in TRIGGERS:
+            if known.get(name) != _sql_of(made[name]):
+                connection.execute(f"DROP TRIGGER IF EXISTS {name}")
+                known.pop(name, None)
         for name, statement in made.items():
-            if name not in known or name == "schedule_insert":
+            if name not in known:
                 connection.execute(statement)
 
     def check_owner(self, *, may_be_new: bool = True) -> None:
@@ -292,6 +294,11 @@ def _open_error(error: sqlite3.Error, path: str) -> Exception:
         return StoreMismatchError("sqlite file", repr(path), f"a database in good order ({error})")
     hint = "" if os.path.isdir(os.path.dirname(path)) else f"; there is no directory {os.path.dirname(path)!r}"
     return StoreUnavailableError(f"sqlite file {path!r}", failure_of(error, path).reason + hint)
+
+
+def _sql_of(statement: str) -> str:
+    """Return what SQLite keeps of a statement that creates something."""
+    return statement[statement.index("CREATE ") :].rstrip().removesuffix(";")
 
 
 def _statements() -> list[str]:

@@ -136,6 +136,17 @@ JOIN lanes AS l ON l.n = m.lane
 LEFT JOIN leases AS c ON c.n = m.n
 WHERE NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n);
 
+-- The retries of a message that stands: of earlier occurrences of the series that it is, or that had its id before.
+-- `token` is NULL unless the retry is in flight.
+CREATE VIEW retries AS
+SELECT s.name AS namespace, m.id AS series, r.n, r.ns, r.id, r.revision, r.lane, r.address, r.place_ms, l.token
+FROM namespaces AS s
+JOIN messages AS m ON m.ns = s.n
+JOIN messages AS r ON r.ns = m.ns AND r.id > m.id || '~' AND r.id < m.id || '~:'  -- ':' follows the digits
+LEFT JOIN leases AS l ON l.n = r.n
+WHERE length(r.id) > length(m.id) + 10 AND substr(r.id, length(m.id) + 2) NOT GLOB '*[^0-9]*'
+    AND NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n);
+
 -- A put with `Conflict.replace()`. 30000 is RETRY_WINDOW_MS; julianday() is the finest clock of SQLite 3.35.
 CREATE TRIGGER schedule_insert INSTEAD OF INSERT ON schedule
 BEGIN
@@ -162,6 +173,22 @@ BEGIN
     INSERT OR IGNORE INTO namespaces (name) VALUES (coalesce(NEW.namespace, 'default'));
     INSERT OR IGNORE INTO lanes (ns, name)
     SELECT n, NEW.lane FROM namespaces WHERE name = coalesce(NEW.namespace, 'default');
+
+    INSERT OR REPLACE INTO superseded (ns, id, revision, token)
+    SELECT ns, id, revision, token FROM retries
+    WHERE namespace = coalesce(NEW.namespace, 'default') AND series = NEW.id AND token IS NOT NULL;
+    DELETE FROM trials WHERE n IN (
+        SELECT n FROM retries WHERE namespace = coalesce(NEW.namespace, 'default') AND series = NEW.id);
+    DELETE FROM leases WHERE n IN (
+        SELECT n FROM retries WHERE namespace = coalesce(NEW.namespace, 'default') AND series = NEW.id);
+    DELETE FROM queue WHERE (lane, place_ms, n) IN (
+        SELECT lane, place_ms, n FROM retries
+        WHERE namespace = coalesce(NEW.namespace, 'default') AND series = NEW.id);
+    DELETE FROM parked WHERE (lane, address, place_ms, n) IN (
+        SELECT lane, address, place_ms, n FROM retries
+        WHERE namespace = coalesce(NEW.namespace, 'default') AND series = NEW.id);
+    DELETE FROM messages WHERE n IN (
+        SELECT n FROM retries WHERE namespace = coalesce(NEW.namespace, 'default') AND series = NEW.id);
 
     INSERT INTO ops (ns, op, answer, detail, revision, due_ms, until_ms)
     SELECT m.ns, m.op, 'stored', '', m.revision, m.due_ms, m.revision + 30000
@@ -213,6 +240,15 @@ END;
 -- A cancel: what is pending ends; what is in flight goes on to the end of this attempt and is not retried.
 CREATE TRIGGER schedule_delete INSTEAD OF DELETE ON schedule
 BEGIN
+    UPDATE messages SET no_retry = 1 WHERE n IN (
+        SELECT n FROM retries WHERE namespace = OLD.namespace AND series = OLD.id AND token IS NOT NULL);
+    DELETE FROM queue WHERE (lane, place_ms, n) IN (
+        SELECT lane, place_ms, n FROM retries WHERE namespace = OLD.namespace AND series = OLD.id);
+    DELETE FROM parked WHERE (lane, address, place_ms, n) IN (
+        SELECT lane, address, place_ms, n FROM retries WHERE namespace = OLD.namespace AND series = OLD.id);
+    DELETE FROM messages WHERE n IN (
+        SELECT n FROM retries WHERE namespace = OLD.namespace AND series = OLD.id AND token IS NULL);
+
     UPDATE messages SET no_retry = 1 WHERE n = OLD.n AND EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
     DELETE FROM queue WHERE (lane, place_ms, n) IN (SELECT lane, place_ms, n FROM messages WHERE n = OLD.n);
     DELETE FROM parked

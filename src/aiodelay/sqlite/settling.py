@@ -169,7 +169,10 @@ def _retry(tables: Tables, entry: Entry, settlement: Again, *, beside: bool) -> 
     failed = t.after_failure(entry.record, settlement)
     if beside:
         failed = t.as_occurrence(failed)
-        tables.displace(tables.find(failed.id))
+        there = tables.find(failed.id)
+        if there is not None:
+            tables.supersede(there)
+        tables.displace(there)
         tables.insert(failed, t.retry_place(failed, settlement.due_ms))
     else:
         tables.move(entry, failed, t.retry_place(failed, settlement.due_ms))

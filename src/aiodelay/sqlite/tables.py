@@ -181,9 +181,14 @@ class Tables(Namespace):
             )
 
     def has_superseded(self, message_id: str) -> bool:
-        """Say whether a version of this id that was replaced is still in flight."""
-        query = "SELECT token FROM superseded WHERE ns = ? AND id = ?"
-        return any(not t.is_lease_over(token, self.now) for (token,) in self.execute(query, (self.ns, message_id)))
+        """Say whether a version of this id that was replaced is still in flight; a series' retry is one too."""
+        query = """
+            SELECT id, token FROM superseded WHERE ns = ?1 AND id = ?2 UNION ALL
+            SELECT id, token FROM superseded WHERE ns = ?1 AND id > ?3 AND id < ?4
+        """
+        claims = self.execute(query, (self.ns, message_id, *_around_occurrences(message_id))).fetchall()
+        tokens = [token for each, token in claims if message_id in (each, t.base_id(each))]
+        return any(not t.is_lease_over(token, self.now) for token in tokens)
 
     def renew_superseded(self, renewal: Renewal) -> bool:
         """Prolong a claim on what was replaced; say whether it is held."""
@@ -444,20 +449,27 @@ class Tables(Namespace):
             self.note("dropped", entry.record, "late")
         self.forget(entry)
 
-    def end_retries(self, series: Record) -> bool:
-        """End the retries that go on beside a series; say whether one of them is in flight."""
-        in_flight = False
-        for due_ms in series.live:
-            entry = self.find(t.occurrence_id(series.id, due_ms))
-            if entry is None or entry.is_over:
-                continue
-            if entry.token:
+    def end_retries(self, series_id: str, *, is_replaced: bool = False) -> bool:
+        """End the retries that go on beside a series, also of one that has ended; say whether one is in flight.
+
+        A replacement fences off those in flight; a cancel lets them run for the last time.
+        """
+        query = f"{FIND} WHERE m.ns = ? AND m.id > ? AND m.id < ?"
+        found = self._found(query, (self.ns, *_around_occurrences(series_id)))
+        retries = [entry for entry in found if t.base_id(entry.record.id) == series_id and not entry.is_over]
+        for entry in retries:
+            if entry.token and not is_replaced:
                 self.execute("UPDATE messages SET no_retry = 1 WHERE n = ?", (entry.n,))
-                in_flight = True
             else:
+                self.supersede(entry)
                 self.unplace(entry)
                 self.forget(entry)
-        return in_flight
+        return any(entry.token for entry in retries)
+
+
+def _around_occurrences(series_id: str) -> tuple[str, str]:
+    """Return two texts between which the ids of a series' occurrences lie, and few others."""
+    return f"{series_id}~", f"{series_id}~:"  # which follows the digits
 
 
 def _encodable(record: Record) -> Record:

@@ -34,7 +34,7 @@ from .table import SAME_ID_TABLE, Cell
 
 __all__ = ["CommandRules"]
 
-State = Literal["pending", "in flight", "replacing", "done", "cancelled", "dead"]
+State = Literal["pending", "in flight", "replacing", "retrying", "replacing a retried", "done", "cancelled", "dead"]
 
 _CONFLICTS = {
     "replace": Conflict.replace(),
@@ -51,12 +51,15 @@ _CELLS = [
         ("pending", row.pending),
         ("in flight", row.in_flight),
         ("replacing", row.replacing),
+        ("retrying", row.replacing),
+        ("replacing a retried", row.replacing),
         ("done", row.done),
         ("cancelled", row.done),
         ("dead", row.done),
     )
     if (row.call, state) not in {("redrive", "done"), ("redrive", "cancelled")}  # there is no dead letter
 ]
+RULE = {"e": HOUR_MS}
 AFTERWARDS = ("nothing", "claimed", "done", "dead", "again", "replaced", "cancelled", "rescheduled", "fired", "late")
 """What may happen to a message between a command and its repetition."""
 
@@ -75,7 +78,7 @@ class CommandRules(Bench):
         assert (outcome.answer if isinstance(outcome, Stored) else outcome.reason) == cell.answer
         if cell.answer == "replaced":
             assert isinstance(outcome, Stored)
-            assert outcome.is_older_in_flight is (state in ("in flight", "replacing"))
+            assert outcome.is_older_in_flight is (state != "pending")
         after = await stage.get()
         if cell.stays == "nothing":
             assert after is None
@@ -106,17 +109,22 @@ class CommandRules(Bench):
         conflict = Conflict.newer(5) if call.startswith("newer") else Conflict.replace()
         if conflict.mode == "newer":
             stage.needs_conflict("newer")
-        before = Conflict.newer(4) if conflict.mode == "newer" and state == "replacing" else conflict
-        await stage.stored(stage.put(due=After(HOUR_MS if state in ("pending", "cancelled") else 0), conflict=before))
+        is_replaced = state.startswith("replacing")
+        before = Conflict.newer(4) if conflict.mode == "newer" and is_replaced else conflict
+        due, rule = After(HOUR_MS if state in ("pending", "cancelled") else 0), RULE if "retr" in state else None
+        await stage.stored(stage.put(due=due, conflict=before, rule=rule))
         if state == "cancelled":
             stage.needs_verdict()
             assert isinstance(await stage.do(Cancel(stage.op(), "m")), Stored)
         elif state != "pending":
             claim = await stage.claim_one()
-            if state == "replacing":
+            if rule is not None:
+                await stage.end(again(claim, stage.now, then=stage.now + HOUR_MS))
+                await stage.claim_one()
+            if is_replaced:
                 await stage.stored(stage.put(due=After(HOUR_MS), conflict=conflict))
-            elif state != "in flight":
-                await stage.end(done(claim) if state == "done" else dead(claim))
+            elif state in ("done", "dead"):
+                await stage.end(ending(state, claim, due_ms=stage.now))
 
     @staticmethod
     async def _call(stage: Stage, call: str, revision: int) -> Stored | Refused:

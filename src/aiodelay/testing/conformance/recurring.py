@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay.model import (
+    LEASE_MS,
     After,
     At,
     Cancel,
@@ -367,15 +368,146 @@ class RecurringRules(Bench):
         stage.move(10 * HOUR_MS)
         assert await stage.claim() == []
 
+    @pytest.mark.parametrize("end", ["done", "again", "dead", "lapse"])
     @staged
-    async def test_recurring_replace_ends_retries_of_the_old_series(self, stage: Stage) -> None:
+    async def test_s4_recurring_replace_ends_retries_of_the_old_series(self, stage: Stage, end: str) -> None:
         live = await self._with_retries(stage)
         await stage.do(Fire(stage.op(), occurrence_id("s", live[0])))
         in_flight = await stage.claim_one()
         await stage.stored(stage.put("s", After(HOUR_MS), rule=OTHER_RULE))
-        await stage.end(again(in_flight, stage.now))
+        if end == "lapse":
+            await stage.lapse()
+        else:
+            assert await stage.settle(ending(end, in_flight, due_ms=stage.now)) is SettleOutcome.SUPERSEDED
         (snapshot,) = await stage.messages()
         assert (snapshot.record.id, snapshot.record.envelope.rule, snapshot.record.live) == ("s", OTHER_RULE, ())
+        assert (snapshot.record.lapses, await stage.dead()) == (0, [])
+
+    # --- a retry in flight is an older version of its series' id ------------------------------------------
+
+    @pytest.mark.parametrize("rule", [OTHER_RULE, None], ids=["by a series", "by a message"])
+    @staged
+    async def test_s5_recurring_retry_in_flight_of_a_replaced_series_is_told_until_it_ends(
+        self, stage: Stage, rule: Mapping[str, str | int] | None
+    ) -> None:
+        stage.needs_verdict()
+        retries = await self._with_retries_in_flight(stage)
+        assert (await stage.stored(stage.put("s", After(HOUR_MS), rule=rule))).is_older_in_flight
+        for retry in retries:
+            assert await self._cancel_series(stage) == "in_flight"
+            await stage.stored(stage.put("s", After(HOUR_MS), rule=rule))
+            assert await stage.settle(done(retry)) is SettleOutcome.SUPERSEDED
+        assert not (await stage.stored(stage.put("s", After(HOUR_MS), rule=rule))).is_older_in_flight
+        assert await self._cancel_series(stage) == "cancelled"
+        assert await stage.picture() == ([], [])
+
+    @pytest.mark.parametrize("end", ["done", "dead", "cancelled", "replaced"])
+    @staged
+    async def test_s5_recurring_retry_in_flight_outlives_what_has_replaced_its_series(
+        self, stage: Stage, end: str
+    ) -> None:
+        stage.needs_verdict()
+        await self._with_retries_in_flight(stage)
+        await stage.stored(stage.put("s"))
+        if end == "cancelled":
+            assert await self._cancel_series(stage) == "in_flight"
+        elif end != "replaced":
+            await stage.end(ending(end, await stage.claim_one(), due_ms=stage.now))
+        await stage.stored(stage.put("s", After(HOUR_MS)))
+        assert await self._cancel_series(stage) == "in_flight"
+
+    @staged
+    async def test_s5_recurring_retry_in_flight_of_a_replaced_series_is_renewed_and_lapses_for_nobody(
+        self, stage: Stage
+    ) -> None:
+        stage.needs_verdict()
+        retry, _ = await self._with_retries_in_flight(stage)
+        await stage.stored(stage.put("s", After(HOUR_MS), rule=RULE))
+        stage.move(LEASE_MS - 1)
+        assert (await stage.renew(retry))[1] is RenewOutcome.SUPERSEDED
+        stage.move(LEASE_MS - 1)
+        await stage.tidy()
+        assert await self._cancel_series(stage) == "in_flight"
+        await stage.stored(stage.put("s", After(HOUR_MS), rule=RULE))
+        await stage.lapse()
+        assert (await stage.record("s")).lapses == 0
+        assert await self._cancel_series(stage) == "cancelled"
+
+    @pytest.mark.parametrize("end", ["cancelled", "done", "dead"])
+    @staged
+    async def test_s5_recurring_retry_is_told_also_when_its_series_had_ended_before_its_id_came_again(
+        self, stage: Stage, end: str
+    ) -> None:
+        """Once the series is cancelled while a retry runs, or has ended without a next time."""
+        stage.needs_verdict()
+        retry, _ = await self._with_retries_in_flight(stage)
+        if end == "cancelled":
+            assert await self._cancel_series(stage) == "in_flight"
+        else:
+            await self._end_series(stage, end)
+        await stage.stored(stage.put("s", After(HOUR_MS)))
+        assert await self._cancel_series(stage) == "in_flight"
+        await stage.end(again(retry, stage.now))
+        assert await stage.get(retry.record.id) is None
+        await stage.stored(stage.put("s", After(HOUR_MS)))
+        assert (await stage.stored(stage.put("s", After(HOUR_MS)))).is_older_in_flight
+        await stage.lapse()
+        assert await self._cancel_series(stage) == "cancelled"
+        stage.move(10 * HOUR_MS)
+        assert await stage.claim() == []
+
+    @pytest.mark.parametrize("how", ["cancelled", "replaced"])
+    @staged
+    async def test_s5_recurring_waiting_retry_of_a_series_that_has_ended_ends_with_its_id(
+        self, stage: Stage, how: str
+    ) -> None:
+        stage.needs_verdict()
+        await self._with_retries(stage)
+        await self._end_series(stage, "done")
+        await stage.stored(stage.put("s", After(HOUR_MS)))
+        assert len(await stage.messages()) == 3
+        if how == "cancelled":
+            assert await self._cancel_series(stage) == "cancelled"
+        else:
+            assert not (await stage.stored(stage.put("s", After(HOUR_MS)))).is_older_in_flight
+        assert [each.record.id for each in await stage.messages()] == ["s"] * (how == "replaced")
+
+    @pytest.mark.parametrize("before", ["replaced", "cancelled"])
+    @staged
+    async def test_s4_recurring_retry_of_the_same_time_fences_the_one_before(self, stage: Stage, before: str) -> None:
+        if before == "cancelled":
+            stage.needs_verdict()
+        old, _ = await self._with_retries_in_flight(stage)
+        due_ms = old.record.due_ms
+        if before == "cancelled":
+            await self._cancel_series(stage)
+        await stage.stored(stage.put("s", At(due_ms), rule=RULE))
+        await stage.end(again(await stage.claim_one(), stage.now, then=stage.now + HOUR_MS))
+        new = await stage.claim_one()
+        assert (new.record.id, new.record.revision > old.record.revision) == (old.record.id, True)
+        assert await stage.settle(done(old)) is SettleOutcome.SUPERSEDED
+        assert (await stage.record(new.record.id)).revision == new.record.revision
+        await stage.end(done(new))
+
+    @staticmethod
+    async def _cancel_series(stage: Stage) -> str:
+        outcome = await stage.do(Cancel(stage.op(), "s"))
+        assert isinstance(outcome, Stored)
+        return outcome.answer
+
+    async def _with_retries_in_flight(self, stage: Stage) -> tuple[Claim, ...]:
+        """Make a series `s`, an hour ahead or more, and claim two of its occurrences that are tried again."""
+        for due_ms in await self._with_retries(stage):
+            await stage.do(Fire(stage.op(), occurrence_id("s", due_ms)))
+        claims = sorted(await stage.claim(), key=lambda claim: claim.record.due_ms)
+        assert len(claims) == 2
+        return tuple(claims)
+
+    @staticmethod
+    async def _end_series(stage: Stage, end: str) -> None:
+        """End the series `s`, without a next time."""
+        await stage.do(Fire(stage.op(), "s"))
+        await stage.end(ending(end, await stage.claim_one(), due_ms=stage.now))
 
     @pytest.mark.parametrize(
         ("old", "new", "answer"),

@@ -32,7 +32,8 @@ class SameId(NamedTuple):
         call: What is called with the id.
         pending: If a message with the id waits.
         in_flight: If one is leased.
-        replacing: If one waits that has replaced another, which is still leased.
+        replacing: If one waits, and an older version is still leased: a message that it has replaced, or a retry of an
+            earlier occurrence of the series that it is, or has replaced.
         done: If one has ended: settled, cancelled or dead-lettered (a dead letter stays where it is).
     """
 
