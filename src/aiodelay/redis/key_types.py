@@ -34,6 +34,7 @@ KEY_TYPES: Final[Mapping[str, KeyType]] = {
     "trials": "hash",
     "superseded": "zset",
     "superseded:ids": "hash",
+    "retries": "hash",
     "logs": "set",
     "due:<lane>": "zset",
     "leased:<lane>": "zset",

@@ -32,7 +32,7 @@ FIXED = (
 """The keys that every script is given, in this order."""
 DERIVED = (
     *("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "fanout:", "log:", "logs"),
-    *("graves:ids", "superseded", "superseded:ids", "series", "trials"),
+    *("graves:ids", "superseded", "superseded:ids", "retries", "series", "trials"),
 )
 """How the keys begin that scripts derive from the tag: by lane, held address, window of time, worker, topic."""
 

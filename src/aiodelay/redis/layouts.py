@@ -59,6 +59,7 @@ def layouts_of(fields: Sequence[Field]) -> dict[str, Layout]:
         "LETTER_KEY": {"id": None, "revision": U48},
         "UNREADABLE_LETTER": {"mark": 1, "lane": 2, "value": None},
         "SUPERSEDED": {"revision": U48, "id": None},
+        "SUPERSEDED_VERSION": {"revision": U48, "due": U48},  # side by side in `superseded:ids`
         "REMEMBERED": {"until": U48, "content": None},  # in `done` and `ended`
         "ANSWER": {"letter": 1, "revision": U48, "due": U48, "version": None},  # to a command
         "ELEMENT": {"message": None, "pushed_key": len(PUSHED), "pushed_ms": U64},  # in a list

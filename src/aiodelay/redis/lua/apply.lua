@@ -120,7 +120,7 @@ local function put(a, e)
   local lane = known_lane(ARGV[a + 3]) or new_lane(ARGV[a + 3])
   if not lane then return 'L' end
   if e then
-    end_retries(e)
+    end_retries(e, true)
     superseded.add(e)
     if e.version and #ARGV[a + 6] > 0 and is_newer(ARGV[a + 6], e.version) then e.version = nil end -- the next tells it
     finish_off(e)

@@ -154,30 +154,70 @@ local function take_out(e)
   e.token = false
 end
 
+-- Fields of hashes that hold parts of one length, side by side.
+local parts = {}
+
+function parts.add(key, field, part)
+  call('HSET', key, field, (call('HGET', key, field) or '') .. part)
+end
+
+function parts.remove(key, field, part)
+  local known, left = call('HGET', key, field), ''
+  if not known then return end
+  for at = 1, #known, #part do
+    local each = sub(known, at, at + #part - 1)
+    if each ~= part then left = left .. each end
+  end
+  if left == '' then call('HDEL', key, field) else call('HSET', key, field, left) end
+end
+
+-- Occurrences of series that are tried again. LEFT: those whose series has ended: its id -> their due times, u48 each.
+local occurrences = { LEFT = TAG .. 'retries' }
+
+function occurrences.id(series_id, due) -- the due time as u48
+  return string.char(OCCURRENCE) .. series_id .. due
+end
+
 -- Returns an occurrence's series, nil if there is none any more, and the occurrence's due time.
-local function series_of(id)
+function occurrences.series(id)
   if byte(id) ~= OCCURRENCE then return nil end
   local series = load(sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST))
   return series and has(series, RECURRING) and series or nil, (unpack_bytes('>I6', sub(id, OCCURRENCE_ID.DUE_FIRST)))
 end
 
-local function list_live(series, live)
+function occurrences.list(series, live)
   rewrite(series, { [BODY.LIVE] = written_list(live) })
   store(series)
 end
 
-local function strike(id) -- an occurrence has ended: its series lists it no more
-  local series, due = series_of(id)
+function occurrences.strike(id) -- one has ended: it is listed no more
+  parts.remove(
+    occurrences.LEFT, sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST), sub(id, OCCURRENCE_ID.DUE_FIRST)
+  )
+  local series, due = occurrences.series(id)
   if not series then return end
   local live, left = live_of(series), {}
   for _, each in ipairs(live) do if each ~= due then left[#left + 1] = each end end
-  if #left < #live then list_live(series, left) end
+  if #left < #live then occurrences.list(series, left) end
+end
+
+function occurrences.leave(series) -- it has ended
+  local is_readable, live = pcall(live_of, series)
+  for _, due in ipairs(is_readable and live or {}) do parts.add(occurrences.LEFT, series.id, u48(due)) end
+end
+
+function occurrences.of(e) -- the due times, u48, of those that go on beside a message
+  local dues, left = {}, call('HGET', occurrences.LEFT, e.id) or ''
+  for at = 1, #left, OCCURRENCE_ID.DUE_SIZE do dues[#dues + 1] = sub(left, at, at + OCCURRENCE_ID.DUE_SIZE - 1) end
+  for _, due in ipairs(has(e, RECURRING) and live_of(e) or {}) do dues[#dues + 1] = u48(due) end
+  return dues
 end
 
 local function forget(e) -- it was taken out, and nothing takes its place
   call('HDEL', MSG, e.id)
   loaded[e.id] = false
-  if byte(e.id) == OCCURRENCE then strike(e.id) else remember_end(e) end
+  if byte(e.id) == OCCURRENCE then occurrences.strike(e.id) else remember_end(e) end
+  if has(e, RECURRING) then occurrences.leave(e) end
 end
 
 local function finish_off(e)
@@ -193,7 +233,7 @@ end
 
 local function as_occurrence(e)
   local o = copy(e)
-  o.id, o.op = string.char(OCCURRENCE) .. e.id .. u48(e.due), NO_OP
+  o.id, o.op = occurrences.id(e.id, u48(e.due)), NO_OP
   unset(o, RECURRING)
   body_of(o)
   pcall(rewrite, o, { [BODY.RULE] = false, [BODY.LIVE] = false }) -- else it is given up because its body cannot be read
@@ -374,36 +414,39 @@ end
 
 local LAPSED_AT_ONCE = 60 -- so many cost a claim as much as all else that it does
 
--- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over.
-local superseded = { CLAIMS = TAG .. 'superseded', REVISIONS = TAG .. 'superseded:ids' }
+-- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over. Those on
+-- retries are listed under the id of their series, with the due time of the occurrence.
+local superseded = { CLAIMS = TAG .. 'superseded', VERSIONS = TAG .. 'superseded:ids', ITSELF = string.rep('\255', OCCURRENCE_ID.DUE_SIZE) }
+
+function superseded.split(id) -- the id under which it is listed, and the due time of an occurrence
+  if byte(id) ~= OCCURRENCE then return id, superseded.ITSELF end
+  return sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST), sub(id, OCCURRENCE_ID.DUE_FIRST)
+end
 
 function superseded.add(e) -- before it is taken out
   if not token_of(e) then return end
-  local known, revision = call('HGET', superseded.REVISIONS, e.id) or '', u48(e.revision)
-  call('ZADD', superseded.CLAIMS, text(e.token), revision .. e.id)
-  call('HSET', superseded.REVISIONS, e.id, known .. revision)
+  local id, due = superseded.split(e.id)
+  call('ZADD', superseded.CLAIMS, text(e.token), u48(e.revision) .. e.id)
+  parts.add(superseded.VERSIONS, id, u48(e.revision) .. due)
 end
 
 function superseded.is_any(id)
-  local known = call('HGET', superseded.REVISIONS, id)
-  for at = 1, known and #known or 0, SUPERSEDED.REVISION_SIZE do
-    local revision = sub(known, at, at + SUPERSEDED.REVISION_SIZE - 1)
-    local token = tonumber(call('ZSCORE', superseded.CLAIMS, revision .. id))
-    if token and token >= tokens.LEAST then return true end
+  local listed, wanted = superseded.split(id)
+  local known = call('HGET', superseded.VERSIONS, listed) or ''
+  for at = 0, #known - 1, SUPERSEDED_VERSION.SIZE do
+    local revision = sub(known, at + SUPERSEDED_VERSION.REVISION_FIRST, at + SUPERSEDED_VERSION.REVISION_LAST)
+    local due = sub(known, at + SUPERSEDED_VERSION.DUE_FIRST, at + SUPERSEDED_VERSION.DUE_LAST)
+    local of = due == superseded.ITSELF and listed or occurrences.id(listed, due)
+    local token = tonumber(call('ZSCORE', superseded.CLAIMS, revision .. of))
+    if token and token >= tokens.LEAST and (wanted == superseded.ITSELF or wanted == due) then return true end
   end
   return false
 end
 
 function superseded.forget(name) -- a revision and an id
-  local revision = sub(name, SUPERSEDED.REVISION_FIRST, SUPERSEDED.REVISION_LAST)
-  local id = sub(name, SUPERSEDED.ID_FIRST)
-  local known, left = call('HGET', superseded.REVISIONS, id) or '', ''
-  for at = 1, #known, SUPERSEDED.REVISION_SIZE do
-    local each = sub(known, at, at + SUPERSEDED.REVISION_SIZE - 1)
-    if each ~= revision then left = left .. each end
-  end
+  local id, due = superseded.split(sub(name, SUPERSEDED.ID_FIRST))
   call('ZREM', superseded.CLAIMS, name)
-  if left == '' then call('HDEL', superseded.REVISIONS, id) else call('HSET', superseded.REVISIONS, id, left) end
+  parts.remove(superseded.VERSIONS, id, sub(name, SUPERSEDED.REVISION_FIRST, SUPERSEDED.REVISION_LAST) .. due)
 end
 
 function superseded.settle(id, revision, token) -- says whether it was held
@@ -448,17 +491,21 @@ local function return_lapsed(n, limit)
   return #ids
 end
 
-local function end_retries(series)
+-- Ends the retries that go on beside a message; says whether one is in flight. A replacement fences that one off, a cancel
+-- lets it run for the last time.
+local function end_retries(e, is_replaced)
   local in_flight = false
-  for _, due in ipairs(has(series, RECURRING) and live_of(series) or {}) do
-    local retry = load(string.char(OCCURRENCE) .. series.id .. u48(due))
-    if retry and token_of(retry) then
+  for _, due in ipairs(occurrences.of(e)) do
+    local retry = load(occurrences.id(e.id, due))
+    local is_held = retry and token_of(retry)
+    if is_held and not is_replaced then
       set(retry, NO_RETRY)
       store(retry)
-      in_flight = true
     elseif retry then
+      superseded.add(retry)
       finish_off(retry)
     end
+    in_flight = in_flight or (is_held and true)
   end
   return in_flight
 end

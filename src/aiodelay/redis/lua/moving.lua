@@ -87,7 +87,7 @@ local push
 do
   local function after_end(e)
     if is_due_to_expire(e) then call('ZREM', LATE, e.id) end
-    if byte(e.id) == OCCURRENCE then strike(e.id) else remember_end(e) end
+    if byte(e.id) == OCCURRENCE then occurrences.strike(e.id) else remember_end(e) end
   end
 
   local function remove(t) -- the messages first: whatever fails after that doubles none

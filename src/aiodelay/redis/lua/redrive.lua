@@ -29,7 +29,7 @@ local function redrive(id, revision)
     unearth(key, lane_of(value))
     return 's'
   end
-  local series, due = series_of(id)
+  local series, due = occurrences.series(id)
   if load(id) or (series and series.due == due) then return 'E' end
   local e = byte(value) ~= UNREADABLE_LETTER.MARK and parse(id, u48(0) .. sub(value, record_at(value))) or nil
   if not e then return 'F' end
@@ -45,7 +45,7 @@ local function redrive(id, revision)
   if series then
     local live = live_of(series)
     live[#live + 1] = due
-    list_live(series, live)
+    occurrences.list(series, live)
   end
   insert(e, now)
   unearth(key, e.lane)

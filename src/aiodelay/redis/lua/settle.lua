@@ -40,7 +40,10 @@ local function retry(e, a, beside)
   if beside then
     failed = as_occurrence(failed)
     local there = load(failed.id)
-    if there then take_out(there) end
+    if there then
+      superseded.add(there)
+      take_out(there)
+    end
   end
   insert(failed, math.max(tonumber(ARGV[a + 4]), failed.due))
   note('again', failed, sub(ARGV[a + 6], LETTERED.REST_FIRST))
