@@ -168,7 +168,7 @@ def state_of(index: Index, world: World) -> dict[str, Any]:
         "standings": index._standings,
         "hidden": index._hidden.keys(),
         "bad": {key: (read.offset, problem) for key, (read, problem) in index._bad.items()},
-        "repeated": index._repeated.keys(),
+        "repeated": index._over.keys(),
         "asked": {key: (asked.offset, asked.what) for key, asked in index._asked.items()},
         "dead": {letter.key: letter for letter in index._dead},
         "holds and series": asyncio.run(_holds_and_series(index, world)),

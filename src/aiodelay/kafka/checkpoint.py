@@ -40,7 +40,8 @@ class Checkpoint(Struct):
         ended_at: Where the last message ended.
         partitions: How many the topic had when its first owner looked.
         is_mixed: Keys stand here that should stand in another partition.
-        repeated: Of those records, which repeat a command whose message has ended since.
+        repeated: Of those records, which are over and have no end yet: they repeat a command whose message has ended
+            since, or are retries of a series that was replaced or cancelled.
         revisions: Of messages at these offsets, where they are not what the record says.
         answers: Op, answer, revision, due time, and until when to remember it, as in `Memory`.
         versions: Of ids that ended: the version, and until when to remember it.

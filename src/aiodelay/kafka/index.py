@@ -59,7 +59,7 @@ from aiodelay.model import (
     Stored,
     Tidied,
 )
-from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_id, occurrence_of, record_of
+from aiodelay.transitions import NO_OP, as_occurrence, first_answer, occurrence_of, record_of
 
 from . import records
 from .checkpoint import Checkpoint
@@ -256,7 +256,7 @@ class Index(Commands, Claims, Looking):
         self._cancels: deque[tuple[bytes, int]] = deque()
         self._hidden: dict[bytes, None] = {}
         self._bad: dict[bytes, tuple[Read, str]] = {}
-        self._repeated: dict[bytes, None] = {}
+        self._over: dict[bytes, None] = {}  # what stands, and is to be ended by its owner
         self._asked: dict[bytes, _Asked] = {}
         self._kept_at: dict[bytes, int] = {}  # where holds and dead letters stand
         self._checkpoint: Checkpoint | None = None  # while it is taken up
@@ -394,7 +394,7 @@ class Index(Commands, Claims, Looking):
             if (change := self._held_back.get(key)) is not None and change.offset == read.offset:
                 change.counted = True
             self._bad.pop(key, None)
-            self._repeated.pop(key, None)
+            self._over.pop(key, None)
             self.far.remove(key)
             if is_put:
                 self._take_in(read, key, glance)
@@ -414,7 +414,7 @@ class Index(Commands, Claims, Looking):
         entry, seen = self._entries.get(records.id_of(key)), self._standings[key].seen
         if entry is None or entry.token or seen.read_to is not None or not self._has_answered(entry.record.op):
             return
-        self._repeated[key] = None
+        self._over[key] = None
         super()._take_out(entry)
 
     def _remember(self, message_id: str, memory: Memory | None, *, counts: bool = True) -> None:
@@ -448,7 +448,7 @@ class Index(Commands, Claims, Looking):
         self._raised.discard(record.id)
         if self._checkpoint is not None:
             if read.offset in self._checkpoint.repeated:
-                self._repeated[key] = None
+                self._over[key] = None
                 return
             if (revision := self._checkpoint.revisions.get(read.offset)) is not None:
                 record = replace(record, revision=revision)
@@ -458,14 +458,40 @@ class Index(Commands, Claims, Looking):
                 self._raised.add(record.id)
                 return  # sent again, because its first answer was lost
             if old is None and self._has_answered(record.op):
-                self._repeated[key] = None  # and it has ended since
+                self._over[key] = None  # and it has ended since
                 return
+        if glance.read_to is not None and self._was_written_late(record.id, glance.read_to):
+            self._over[key] = None
+            return
         if old is not None and glance.read_to is None:
+            self._end_retries_of(record.id, is_replaced=True)
             if record.revision <= old.record.revision:  # two of one ms, or of a clock that is behind
                 record = replace(record, revision=old.record.revision + 1)
                 self._raised.add(record.id)
             self._supersede(old)
         self._insert(record, glance.place_ms)
+
+    def _end_retries_of(self, series_id: str, *, is_replaced: bool) -> None:
+        """End the retries of a series that a user has replaced or cancelled, without asking its owner.
+
+        The owner writes their ends. A retry in flight that was cancelled is left to its claim, for the last time.
+        """
+        for each in list(self._occurrences.get(series_id, ())):
+            entry, key = self._entries[each], records.key_of(each)
+            if entry.record.no_retry and not is_replaced:
+                continue  # that is written already
+            self._over[key] = None
+            if entry.token and not is_replaced:
+                entry.record = replace(entry.record, no_retry=True)
+            else:
+                self._supersede(entry)
+                super()._take_out(entry)
+
+    def _was_written_late(self, message_id: str, read_to: int) -> bool:
+        """Say whether this is a retry that its owner wrote before it had read that a user has replaced the series."""
+        occurrence = occurrence_of(message_id)
+        series = None if occurrence is None else self._standing(records.key_of(occurrence[0]))
+        return series is not None and is_unread(series.seen, read_to)
 
     def _check_address(self, envelope: Envelope, *, is_users: bool) -> None:
         if envelope.lane == records.SINK and envelope.address in self.schedules:
@@ -481,6 +507,8 @@ class Index(Commands, Claims, Looking):
         entry = self._entries.get(message_id)
         if entry is None:
             return
+        if is_users:
+            self._end_retries_of(message_id, is_replaced=False)
         if is_users and entry.token:
             entry.record = replace(entry.record, no_retry=True)
         else:
@@ -530,7 +558,7 @@ class Index(Commands, Claims, Looking):
             self._ended_at,
             self.partitions,
             self.is_mixed,
-            {standings[key].seen.offset for key in self._repeated},
+            {standings[key].seen.offset for key in self._over},
             {
                 standing.seen.offset: entry.record.revision
                 for standing, entry in raised
@@ -972,7 +1000,7 @@ class Index(Commands, Claims, Looking):
                     outcome = self._cancel(command, entry, now)
                     if entry is not None and isinstance(outcome, Stored):
                         change.is_users = entry.token != 0
-                        self._cancel_in_flight(entry.record)
+                        self._cancel_in_flight(command.id)
                 case Reschedule():
                     outcome = self._reschedule(command, entry, now)
                 case Fire():
@@ -993,14 +1021,12 @@ class Index(Commands, Claims, Looking):
             )
         return outcome, self._offered(change)
 
-    def _cancel_in_flight(self, series: Record) -> None:
+    def _cancel_in_flight(self, series_id: str) -> None:
         """Write that no retry follows of a series' occurrences that are in flight."""
-        for due_ms in series.live:
-            entry = self._entries.get(occurrence_id(series.id, due_ms))
-            if entry is not None and entry.token:
-                change = Change(records.key_of(entry.record.id), self.read_to, entry)
-                change.is_users = True
-                self._offered(change)
+        for each in self._occurrences.get(series_id, ()):
+            entry = self._entries[each]
+            if entry.token:
+                self._offered(Change(records.key_of(each), self.read_to, entry, is_users=True))
 
     def redrive_one(self, key: DeadKey) -> tuple[Outcome, Change | None]:
         """Decide to give a dead letter a new life."""
@@ -1048,15 +1074,16 @@ class Index(Commands, Claims, Looking):
 
     def mend(self) -> None:
         """Make changes of what is hidden from the cleaner, and of what cannot be read."""
-        for key in [*self._hidden, *self._bad, *self._repeated]:
+        for key in [*self._hidden, *self._bad, *self._over]:
             if key in self._held_back or self.far.find(key) is not None:
                 continue
             entry = self._entries.get(records.id_of(key))
             if key in self._bad:
                 change = Change(key, self.read_to, None)
                 self._give_up(change, self._unreadable(*self._bad[key]), "undecodable")
-            elif key in self._repeated:
-                change = Change(key, self.read_to, None)
+            elif key in self._over:
+                is_in_flight = entry is not None and entry.token != 0
+                change = Change(key, self.read_to, entry if is_in_flight else None, is_users=is_in_flight)
             elif entry is not None and entry.token:
                 continue  # its settlement does the same
             else:
@@ -1146,6 +1173,7 @@ class Index(Commands, Claims, Looking):
                 continue
             if entry.token:
                 self._leased[entry.record.id] = entry
+                self._end_superseded(entry.record.id, entry.record.revision, entry.token)
             elif entry.standing is Place.LEASED:
                 self._lanes[entry.record.envelope.lane].add(entry)
         return changes
@@ -1176,7 +1204,7 @@ class Index(Commands, Claims, Looking):
     @property
     def needs_mending(self) -> bool:
         """Whether there is something that only writing sets right."""
-        return bool(self._hidden or self._bad or self._repeated or self._asked or self.changes)
+        return bool(self._hidden or self._bad or self._over or self._asked or self.changes)
 
     @contextmanager
     def _changing(self, key: bytes, entry: Entry | None) -> Iterator[Change]:
@@ -1203,6 +1231,11 @@ class Index(Commands, Claims, Looking):
             super()._take_out(entry)
         else:
             self._leased.pop(entry.record.id, None)  # its lease cannot lapse while its end is being written
+
+    def _supersede(self, entry: Entry) -> None:
+        change = self._held_back.get(records.key_of(entry.record.id))
+        if change is None or change.entry is not entry or change.is_users:  # otherwise its settlement is being written
+            super()._supersede(entry)
 
     def _end(self, entry: Entry, now: int) -> None:
         key = records.key_of(entry.record.id)
