@@ -51,7 +51,8 @@ class Commands:
         store: The store's name, for errors.
         clock: For intervals.
         timeout_ms: How long to go on trying.
-        on_superseded: Called with the id and the new revision of each message that was replaced while in flight.
+        on_superseded: Called with the id of each message that was replaced or cancelled while an attempt at it was in
+            flight, and the oldest revision that may begin.
     """
 
     def __init__(
@@ -115,8 +116,9 @@ class Commands:
 
     def _judged(self, command: Command, outcome: Outcome, since_ms: int) -> Stored | Refused | AiodelayError:
         """Tell the outcomes that are errors from those that are answers."""
-        if isinstance(outcome, Stored) and outcome.is_older_in_flight:
-            self._on_superseded(command.id, outcome.revision)
+        least = _least_to_begin(command, outcome)
+        if least:
+            self._on_superseded(command.id, least)
         if isinstance(outcome, Unknown):
             return self._unknown(command, outcome, since_ms)
         if isinstance(outcome, Refused):
@@ -173,6 +175,15 @@ def answer_of(
 
 def _is_open(outcome: Outcome) -> bool:
     return isinstance(outcome, Unknown) or (isinstance(outcome, Refused) and outcome.reason == "unavailable")
+
+
+def _least_to_begin(command: Command, outcome: Outcome) -> int:
+    """Return the oldest revision that may begin after a command; 0 where the command does not tell."""
+    if not isinstance(outcome, Stored):
+        return 0
+    if isinstance(command, Cancel):
+        return outcome.revision + 1 if outcome.answer == "in_flight" else 0
+    return outcome.revision if outcome.is_older_in_flight else 0
 
 
 def _surer(before: Outcome, now: Outcome) -> Outcome:

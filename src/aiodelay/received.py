@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, Literal, TypeVar
 
@@ -28,14 +29,15 @@ class Received(Generic[T]):
         result: The result that it was settled with; None until then.
     """
 
-    __slots__ = ("_is_over", "_waiter", "context", "event", "result")
+    __slots__ = ("_is_over", "_is_unwanted", "_waiter", "context", "event", "result")
 
     event: T
     context: Context
     result: object
 
-    def __init__(self, event: T, context: Context) -> None:
+    def __init__(self, event: T, context: Context, is_unwanted: Callable[[], bool] = lambda: False) -> None:
         self.event, self.context = event, context
+        self._is_unwanted = is_unwanted  # says whether it was replaced or cancelled, so that nobody should begin it
         self._is_over = False
         self.result = None
         self._waiter: asyncio.Future[None] | None = None

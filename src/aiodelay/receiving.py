@@ -121,12 +121,14 @@ class _Window(Generic[T]):
             self._settled = 0
 
     async def next(self) -> Received[T] | None:
-        """Wait for a message that is still held; None at the end."""
+        """Wait for a message that is still held, and was neither replaced nor cancelled; None at the end."""
         while True:
             self._wakeup.clear()
             while self._ready:
                 message = self._ready.popleft()
-                if not message.is_settled:
+                if message._is_unwanted():
+                    message.give_back()
+                elif not message.is_settled:
                     return message
             if self._error is not None:
                 raise self._error

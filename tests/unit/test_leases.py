@@ -19,6 +19,7 @@ from aiodelay.identifiers import new_id, new_op
 from aiodelay.model import (
     MAX_CLAIM_MESSAGES,
     After,
+    Cancel,
     Claim,
     Demand,
     Envelope,
@@ -31,7 +32,7 @@ from aiodelay.model import (
 from aiodelay.ports import Work
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import Fault
-from aiodelay.transitions import token_deadline_ms
+from aiodelay.transitions import occurrence_id, token_deadline_ms
 from tests.support.noted import Call, NotedStore
 
 pytestmark = pytest.mark.asyncio
@@ -324,6 +325,27 @@ async def test_s4_superseded_lets_the_run_go_on_and_fences_its_settlement(clock:
         assert (found.record.revision, found.record.attempt) == (again.revision, 0)
         await asyncio.sleep(3_600)
     assert runs == [(b"old", 1), (b"new", 1)]
+
+
+async def test_s4_superseding_a_series_marks_its_retries_and_no_other_or_newer_message(stage: Stage) -> None:
+    ids = ["s", occurrence_id("s", 1_000_000_000), "other", occurrence_id("other", 1_000_000_000)]
+    held = await stage.hold(*ids)
+    revision = held[0].claim.record.revision
+    stage.book.supersede("s", revision)
+    assert [each.is_unwanted for each in held] == [False] * 4
+    stage.book.supersede("s", revision + 1)
+    on_their_way = stage.book.add([each.claim for each in held], stage)
+    for claims in (held, on_their_way):
+        assert [each.is_unwanted for each in claims] == [True, True, False, False]
+
+
+async def test_s4_s5_a_renewal_tells_of_what_was_replaced_or_cancelled_elsewhere(stage: Stage) -> None:
+    held = await stage.hold("kept", "replaced", "cancelled")
+    await stage.store.memory.apply([Put(new_op(), Envelope("replaced", LANE), After(0)), Cancel(new_op(), "cancelled")])
+    await asyncio.sleep(THIRD_MS / 1000 - 1)
+    assert [each.is_unwanted for each in held] == [False, False, False]
+    await asyncio.sleep(1.5)
+    assert [each.is_unwanted for each in held] == [False, True, True]
 
 
 @pytest.mark.parametrize("recurs", [False, True], ids=["retry", "recurrence"])

@@ -22,6 +22,7 @@ from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Renewal, RenewOutcome, Set
 from aiodelay.ports import Feed
 from aiodelay.transitions import (
     LONGEST_TRIAL_MS,
+    base_id,
     is_lease_too_long,
     is_suspect,
     token_counter,
@@ -58,7 +59,8 @@ class Held(Struct, eq=False):
     """A claim in this process.
 
     `claim` is replaced as its lease is renewed; `settlement` is set once the run is over; `is_over` once it is held no
-    more. `is_superseded` is set once the message was replaced: a run that has not begun does not begin any more.
+    more. `is_unwanted` is set once the message was replaced or cancelled: a run that has not begun does not begin any
+    more.
     `trial_ends_ms` is when the trial of a suspect is over, and until `may_kill_until_ms` no others are tried beside it.
     `attempt` is set where the run is observed.
     """
@@ -69,7 +71,7 @@ class Held(Struct, eq=False):
     renew_at_ms: int
     settlement: Settlement | None = None
     is_lost: bool = False
-    is_superseded: bool = False
+    is_unwanted: bool = False
     is_over: bool = False
     trial_ends_ms: int = 0
     may_kill_until_ms: int = 0
@@ -104,7 +106,7 @@ class LeaseBook:
         self._lease_ms, self._on_change = lease_ms, on_change
         self._observer, self._heartbeat = observer, heartbeat
         self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
-        self._replaced: dict[str, tuple[int, int]] = {}  # what a claim under way may hold an older version of
+        self._least: dict[str, tuple[int, int]] = {}  # by id, what `supersede` was told, and when
         self._ended: deque[Held] = deque()
         self._most_settled = MAX_CLAIM_MESSAGES  # in one call
         self._unanswered: list[tuple[Held, Renewal]] = []
@@ -145,8 +147,8 @@ class LeaseBook:
     def read(self, asked_at_ms: int) -> None:
         """Note when the claim was asked for that was answered now."""
         self._asked_at_ms = asked_at_ms
-        if self._replaced:  # a claim that is asked for from now on brings the newest version
-            self._replaced = {each: noted for each, noted in self._replaced.items() if noted[1] >= asked_at_ms}
+        if self._least:  # a claim that is asked for from now on brings the newest version
+            self._least = {each: noted for each, noted in self._least.items() if noted[1] >= asked_at_ms}
 
     def add(self, claims: Sequence[Claim], taker: Taker) -> list[Held]:
         """Hold claims that have just been read; their leases have run since they were asked for."""
@@ -155,9 +157,10 @@ class LeaseBook:
         for held in added:
             if is_suspect(held.claim.record):
                 self._try(held)
-            if self._replaced:
-                revision, _ = self._replaced.get(held.claim.record.id, (0, 0))
-                held.is_superseded = held.claim.record.revision < revision
+            if self._least:
+                record = held.claim.record
+                noted = [self._least.get(each, (0, 0)) for each in (record.id, base_id(record.id))]
+                held.is_unwanted = any(record.revision < least for least, _ in noted)
         self._keep(added)
         return added
 
@@ -171,11 +174,18 @@ class LeaseBook:
             self._heartbeat.start(self.suspects)
 
     def supersede(self, message_id: str, revision: int) -> None:
-        """Mark the claims on older versions of a message, also those that the store's next answer brings."""
-        self._replaced[message_id] = revision, self._clock.monotonic_ms()
+        """Mark the claims on older versions of a message, also those that the store's next answer brings.
+
+        A retry of a series' occurrence is a version of the series.
+
+        Args:
+            message_id: Of the message, or series.
+            revision: The oldest that may begin.
+        """
+        self._least[message_id] = revision, self._clock.monotonic_ms()
         for held in self._held.values():
             record = held.claim.record
-            held.is_superseded |= record.id == message_id and record.revision < revision
+            held.is_unwanted |= record.revision < revision and message_id in (record.id, base_id(record.id))
 
     def _forget_suspect(self, held: Held) -> None:
         self._tried.pop(id(held), None)
@@ -295,7 +305,7 @@ class LeaseBook:
             if renewal.ends_trial:
                 self._tried.pop(id(held), None)
             held.claim = replace(held.claim, token=renewal.to)
-            held.is_superseded |= outcome is RenewOutcome.SUPERSEDED
+            held.is_unwanted |= outcome in (RenewOutcome.SUPERSEDED, RenewOutcome.CANCELLED)
             if is_lease_too_long(
                 renewal.to, self._now_ms()
             ):  # the store's clock had stepped back: set it right at once

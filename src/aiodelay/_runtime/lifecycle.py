@@ -377,7 +377,7 @@ class Running:
             watcher.set()
 
     def supersede(self, message_id: str, revision: int) -> None:
-        """Begin no older version of a message here any more."""
+        """Begin no version of a message here any more that is older than a revision."""
         if self._loops is not None:
             self._loops.book.supersede(message_id, revision)
 

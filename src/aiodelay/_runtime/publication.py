@@ -101,7 +101,7 @@ class Publication(HandlerSubscription):
 
     def _start(self, held: Held, event: object, context: Context, started_s: float) -> Settlement | Run:
         assert self.subscriber is not None  # else it would have been given back
-        received = Received(event, context)
+        received = Received(event, context, lambda: held.is_unwanted)
         self._shown.add(id(held))
         try:
             contextvars.copy_context().run(self.subscriber.on_next, received)

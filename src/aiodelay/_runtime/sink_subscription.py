@@ -190,7 +190,7 @@ class SinkSubscription:
     def _settled_unsent(self, held: Held, now: int) -> bool:
         record = held.claim.record
         settlement = settling.without_running(record, held.claim.token, now)
-        if held.is_superseded:
+        if held.is_unwanted:
             settlement = settling.release(record, held.claim.token)
         if settlement is not None:
             held.book.settle(held, settlement)

@@ -236,7 +236,7 @@ class HandlerSubscription:
                     self.settled(held, SettleOutcome.GONE)
                     self.on_free()
                     continue
-                if held.is_superseded:
+                if held.is_unwanted:
                     self._release(held)
                     continue
                 try:
