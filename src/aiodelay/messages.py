@@ -71,7 +71,8 @@ class Scheduled(Struct, frozen=True):
         due_ms: When the message that stands under the id is due, epoch ms on the store's clock; 0 where none does.
         revision: Of that message; it grows with each replacement. 0 where none stands.
         outcome: Whether it was stored, replaced another, or left another as it is.
-        is_older_in_flight: It replaced a version that is still being delivered, and may run beside that one.
+        is_older_in_flight: It replaced a version that is still being delivered, or a series with a retry that is, and
+            may run beside that one.
     """
 
     id: str

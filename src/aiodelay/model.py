@@ -367,7 +367,7 @@ class Stored(Struct, frozen=True, gc=False):
         answer: In a word.
         revision: Of the message that stands now, or stood last.
         due_ms: When that one is due.
-        is_older_in_flight: Of `replaced`: a version that was replaced is still claimed.
+        is_older_in_flight: Of `replaced`: a version that was replaced is still claimed, or a retry of a replaced series.
     """
 
     answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "recorded", "rescheduled", "fired"]
@@ -578,7 +578,10 @@ Settlement: TypeAlias = Done | Again | Dead
 
 
 class SettleOutcome(StrEnum):
-    """`SUPERSEDED`: a newer revision exists, nothing was written. `GONE`: the claim is no longer held."""
+    """`SUPERSEDED`: a newer version of the message, or of its series, exists; nothing was written.
+
+    `GONE`: the claim is no longer held.
+    """
 
     SETTLED = "settled"
     SUPERSEDED = "superseded"
@@ -613,7 +616,10 @@ class PutBack(Struct, frozen=True, gc=False):
 
 
 class RenewOutcome(StrEnum):
-    """`CANCELLED`: renewed, but no retry will follow. Only `LOST` stops a running handler."""
+    """`SUPERSEDED`: renewed, but the message or its series was replaced. `CANCELLED`: renewed, but no retry follows.
+
+    After either, a run that has not begun does not begin. Only `LOST` stops a running handler.
+    """
 
     RENEWED = "renewed"
     SUPERSEDED = "superseded"

@@ -232,8 +232,13 @@ class RedrivesApart(MemoryStore):
 
 
 class LeavesRetries(MemoryStore):
-    def _end_retries(self, series: Record, now: int) -> bool:
+    def _end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
         return False
+
+
+class ForgetsRetriesInFlight(MemoryStore):
+    def _has_superseded(self, message_id: str, now: int) -> bool:
+        return any(each == message_id for each, _ in self._superseded.get(message_id, {}))
 
 
 class RefusesSteps(MemoryStore):
@@ -312,6 +317,10 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (KeepsLiveLists, "test_recurring_live_list_shrinks_as_occurrences_end", ("done",)),
     (RedrivesApart, "test_s5_recurring_redriven_occurrence_is_live_and_ends_with_its_series", ()),
     (RedrivesApart, "test_s2_recurring_occurrence_that_stands_again_is_not_redriven", ()),
+    (ForgetsRetriesInFlight, "test_same_id_again", ("replace", "retrying", SAME_ID_TABLE[0].replacing)),
+    (ForgetsRetriesInFlight, "test_same_id_again", ("cancel", "replacing a retried", SAME_ID_TABLE[8].replacing)),
+    (ForgetsRetriesInFlight, "test_s5_a_load_tells_of_an_older_version_in_flight", ("retried",)),
+    (LeavesRetries, "test_s4_recurring_replace_ends_retries_of_the_old_series", ("again",)),
     (LeavesRetries, "test_recurring_cancel_ends_the_series_and_its_waiting_retries", ()),
     (RefusesSteps, "test_l1_a_holder_sets_its_lease_right_after_the_clock_stepped_back", ()),
     (TakesAtOnce, "test_l1_a_holder_sets_its_lease_right_after_the_clock_stepped_back", ()),

@@ -224,6 +224,6 @@ async def test_s4_another_process_does_not_begin_what_was_replaced_or_cancelled_
         changed_ms = time.time_ns() // 1_000_000
         outcomes = RenewOutcome.SUPERSEDED, RenewOutcome.CANCELLED
         after_ms = max([int(await said(f"renewed {outcome.value}")) for outcome in outcomes]) - changed_ms
-        print(f"{plan.store.partition(':')[0]}: the other process knew {after_ms} ms after the replacement and the cancel")
+        print(f"{plan.store.partition(':')[0]}: the other process knew {after_ms} ms after the commands")
         holder.tell("go on")
         assert await said("begun") == "new"

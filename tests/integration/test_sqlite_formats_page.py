@@ -134,7 +134,8 @@ async def test_s5_plain_sql_ends_the_retries_of_a_series_as_a_command_does(tmp_p
         retries = [each for each in taken if each.record.id != "s"]
         assert [each.record.id for each in retries] == ["s~0000000000", "s~0000001000"]
         is_replaced = how == "replaced"
-        execute(path, put("'s', 'lane', 9000000000000, 'new'") if is_replaced else "DELETE FROM schedule WHERE id = 's'")
+        replacement, cancel = put("'s', 'lane', 9000000000000, 'new'"), "DELETE FROM schedule WHERE id = 's'"
+        execute(path, replacement if is_replaced else cancel)
         left = {"s", "s~1-2", *(each.record.id for each in retries if not is_replaced)}
         assert {each.record.id for each in await store.search(Query())} == left
         renewals = [Renewal(e.record.id, e.record.revision, e.token, e.token + 4096) for e in retries]

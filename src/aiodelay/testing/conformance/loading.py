@@ -18,12 +18,13 @@ from aiodelay.model import (
     Conflict,
     Late,
     Put,
+    RenewOutcome,
     SettleOutcome,
     Stored,
 )
 from aiodelay.ports import BulkLoad
 
-from .stage import HOUR_MS, Bench, Stage, dead, done, staged
+from .stage import HOUR_MS, Bench, Stage, again, dead, done, staged
 
 __all__ = ["LoadingRules"]
 
@@ -88,6 +89,31 @@ class LoadingRules(Bench):
         assert await stage.settle(done(claim)) is SettleOutcome.SUPERSEDED
         assert (await stage.record()).envelope.version == 2
 
+    @pytest.mark.parametrize("alive", ["in flight", "replaced in flight", "retried", "replaced while retried"])
+    @staged
+    async def test_s5_a_load_tells_of_an_older_version_in_flight(self, stage: Stage, alive: str) -> None:
+        """A retry of a series is one too."""
+        stage.needs_verdict()
+        rule = {"e": HOUR_MS} if alive.endswith("retried") else None
+        await _load(stage, [stage.put("m", conflict=Conflict.newer(1), rule=rule)])
+        claim = await stage.claim_one()
+        if rule is not None:
+            await stage.end(again(claim, stage.now, then=stage.now + HOUR_MS))
+            claim = await stage.claim_one()
+        if alive.startswith("replaced"):
+            assert (await _loaded(stage, _put(stage, "m", 2))).is_older_in_flight
+        assert (await _loaded(stage, _put(stage, "m", 3))).is_older_in_flight
+        assert (await _loaded(stage, _put(stage, "m", 4))).is_older_in_flight
+        assert (await stage.renew(claim))[1] is RenewOutcome.SUPERSEDED
+        cancelled = await stage.do(Cancel(stage.op(), "m"))
+        assert isinstance(cancelled, Stored)
+        assert cancelled.answer == "in_flight"
+        assert (await _load(stage, [_put(stage, "m", 4)]), await stage.get()) == (["outdated"], None)
+        await _loaded(stage, _put(stage, "m", 5))
+        await stage.lapse()
+        assert not (await _loaded(stage, _put(stage, "m", 6))).is_older_in_flight
+        assert (await stage.record()).lapses == 0
+
     @staged
     async def test_s4_a_load_is_not_mistaken_for_what_no_command_wrote(self, stage: Stage) -> None:
         await _load(stage, [_put(stage, "m", 1, due=After(0))])
@@ -124,6 +150,13 @@ class LoadingRules(Bench):
 
 def _put(stage: Stage, message_id: str, version: int, *, due: After | None = None, late: Late | None = None) -> Put:
     return stage.put(message_id, due or After(HOUR_MS), conflict=Conflict.newer(version), late=late or Late.deliver())
+
+
+async def _loaded(stage: Stage, put: Put) -> Stored:
+    assert isinstance(stage.store, BulkLoad)
+    (outcome,) = await stage.store.bulk_load([put])
+    assert isinstance(outcome, Stored)
+    return outcome
 
 
 async def _load(stage: Stage, puts: Sequence[Put]) -> list[str]:
