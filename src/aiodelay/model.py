@@ -367,7 +367,7 @@ class Stored(Struct, frozen=True, gc=False):
         answer: In a word.
         revision: Of the message that stands now, or stood last.
         due_ms: When that one is due.
-        is_older_in_flight: Of `replaced`: a version that was replaced is still claimed, or a retry of a replaced series.
+        is_older_in_flight: Of `replaced`: an older version is still claimed; a retry of a replaced series is one too.
     """
 
     answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "recorded", "rescheduled", "fired"]

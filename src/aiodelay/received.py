@@ -29,15 +29,15 @@ class Received(Generic[T]):
         result: The result that it was settled with; None until then.
     """
 
-    __slots__ = ("_is_over", "_is_unwanted", "_waiter", "context", "event", "result")
+    __slots__ = ("_is_outdated", "_is_over", "_waiter", "context", "event", "result")
 
     event: T
     context: Context
     result: object
 
-    def __init__(self, event: T, context: Context, is_unwanted: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, event: T, context: Context, is_outdated: Callable[[], bool] = lambda: False) -> None:
         self.event, self.context = event, context
-        self._is_unwanted = is_unwanted  # says whether it was replaced or cancelled, so that nobody should begin it
+        self._is_outdated = is_outdated
         self._is_over = False
         self.result = None
         self._waiter: asyncio.Future[None] | None = None
@@ -49,6 +49,11 @@ class Received(Generic[T]):
     def is_settled(self) -> bool:
         """Whether it is held no more: settled, given back, or lost with its lease or the end of the scheduler."""
         return self._is_over or (self._waiter is not None and self._waiter.done())
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was replaced or cancelled since it was claimed, as far as this process knows: do not begin it."""
+        return self._is_outdated()
 
     def settle(self, result: Later | Reject | Exception | None = None) -> bool:
         """End it, as the result of a handler does: None is done, an exception means another attempt.

@@ -126,7 +126,7 @@ class _Window(Generic[T]):
             self._wakeup.clear()
             while self._ready:
                 message = self._ready.popleft()
-                if message._is_unwanted():
+                if message.is_outdated:
                     message.give_back()
                 elif not message.is_settled:
                     return message
