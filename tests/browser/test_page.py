@@ -210,7 +210,7 @@ async def test_the_last_hour_is_counted_and_the_end_of_a_backlog_estimated(
     async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
         text = re.sub(r"<[^>]*>", "", (await client.get("/")).text)
         assert "180 delivered, 10 retried, 10 given up" in text
-        assert "of the latest 80 first attempts, all of the last 5 minutes" in text
+        assert "of the 80 first attempts in the last 5 minutes" in text
         assert "What is overdue is delivered in about 5\xa0min" in text
         assert "18.0 a minute, of which 0.0 come due meanwhile" in text
 

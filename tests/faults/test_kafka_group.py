@@ -244,21 +244,18 @@ async def test_f3_a_process_that_stood_still_delivers_nothing_before_it_knows_wh
     kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1&members=1"
-    async with member(url) as (stale, work), member(url) as (other, others):
+    async with member(url) as (stale, work):
         (mine,) = stale.partitions.values()
-        await other.apply([Put(new_op(), Envelope(f"m{i}", "h"), After(0)) for i in range(10)])
-        async with asyncio.timeout(30):
-            while (await mine.index.counts()).get("h") is None or not mine.is_ready:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await stale.apply([Put(new_op(), Envelope(f"m{i}", "h"), After(0)) for i in range(10)])
         missed: list[tuple[Sequence[Read], int]] = []
         with monkeypatch.context() as patched:
             patched.setattr(mine, "take_in", lambda *read: missed.append(read))
-            done: list[Done] = []
-            async with asyncio.timeout(30):
-                while len(done) < 10:
-                    claims = (await others.claim({"h": Demand(10)}, request=new_name(), lease_ms=60_000)).claims
-                    done += [Done(each.record.id, each.record.revision, each.token) for each in claims]
-            assert await others.settle(done) == [SettleOutcome.SETTLED] * 10
+            async with member(url) as (other, others):
+                (theirs,) = other.partitions.values()
+                assert await theirs.until_ready()
+                claims = (await others.claim({"h": Demand(10)}, request="1", lease_ms=60_000)).claims
+                done = [Done(each.record.id, each.record.revision, each.token) for each in claims]
+                assert await others.settle(done) == [SettleOutcome.SETTLED] * 10
             mine._looked_s -= SESSION_MS / 1000 + 1
             assert (await work.claim({"h": Demand(10)}, request="1", lease_ms=60_000)).claims == []
             await asyncio.sleep(0.5)  # the reader has looked again
