@@ -1,7 +1,7 @@
 """Whole tables of a store, read in parts by processes that need not open it: what a bulk reader asks for, and gets.
 
 Columns are named as what they hold: the attributes of `Record` and `Envelope`; beside them, of a message, `state` and
-`place_ms`, its next attempt; of a dead letter `reason` and `at_ms`. Of what has ended: those of `Ended`.
+`place_ms`, its next attempt; of a dead letter `reason`, `at_ms` and `errors`. Of what has ended: those of `Ended`.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def parts_for(scan: Scan, rows: int) -> int:
 # --- columns ----------------------------------------------------------------------------------------------
 
 _ENVELOPE = frozenset(Envelope.__struct_fields__)
+_LETTER = frozenset({"reason", "at_ms", "errors"})
 
 
 def columns_of_messages(snapshots: Sequence[Snapshot], wanted: Iterable[str]) -> Columns:
@@ -109,8 +110,7 @@ def columns_of_letters(letters: Sequence[DeadLetter], wanted: Iterable[str]) -> 
     """Return dead letters as columns."""
     records = [each.record for each in letters]
     return {
-        name: list(map(attrgetter(name), letters)) if name in ("reason", "at_ms") else _column(records, name)
-        for name in wanted
+        name: list(map(attrgetter(name), letters)) if name in _LETTER else _column(records, name) for name in wanted
     }
 
 

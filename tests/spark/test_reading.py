@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import starmap
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +28,7 @@ from pyspark.sql.datasource import (
     StringContains,
 )
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     IntegerType,
     LongType,
@@ -54,6 +59,7 @@ from aiodelay.model import (
 from aiodelay.ports import Store
 from aiodelay.recurrence import Cron, encode_rule
 from aiodelay.registry import open_store
+from aiodelay.scanning import BATCH_BYTES
 from aiodelay.shapes import read_rule
 from aiodelay.spark.columns import _types_of
 from aiodelay.spark.reading import PushingReader, Reader, reader_of
@@ -67,6 +73,7 @@ TYPES = {
     "bigint": LongType(),
     "binary": BinaryType(),
     "timestamp": TimestampType(),
+    "array<string>": ArrayType(StringType()),
     "map<string,binary>": MapType(StringType(), BinaryType()),
     "map<string,string>": MapType(StringType(), StringType()),
 }
@@ -355,24 +362,27 @@ def test_filters_are_taken_where_they_may_be(url: str) -> None:
 
 def test_dead_letters_and_what_has_ended(url: str) -> None:
     versions = [put(Envelope(f"v{i}", "work", "a", version=i), 1_000, conflict=Conflict.newer(i)) for i in range(5)]
-    store_all(url, *versions, put(Envelope("d", "work", "a", payload=b"x"), 2_000))
+    store_all(url, *versions, put(Envelope("d", "work", "a", payload=b"x"), 2_000), put(Envelope("e", "work"), 3_000))
 
     async def end(opened: Store) -> None:
         async with opened.work("w", ["work"]) as work:
             claims = (await work.claim({"work": Demand(9)}, request="1", lease_ms=15_000)).claims
-            ends = [Done(each.record.id, each.record.revision, each.token) for each in claims[:5]]
-            dead = claims[5]
-            await work.settle([*ends, Dead(dead.record.id, dead.record.revision, dead.token, "rejected", 3, "no")])
+            *done, failed, silent = [(each.record.id, each.record.revision, each.token) for each in claims]
+            await work.settle([*starmap(Done, done), Again(*failed, 2_000, 2, "boom"), Dead(*silent, "late", 0)])
+            (claim,) = (await work.claim({"work": Demand(9)}, request="2", lease_ms=15_000)).claims
+            await work.settle([Dead(*failed[:2], claim.token, "rejected", 3, "no", traceback="Traceback\n  é")])
 
     within(url, end)
     for parts in ("1", "3"):
         ended = {row["id"]: row for row in rows(url, table="done", partitions=parts)}
         assert {name: row["version"] for name, row in ended.items()} == {f"v{i}": i for i in range(5)}
         assert all(row["until"] > datetime.now(UTC) + timedelta(hours=20) for row in ended.values())
-        (letter,) = rows(url, table="dead", partitions=parts)
+        letter, silent = sorted(rows(url, table="dead", partitions=parts), key=itemgetter("id"))
         assert (letter["id"], letter["reason"], letter["attempt"], letter["last_error"]) == ("d", "rejected", 3, "no")
         assert (letter["payload"], letter["to"]) == (b"x", "work:a")
         assert abs(letter["given_up_at"] - datetime.now(UTC)) < timedelta(minutes=5)
+        assert (letter["errors"], letter["traceback"]) == (["boom", "no"], "Traceback\n  é")
+        assert (silent["reason"], silent["errors"], silent["traceback"]) == ("late", [], None)
     assert [row["id"] for row in rows(url, "id", table="done", ids="v2,none")] == ["v2"]
     assert rows(url, "id", table="dead", ids="none") == rows(url, "id", table="dead", lane="other") == []
     # A later end of the same id counts.
@@ -381,6 +391,30 @@ def test_dead_letters_and_what_has_ended(url: str) -> None:
     (again,) = rows(url, table="done", ids="v1")
     assert again["version"] == 9
     assert len(rows(url, table="done")) == 5
+
+
+def test_records_of_dead_letters_are_fetched_only_if_a_column_needs_them(url: str) -> None:
+    store_all(url, put(Envelope("a", "work"), 1_000), put(Envelope("b", "work"), 2_000))
+
+    async def give_up(opened: Store) -> None:
+        async with opened.work("w", ["work"]) as work:
+            claims = (await work.claim({"work": Demand(9)}, request="1", lease_ms=15_000)).claims
+            await work.settle([Dead(each.record.id, each.record.revision, each.token, "late", 0) for each in claims])
+
+    within(url, give_up)
+    columns = ["id", "given_up_at", "revision"]
+    before = [{name: row[name] for name in columns} for row in rows(url, table="dead")]
+    assert len(before) == 2
+    if url.startswith("sqlite"):  # a batch ends with the first record that is larger than a batch
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute("UPDATE dead SET record = zeroblob(?)", (BATCH_BYTES,))
+        columns.append("reason")
+        before = [row | {"reason": "late"} for row in before]
+    else:
+        redis.Redis.from_url(url).delete("{default:00}:dead")
+    given = reader(url, *columns, table="dead")
+    (part,) = given.partitions()
+    assert [batch.to_pylist() for batch in given.read(part)] == [before]
 
 
 def test_large_messages_come_in_batches_of_bounded_size(url: str) -> None:

@@ -9,12 +9,16 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from aiodelay import Message
+from aiodelay.clock import SystemClock
 from aiodelay.errors import StoreMismatchError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import records
+from aiodelay.kafka.options import Cluster
+from aiodelay.kafka.scanning import Scanner
 from aiodelay.kafka.topic import SETTINGS
 from aiodelay.model import Again, Cancel, Dead, Demand, Done, Envelope, Stored
 from aiodelay.ports import Store
+from aiodelay.scanning import Scan
 from tests.spark.test_reading import DUE, DUE_MS, EVERYTHING, parts_of, put, reader, rows, within
 from tests.support.kafka import create_topic, new_name
 
@@ -60,7 +64,7 @@ def test_partitions_are_read_as_their_owner_sees_them(kafka: str) -> None:
             await work.settle(
                 [
                     Done(*each["done"]),
-                    Dead(*each["dead"], "rejected", 1, "no"),
+                    Dead(*each["dead"], "rejected", 1, "no", traceback="Traceback\n  é"),
                     Again(*each["again"], DUE_MS, 1, "boom"),
                 ]
             )
@@ -84,6 +88,12 @@ def test_partitions_are_read_as_their_owner_sees_them(kafka: str) -> None:
     )
     (letter,) = rows(url, table="dead")
     assert (letter["id"], letter["reason"], letter["last_error"]) == ("dead", "rejected", "no")
+    assert (letter["errors"], letter["traceback"]) == (["no"], "Traceback\n  é")
+    scanner = Scanner(Cluster("kafka", {"bootstrap_servers": [kafka]}, 10_000), [topic], SystemClock())
+    for columns, traceback in ((("id", "errors"), None), (("traceback",), "Traceback\n  é")):
+        scan = Scan(table="dead", columns=columns)
+        indexes = [asyncio.run(scanner._read(scan, part))[0] for part in scanner.parts()]
+        assert [each.traceback for index in indexes for each in index.letters()] == [traceback]
     assert {row["id"] for row in rows(url, table="done")} >= {"done", "m2"}
     assert not {row["id"] for row in rows(url, "id", table="done")} & found.keys()
     assert [row["id"] for row in rows(url, "id", ids="m3,again", dueFrom="2030-01-01T00:00:00Z")] == ["m3"]

@@ -14,11 +14,15 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spar
 
 from aiodelay import Scheduler
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import Delivery, Snapshot
+from aiodelay.identifiers import new_op
+from aiodelay.model import Again, At, Conflict, Dead, Delivery, Demand, Envelope, Late, Put, Snapshot
+from aiodelay.registry import open_store
 from aiodelay.spark.jobs import archive, replay, snapshot
 from aiodelay.testing import RecordingSink
 
 IDS = [f"m{i}" for i in range(6)]
+LONG_AGO_MS = 1_000_000_000_000
+GIVEN_UP = partial(Dead, reason="rejected", attempt=2, error="no", traceback="Traceback\n  é")
 
 
 async def schedule(url: str, namespace: str = "default") -> None:
@@ -28,6 +32,17 @@ async def schedule(url: str, namespace: str = "default") -> None:
             await scheduler.schedule(each.encode(), to="paper:in", id=each, delay="0s", key=b"k", headers={"h": b"1"})
         for each, to in [("late", "paper:in"), ("o1", "paper:out"), ("o2", "paper:out"), ("late2", "paper:in")]:
             await scheduler.schedule(b"", to=to, id=each, delay="1h")
+
+
+async def give_up(url: str, namespace: str) -> None:
+    """Schedule a message that is due before all others, let it fail, and give it up at its second failure."""
+    async with open_store(url, namespace=namespace, clock=None) as store, store.work("w", ["paper"]) as work:
+        await store.apply(
+            [Put(new_op(), Envelope("dead", "paper", "out"), At(LONG_AGO_MS), Conflict.replace(), Late())]
+        )
+        for settled in (partial(Again, due_ms=LONG_AGO_MS, attempt=1, error="boom"), GIVEN_UP):
+            (claim,) = (await work.claim({"paper": Demand(1)}, request=new_op().hex(), lease_ms=15_000)).claims
+            await work.settle([settled(claim.record.id, claim.record.revision, claim.token)])
 
 
 async def deliver(url: str, n: int) -> list[Delivery]:
@@ -83,24 +98,31 @@ def test_a_condition_a_shift_and_another_destination_apply_and_ids_may_stay(
     kept = f"{tmp_path / 'kept'}"
     shop: dict[str, Any] = {"store": url, "namespace": "shop"}
     asyncio.run(schedule(url, "shop"))
-    assert snapshot.run(spark, to=f"{kept}/dead", table="dead", **shop).rows == 0
+    assert snapshot.run(spark, to=f"{kept}/none", table="dead", **shop).rows == 0
+    asyncio.run(give_up(url, "shop"))
+    assert snapshot.run(spark, to=f"{kept}/dead", table="dead", **shop).rows == 1
+    dead = spark.read.parquet(f"{kept}/dead")
+    assert dead.select("errors", "traceback").collect() == [(["boom", "no"], "Traceback\n  é")]
     assert snapshot.run(spark, to=f"{kept}/1", **shop).rows == 10
     first = spark.read.parquet(f"{kept}/1")
     frame = first.withColumn("due_at", F.expr("due_at - interval 1 hour")).unionByName(first)
+    frame = frame.unionByName(dead, allowMissingColumns=True)
     before = asyncio.run(pending(url, "shop"))
     where = "to = 'paper:out'"
     shifted = replay.run(frame, name="x", where=where, shift="+1d", to="paper:else", **shop)
-    assert (shifted.rows, shifted.counts["stored"]) == (2, 2)  # each is in the frame twice: the later one counts
+    assert (shifted.rows, shifted.counts["stored"]) == (3, 3)  # two are in the frame twice: the later one counts
     after = asyncio.run(pending(url, "shop"))
     for each in ("o1", "o2"):
         record = after[f"{each}-replay-x"].record
         assert record.due_ms - before[each].record.due_ms == 86_400_000
         assert record.envelope.address == "else"
+    record = after["dead-replay-x"].record
+    assert (record.attempt, record.first_error, record.earlier_errors, record.last_error) == (0, None, (), None)
     same = replay.run(frame, same_ids=True, where=where, shift="-10m", **shop)
-    assert same.counts["replaced"] == 2
+    assert (same.counts["replaced"], same.counts["stored"]) == (2, 1)
     moved = asyncio.run(pending(url, "shop"))
     assert {before[each].record.due_ms - moved[each].record.due_ms for each in ("o1", "o2")} == {600_000}
-    assert replay.run(frame, same_ids=True, where=where, shift="-10m", **shop).counts["known"] == 2
+    assert replay.run(frame, same_ids=True, where=where, shift="-10m", **shop).counts["known"] == 3
     events = spark.sql("select explode(array('nobody', 'o1~1800000000')) as id")  # the second is of a series
     some = replay.run(frame, name="y", events=events, dry_run=True, **shop)
     assert (some.rows, some.counts["without_message"]) == (1, 1)

@@ -1,10 +1,13 @@
-"""Into how many parts a table is split."""
+"""Into how many parts a table is split, and how large the batches are that a Kafka partition is read in."""
 
 from __future__ import annotations
 
 import pytest
 
-from aiodelay.scanning import MOST_PARTS, Scan, parts_for
+from aiodelay.kafka.scanning import _sized
+from aiodelay.model import TRACEBACK_BYTES, DeadLetter, Envelope, Record
+from aiodelay.scanning import BATCH_BYTES, MOST_PARTS, Scan, batched, parts_for
+from aiodelay.transitions import NO_OP
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,10 @@ def test_there_are_as_many_parts_as_rows_ask_for_and_no_last_one_alone(rows: int
 @pytest.mark.parametrize(("rows", "parts"), [(0, 1), (3, 3), (1_000_000, 7)])
 def test_so_many_parts_as_were_asked_for_if_there_are_as_many_rows(rows: int, parts: int) -> None:
     assert parts_for(Scan(table="messages", columns=("id",), parts=7), rows) == parts
+
+
+def test_errors_and_tracebacks_of_dead_letters_count_as_bytes_of_a_batch() -> None:
+    record = Record(Envelope("d", "work"), 1, 2, NO_OP, last_error="e" * 500, traceback="t" * TRACEBACK_BYTES)
+    letters = [DeadLetter(record, "rejected", 3)] * 2_000
+    batches = list(batched(_sized(Scan(table="dead", columns=("id",)), letters)))
+    assert len(batches) == -(-2_000 * (TRACEBACK_BYTES + 500) // BATCH_BYTES) == 3

@@ -1,7 +1,8 @@
 """Reading schedules topics as they stand, without owning a partition: what counts is decided as an owner decides it.
 
 No group is joined and nothing is written. A part is a partition up to where it ended when the parts were made; what of
-it is live, or has ended, is held in memory while it is read.
+it is live, or has ended, is held in memory while it is read. The tracebacks of dead letters are held only for a scan
+that wants them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from .options import Cluster
 from .topic import schedules_partitions
 
 __all__ = ["Part", "Scanner"]
+
+_TRACEBACK = records.HEADER["traceback"]
 
 
 class Part(Struct, frozen=True):
@@ -87,6 +90,7 @@ class Scanner:
         index = Index(clock=self._clock, name=f"{part.topic}/{part.number}", claims=count(1))
         index.place, index.schedules = (part.number, part.partitions), self._topics
         place, ends = TopicPartition(part.topic, part.number), set[bytes]()
+        reads_tracebacks = "traceback" in scan.columns
         async with observer(self._cluster) as consumer:
             consumer.assign([place])
             with answering(self._cluster):
@@ -96,7 +100,8 @@ class Scanner:
                 found, at = await next_records(consumer, place, at, self._cluster)
                 for each in found:
                     if each.offset < part.end:
-                        index.read(Read(each.offset, each.timestamp, each.key, each.value, each.headers))
+                        headers = each.headers if reads_tracebacks else _without_traceback(each.key, each.headers)
+                        index.read(Read(each.offset, each.timestamp, each.key, each.value, headers))
                         if scan.table == "done" and each.value is None and each.key is not None:
                             ends.add(each.key)
         return index, ends
@@ -108,7 +113,18 @@ def _sized(scan: Scan, found: Iterable[Snapshot | DeadLetter]) -> Iterator[tuple
     for each in found:
         record = each.record
         if (ids is None or record.id in ids) and scan.takes(record.envelope.lane, record.due_ms):
-            yield each, record.envelope.size
+            yield each, record.envelope.size + (_text_size(each) if isinstance(each, DeadLetter) else 0)
+
+
+def _text_size(letter: DeadLetter) -> int:
+    return sum(map(len, (*letter.errors, letter.traceback or "")))
+
+
+def _without_traceback(key: bytes | None, headers: records.Headers) -> records.Headers:
+    """Return a record's headers without the traceback, which only a dead letter has."""
+    if key is None or not key.startswith(records.DEAD):
+        return headers
+    return [(name, value) for name, value in headers if name != _TRACEBACK]
 
 
 def _ended(index: Index, ends: Iterable[bytes]) -> Iterator[Ended]:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from aiodelay.model import Lane
 from aiodelay.scanning import (
+    BATCH_ROWS,
     Columns,
     Ended,
     Scan,
@@ -54,6 +55,8 @@ IDS_A_PART = 5_000
 SAMPLES = 32
 """So many times as many places as parts are looked at to split what there is."""
 REVISION_BYTES = 6
+KEY_COLUMNS = frozenset({"id", "revision", "at_ms"})
+"""Columns of a dead letter that its key and its time tell, without its value."""
 MOST_MS = 1 << 48
 
 Place = tuple[int, int]
@@ -298,14 +301,25 @@ class Scanner:
         return [Part(first, end) for first, end in zip(bounds, [*bounds[1:], None], strict=True)]
 
     def _dead(self, line: Line, scan: Scan, part: Part) -> Iterator[Columns]:
+        keys = self._dead_keys(line, scan, part)
+        if scan.lane is None and KEY_COLUMNS.issuperset(_needed(scan)):
+            for at in range(0, len(keys), BATCH_ROWS):
+                yield _columns_of_keys(keys[at : at + BATCH_ROWS], scan.columns)
+        else:
+            yield from self._letters(line, scan, keys)
+
+    def _dead_keys(self, line: Line, scan: Scan, part: Part) -> list[tuple[bytes, int]]:
+        """Return the keys of a part's dead letters, each with the time at which it was given up."""
         end = "+inf" if part.end is None else f"({part.end[0]}"
         flat = line.ask("ZRANGEBYSCORE", self._keys.key("graves"), part.first[0], end, "WITHSCORES")
         ids = None if scan.ids is None else frozenset(_members(scan.ids))
-        keys = [
+        return [
             (key, int(at_ms))
             for key, at_ms in zip(flat[::2], flat[1::2], strict=True)
             if ids is None or key[:-REVISION_BYTES] in ids
         ]
+
+    def _letters(self, line: Line, scan: Scan, keys: Sequence[tuple[bytes, int]]) -> Iterator[Columns]:
         for at in range(0, len(keys), LETTERS_AT_ONCE):
             chunk = keys[at : at + LETTERS_AT_ONCE]
             values = line.ask("HMGET", self._keys.key("dead"), *(key for key, _ in chunk))
@@ -370,6 +384,16 @@ class Scanner:
 def _now_ms(line: Line) -> int:
     seconds, micros = line.ask("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
+
+
+def _columns_of_keys(keys: Sequence[tuple[bytes, int]], wanted: Iterable[str]) -> Columns:
+    """Return dead letters as columns, given their keys and the times at which they were given up."""
+    found: dict[str, Sequence[str | int]] = {
+        "id": [text_of(key[:-REVISION_BYTES]) for key, _ in keys],
+        "revision": [int.from_bytes(key[-REVISION_BYTES:], "big") for key, _ in keys],
+        "at_ms": [at_ms for _, at_ms in keys],
+    }
+    return {name: found[name] for name in wanted}
 
 
 def _needed(scan: Scan) -> Sequence[str]:

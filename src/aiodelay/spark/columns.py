@@ -30,6 +30,7 @@ _ARROW: Final = {
     "int": pa.int32(),
     "bigint": pa.int64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "array<string>": pa.list_(pa.field("element", pa.string())),
     "map<string,binary>": pa.map_(pa.string(), pa.binary()),
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }

@@ -37,7 +37,8 @@ MESSAGES: Final = (
 """What is pending or in flight."""
 
 DEAD: Final = (
-    f"id STRING NOT NULL, due_at TIMESTAMP NOT NULL, given_up_at TIMESTAMP NOT NULL, reason STRING NOT NULL, {_RECORD}"
+    "id STRING NOT NULL, due_at TIMESTAMP NOT NULL, given_up_at TIMESTAMP NOT NULL, reason STRING NOT NULL, "
+    f"{_RECORD}, errors ARRAY<STRING>, traceback STRING"
 )
 """Dead letters."""
 

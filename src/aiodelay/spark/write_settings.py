@@ -47,7 +47,18 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The columns that make up a message, with their types."""
 LEFT_OUT: Final = frozenset(
-    {"next_attempt_at", "state", "revision", "attempt", "first_error", "last_error", "given_up_at", "reason"}
+    {
+        "next_attempt_at",
+        "state",
+        "revision",
+        "attempt",
+        "first_error",
+        "last_error",
+        "given_up_at",
+        "reason",
+        "errors",
+        "traceback",
+    }
 )
 """Columns of what is read that tell of a message's life in its store: one that is written begins a new life."""
 
