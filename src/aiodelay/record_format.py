@@ -315,6 +315,7 @@ FIELDS: tuple[Field, ...] = (
         is_state=True,
         only_dead=True,
         header="aiodelay-traceback",
+        spark=Column("traceback", "STRING"),
         json=("traceback",),
     ),
     Field(
