@@ -13,7 +13,7 @@ from aiodelay._runtime.leases import Held, LeaseBook
 from aiodelay._runtime.runners import Runners
 from aiodelay.clock import SystemClock
 from aiodelay.memory import MemoryStore
-from aiodelay.model import LEASE_MS, MAX_CLAIM_MESSAGES, Demand, Done, SettleOutcome
+from aiodelay.model import LEASE_MS, MAX_CLAIM_MESSAGES, MAX_LAPSES, Demand, Done, SettleOutcome
 from aiodelay.reactive import Subscription
 
 from .harness import (
@@ -104,7 +104,9 @@ async def in_batches(n: int) -> float:
         async with store, store.work("bench", [LANE]) as work, asyncio.TaskGroup() as tasks:
             book = LeaseBook(work, clock, clock.now_ms, LEASE_MS, work.wake)
             batches = Batches(Runners(tasks), all_delivered, n, delivered)
-            dispatcher = Dispatcher(work, book, {LANE: batches}, LEASE_MS, may_claim=lambda: True, may_try=lambda: True)
+            dispatcher = Dispatcher(
+                work, book, {LANE: batches}, LEASE_MS, may_claim=lambda: True, max_lapses=lambda: MAX_LAPSES
+            )
             tasks.create_task(dispatcher.run())
             tasks.create_task(book.run())
             await all_delivered

@@ -26,6 +26,7 @@ __all__ = [
     "LEASE_MS",
     "MAX_CLAIM_BYTES",
     "MAX_CLAIM_MESSAGES",
+    "MAX_LAPSES",
     "MAX_LEASE_MS",
     "RETRY_WINDOW_MS",
     "TOMBSTONE_WINDOW_MS",
@@ -104,6 +105,8 @@ TOMBSTONE_WINDOW_MS = 86_400_000
 """How long a store remembers the version of an ended message that carried one, in ms."""
 MAX_CLAIM_MESSAGES = 500
 MAX_CLAIM_BYTES = 1_048_576
+MAX_LAPSES = 255
+"""Most lapses in a row that a record counts."""
 EARLIER_ERRORS = 4
 """Most errors that a message keeps beside its first and its last one."""
 TRACEBACK_BYTES = 8_192
@@ -482,13 +485,14 @@ class Demand(Struct, frozen=True, gc=False):
         messages: Most messages wanted; 0 asks for none.
         max_bytes: Most payload bytes wanted; one larger message is still given, alone.
         aliases: Further lanes that share this demand, such as an event's former type names.
-        suspects: Whether they may be messages that are suspected of ending processes.
+        max_lapses: Most lapses in a row that a message may have had: 0 asks for messages that never lapsed, 1 for no
+            suspects, which have lapsed twice or more.
     """
 
     messages: int
     max_bytes: int = MAX_CLAIM_BYTES
     aliases: tuple[Lane, ...] = ()
-    suspects: bool = True
+    max_lapses: int = MAX_LAPSES
 
 
 class Claim(Struct, frozen=True, gc=False):

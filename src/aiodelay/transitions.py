@@ -38,6 +38,7 @@ __all__ = [
     "RIGHTING_MS",
     "SILENT_LEASES",
     "SUSPECT_LAPSES",
+    "TRIAL_MS",
     "Trials",
     "after_failure",
     "after_lapse",
@@ -329,10 +330,14 @@ class Trials(Struct, frozen=True):
     Attributes:
         tried: Size of the last group, 0 once it is known to have ended its process.
         hot: How many suspects, the first of their lanes when that group was taken, hold at least one killer.
+        suspected_ms: When a message last became a suspect.
+        killed_ms: When the process of the last kill was last heard of.
     """
 
     tried: int = 0
     hot: int = 0
+    suspected_ms: int = 0
+    killed_ms: int = 0
 
     @property
     def most(self) -> int:
@@ -342,11 +347,25 @@ class Trials(Struct, frozen=True):
 
     def begun(self, size: int) -> Trials:
         """Return how the search stands once a trial of `size` suspects has begun, none of which has a kill yet."""
-        return Trials(size, self._hot_left())
+        return replace(self, tried=size, hot=self._hot_left())
 
     def died(self, left: int) -> Trials:
         """Return how it stands after a lapse in a trial of a group, `left` of which were still held."""
-        return Trials(0, left) if self.tried else self
+        return replace(self, tried=0, hot=left) if self.tried else self
+
+    def lapsed(self, before: Record, after: Record, *, beat_ms: int, now_ms: int) -> Trials:
+        """Return how it stands after a message lapsed whose process was last heard of at `beat_ms`."""
+        if is_suspect(after) and not is_suspect(before):
+            return replace(self, suspected_ms=now_ms)
+        return replace(self, killed_ms=beat_ms) if after.kills > before.kills else self
+
+    def kills_of(self, suspect: Record) -> int:
+        """Return how many kills a suspect has at the beginning of a trial.
+
+        None, if another message became a suspect after the last process ended: that message ran beside the suspect, or
+        may have, and may have ended the process.
+        """
+        return 0 if self.suspected_ms > self.killed_ms else suspect.kills
 
     def _hot_left(self) -> int:
         """Return `hot` without the group that came through the last trial."""

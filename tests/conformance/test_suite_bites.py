@@ -201,6 +201,26 @@ class TriesBeside(MemoryStore):
         return False
 
 
+class GivesWhatHasLapsed(MemoryStore):
+    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
+        wanted = {lane: replace(each, max_lapses=max(each.max_lapses, 1)) for lane, each in demand.items()}
+        return super()._claim(wanted, lease_ms, turn, worker)
+
+
+class DoubtsNoKill(MemoryStore):
+    def _return_lapsed(self, now: int, limit: int) -> int:
+        lapsed = super()._return_lapsed(now, limit)
+        self._search = replace(self._search, suspected_ms=0)
+        return lapsed
+
+
+class DoubtsEveryKill(MemoryStore):
+    def _return_lapsed(self, now: int, limit: int) -> int:
+        lapsed = super()._return_lapsed(now, limit)
+        self._search = replace(self._search, suspected_ms=now)
+        return lapsed
+
+
 class NeverHalves(MemoryStore):
     def _group(self) -> list[Entry]:
         return self._tried() * 2
@@ -309,6 +329,9 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (NoTurns, "test_l3_lanes_are_served_first_in_turn", ()),
     (TrustsAll, "test_l5_suspects_are_tried_together_and_without_others", ()),
     (TriesBeside, "test_l5_one_group_of_suspects_is_tried_at_a_time", ()),
+    (GivesWhatHasLapsed, "test_l5_a_claim_takes_what_has_lapsed_no_more_often_than_it_asks_for", ()),
+    (DoubtsNoKill, "test_l5_kills_are_in_doubt_once_another_message_has_become_a_suspect", ()),
+    (DoubtsEveryKill, "test_l5_a_message_that_kills_three_times_alone_is_given_up", ()),
     (NeverHalves, "test_l5_half_of_a_group_that_ended_its_process_is_tried_next", ()),
     (CountsEveryLapse, "test_l5_a_lapse_after_a_trial_is_one_more_and_no_kill", ()),
     (HearsNobody, "test_l5_a_suspect_is_left_to_a_process_that_beats", ()),

@@ -128,6 +128,11 @@ class PlainStore:
         self._faded: dict[str, int] = {}  # versions that a store may have forgotten, or not yet
         self._orders = 0
         self._tried, self._hot = 0, 0  # the last group of suspects, and how many hold a killer
+        self._suspected_ms, self._killed_ms = (
+            0,
+            0,
+        )  # when a message last became one, and when the last kill's trial began
+        self.outlives_processes = True  # a store that ends with its process knows nothing of the end of a process
         self.seen: dict[int, int] = {}  # when each worker was heard of
 
     def time_passed(self, now: int) -> None:
@@ -276,6 +281,8 @@ class PlainStore:
             lane: [claim.record.id for claim in claimed.claims if claim.record.envelope.lane == lane] for lane in demand
         }
         gave_all = [self._check_lane(lane, each, by_lane[lane], now) for lane, each in demand.items()]
+        max_lapses = min((each.max_lapses for each in demand.values()), default=0)
+        assert all(self.messages[each].lapses <= max_lapses for each in taken)
         suspects = [self.messages[each] for each in taken if self.messages[each].is_suspect]
         is_trying = any(each.is_tried(now) for each in self.messages.values())
         if suspects:
@@ -285,12 +292,14 @@ class PlainStore:
             assert len(suspects) <= ((hot + 1) // 2 or 500)
             if not suspects[0].kills:
                 self._tried, self._hot = len(suspects), hot
+            elif self._suspected_ms > self._killed_ms:
+                suspects[0].kills = 0
             assert not is_trying, "two groups are tried at a time"
         else:
             assert all(gave_all), "something was due and not given"
-        if not taken:
-            left = [m for lane in demand for m in self._claimable(lane, now)]
-            assert is_trying or not left, "a suspect was due and not given"
+        left = [m for lane in demand for m in self._claimable(lane, now) if m.envelope.id not in taken]
+        if not taken and not is_trying:
+            assert not [m for m in left if m.lapses <= max_lapses], "a suspect was due and not given"
         for claim in claimed.claims:
             message = self.messages[claim.record.id]
             assert message.token is None, "given out twice"
@@ -301,9 +310,10 @@ class PlainStore:
             assert (claim.record.id, claim.token) not in self._tokens, "a token repeats"
             self._tokens.add((claim.record.id, claim.token))
         looks = {self._next_ms(list(demand), now)}
-        if not suspects and any(m.is_suspect for lane in demand for m in self._claimable(lane, now)):
-            behind = self._next_ms(list(demand), now, are_suspects_left=True)
-            looks.add(min(behind or now + 1000, now + 1000))
+        aside = [m for m in left if m.is_suspect or m.lapses > max_lapses]
+        if aside and not suspects:
+            behind = self._next_ms(list(demand), now, but=aside)
+            looks = (looks if taken else set()) | {min(behind or now + 1000, now + 1000)}
         assert claimed.next_due_ms in looks
 
     def _claimable(self, lane: Lane, now: int) -> list[Message]:
@@ -323,7 +333,7 @@ class PlainStore:
         assert {m.envelope.id for m in claimable}.issuperset(ids)
         assert len(ids) <= demand.messages
         taken = [self.messages[each] for each in ids]
-        left = [m for m in claimable if m.envelope.id not in ids and not m.is_suspect]
+        left = [m for m in claimable if m.envelope.id not in ids and m.lapses <= demand.max_lapses and not m.is_suspect]
         for number, one in enumerate(taken):
             for other in [] if one.is_suspect else [*taken[number + 1 :], *left]:
                 assert one.place_ms <= other.place_ms
@@ -335,14 +345,12 @@ class PlainStore:
         lane, address = message.envelope.lane, message.envelope.address
         return (lane, None) in self.held or (lane, address) in self.held
 
-    def _next_ms(self, lanes: Sequence[Lane], now: int, *, are_suspects_left: bool = False) -> int | None:
+    def _next_ms(self, lanes: Sequence[Lane], now: int, *, but: Sequence[Message] = ()) -> int | None:
         there = [message for message in self.messages.values() if message.envelope.lane in lanes]
         places = [
             message.place_ms
             for message in there
-            if message.token is None
-            and not self._is_held(message)
-            and not (are_suspects_left and message.is_suspect and message.place_ms <= now)
+            if message.token is None and not self._is_held(message) and message not in but
         ]
         leased = [message for message in there if message.token is not None]
         ends = [each.lease_ends_ms for each in leased if not (each.is_over(now) and self._is_in_doubt(each, now))]
@@ -479,14 +487,21 @@ class PlainStore:
             self._tried, self._hot = 0, len(left)
         message.token, message.order = None, None
         message.lapses += message.tried_by is None
-        if message.tried_by is not None and message.was_alone:
-            message.kills += abs(now - self.seen[message.tried_by]) >= SILENCE_MS // 2
+        if message.tried_by is None and message.lapses == 2:
+            self._suspected_ms = now
+        if message.tried_by is not None and message.was_alone and self._has_ended(message.tried_by, now):
+            message.kills += 1
+            if message.kills < 3 or message.recurs or message.is_cancelled:
+                self._killed_ms = message.tried_ms
         message.tried_by = None
         if message.is_cancelled:
             self._end(message, now)
         elif message.kills >= 3 and not message.recurs:
             self._bury(message, "killed_worker", now)
             self._end(message, now)
+
+    def _has_ended(self, who: int, now: int) -> bool:
+        return self.outlives_processes and abs(now - self.seen[who]) >= SILENCE_MS // 2
 
     def _bury(self, message: Message, reason: DeadReason, now: int) -> None:
         if message.recurs:

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 from aiodelay.memory import MemoryStore
 from aiodelay.model import (
+    MAX_LAPSES,
     After,
     Again,
     At,
@@ -222,9 +223,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- claims -------------------------------------------------------------------------------------------
 
-    @rule(limits=st.tuples(limits, limits), who=st.integers(0, 1))
-    def claim(self, limits: tuple[int, int], who: int) -> None:
-        demand = {lane: Demand(limit) for lane, limit in zip(LANES, limits, strict=True)}
+    @rule(
+        limits=st.tuples(limits, limits),
+        who=st.integers(0, 1),
+        max_lapses=st.sampled_from([MAX_LAPSES, MAX_LAPSES, 0, 1]),
+    )
+    def claim(self, limits: tuple[int, int], who: int, max_lapses: int = MAX_LAPSES) -> None:
+        demand = {lane: Demand(limit, max_lapses=max_lapses) for lane, limit in zip(LANES, limits, strict=True)}
         request = f"request {next(self.numbers)}"
         claimed = self.do(self.works[who].claim(demand, request=request, lease_ms=LEASE_MS))
         wanted = {lane: each for lane, each in demand.items() if each.messages}
@@ -380,6 +385,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 class MemoryMachine(StoreMachine):
     def make_store(self) -> Store:
+        self.model.outlives_processes = False
         return MemoryStore(clock=self.clock)
 
 

@@ -1,32 +1,58 @@
 """Trials of suspects, simulated: what they cost, on a memory store whose clock is moved by hand.
 
-`python -m tests.support.trials` prints the table of docs/decisions/0015-trials.md.
+`python -m tests.support.trials` prints the tables of docs/decisions/0015-trials.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 
 from msgspec.structs import replace
 
 from aiodelay.identifiers import new_id
 from aiodelay.memory import MemoryStore
-from aiodelay.model import LEASE_MS, Claim, Demand, Done, Envelope, PutBack, Query, Record, Renewal, RenewOutcome
+from aiodelay.model import (
+    LEASE_MS,
+    MAX_LAPSES,
+    After,
+    Claim,
+    Demand,
+    Done,
+    Envelope,
+    Put,
+    PutBack,
+    Record,
+    Renewal,
+    RenewOutcome,
+)
 from aiodelay.ports import Work
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.transitions import LONGEST_TRIAL_MS, NO_OP, SUSPECT_LAPSES, token_counter, token_for, trial_ms
+from aiodelay.transitions import (
+    LONGEST_TRIAL_MS,
+    NO_OP,
+    SILENT_LEASES,
+    SUSPECT_LAPSES,
+    TRIAL_MS,
+    is_suspect,
+    token_counter,
+    token_for,
+    trial_ms,
+)
 
-__all__ = ["Cost", "Play", "cost_of"]
+__all__ = ["RESTART_MS", "Cost", "Play", "cost_of"]
 
 LANE = "work"
 TICK_MS = 250
 RESTART_MS = 1_000
-MOST_MS = 3_600_000
+BEAT_MS = LEASE_MS // 3
+MOST_MS = 2 * 3_600_000
+SUSPECT, NEIGHBOUR, LATE = "m", "n", "z"
+"""How the ids begin of suspects, of neighbours, and of killers that come later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +63,25 @@ class Play:
         suspects: Messages whose process ended twice while they were in flight.
         killers: How many of them end the process that runs them, spread over the others.
         processes: How many claim; one that was ended is started again after a second.
-        run_ms: How long an innocent message runs.
+        run_ms: How long an innocent suspect runs.
         kills_after_ms: How long a killer runs.
+        neighbours_per_s: How many other messages come due in a second.
+        neighbour_ms: How long each of these runs.
+        late_killers: Killers that come due one after the other, and have never lapsed.
+        late_every_ms: How much later each of these comes than the one before.
+        lapses: How often the suspects have lapsed before.
     """
 
     suspects: int
-    killers: int
-    processes: int
+    killers: int = 0
+    processes: int = 1
     run_ms: int = 20_000
     kills_after_ms: int = 10
+    neighbours_per_s: int = 2
+    neighbour_ms: int = 100
+    late_killers: int = 0
+    late_every_ms: int = 20_000
+    lapses: int = SUSPECT_LAPSES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +90,19 @@ class Cost:
 
     Attributes:
         deaths: How many processes were ended.
-        withheld_ms: Longest time for which one process, deaths aside, claimed nothing because it tried suspects.
-        delivered_ms: When the last innocent message was delivered.
+        late_ms: Most that a neighbour waited for its first run.
+        returned_ms: Most that a neighbour waited for its next run after a process that ran it had ended.
+        blamed: Neighbours that became suspects.
+        delivered_ms: When the last innocent suspect was delivered.
         over_ms: When the last killer was given up.
         wrongly: Innocent messages that were given up.
-        runs: Most runs of one innocent message.
+        runs: Most runs of one innocent suspect.
     """
 
     deaths: int
-    withheld_ms: int
+    late_ms: int
+    returned_ms: int
+    blamed: int
     delivered_ms: int
     over_ms: int
     wrongly: int
@@ -71,25 +111,41 @@ class Cost:
 
 @dataclass(eq=False)
 class Held:
-    """A claim, and until when it runs, is tried, keeps others from being tried, and is left unrenewed."""
+    """A claim: since when and until when it runs, until when it is tried (0 = no more), and when it is renewed."""
 
     claim: Claim
+    began_ms: int
     ends_ms: int
     trial_ends_ms: int
-    may_kill_until_ms: int
     renew_at_ms: int
+
+    @property
+    def id(self) -> str:
+        return self.claim.record.id
+
+    def ran_since(self, ms: int) -> bool:
+        return self.began_ms > ms
 
 
 @dataclass(eq=False)
 class Process:
-    """One that claims, renews and settles, as a scheduler does."""
+    """One that claims, renews, settles and beats, as a scheduler does."""
 
     work: Work
-    held: list[Held] = field(default_factory=list)
-    withheld_ms: int = 0
+    opened: AsyncExitStack
+    heard_ms: int
+    held: dict[str, Held] = field(default_factory=dict)
+    has_tried: bool = False
 
-    def is_trying(self) -> bool:
-        return any(each.trial_ends_ms for each in self.held)
+    def is_trying(self, now: int) -> bool:
+        return any(is_suspect(each.claim.record) and each.ran_since(now - TRIAL_MS) for each in self.held.values())
+
+    def max_lapses(self, now: int) -> int:
+        """Return how many lapses a message may have that is claimed beside what is held."""
+        lapses = [h.claim.record.lapses for h in self.held.values() if h.ran_since(now - LONGEST_TRIAL_MS)]
+        if max(lapses, default=0) >= SUSPECT_LAPSES:
+            return 0
+        return SUSPECT_LAPSES - 1 if any(lapses) or self.has_tried else MAX_LAPSES
 
 
 class Simulation:
@@ -98,99 +154,154 @@ class Simulation:
     def __init__(self, play: Play) -> None:
         self.play, self.clock = play, VirtualClock()
         self.store = MemoryStore(clock=self.clock)
-        self.opened, self.names = AsyncExitStack(), count()
+        self.opened, self.numbers = AsyncExitStack(), count(1)
         self.start_ms = self.clock.now_ms()
         step = play.suspects / max(play.killers, 1)
-        self.killers = {f"m{int(number * step):03}" for number in range(play.killers)}
+        self.killers = {f"{SUSPECT}{int(number * step):03}" for number in range(play.killers)}
+        self.killers |= {f"{LATE}{number:03}" for number in range(play.late_killers)}
+        self.gone: list[Process] = []
+        self.came_ms: dict[str, int] = {}
+        self.lost_ms: dict[str, int] = {}
         self.runs: dict[str, int] = {}
+        self.blamed: set[str] = set()
         self.delivered_ms: dict[str, int] = {}
-        self.deaths = 0
+        self.deaths = self.late_ms = self.returned_ms = 0
 
     @property
     def now(self) -> int:
         return self.clock.now_ms()
 
     async def run(self) -> Cost:
-        """Play until nothing is left."""
-        ids = [f"m{number:03}" for number in range(self.play.suspects)]
-        records = [Record(Envelope(each, LANE), self.now, self.now, NO_OP, lapses=SUSPECT_LAPSES) for each in ids]
+        """Play until no suspect and no killer is left."""
+        ids = [f"{SUSPECT}{number:03}" for number in range(self.play.suspects)]
+        records = [Record(Envelope(each, LANE), self.now, self.now, NO_OP, lapses=self.play.lapses) for each in ids]
         await self.store.put_back([PutBack(each, self.now) for each in records])
         async with self.opened:
             processes = [await self.process() for _ in range(self.play.processes)]
             back_at = [0] * len(processes)
-            while await self.store.search(Query(limit=1)):
+            while await self.is_playing():
                 assert self.now - self.start_ms < MOST_MS, "it never ends"
+                await self.schedule()
+                await self.miss_processes()
                 for i, process in enumerate(processes):
-                    if self.now < back_at[i]:
-                        continue
-                    if await self.step(process):
-                        processes[i], back_at[i] = await self.process(process.withheld_ms), self.now + RESTART_MS
+                    if self.now >= back_at[i] and await self.step(process):
+                        processes[i], back_at[i] = await self.process(), self.now + RESTART_MS
                 self.clock.move(TICK_MS)
-            return await self.cost(processes)
+            return await self.cost()
 
-    async def process(self, withheld_ms: int = 0) -> Process:
-        """Start a process; one that has ended is not known to have."""
-        work = await self.opened.enter_async_context(self.store.work(f"w{next(self.names)}", (LANE,)))
-        return Process(work, withheld_ms=withheld_ms)
+    async def is_playing(self) -> bool:
+        wanted = self.play.suspects + self.play.late_killers
+        return len(self.delivered_ms) + len(await self.store.dead_letters(limit=1_000)) < wanted
+
+    async def schedule(self) -> None:
+        """Have neighbours and late killers come due."""
+        passed_ms = self.now - self.start_ms
+        ids = [f"{NEIGHBOUR}{passed_ms}-{i}" for i in range(self.play.neighbours_per_s) if passed_ms % 1_000 == 0]
+        late, rest = divmod(passed_ms, self.play.late_every_ms)
+        if rest == 0 and 0 < late <= self.play.late_killers:
+            ids.append(f"{LATE}{late - 1:03}")
+        self.came_ms |= dict.fromkeys(ids, self.now)
+        ops = (next(self.numbers).to_bytes(8, "big") for _ in ids)
+        await self.store.apply([Put(op, Envelope(each, LANE), After(0)) for op, each in zip(ops, ids, strict=True)])
+
+    async def process(self) -> Process:
+        """Start a process."""
+        opened = await self.opened.enter_async_context(AsyncExitStack())
+        work = await opened.enter_async_context(self.store.work(f"w{next(self.numbers)}", (LANE,)))
+        return Process(work, opened, self.now)
+
+    async def miss_processes(self) -> None:
+        """Have the store know that processes have ended, once it has heard nothing of them for long."""
+        silent = [each for each in self.gone if each.heard_ms + SILENT_LEASES * LEASE_MS <= self.now]
+        for process in silent:
+            self.gone.remove(process)
+            await process.opened.aclose()
 
     async def step(self, process: Process) -> bool:
         """Do what comes next; say whether it ended the process."""
-        await process.work.tidy((LANE,), limit=1_000)
+        await process.work.tidy((LANE,), limit=10_000)
+        self.beat(process)
         await self.renew(process)
         await self.settle(process)
-        if not process.is_trying():
+        if not process.is_trying(self.now):
             await self.claim(process)
-        process.withheld_ms += TICK_MS if process.is_trying() else 0
-        died = any(each.claim.record.id in self.killers and each.ends_ms <= self.now + TICK_MS for each in process.held)
-        self.deaths += died
+        died = any(each.id in self.killers and each.ends_ms <= self.now + TICK_MS for each in process.held.values())
+        if died:
+            self.deaths += 1
+            self.gone.append(process)
+            self.lost_ms |= {each: self.now for each in process.held if each.startswith(NEIGHBOUR)}
         return died
 
+    def beat(self, process: Process) -> None:
+        tried = [each.id for each in process.held.values() if each.trial_ends_ms]
+        if tried and self.now >= process.heard_ms + BEAT_MS:
+            process.work.beat(tried)
+            process.heard_ms = self.now
+
     async def claim(self, process: Process) -> None:
-        demand = Demand(500, suspects=all(each.may_kill_until_ms <= self.now for each in process.held))
-        claimed = await process.work.claim({LANE: demand}, request=new_id(), lease_ms=LEASE_MS)
-        for claim in claimed.claims:
-            record = claim.record
-            self.runs[record.id] = self.runs.get(record.id, 0) + 1
+        max_lapses = process.max_lapses(self.now)
+        demand = {LANE: Demand(500, max_lapses=max_lapses)}
+        claims = (await process.work.claim(demand, request=new_id(), lease_ms=LEASE_MS)).claims
+        if claims and is_suspect(claims[0].record):
+            process.has_tried, process.heard_ms = True, self.now
+        elif max_lapses:
+            process.has_tried = False
+        for claim in claims:
+            self.hold(process, claim)
+
+    def hold(self, process: Process, claim: Claim) -> None:
+        record = claim.record
+        self.runs[record.id] = self.runs.get(record.id, 0) + 1
+        if record.id.startswith(NEIGHBOUR):
+            self.note_neighbour(record)
+            takes_ms = self.play.neighbour_ms
+        else:
             takes_ms = self.play.kills_after_ms if record.id in self.killers else self.play.run_ms
-            trial_ends_ms = self.now + trial_ms(record)
-            may_kill_until_ms = self.now + LONGEST_TRIAL_MS
-            renew_at_ms = self.now + LEASE_MS // 3
-            process.held.append(Held(claim, self.now + takes_ms, trial_ends_ms, may_kill_until_ms, renew_at_ms))
+        trial_ends_ms = self.now + trial_ms(record) if is_suspect(record) else 0
+        process.held[record.id] = Held(claim, self.now, self.now + takes_ms, trial_ends_ms, self.now + BEAT_MS)
+
+    def note_neighbour(self, record: Record) -> None:
+        if is_suspect(record):
+            self.blamed.add(record.id)
+        if self.runs[record.id] == 1:
+            self.late_ms = max(self.late_ms, self.now - self.came_ms[record.id])
+        else:
+            self.returned_ms = max(self.returned_ms, self.now - self.lost_ms[record.id])
 
     async def renew(self, process: Process) -> None:
-        kept: list[Held] = []
-        for held in process.held:
+        for held in list(process.held.values()):
             ends_trial = 0 < held.trial_ends_ms <= self.now
             if ends_trial or held.renew_at_ms <= self.now:
                 record, token = held.claim.record, held.claim.token
                 to = token_for(self.now + LEASE_MS, token_counter(token))
                 (outcome,) = await process.work.renew([Renewal(record.id, record.revision, token, to, ends_trial)])
                 if outcome is RenewOutcome.LOST:
-                    continue
-                held.claim, held.renew_at_ms = replace(held.claim, token=to), self.now + LEASE_MS // 3
+                    del process.held[held.id]
+                held.claim, held.renew_at_ms = replace(held.claim, token=to), self.now + BEAT_MS
                 held.trial_ends_ms = 0 if ends_trial else held.trial_ends_ms
-            kept.append(held)
-        process.held = kept
 
     async def settle(self, process: Process) -> None:
-        ended = [each for each in process.held if each.ends_ms <= self.now and each.claim.record.id not in self.killers]
+        ended = [h for h in process.held.values() if h.ends_ms <= self.now and h.id not in self.killers]
         for held in ended:
             record = held.claim.record
             await process.work.settle([Done(record.id, record.revision, held.claim.token)])
-            self.delivered_ms[record.id] = self.now
-        process.held = [each for each in process.held if each not in ended]
+            del process.held[record.id]
+            if record.id.startswith(SUSPECT):
+                self.delivered_ms[record.id] = self.now
 
-    async def cost(self, processes: Sequence[Process]) -> Cost:
+    async def cost(self) -> Cost:
         letters = await self.store.dead_letters(limit=1_000)
         given_up = {letter.record.id: letter.at_ms for letter in letters}
-        innocent = {each: n for each, n in self.runs.items() if each not in self.killers}
+        innocent = [n for each, n in self.runs.items() if each.startswith(SUSPECT) and each not in self.killers]
         return Cost(
             deaths=self.deaths,
-            withheld_ms=max(each.withheld_ms for each in processes),
+            late_ms=self.late_ms,
+            returned_ms=self.returned_ms,
+            blamed=len(self.blamed),
             delivered_ms=max(self.delivered_ms.values(), default=self.start_ms) - self.start_ms,
             over_ms=max(given_up.values(), default=self.start_ms) - self.start_ms,
             wrongly=len(given_up.keys() - self.killers),
-            runs=max(innocent.values(), default=0),
+            runs=max(innocent, default=0),
         )
 
 
@@ -199,25 +310,56 @@ def cost_of(play: Play) -> Cost:
     return asyncio.run(Simulation(play).run())
 
 
+# --- the tables -------------------------------------------------------------------------------------------
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    sys.stdout.write(f"| {' | '.join(heads)} |\n| {' | '.join(['---:'] * len(heads))} |\n")
+    for row in rows:
+        sys.stdout.write(f"| {' | '.join(map(str, row))} |\n")
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def seconds(ms: int) -> str:
+    return f"{ms / 1000:.0f} s"
+
+
+def row_of(play: Play, *values: object) -> list[object]:
+    cost = cost_of(play)
+    assert (cost.wrongly, cost.blamed if not play.late_killers else 0) == (0, 0)
+    times = [cost.late_ms, cost.returned_ms, cost.delivered_ms, cost.over_ms]
+    return [*values, cost.deaths, *map(seconds, times), cost.runs]
+
+
+COSTS = ["deaths", "others late", "others again", "innocent delivered", "killers given up", "runs"]
+
+
 def main() -> None:
-    sys.stdout.write(
-        "| suspects | killers | processes | deaths | withheld | innocent delivered | killers given up | runs |\n"
+    plays = [(s, k, p) for s, k, p in product((24, 500), range(4), (1, 4)) if k or p == 1]
+    table(
+        ["suspects", "killers", "processes", *COSTS],
+        (row_of(Play(suspects=s, killers=k, processes=p), s, k, p) for s, k, p in plays),
     )
-    sys.stdout.write("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n")
-    for suspects in (24, 500):
-        for killers in range(4):
-            for processes in (1, 2, 4):
-                cost = cost_of(Play(suspects=suspects, killers=killers, processes=processes))
-                seconds = [cost.withheld_ms, cost.delivered_ms, cost.over_ms]
-                cells = [
-                    suspects,
-                    killers,
-                    processes,
-                    cost.deaths,
-                    *(f"{ms / 1000:.0f} s" for ms in seconds),
-                    cost.runs,
-                ]
-                sys.stdout.write(f"| {' | '.join(map(str, cells))} |\n")
+    slow = [(s, t, p, n) for s, t, p, n in product((24, 500), (5, 20, 50), (1, 4), (100, 20_000))]
+    table(
+        ["suspects", "kills after", "processes", "others run", *COSTS],
+        (
+            row_of(
+                Play(suspects=s, killers=1, processes=p, kills_after_ms=1_000 * t, neighbour_ms=n),
+                *(s, f"{t} s", p, f"{n / 1000:g} s"),
+            )
+            for s, t, p, n in slow
+        ),
+    )
+    later = [(s, e, p) for s, e, p in product((1, 24), (5, 20, 40), (1, 4))]
+    table(
+        ["suspects", "one comes every", "processes", *COSTS],
+        (
+            row_of(Play(suspects=s, lapses=8, processes=p, late_killers=12, late_every_ms=1_000 * e), *(s, f"{e} s", p))
+            for s, e, p in later
+        ),
+    )
 
 
 if __name__ == "__main__":

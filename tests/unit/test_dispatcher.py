@@ -14,10 +14,10 @@ import pytest
 from aiodelay import Context, Message, Scheduler
 from aiodelay.identifiers import new_id, new_op
 from aiodelay.memory import MemoryStore
-from aiodelay.model import LEASE_MS, After, Demand, Envelope, Put, Query
+from aiodelay.model import LEASE_MS, After, Demand, Envelope, Put, PutBack, Query, Record
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.testing.faults import Fault
-from aiodelay.transitions import SILENT_LEASES
+from aiodelay.transitions import LONGEST_TRIAL_MS, NO_OP, SILENT_LEASES, Trials
 from tests.support.noted import NotedStore
 
 pytestmark = pytest.mark.asyncio
@@ -243,9 +243,9 @@ async def stage_with_suspect(clock: VirtualClock) -> Stage:
 
 
 @pytest.mark.parametrize(
-    ("takes_s", "alone_ms"), [(0.7, 700), (60, 1_000)], ids=["until it has settled", "until its trial is over"]
+    ("takes_s", "alone_ms"), [(0.7, 700), (60, 1_000)], ids=["until it has settled", "for a second"]
 )
-async def test_l5_while_a_suspect_is_tried_nothing_else_is_claimed(
+async def test_l5_while_a_suspect_is_tried_alone_nothing_else_is_claimed(
     clock: VirtualClock, takes_s: float, alone_ms: int
 ) -> None:
     stage = await stage_with_suspect(clock)
@@ -267,20 +267,82 @@ async def test_l5_while_a_suspect_is_tried_nothing_else_is_claimed(
     assert await stage.lapses() == 2
 
 
-async def test_l5_a_suspect_whose_lease_is_lost_holds_up_nobody_any_longer(clock: VirtualClock) -> None:
+async def test_l5_a_suspect_whose_lease_cannot_be_renewed_holds_up_nobody(clock: VirtualClock) -> None:
     stage = await stage_with_suspect(clock)
     stage.takes_s = stage.outlives_cancellation_s = 120
     async with stage.scheduler:
+        begins_ms = stage.now_ms
         stage.store.inject("unavailable", "renew", times=None)
         await asyncio.sleep(SILENT_LEASES * LEASE_MS / 1000 + 1)
-        assert stage.ids == ["suspect"]
+        assert [each for each in stage.ids if each == "suspect"] == ["suspect"]
+        begun = {each: at for at, each in reversed(stage.began)}
+        assert {begun[each] for each in ("neighbour 1", "neighbour 2", "elsewhere")} == {
+            begins_ms + SAFETY_POLL_S * 1000
+        }
         async with stage.store.memory.work("takes over", [LANE]) as work:
-            (claim,) = (await work.claim({LANE: Demand(1)}, request=new_id(), lease_ms=60_000)).claims
+            (claim, *_) = (await work.claim({LANE: Demand(9)}, request=new_id(), lease_ms=60_000)).claims
             assert claim.record.id == "suspect"
             assert claim.record.kills == 0, "its process lives"
-        stage.store.heal()
+
+
+async def put_lapsed(stage: Stage, **lapses: int) -> None:
+    """Put messages that have lapsed so many times in a row."""
+    now = stage.store.memory.now_ms()
+    records = [Record(Envelope(each, LANE), 1, now, NO_OP, lapses=n) for each, n in lapses.items()]
+    await stage.store.memory.put_back([PutBack(record, now) for record in records])
+
+
+async def test_l5_what_has_never_lapsed_is_claimed_beside_a_trial_after_a_second(clock: VirtualClock) -> None:
+    stage = Stage(clock, takes_s=20)
+    await put_lapsed(stage, suspect=9)
+    async with stage.scheduler:
+        begins_ms = stage.now_ms
+        await stage.put("at once")
         await asyncio.sleep(3)
-        assert set(stage.ids) == {"suspect", "neighbour 1", "neighbour 2", "elsewhere"}
+        await stage.put("later")
+        await asyncio.sleep(20)
+    assert stage.began == [
+        (begins_ms, "suspect"),
+        (begins_ms + 1_000, "at once"),
+        (begins_ms + 3_000, "later"),
+    ]
+
+
+async def test_l5_what_has_lapsed_waits_for_the_suspects_and_comes_before_others(clock: VirtualClock) -> None:
+    stage = Stage(clock, takes_s=20)
+    stage.store.memory._search = Trials(hot=2)
+    await put_lapsed(stage, suspect=2, suspected=2, lapsed=1)
+    async with stage.scheduler:
+        begins_ms = stage.now_ms
+        await asyncio.sleep(65)
+    assert stage.began == [
+        (begins_ms, "suspect"),
+        (begins_ms + 20_000, "lapsed"),
+        (begins_ms + 40_000, "suspected"),
+    ]
+
+
+async def test_l5_what_has_lapsed_runs_beside_suspects_that_have_run_for_a_minute(clock: VirtualClock) -> None:
+    stage = Stage(clock, takes_s=100)
+    await put_lapsed(stage, suspect=2, lapsed=1)
+    async with stage.scheduler:
+        begins_ms = stage.now_ms
+        await asyncio.sleep(70)
+    assert stage.ids == ["suspect", "lapsed"]
+    assert begins_ms + LONGEST_TRIAL_MS <= stage.began[1][0] <= begins_ms + LONGEST_TRIAL_MS + 1_000
+
+
+async def test_l5_suspects_wait_for_what_has_lapsed_for_a_minute(clock: VirtualClock) -> None:
+    stage = Stage(clock, takes_s=100)
+    await put_lapsed(stage, lapsed=1, suspect=2)
+    async with stage.scheduler:
+        begins_ms = stage.now_ms
+        await asyncio.sleep(5)
+        await stage.put("fresh")
+        await asyncio.sleep(65)
+    assert stage.began[:2] == [(begins_ms, "lapsed"), (begins_ms + 5_000, "fresh")]
+    assert stage.ids[2:] == ["suspect"]
+    assert begins_ms + LONGEST_TRIAL_MS <= stage.began[2][0] <= begins_ms + LONGEST_TRIAL_MS + 1_000
 
 
 # --- an event loop that was blocked -----------------------------------------------------------------------

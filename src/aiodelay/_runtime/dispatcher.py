@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from aiodelay.errors import StoreError
 from aiodelay.identifiers import new_id
-from aiodelay.model import Claimed, Demand, Lane, SettleOutcome
+from aiodelay.model import MAX_LAPSES, Claimed, Demand, Lane, SettleOutcome
 from aiodelay.ports import Feed
-from aiodelay.transitions import is_suspect
+from aiodelay.transitions import SUSPECT_LAPSES, is_suspect
 
 from . import settling
 from .backoff import Backoff
@@ -88,8 +88,8 @@ class Dispatcher:
         book: Where claims go.
         subscriptions: By lane; read afresh in every round, so that handlers may come and go.
         lease_ms: How long a claim lasts.
-        may_try: Says whether suspects may be claimed.
-        may_claim: Says whether fresh work may be claimed now: not while the event loop lags, nor beside a trial.
+        may_claim: Says whether anything may be claimed now: not while the event loop lags, or a trial begins.
+        max_lapses: Says how many lapses a message may have that is claimed now: `LeaseBook.max_lapses`.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Dispatcher:
         lease_ms: int,
         *,
         may_claim: Callable[[], bool],
-        may_try: Callable[[], bool],
+        max_lapses: Callable[[], int],
     ) -> None:
         self._work, self._book, self._subscriptions = work, book, subscriptions
-        self._lease_ms, self._may_claim, self._may_try = lease_ms, may_claim, may_try
-        self._is_draining = False
+        self._lease_ms, self._may_claim, self._max_lapses = lease_ms, may_claim, max_lapses
+        self._is_draining = self._has_tried = False
         self._lanes: dict[Lane, Subscription] = {}
 
     def drain(self) -> None:
@@ -134,10 +134,14 @@ class Dispatcher:
         if demand:
             claimed = await self._claim(demand)
             until_ms = claimed.next_due_ms
+            had_tried = self._has_tried
+            self._note_trial(demand, claimed)
             if claimed.claims:
                 self._deliver(claimed)
                 if until_ms is not None and until_ms <= claimed.now_ms:
                     return  # the next claim is on its way while these run
+            elif had_tried and not self._has_tried:
+                return  # nothing had to come before suspects
         if not self._is_draining:
             await self._work.wait(until_ms=until_ms)
 
@@ -146,14 +150,23 @@ class Dispatcher:
             return {}
         self._lanes = {}
         wanted: dict[Lane, Demand] = {}
-        suspects = self._may_try()
+        max_lapses = min(self._max_lapses(), SUSPECT_LAPSES - 1 if self._has_tried else MAX_LAPSES)
         for subscription in self._subscriptions.values():
             demand = subscription.demand()
             if demand.messages > 0:
-                wanted[subscription.lane] = demand if suspects else replace(demand, suspects=False)
+                if max_lapses < MAX_LAPSES:
+                    demand = replace(demand, max_lapses=max_lapses)
+                wanted[subscription.lane] = demand
                 for lane in (subscription.lane, *demand.aliases):
                     self._lanes[lane] = subscription
         return wanted
+
+    def _note_trial(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
+        """Note that messages which have lapsed once come next after suspects, beside which they are not claimed."""
+        if claimed.claims and is_suspect(claimed.claims[0].record):
+            self._has_tried = True
+        elif all(each.max_lapses for each in demand.values()):
+            self._has_tried = False
 
     async def _claim(self, demand: Mapping[Lane, Demand]) -> Claimed:
         """Claim; after a lost reply, ask again with the same request, which gives the same messages."""
@@ -173,7 +186,7 @@ class Dispatcher:
                 return claimed
 
     def _deliver(self, claimed: Claimed) -> None:
-        if is_suspect(claimed.claims[0].record) and not self._may_claim():
+        if is_suspect(claimed.claims[0].record) and self._max_lapses() < SUSPECT_LAPSES:
             for held in self._book.add(claimed.claims, _Nobody()):
                 self._book.settle(held, settling.release(held.claim.record, held.claim.token))
             return

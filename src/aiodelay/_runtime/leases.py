@@ -18,10 +18,20 @@ from msgspec.structs import replace
 
 from aiodelay.clock import Clock
 from aiodelay.errors import StoreError
-from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Renewal, RenewOutcome, Settlement, SettleOutcome
+from aiodelay.model import (
+    MAX_CLAIM_MESSAGES,
+    MAX_LAPSES,
+    Claim,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+)
 from aiodelay.ports import Feed
 from aiodelay.transitions import (
     LONGEST_TRIAL_MS,
+    SUSPECT_LAPSES,
+    TRIAL_MS,
     base_id,
     is_lease_too_long,
     is_suspect,
@@ -61,8 +71,8 @@ class Held(Struct, eq=False):
     `claim` is replaced as its lease is renewed; `settlement` is set once the run is over; `is_over` once it is held no
     more. `is_unwanted` is set once the message was replaced or cancelled: a run that has not begun does not begin any
     more.
-    `trial_ends_ms` is when the trial of a suspect is over, and until `may_kill_until_ms` no others are tried beside it.
-    `attempt` is set where the run is observed.
+    Beside a suspect, nothing else is claimed until `alone_until_ms`; its trial is over at `trial_ends_ms`. What has
+    lapsed before runs apart from suspects until `may_kill_until_ms`. `attempt` is set where the run is observed.
     """
 
     claim: Claim
@@ -73,6 +83,7 @@ class Held(Struct, eq=False):
     is_lost: bool = False
     is_unwanted: bool = False
     is_over: bool = False
+    alone_until_ms: int = 0
     trial_ends_ms: int = 0
     may_kill_until_ms: int = 0
     attempt: Attempt | None = None
@@ -114,7 +125,8 @@ class LeaseBook:
         self._asked_at_ms = clock.monotonic_ms()
         self._is_closing = False
         self._tried: dict[int, Held] = {}  # suspects whose trials are not over, by id(held)
-        self._suspects: dict[int, Held] = {}  # these, and those whose trials were over not long ago
+        self._suspects: dict[int, Held] = {}  # these, and those whose trials were over not long ago, the oldest first
+        self._lapsed: dict[int, Held] = {}  # others that have lapsed and were claimed not long ago, the oldest first
 
     def __len__(self) -> int:
         return len(self._held)
@@ -126,15 +138,30 @@ class LeaseBook:
 
     @property
     def is_trying(self) -> bool:
-        """Whether suspects are tried: nothing else is claimed until they are settled, or their trials are over."""
-        return bool(self._tried)
+        """Whether suspects are held that were claimed within the last second: nothing else is claimed meanwhile."""
+        now = self._clock.monotonic_ms()
+        return any(held.alone_until_ms > now for held in self._tried.values())
 
     @property
-    def has_suspects(self) -> bool:
-        """Whether suspects are held that may end this process yet: no others are tried beside them."""
+    def max_lapses(self) -> int:
+        """Most lapses of a message that may be claimed beside what is held.
+
+        If this process ends, only what had never lapsed may have been in flight beside suspects. So the second lapse of
+        a message, which makes it a suspect, is never the work of other suspects.
+        """
+        if self._may_kill(self._suspects):
+            return 0
+        return SUSPECT_LAPSES - 1 if self._may_kill(self._lapsed) else MAX_LAPSES
+
+    def _may_kill(self, doubtful: dict[int, Held]) -> bool:
+        """Say whether there are any that may end this process yet, and forget those that have run for a minute."""
         now = self._clock.monotonic_ms()
-        self._suspects = {key: held for key, held in self._suspects.items() if held.may_kill_until_ms > now}
-        return bool(self._suspects)
+        while doubtful:
+            key, first = next(iter(doubtful.items()))
+            if first.may_kill_until_ms > now:
+                return True
+            del doubtful[key]
+        return False
 
     def suspects(self) -> list[str]:
         """Return the ids of the suspects whose trials are not over; from any thread."""
@@ -155,8 +182,8 @@ class LeaseBook:
         renew_at = self._asked_at_ms + self._lease_ms // 3
         added = [Held(claim, taker, self, renew_at) for claim in claims]
         for held in added:
-            if is_suspect(held.claim.record):
-                self._try(held)
+            if held.claim.record.lapses:
+                self._doubt(held)
             if self._least:
                 record = held.claim.record
                 noted = [self._least.get(each, (0, 0)) for each in (record.id, base_id(record.id))]
@@ -164,11 +191,15 @@ class LeaseBook:
         self._keep(added)
         return added
 
-    def _try(self, held: Held) -> None:
-        """Begin the trial of a suspect; the renewal at its end tells the store."""
+    def _doubt(self, held: Held) -> None:
+        """Hold a message that has lapsed apart from suspects, and begin the trial of a suspect."""
         now = self._clock.monotonic_ms()
-        held.trial_ends_ms, held.may_kill_until_ms = now + trial_ms(held.claim.record), now + LONGEST_TRIAL_MS
-        held.renew_at_ms = min(held.renew_at_ms, held.trial_ends_ms)
+        held.may_kill_until_ms = now + LONGEST_TRIAL_MS
+        if not is_suspect(held.claim.record):
+            self._lapsed[id(held)] = held
+            return
+        held.alone_until_ms, held.trial_ends_ms = now + TRIAL_MS, now + trial_ms(held.claim.record)
+        held.renew_at_ms = min(held.renew_at_ms, held.alone_until_ms)
         self._tried[id(held)] = self._suspects[id(held)] = held
         if self._heartbeat is not None:
             self._heartbeat.start(self.suspects)
@@ -187,9 +218,10 @@ class LeaseBook:
             record = held.claim.record
             held.is_unwanted |= record.revision < revision and message_id in (record.id, base_id(record.id))
 
-    def _forget_suspect(self, held: Held) -> None:
-        self._tried.pop(id(held), None)
-        self._suspects.pop(id(held), None)
+    def _forget_doubt(self, held: Held) -> None:
+        if held.may_kill_until_ms:
+            for doubtful in (self._tried, self._suspects, self._lapsed):
+                doubtful.pop(id(held), None)
 
     def _keep(self, together: Sequence[Held]) -> None:
         """Hold claims whose renewals come due together, but for suspects', in their place among the others."""
@@ -267,7 +299,7 @@ class LeaseBook:
 
     def _drop(self, held: Held, outcome: SettleOutcome) -> None:
         self._held.pop(id(held), None)
-        self._forget_suspect(held)
+        self._forget_doubt(held)
         held.is_over = True
         held.taker.settled(held, outcome)
 
@@ -278,15 +310,21 @@ class LeaseBook:
             if held.renew_at_ms > now or len(due) == MAX_CLAIM_MESSAGES:
                 break
             if held.settlement is None:
-                held.renew_at_ms = now + self._lease_ms // 3  # from the asking on: the answer may be late
-                ends_trial = False
-                if id(held) in self._tried:
-                    ends_trial = held.trial_ends_ms <= now
-                    held.renew_at_ms = held.renew_at_ms if ends_trial else min(held.renew_at_ms, held.trial_ends_ms)
+                ends_trial = id(held) in self._tried and held.trial_ends_ms <= now
+                held.renew_at_ms = self._next_renewal_ms(held, now)
                 claim = held.claim
                 to = token_for(store_now + self._lease_ms, token_counter(claim.token))
                 due.append((held, Renewal(claim.record.id, claim.record.revision, claim.token, to, ends_trial)))
         return due
+
+    def _next_renewal_ms(self, held: Held, now: int) -> int:
+        """Return when a claim is renewed again, counted from the asking on, as the answer may be late.
+
+        The claim on a suspect is also renewed after its first second, so that others are claimed then. It is renewed
+        once more when its trial is over, which tells the store.
+        """
+        ahead = [each for each in (held.alone_until_ms, held.trial_ends_ms) if each > now]
+        return min([now + self._lease_ms // 3, *ahead])
 
     async def _renew(self, due: list[tuple[Held, Renewal]]) -> None:
         self._unanswered = due
@@ -323,7 +361,7 @@ class LeaseBook:
         for held in lost:
             held.is_lost = True
             self._held.pop(id(held), None)
-            self._forget_suspect(held)
+            self._forget_doubt(held)
             held.taker.lost(held)
 
     def _seconds_to_renewal(self) -> float | None:

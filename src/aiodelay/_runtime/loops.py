@@ -85,7 +85,7 @@ class Loops:
             heartbeat=self._heartbeat,
         )
         self._dispatcher = Dispatcher(
-            work, self.book, subscriptions, options.lease_ms, may_claim=self._may_claim, may_try=self._may_try
+            work, self.book, subscriptions, options.lease_ms, may_claim=self._may_claim, max_lapses=self._max_lapses
         )
         self.housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
         self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
@@ -109,12 +109,12 @@ class Loops:
                 yield loop.book
 
     def _may_claim(self) -> bool:
-        """Say whether fresh work may be claimed: not while the event loop lags, or while suspects are tried."""
+        """Say whether anything may be claimed: not while the event loop lags, or in the first second of a trial."""
         return self._lag.may_claim() and not any(book.is_trying for book in self._books())
 
-    def _may_try(self) -> bool:
-        """Say whether suspects may be claimed: not beside others that may end this process yet."""
-        return not any(book.has_suspects for book in self._books())
+    def _max_lapses(self) -> int:
+        """Return how many lapses a message may have that is claimed beside what all books hold."""
+        return min(book.max_lapses for book in self._books())
 
     def freed(self) -> None:
         """Demand may have grown, or something was settled: look again."""
@@ -137,7 +137,7 @@ class Loops:
             now_ms=self._now_ms,
             lease_ms=options.lease_ms,
             may_claim=self._may_claim,
-            may_try=self._may_try,
+            max_lapses=self._max_lapses,
             on_change=self.freed,
             observer=options.observer,
         )

@@ -26,8 +26,8 @@ class SourceLoop:
         clock: For intervals.
         now_ms: The store's time.
         lease_ms: How long a claim lasts.
-        may_claim: Says whether fresh work may be claimed now.
-        may_try: Says whether suspects may be claimed.
+        may_claim: Says whether anything may be claimed now.
+        max_lapses: Says how many lapses a message may have that is claimed now.
         on_change: Called after anything ended or was renewed.
         observer: Is told how claims end.
     """
@@ -41,14 +41,14 @@ class SourceLoop:
         now_ms: Callable[[], int],
         lease_ms: int,
         may_claim: Callable[[], bool],
-        may_try: Callable[[], bool],
+        max_lapses: Callable[[], int],
         on_change: Callable[[], None],
         observer: Observer | None,
     ) -> None:
         self._observer = observer
         self._opening, self._subscription = feed, subscription
         self._clock, self._now_ms, self._lease_ms = clock, now_ms, lease_ms
-        self._may_claim, self._may_try, self._on_change = may_claim, may_try, on_change
+        self._may_claim, self._max_lapses, self._on_change = may_claim, max_lapses, on_change
         self._feed: Feed | None = None
         self.book: LeaseBook | None = None
         self._shall_drain, self._shall_end = asyncio.Event(), asyncio.Event()
@@ -63,7 +63,7 @@ class SourceLoop:
             )
             lanes = {self._subscription.lane: self._subscription}
             dispatcher = Dispatcher(
-                feed, self.book, lanes, self._lease_ms, may_claim=self._may_claim, may_try=self._may_try
+                feed, self.book, lanes, self._lease_ms, may_claim=self._may_claim, max_lapses=self._max_lapses
             )
             tasks.create_task(self.book.run(), name=f"aiodelay lease book of {self._subscription.lane}")
             claiming = tasks.create_task(dispatcher.run(), name=f"aiodelay source of {self._subscription.lane}")

@@ -24,7 +24,7 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
-from aiodelay.transitions import is_lease_over, is_suspect
+from aiodelay.transitions import SUSPECT_LAPSES, is_lease_over, is_suspect
 
 from .partition import Partition
 from .transfer import SAFETY_POLL_MS
@@ -194,7 +194,7 @@ def _left(demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> dict[Lane, 
             wanted,
             messages=min(messages, room) if size > 0 or not given else 0,
             max_bytes=max(size, 0),
-            suspects=wanted.suspects and not claims,
+            max_lapses=min(wanted.max_lapses, SUSPECT_LAPSES - 1) if claims else wanted.max_lapses,
         )
     return left
 

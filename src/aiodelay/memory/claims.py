@@ -55,11 +55,13 @@ class _Group:
 class _Taking:
     """A claim in the making: of a group of suspects, or of other messages.
 
+    `max_lapses`: Most lapses of a message that it may take, if it does not begin with a suspect.
     `most_tried`: Most suspects that it may take, if it begins with one.
     """
 
     groups: list[_Group]
     now: int
+    max_lapses: int
     most_tried: int
     is_trial: bool = False
     aside: list[Entry] = field(default_factory=list)
@@ -69,9 +71,9 @@ class _Taking:
         if not self.messages:
             self.is_trial = t.is_suspect(record)
             self.most_tried = min(self.most_tried, 1) if record.kills else self.most_tried
-        if not self.is_trial or not t.is_suspect(record):
-            return self.is_trial is t.is_suspect(record)
-        return self.messages < self.most_tried and not (self.messages and record.kills)
+        if not self.is_trial:
+            return record.lapses <= self.max_lapses and not t.is_suspect(record)
+        return t.is_suspect(record) and self.messages < self.most_tried and not (self.messages and record.kills)
 
     @property
     def messages(self) -> int:
@@ -93,9 +95,10 @@ class Claims(Tables):
         self._return_lapsed(now, MAX_CLAIM_MESSAGES)
         groups = [_Group((lane, *each.aliases), each) for lane, each in demand.items() if each.messages > 0]
         first = turn % len(groups) if groups else 0
-        may_try = all(each.suspects for each in demand.values()) and not self._is_trying(now)
+        max_lapses = min((each.max_lapses for each in demand.values()), default=0)
+        may_try = max_lapses >= t.SUSPECT_LAPSES and not self._is_trying(now)
         most_tried = self._search.most if may_try else 0
-        taking = _Taking(groups[first:] + groups[:first], now, most_tried)
+        taking = _Taking(groups[first:] + groups[:first], now, max_lapses, most_tried)
         entries = self._take(taking)
         token = t.token_for(now + lease_ms, number)
         if taking.is_trial and entries:
@@ -104,12 +107,13 @@ class Claims(Tables):
         return Claimed(claims, now, self._next_look_ms(taking, demand))
 
     def _next_look_ms(self, taking: _Taking, demand: Mapping[Lane, Demand]) -> int | None:
-        """Return when to look again; suspects that wait for a trial are looked for once a second, and hide nobody."""
+        """Return when to look again; messages that were stepped over are looked for once a second, and hide nobody."""
         aside, taking.aside = taking.aside, []
-        next_ms = None if taking.is_trial else self._next_due_ms(demand)
+        has_tried = taking.is_trial and taking.messages > 0
+        next_ms = None if has_tried else self._next_due_ms(demand)
         for entry in aside:
             self._lanes[entry.record.envelope.lane].add(entry)
-        if taking.is_trial:
+        if has_tried:
             return self._next_due_ms(demand)
         return min(next_ms or MAX_MS, taking.now + t.TRIAL_MS) if aside else next_ms
 
@@ -258,10 +262,13 @@ class Claims(Tables):
             if self._is_over(entry.token, now) and not self._is_in_doubt(entry, now)
         ][:limit]
         for entry in over:
-            is_tried = entry.record.id in self._trials
-            record = t.after_lapse(entry.record, is_tried=is_tried, has_died=self._has_died(entry, now))
+            trial = self._trials.get(entry.record.id)
+            is_tried, beat_ms = trial is not None, now if trial is None else trial.beat_ms
+            record = t.after_lapse(entry.record, is_tried=is_tried, has_died=self._has_died(entry))
             if is_tried and not entry.record.alone:
                 self._search = self._search.died(len(self._group()))
+            if record != "killed_worker":
+                self._search = self._search.lapsed(entry.record, record, beat_ms=beat_ms, now_ms=now)
             if record == "killed_worker":
                 self._bury(replace(entry.record, kills=t.KILLS_TO_DEATH, alone=False), "killed_worker", now)
                 self._end(entry, now)
@@ -275,10 +282,11 @@ class Claims(Tables):
 
     def _begin_trial(self, entries: Sequence[Entry], trial: Trial) -> None:
         self._trials |= {entry.record.id: trial for entry in entries}
-        if len(entries) == 1:
-            entries[0].record = replace(entries[0].record, alone=True)
-        if not entries[0].record.kills:
+        first = entries[0].record
+        if not first.kills:
             self._search = self._search.begun(len(entries))
+        if len(entries) == 1:
+            entries[0].record = replace(first, alone=True, kills=self._search.kills_of(first))
 
     def _is_trying(self, now: int) -> bool:
         """Say whether suspects are being tried; a lone one in doubt, whose lease is over, keeps no others waiting."""
@@ -299,12 +307,10 @@ class Claims(Tables):
             return False
         return not t.is_silent(trial.beat_ms, trial.lease_ms, now)
 
-    def _has_died(self, entry: Entry, now: int) -> bool:
-        """Say whether the process that had claimed a suspect has ended."""
+    def _has_died(self, entry: Entry) -> bool:
+        """Say whether the worker that had claimed a suspect is gone: its process is this one, and lives."""
         trial = self._trials.get(entry.record.id)
-        if trial is None or trial.worker not in self._workers:
-            return True
-        return t.has_died(trial.worker.seen_ms, trial.lease_ms, now)
+        return trial is None or trial.worker not in self._workers
 
     def beat(self, worker: Worker, ids: Collection[str]) -> None:
         """Note that a process lives and holds these claims; called from a thread of its own."""

@@ -84,7 +84,7 @@ class RedisWork:
             self._turn += 1
         watched = self._store.moved_lanes()
         arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered)]
-        arguments += [int(all(each.suspects for each in demand.values())), len(watched), *watched]
+        arguments += [min((each.max_lapses for each in demand.values()), default=0), len(watched), *watched]
         names: list[Lane] = []
         for lane, each in self._in_turn(demand):
             arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]

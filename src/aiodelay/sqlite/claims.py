@@ -117,7 +117,7 @@ class _Head:
         self._is_read = False
 
     def next_ms(self) -> int | None:
-        """Return the place of the first message behind the suspects that were stepped over."""
+        """Return the place of the first message behind those that were stepped over."""
         if (first := self.first()) is not None:
             return first.place_ms
         query = "SELECT place_ms FROM queue WHERE lane = ? AND place_ms > ? ORDER BY place_ms LIMIT 1"
@@ -168,10 +168,12 @@ class _Group:
 class _Taking:
     """A claim in the making: of a group of suspects, or of other messages.
 
+    `max_lapses`: Most lapses of a message that it may take, if it does not begin with a suspect.
     `most_tried`: Gives the most suspects that it may take, if it begins with one.
     """
 
     groups: list[_Group]
+    max_lapses: int
     most_tried: Callable[[], int]
     messages: int = 0
     bytes: int = 0
@@ -217,9 +219,9 @@ class _Taking:
         if not self.messages:
             self.is_trial = is_suspect
             self._most = min(self.most_tried(), 1 if record.kills else MAX_CLAIM_MESSAGES) if is_suspect else 0
-        if not self.is_trial or not is_suspect:
-            return self.is_trial is is_suspect
-        return self.messages < self._most and not (self.messages and record.kills)
+        if not self.is_trial:
+            return record.lapses <= self.max_lapses and not is_suspect
+        return is_suspect and self.messages < self._most and not (self.messages and record.kills)
 
     def _fits(self, size: int, group: _Group, share: int) -> bool:
         """Say whether there is room for one more; a group's first may exceed its demand."""
@@ -248,10 +250,12 @@ def claim(
     holds = tables.holds()
     groups = [_group(tables, lane, each, holds) for lane, each in demand.items() if each.messages > 0]
     first = turn % len(groups) if groups else 0
-    taking = _Taking(groups[first:] + groups[:first], cache(lambda: _most_tried(tables, demand)))
+    max_lapses = min((each.max_lapses for each in demand.values()), default=0)
+    taking = _Taking(groups[first:] + groups[:first], max_lapses, cache(lambda: _most_tried(tables, max_lapses)))
     entries = taking.take()
     heads = [head for group in groups for head in group.heads]
-    behind = {} if taking.is_trial else {head.lane: head.next_ms() for head in heads if head.has_aside}
+    has_tried = taking.is_trial and bool(entries)
+    behind = {} if has_tried else {head.lane: head.next_ms() for head in heads if head.has_aside}
     for head in heads:
         head.close()
     if tables.series_changed:
@@ -260,14 +264,14 @@ def claim(
             entry.record = read.get(entry.n, entry.record)
     token = t.token_for(tables.now + lease_ms, number)
     _lease(tables, entries, token)
-    if taking.is_trial and entries:
+    if has_tried:
         tables.begin_trial(entries, worker, lease_ms)
     claims = [Claim(entry.record, token) for entry in entries]
     return Claimed(claims, tables.now, _next_due_ms(tables, groups, behind)), [entry.n for entry in entries]
 
 
-def _most_tried(tables: Tables, demand: Mapping[Lane, Demand]) -> int:
-    may_try = all(each.suspects for each in demand.values()) and not tables.is_trying()
+def _most_tried(tables: Tables, max_lapses: int) -> int:
+    may_try = max_lapses >= t.SUSPECT_LAPSES and not tables.is_trying()
     return tables.search().most if may_try else 0
 
 
@@ -301,8 +305,8 @@ def _next_due_ms(tables: Tables, groups: Sequence[_Group], behind: Mapping[int, 
     Args:
         tables: In a transaction.
         groups: The lanes with their demand.
-        behind: By lane, the place of the first message behind suspects that wait for a trial, which is looked for once
-            a second.
+        behind: By lane, the place of the first message behind those that were stepped over, which are looked for once a
+            second.
     """
     heads = [head for group in groups for head in group.heads]
     places = [behind[head.lane] if head.lane in behind else tables.head_ms(head.lane, head.held) for head in heads]
@@ -354,6 +358,8 @@ def _lapse(tables: Tables, entry: Entry) -> None:
     record: Record | str = t.after_lapse(entry.record, is_tried=is_tried, has_died=tables.has_died(entry))
     if is_tried and not entry.record.alone:
         tables.note_death()
+    if isinstance(record, Record):
+        tables.note_lapse(entry, record)
     tables.unplace(entry)
     if isinstance(record, str):
         tables.bury(replace(entry.record, kills=t.KILLS_TO_DEATH, alone=False), "killed_worker")

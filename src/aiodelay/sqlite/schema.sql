@@ -66,6 +66,9 @@ CREATE TABLE trials (
 -- The search for killers: size of the last group of suspects, 0 once its process has ended; how many hold a killer.
 CREATE TABLE searches (ns INTEGER PRIMARY KEY, tried INTEGER NOT NULL, hot INTEGER NOT NULL);
 
+-- When a message last became a suspect, and when the process of the last kill was last heard of.
+CREATE TABLE doubts (ns INTEGER PRIMARY KEY, suspected_ms INTEGER NOT NULL, killed_ms INTEGER NOT NULL);
+
 -- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over.
 CREATE TABLE superseded (
     ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL, token INTEGER NOT NULL,

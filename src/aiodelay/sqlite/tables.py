@@ -222,11 +222,13 @@ class Tables(Namespace):
             "INSERT OR REPLACE INTO trials (n, ns, worker, lease_ms, beat_ms) VALUES (?, ?, ?, ?, ?)",
             [(entry.n, self.ns, worker, lease_ms, self.now) for entry in entries],
         )
+        first, search = entries[0].record, self.search()
+        if not first.kills:
+            self._set_search(search.begun(len(entries)))
         if len(entries) == 1:
-            self.execute("UPDATE messages SET alone = 1 WHERE n = ?", (entries[0].n,))
-            entries[0].record = replace(entries[0].record, alone=True)
-        if not entries[0].record.kills:
-            self._set_search(self.search().begun(len(entries)))
+            kills = search.kills_of(first)
+            self.execute("UPDATE messages SET alone = 1, kills = ? WHERE n = ?", (kills, entries[0].n))
+            entries[0].record = replace(first, alone=True, kills=kills)
 
     def is_trying(self) -> bool:
         """Say whether suspects are being tried; a lone one in doubt, whose lease is over, keeps no others waiting."""
@@ -250,14 +252,29 @@ class Tables(Namespace):
         (left,) = self.execute(query, (self.ns,)).fetchone()
         self._set_search(self.search().died(left))
 
+    def note_lapse(self, entry: Entry, record: Record) -> None:
+        """Note what a lapse, after which this is the record, says of kills."""
+        found = self.execute("SELECT beat_ms FROM trials WHERE n = ?", (entry.n,)).fetchone()
+        beat_ms = self.now if found is None else found[0]
+        search = self.search()
+        after = search.lapsed(entry.record, record, beat_ms=beat_ms, now_ms=self.now)
+        if after != search:
+            self._set_search(after)
+
     def search(self) -> t.Trials:
         """Return how the search for killers stands."""
-        found = self.execute("SELECT tried, hot FROM searches WHERE ns = ?", (self.ns,)).fetchone()
-        return t.Trials(*found) if found else t.Trials()
+        query = """
+            SELECT coalesce(s.tried, 0), coalesce(s.hot, 0), coalesce(d.suspected_ms, 0), coalesce(d.killed_ms, 0)
+            FROM namespaces AS n LEFT JOIN searches AS s ON s.ns = n.n LEFT JOIN doubts AS d ON d.ns = n.n
+            WHERE n.n = ?
+        """
+        return t.Trials(*self.execute(query, (self.ns,)).fetchone())
 
     def _set_search(self, search: t.Trials) -> None:
         query = "INSERT OR REPLACE INTO searches (ns, tried, hot) VALUES (?, ?, ?)"
         self.execute(query, (self.ns, search.tried, search.hot))
+        query = "INSERT OR REPLACE INTO doubts (ns, suspected_ms, killed_ms) VALUES (?, ?, ?)"
+        self.execute(query, (self.ns, search.suspected_ms, search.killed_ms))
 
     def end_trial(self, entry: Entry) -> None:
         """Forget who has claimed a suspect."""

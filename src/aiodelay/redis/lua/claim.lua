@@ -4,7 +4,7 @@
 -- ARGV[5] worker
 -- ARGV[6] request; repeated, it gives what it gave, as far as it is still leased
 -- ARGV[7] '1' if this request has been answered before, so that it must lease nothing more
--- ARGV[8] '1' if suspects may be among them
+-- ARGV[8] most lapses that a message may have
 -- ARGV[9] how many lanes the caller only watches; then their names
 -- Then the demands, whose turn it is first: messages, bytes, how many lanes, their names.
 -- Returns now, when to look again ('' = these lanes are empty), the token, the numbers of the lanes in the order of
@@ -14,7 +14,7 @@ local BLOCK = 32 -- so many values are read at once; more of them might be far m
 local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0
 -- Whether suspects alone are taken, and at most how many; how many messages are stepped over.
-local trial = { is_on = false, most = nil, aside = 0, MOST_ASIDE = 2000 }
+local trial = { is_on = false, most = nil, aside = 0, MOST_ASIDE = 2000, MOST_LAPSES = tonumber(ARGV[8]) }
 
 local function read_demands()
   local a = 10 + tonumber(ARGV[9])
@@ -121,12 +121,12 @@ function trial.takes(e)
   if messages == 0 then
     trial.is_on = is_suspect
     if is_suspect then
-      trial.most = trial.most or (ARGV[8] == '0' or trials.are_on()) and 0 or trials.most()
+      trial.most = trial.most or (trial.MOST_LAPSES < SUSPECT_LAPSES or trials.are_on()) and 0 or trials.most()
       if e.kills > 0 then trial.most = math.min(trial.most, 1) end
     end
   end
-  if not trial.is_on or not is_suspect then return trial.is_on == is_suspect end
-  return messages < trial.most and (messages == 0 or e.kills == 0)
+  if not trial.is_on then return e.lapses <= trial.MOST_LAPSES and not is_suspect end
+  return is_suspect and messages < trial.most and (messages == 0 or e.kills == 0)
 end
 
 local function fill(group, parts)
@@ -200,7 +200,7 @@ local function taken_before(token) -- in the order in which they were given
   return found
 end
 
--- Returns the place of the first message behind suspects that wait for a trial, or when those are looked for again.
+-- Returns the place of the first message behind those that were stepped over, or when those are looked for again.
 function trial.behind(lane)
   if lane.first then return now end
   local next = call('ZRANGEBYSCORE', due_key(lane.n), '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -210,7 +210,7 @@ end
 local function next_looks()
   local own, watched = nil, nil
   for _, lane in ipairs(lanes) do
-    if lane.has_aside and not trial.is_on then
+    if lane.has_aside and not (trial.is_on and messages > 0) then
       own = sooner(own, sooner(trial.behind(lane), tokens.next_end(lane.n)))
     else
       own = sooner(own, next_claim(lane.n, MOST_PASSED))

@@ -88,16 +88,24 @@ function trials.most() -- half of the suspects that hold a killer, or all if non
   return hot > 0 and floor((hot + 1) / 2) or trials.MOST
 end
 
+-- META also holds when a message last became a suspect, and when the process of the last kill was last heard of. If that
+-- message became a suspect later, it may have ended the process.
+function trials.are_kills_void()
+  local known = call('HMGET', META, 'suspected', 'killed')
+  return tonumber(known[1] or 0) > tonumber(known[2] or 0)
+end
+
 function trials.begin(taken, lease, worker)
   local kind = #taken == 1 and 'a' or 'g'
+  if taken[1].kills == 0 then call('HSET', META, 'tried', #taken, 'hot', trials.hot()) end
   for _, e in ipairs(taken) do
     trials.write(e.id, kind, lease, worker)
     if kind == 'a' then
       set(e, ALONE)
+      if trials.are_kills_void() then e.kills = 0 end
       store(e)
     end
   end
-  if taken[1].kills == 0 then call('HSET', META, 'tried', #taken, 'hot', trials.hot()) end
 end
 
 function trials.note_death() -- a lease of the group has ended: the group holds a killer
@@ -348,7 +356,8 @@ local function rearm(e, due, retrying)
 end
 
 local function lapse(e)
-  local kind = e.lapses >= SUSPECT_LAPSES and trials.of(e.id)
+  local kind, _, beat
+  if e.lapses >= SUSPECT_LAPSES then kind, _, beat = trials.of(e.id) end
   if kind == 'g' then trials.note_death() end
   local kills = has(e, ALONE) and trials.has_died(e.id) and math.min(e.kills + 1, MOST_LAPSES) or e.kills
   take_out(e)
@@ -359,7 +368,9 @@ local function lapse(e)
     forget(e)
     return
   end
+  if kills > e.kills then call('HSET', META, 'killed', text(beat or now)) end
   e.kills, e.lapses = kills, kind and e.lapses or math.min(e.lapses + 1, MOST_LAPSES)
+  if not kind and e.lapses == SUSPECT_LAPSES then call('HSET', META, 'suspected', text(now)) end
   if has(e, NO_RETRY) then
     note('dropped', e, 'cancelled in flight')
     forget(e)

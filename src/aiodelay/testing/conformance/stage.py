@@ -17,6 +17,7 @@ import pytest
 
 from aiodelay.model import (
     LEASE_MS,
+    MAX_LAPSES,
     NO_HEADERS,
     NO_TRACE,
     After,
@@ -362,10 +363,11 @@ class Stage:
         self.move(LEASE_MS)
         await self.tidy()
 
-    async def die(self) -> list[Claim]:
-        """Claim all that is due in a process that ends at once, and let its leases end."""
+    async def die(self, *, max_lapses: int = MAX_LAPSES) -> list[Claim]:
+        """Claim all that is due, with no more lapses, in a process that ends at once, and let its leases end."""
+        demand = {lane: Demand(ALL, max_lapses=max_lapses) for lane in LANES}
         async with self.store.work("short-lived", LANES) as gone:
-            claimed = await self.claimed(work=gone)
+            claimed = await self.claimed(demand, work=gone)
         await self.lapse()
         return list(claimed.claims)
 
