@@ -65,6 +65,22 @@ def test_l5_suspects_on_redis_keep_their_neighbours_waiting_for_their_trials_alo
     neighbours_of_suspects(redis_scene)
 
 
+@pytest.mark.nightly  # the rules, in virtual time: tests/unit/test_dispatcher.py
+def test_l5_others_run_beside_a_killer_that_takes_longer_than_a_second(any_scene: Scene) -> None:
+    killer = Burst(messages=1, spread_ms=0, special={0: b"die:1500"})
+    healthy = Burst(messages=900, spread_ms=90_000, prefix="healthy")
+    for name, burst in {"one": killer, "other": healthy}.items():
+        any_scene.start(name, burst=burst, until="produced").ended_well()
+    deaths = deaths_until_idle(any_scene, most_deaths(1) + 2)
+    assert deaths >= SUSPECT_LAPSES + KILLS_TO_DEATH
+    any_scene.judge(Limits(poison={"m-0": "killed_worker"}))
+    attempts = any_scene.story().attempts
+    trials = [each for each in attempts if each.start.id == "m-0"][-KILLS_TO_DEATH:]
+    for trial in trials:
+        beside = [each for each in attempts if each.start.process == trial.start.process and each is not trial]
+        assert any(each.start.at_ns > trial.start.at_ns for each in beside), "others waited for the end of the trial"
+
+
 @pytest.mark.nightly  # with short leases: above
 @pytest.mark.timeout(600)
 def test_l5_three_killers_are_found_with_the_leases_that_a_program_has(any_scene: Scene) -> None:

@@ -133,9 +133,10 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
-        """`die`; `fail:<times>`; `block:<ms>`, `hog:<ms>`; `sleep:<ms>`; all others take the time of the plan."""
+        """`die`, `die:<ms>`; `fail:<times>`; `block:<ms>`, `hog:<ms>`; `sleep:<ms>`; others take the time of the plan."""
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
+            await asyncio.sleep(int(number or 0) / 1000)
             kill_oneself(self._history)
         elif what == "fail" and context.attempt <= int(number):
             raise RuntimeError("as told")
