@@ -5,9 +5,17 @@ L5: if it does so in each process that takes it, it is not taken for a killer, a
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
+from aiodelay.redis import RedisFanout, RedisLog
 from tests.faults.programs.worker import Burst
-from tests.faults.scene import TAKEOVER_MS, Scene
+from tests.faults.scene import TAKEOVER_MS, RedisScene, Scene
+from tests.faults.test_redis_lists import end, start_role
 from tests.support.checker import Limits
+from tests.support.processes import PATIENCE_S
+from tests.support.waiting import until_sync
 
 BLOCKED_MS = 4_000
 
@@ -39,3 +47,46 @@ def test_l5_who_blocks_the_loop_of_each_process_for_many_leases_is_delivered(any
         worker.ended_well()
     any_scene.judge(Limits(takeover_ms=TAKEOVER_MS))
     assert any(attempt.result == "ok" for attempt in any_scene.story().attempts)
+
+
+SOURCES = {"list": "redis-list:orders", "topic": "redis-fanout:orders", "log": "redis-log:orders"}
+WAITING = {
+    "list": ["orders", "{orders}:aiodelay:consumers"],
+    "topic": [f"{{default:00}}:fanout:orders@billing:{each}" for each in ("refs", "consumers")],
+    "log": [f"{{default:00}}:log:orders@billing:{each}" for each in ("refs", "consumers")],
+}
+"""The keys that are there while a source holds messages, or a process has taken some from it."""
+
+
+def register(scene: RedisScene, kind: str) -> str:
+    """Make the consumer of a topic known; return what a handler takes from."""
+
+    async def play() -> None:
+        async with RedisFanout(scene.url) as fanout, RedisLog(scene.url) as log:
+            await (fanout if kind == "topic" else log).register("orders", "billing")
+
+    if kind == "list":
+        return SOURCES[kind]
+    asyncio.run(play())
+    return f"{SOURCES[kind]}?consumer=billing"
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_l5_who_blocks_the_loop_of_each_process_that_takes_it_from_a_source_is_delivered(
+    redis_scene: RedisScene, kind: str
+) -> None:
+    scene, source = redis_scene, register(redis_scene, kind)
+    mover = start_role(scene, "mover", "moves")
+    workers = [start_role(scene, f"w{i}", "handles", source=source) for i in range(2)]
+    burst = Burst(messages=1, spread_ms=0, special={0: b"hog:6000"}, to=SOURCES[kind])
+    scene.start("producer", burst=burst, until="produced").ended_well()
+
+    def is_over() -> bool:
+        has_run = any(each.result == "ok" for each in scene.story().attempts)
+        return has_run and scene.server.command("EXISTS", *WAITING[kind]) == b":0\r\n"
+
+    until_sync(is_over, "no process holds the message any more", PATIENCE_S)
+    for worker in (mover, *workers):
+        end(worker)
+    scene.judge(Limits(takeover_ms=TAKEOVER_MS))
+    assert scene.server.command("HLEN", "{default:00}:dead") == b":0\r\n"

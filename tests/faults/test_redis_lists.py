@@ -23,6 +23,7 @@ from aiodelay.redis import RedisListSink, RedisListSource, RedisStore
 from aiodelay.redis.elements import decode_element
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
+from tests.faults.test_poison import most_deaths
 from tests.faults.test_redis import in_loop
 from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
@@ -424,7 +425,7 @@ def test_l5_a_message_that_kills_its_processes_is_given_up_and_its_neighbours_ar
     mover = start_role(scene, "mover", "moves")
     burst = Burst(messages=12, spread_ms=1, special={5: b"die"}, to=f"redis-list:{LIST}")
     scene.start("producer", burst=burst, until="produced").ended_well()
-    for i in range(7):
+    for i in range(most_deaths(12) + 1):
         worker = start_role(scene, f"handler{i}", "handles")
         until_sync(lambda: not worker.is_alive or drained(scene), "it dies, or no message is left", PATIENCE_S)  # noqa: B023
         if worker.is_alive:

@@ -425,18 +425,6 @@ async def test_l5_a_suspect_is_not_taken_beside_others(scene: Scene) -> None:
     assert [ids(await claim(feed)) for _ in range(2)] == [["before"], ["suspect"]]
 
 
-@on_list
-async def test_l5_what_ends_three_consumers_alone_is_given_up_and_others_pass(scene: Scene) -> None:
-    await scene.push(element("killer"), element("m"))
-    for _ in range(5):
-        await claim(await scene.feed(), lease_ms=SHORT_MS)
-        await lapse()
-    feed = await scene.feed()
-    taken = [*await claim(feed), *await claim(feed)]
-    assert ids(taken) == ["m"]
-    assert await scene.dead() == [("killer", "killed_worker")]
-
-
 # --- what goes back to the store --------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from aiodelay.memory import MemoryStore
 from aiodelay.model import After, Dead, Delivery, Demand, Done, Envelope, NotTaken, Put, Sent, SettleOutcome
 from aiodelay.ports import Feed
 from aiodelay.redis import LogConsumer, LogEntry, LogMessage, LogTopic, RedisLog, RedisStore
+from aiodelay.transitions import SILENT_LEASES
 from tests.integration.test_redis_fanout import (
     MANY,
     SHORT_MS,
@@ -241,9 +242,9 @@ def test_b1_what_cannot_be_dropped_or_noted_has_nothing_appended_twice(server_ur
 @on_log
 async def test_l5_what_another_program_appended_and_ends_processes_is_given_up(scene: Scene) -> None:
     await scene.direct.command("XADD", scene.key(), "0-1", "payload", "bad")
-    for _ in range(5):
+    for leases in (1, 1, SILENT_LEASES, SILENT_LEASES, SILENT_LEASES):
         assert len(await claim(await scene.feed("billing"), lease_ms=SHORT_MS)) == 1
-        await lapse()
+        await lapse(leases)
     assert await handle_all(await scene.feed("billing")) == []
     (letter,) = await scene.letters.dead_letters()
     assert (letter.record.id, letter.reason) == (f"{TOPIC}/1@billing", "killed_worker")

@@ -207,6 +207,9 @@ class _ObservedFeed:
         self._history.write(h.Renewed(call=call, outcomes=list(outcomes)))
         return outcomes
 
+    def beat(self, ids: Collection[str]) -> None:
+        self._work.beat(ids)
+
     async def wait(self, *, until_ms: int | None) -> None:
         await self._work.wait(until_ms=until_ms)
 
@@ -223,9 +226,6 @@ class _ObservedWork(_ObservedFeed):
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         with self._points.around("tidy"):
             return await self._work.tidy(lanes, limit=limit)
-
-    def beat(self, ids: Collection[str]) -> None:
-        self._work.beat(ids)
 
     def status(self) -> WorkStatus:
         return self._work.status()

@@ -1,4 +1,4 @@
-"""A thread that tells the store that this process lives, also while a handler blocks the event loop.
+"""A thread that tells a store or a source that this process lives, also while a handler blocks the event loop.
 
 Only the end of a process counts against a message that is suspected of ending processes.
 """
@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection
 from threading import Event, Thread
 
-from aiodelay.ports import Work
+from aiodelay.ports import Feed
 
 __all__ = ["Heartbeat"]
 
@@ -23,11 +23,11 @@ class Heartbeat:
     """Beats from `start` to `stop`, as long as this process holds suspects.
 
     Args:
-        work: The store's dispatching side.
+        work: A store's dispatching side, or a source.
         interval_s: Between two beats.
     """
 
-    def __init__(self, work: Work, interval_s: float) -> None:
+    def __init__(self, work: Feed, interval_s: float) -> None:
         self._work, self._interval_s = work, interval_s
         self._stop = Event()
         self._thread: Thread | None = None

@@ -10,6 +10,7 @@ from aiodelay.clock import Clock
 from aiodelay.ports import Feed
 
 from .dispatcher import Dispatcher
+from .heartbeat import Heartbeat
 from .leases import LeaseBook
 from .observer import Observer
 from .subscription import HandlerSubscription
@@ -58,8 +59,15 @@ class SourceLoop:
         """Take messages until drained, then settle what is left until told to end."""
         async with self._opening as feed, asyncio.TaskGroup() as tasks:
             self._feed = feed
+            heartbeat = Heartbeat(feed, interval_s=self._lease_ms / 3000)
             self.book = LeaseBook(
-                feed, self._clock, self._now_ms, self._lease_ms, self._on_change, observer=self._observer
+                feed,
+                self._clock,
+                self._now_ms,
+                self._lease_ms,
+                self._on_change,
+                observer=self._observer,
+                heartbeat=heartbeat,
             )
             lanes = {self._subscription.lane: self._subscription}
             dispatcher = Dispatcher(
@@ -67,12 +75,15 @@ class SourceLoop:
             )
             tasks.create_task(self.book.run(), name=f"aiodelay lease book of {self._subscription.lane}")
             claiming = tasks.create_task(dispatcher.run(), name=f"aiodelay source of {self._subscription.lane}")
-            await self._shall_drain.wait()
-            dispatcher.drain()
-            await asyncio.wait([claiming])
-            self._has_drained()
-            await self._shall_end.wait()
-            self.book.close()
+            try:
+                await self._shall_drain.wait()
+                dispatcher.drain()
+                await asyncio.wait([claiming])
+                self._has_drained()
+                await self._shall_end.wait()
+                self.book.close()
+            finally:
+                heartbeat.stop()
 
     def wake(self) -> None:
         """Demand may have grown: look again."""

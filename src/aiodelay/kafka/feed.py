@@ -395,6 +395,9 @@ class TopicFeed:
         held = [self._held(renewal) is not None for renewal in renewals]
         return [RenewOutcome.RENEWED if each else RenewOutcome.LOST for each in held]
 
+    def beat(self, ids: Collection[str]) -> None:
+        """Do nothing: a record carries no lapses, so that it is never a suspect."""
+
     def _held(self, claim: Settlement | Renewal) -> _Taken | None:
         """Return what is settled or renewed, None if it is not held any more."""
         key = _key(claim)

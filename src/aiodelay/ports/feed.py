@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from aiodelay.model import Claimed, Demand, Lane, Renewal, RenewOutcome, Settlement, SettleOutcome
@@ -53,6 +53,14 @@ class Feed(Protocol):
 
         Raises:
             StoreUnavailableError: No answer; repeating is safe.
+        """
+        ...
+
+    def beat(self, ids: Collection[str]) -> None:
+        """Tell that this process lives and holds claims on these suspects, though their leases may be over (L5).
+
+        Called from a thread of its own, which may wait here, every third of a lease: also while a handler blocks the
+        event loop. The caller ignores an exception.
         """
         ...
 

@@ -75,14 +75,6 @@ class Work(Feed, Protocol):
         """
         ...
 
-    def beat(self, ids: Collection[str]) -> None:
-        """Tell that this process lives and holds claims on these suspects, though their leases may be over (L5).
-
-        Called from a thread of its own, which may wait here, every third of a lease: also while a handler blocks the
-        event loop. The caller ignores an exception.
-        """
-        ...
-
     def status(self) -> WorkStatus:
         """Say whether claims are served yet."""
         ...

@@ -72,6 +72,10 @@ class Client:
         kwargs["socket_keepalive"] = True
         return (SSLConnection if options.secure else Connection), kwargs
 
+    def apart(self) -> Client:
+        """Return a client of the same server, with connections of its own: for another event loop."""
+        return Client(self._options)
+
     def new_connection(self) -> Any:  # noqa: ANN401 - redis-py's connection
         """Return a connection of one's own, not yet made: for reads that block."""
         kind, kwargs = self._connection()

@@ -50,6 +50,7 @@ STANDALONE = (
     "again",
     "again_log",
     "append",
+    "beat_source",
     "drop",
     "drop_log",
     "find_log",

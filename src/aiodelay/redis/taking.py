@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -84,6 +85,8 @@ class TakingFeed:
     """What goes by another name than `take`, `drop` and `again`."""
     _advice = ""
     """What the error of an element that another program has pushed ends with."""
+    _server_ms: Arg = ""
+    """The time by which scripts judge; "" is the server's own."""
 
     def __init__(self, client: Client, name: str, keys: Sequence[str], consumer: str, *, store: Store) -> None:
         self._client, self._name, self._keys, self._consumer = client, name, keys, consumer
@@ -98,7 +101,7 @@ class TakingFeed:
     async def _run(self, script: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
         try:
             name = self._scripts.get(script, script)
-            return await self._client.run_on(name, self._keys, ["", self._consumer, *arguments])
+            return await self._client.run_on(name, self._keys, [self._server_ms, self._consumer, *arguments])
         except Fault as fault:
             if fault.is_damage:
                 names = ", ".join(map(repr, self._keys))
@@ -115,7 +118,8 @@ class TakingFeed:
         self._lease_ms, asked_ms = lease_ms, self._now_ms()
         arguments = (self._next, wanted.messages, wanted.max_bytes, lease_ms, int(self._shall_repeat))
         self._shall_repeat, known = True, len(self._taken)
-        now, ends, held, why, missed, told, *elements = await self._run("take", *arguments, self._told)
+        reply = await self._run("take", *arguments, self._told, wanted.max_lapses)
+        now, ends, held, why, missed, told, *elements = reply
         server_ms, now_ms = int(now), self._now_ms()
         self._is_withheld = why != b""
         self._note(why, int(missed) - max(int(told), self._told))
@@ -252,6 +256,17 @@ class TakingFeed:
                 self._taken.pop(_key(renewal), None)
                 outcomes.append(RenewOutcome.LOST)
         return outcomes
+
+    def beat(self, ids: Collection[str]) -> None:
+        """Tell that this process lives and holds the suspects that it tries; from a thread without a loop."""
+        asyncio.run(self._beat())
+
+    async def _beat(self) -> None:
+        client = self._client.apart()
+        try:
+            await client.run_on("beat_source", self._keys, [self._server_ms, self._consumer])
+        finally:
+            await client.aclose()
 
     # --- waiting ------------------------------------------------------------------------------------------
 

@@ -139,6 +139,10 @@ class ObservedFeed(_Looking):
         self._note_lost(sum(each is RenewOutcome.LOST for each in outcomes))
         return outcomes
 
+    def beat(self, ids: Collection[str]) -> None:
+        """Tell that this process lives, unseen."""
+        self._feed.beat(ids)
+
     def _note_lost(self, n: int) -> None:
         if n:
             self._observer.instruments.add(names.LEASES_LOST, n, self._labels)
@@ -157,10 +161,6 @@ class ObservedWork(ObservedFeed):
             tidied = await self._work.tidy(lanes, limit=limit)
             await self._observer.look(tidied)
         return tidied
-
-    def beat(self, ids: Collection[str]) -> None:
-        """Tell that this process lives, unseen."""
-        self._work.beat(ids)
 
     def status(self) -> WorkStatus:
         """Say whether claims are served."""

@@ -133,7 +133,7 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
-        """`die`, `die:<ms>`; `fail:<times>`; `block:<ms>`, `hog:<ms>`; `sleep:<ms>`; others take the time of the plan."""
+        """`die`, `die:<ms>`; `fail:<times>`; `block:<ms>`, `hog:<ms>`; `sleep:<ms>`; others take as long as planned."""
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             await asyncio.sleep(int(number or 0) / 1000)

@@ -17,7 +17,7 @@ if #over > 0 then
   call('HDEL', TAKEN, unpack(over))
 end
 if #back > 0 then
-  give_back(ARGV[2], back)
+  give_back(ARGV[2], back, untried)
   for a = 4 + OVER, #ARGV do
     if letters[a - 3] == 's' and call('HEXISTS', TAKEN, ARGV[a]) == 1 then letters[a - 3] = 'm' end
   end

@@ -1,16 +1,14 @@
 -- keep: renews a consumer's lease, as far as it still holds what it names.
 --@ plain taken
 -- ARGV[3] how long the lease shall last from now on, ms; no longer than allowed
--- From ARGV[4] on: numbers; with 'a' before that of an element whose trial alone is over.
+-- From ARGV[4] on: numbers; with 'a' before that of a suspect whose trial is over.
 -- Returns a letter for each, in order: 'r' renewed, 'l' lost.
 local letters = {}
 
 local function end_trial(number)
   local element = call('HGET', TAKEN, number)
-  local p = prefix_at(element)
-  if not p then return end
-  local flags, lapses, kills = state_of(element, p)
-  if is_alone(flags) then call('HSET', TAKEN, number, with_state(element, p, flags - ALONE, lapses, kills)) end
+  local left = untried(element)
+  if left ~= element then call('HSET', TAKEN, number, left) end
 end
 
 call('ZREM', CONSUMERS, '')

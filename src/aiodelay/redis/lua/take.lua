@@ -5,6 +5,7 @@
 -- ARGV[6] how long the lease lasts, ms
 -- ARGV[7] '1' if a call with this first number was made before: what it took is given again
 -- ARGV[8] of topics only: how many messages that it missed the consumer has been told of
+-- ARGV[9] most lapses that a message may have; 255 unless given
 -- Returns now, when there may be more to take ('' = when something is pushed), how many the consumer holds with what was
 -- taken, 'w' if what there is waits for something else or 'u' if nobody of that name is registered, how many messages it
 -- has missed, of how many of those it was told, then elements; nil in the place of one that was taken before and has ended.

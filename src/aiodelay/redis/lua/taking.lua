@@ -1,9 +1,11 @@
 -- taking: moves elements to what a consumer has taken; what `take`, of lists and fan-outs, and `take_log` have in common.
 local FIRST, MOST_MISSED, POLL, SEEN_EVERY, CHUNK = tonumber(ARGV[3]), 2000, 1000, 10000, topic.CHUNK
+local MOST_ASIDE_BYTES, MOST_LAPSES = 8 * MOST_BYTES, tonumber(ARGV[9] or 255)
 local most, most_bytes = math.min(tonumber(ARGV[4]), MOST), math.min(tonumber(ARGV[5]), MOST_BYTES)
 local OWN = sub(CONSUMERS, 1, -#':consumers' - 1)
 local STATE, LATER = OWN .. ':state', OWN .. ':later'
 local p = CONTENT and topic.of(CONTENT)
+local is_ordered = false
 
 -- Returns what entries stand for; false for a reference to what is kept no more.
 local function contents_of(entries)
@@ -21,10 +23,12 @@ local function contents_of(entries)
   return contents
 end
 
-local function shown(entry, content) -- a content, with the state of the reference to it
-  if not CONTENT or not topic.is_reference(entry) then return entry end
-  local flags, lapses, kills = state_of(entry, 0)
-  local at = flags + lapses + kills > 0 and prefix_at(content)
+local function shown(entry, content) -- a content, with the state of the reference to it; nobody is told what is tried
+  local at = prefix_at(entry)
+  if not at then return entry end
+  local flags, lapses, kills = state_of(entry, at)
+  if at > 0 then return has(flags, TRIED) and with_state(entry, at, flags - TRIED, lapses, kills) or entry end
+  flags, at = without(flags, TRIED), flags + lapses + kills > 0 and prefix_at(content)
   return at and with_state(content, at, state_of(content, at) + flags, lapses, kills) or content
 end
 
@@ -48,15 +52,77 @@ local function taken_before()
   return { unpack(entries, 1, last) }
 end
 
--- Returns the element as it is taken; nil if it is to be taken alone, and others were taken before it.
-local function as_taken(element, taken)
-  local at = prefix_at(element)
-  if not at then return element end
-  local flags, lapses, kills = state_of(element, at)
-  if lapses < SUSPECT_LAPSES or kills >= KILLS_TO_DEATH then return element end
-  if taken > 0 then return nil end
-  return with_state(element, at, is_alone(flags) and flags or flags + ALONE, lapses, kills), true
+-- --- trials: the rules of a store, for what one list or one consumer has -------------------------------------------
+
+local trial = { is_on = false, most = nil }
+
+local function lapses_of(entry) -- and kills; those of what is given up, whoever takes it, do not count
+  local at = prefix_at(entry)
+  if not at then return 0, 0 end
+  local _, lapses, kills = state_of(entry, at)
+  if kills >= KILLS_TO_DEATH then return 0, 0 end
+  return lapses, kills
 end
+
+function trials.hot() -- the suspects that hold a killer, without the group that came through the last trial
+  local known = call('HMGET', trials.KEY, 'tried', 'hot')
+  return math.max(tonumber(known[2] or 0) - tonumber(known[1] or 0), 0)
+end
+
+function trials.most() -- half of the suspects that hold a killer, or all if none is known to
+  local hot = trials.hot()
+  return hot > 0 and math.floor((hot + 1) / 2) or MOST
+end
+
+function trials.are_on()
+  local known, are_on = call('HGETALL', trials.KEY), false
+  for i = 1, #known, 2 do
+    if byte(known[i]) == 64 then -- '@'
+      local consumer = sub(known[i], #'@' + 1)
+      local _, beat, first, last, doubt = trials.of(consumer)
+      if math.abs(now - beat) >= trials.STALE or trials.size(consumer, first, last) == 0 then
+        call('HDEL', trials.KEY, known[i])
+      elseif doubt == '' then
+        are_on = true
+      end
+    end
+  end
+  return are_on
+end
+
+-- Returns entries as they are taken for a trial.
+function trials.begin(entries)
+  local _, kills = lapses_of(entries[1])
+  local known = call('HMGET', trials.KEY, 'suspected', 'killed')
+  local are_void = tonumber(known[1] or 0) > tonumber(known[2] or 0)
+  if kills == 0 then call('HSET', trials.KEY, 'tried', #entries, 'hot', trials.hot()) end
+  trials.write(ARGV[2], tonumber(ARGV[6]), now, FIRST, FIRST + #entries - 1, '')
+  local tried = {}
+  for i, entry in ipairs(entries) do
+    local at = prefix_at(entry)
+    local flags, lapses, own = state_of(entry, at)
+    flags = without(without(flags, TRIED), ALONE) + TRIED + (#entries == 1 and ALONE or 0)
+    tried[i] = with_state(entry, at, flags, lapses, are_void and 0 or own)
+  end
+  return tried
+end
+
+-- Says whether an entry joins so many that were taken. A suspect that has ended a process alone is tried alone again.
+function trial.takes(entry, taken)
+  local lapses, kills = lapses_of(entry)
+  local is_suspect = lapses >= SUSPECT_LAPSES
+  if taken == 0 then
+    trial.is_on = is_suspect
+    if is_suspect then
+      trial.most = trial.most or (MOST_LAPSES < SUSPECT_LAPSES or trials.are_on()) and 0 or trials.most()
+      if kills > 0 then trial.most = math.min(trial.most, 1) end
+    end
+  end
+  if not trial.is_on then return lapses <= MOST_LAPSES and not is_suspect end
+  return is_suspect and taken < trial.most and (taken == 0 or kills == 0)
+end
+
+-- --- the list ------------------------------------------------------------------------------------------------------
 
 -- Returns entries behind so many of the list, and what they stand for; behind the last, what a log has ahead.
 local function next_entries(leaving, limit)
@@ -66,56 +132,75 @@ local function next_entries(leaving, limit)
   return topic.ahead(p, limit)
 end
 
--- Returns entries as they are taken, what they stand for, those that stand for nothing, and how many leave with them.
+-- Finds the first entries that may be taken: `entries`, and what they stand for, `contents`. `gone` stand for nothing, and
+-- `aside` are stepped over, unless the consumer takes all in order. So many are `leaving` the head, those aside as well.
 local function first_entries()
-  local entries, found, gone, leaving, bytes = {}, {}, {}, 0, 0
-  while #found < most and leaving - #found < MOST_MISSED do
-    local fits = #found > 0 and math.floor((most_bytes - bytes) / (bytes / #found + 1)) or 1 -- were all of a size
-    local limit = math.max(1, math.min(CHUNK, most - #found, fits))
-    local chunk, contents = next_entries(leaving, limit)
+  local head = { entries = {}, contents = {}, gone = {}, aside = {}, leaving = 0, has_waiting = false }
+  local entries, aside, bytes, aside_bytes = head.entries, head.aside, 0, 0
+  while #entries < most and head.leaving - #entries < MOST_MISSED and aside_bytes < MOST_ASIDE_BYTES do
+    local fits = #entries > 0 and math.floor((most_bytes - bytes) / (bytes / #entries + 1)) or 1 -- were all of a size
+    local limit = #aside > 0 and CHUNK or math.max(1, math.min(CHUNK, most - #entries, fits))
+    local chunk, contents = next_entries(head.leaving, limit)
     if chunk.err then return chunk end
     if #chunk == 0 then break end
     for i, content in ipairs(contents) do
-      if content then
-        local taken, alone = as_taken(chunk[i], #found)
-        if not taken or (#found > 0 and bytes + #content > most_bytes) then return entries, found, gone, leaving end
-        entries[#entries + 1], found[#found + 1] = taken, shown(taken, content)
+      if #entries == most then return head end
+      if not content then
+        head.gone[#head.gone + 1] = chunk[i]
+      elseif trial.takes(chunk[i], #entries) then
+        if #entries > 0 and bytes + #content > most_bytes then return head end
+        entries[#entries + 1], head.contents[#entries + 1] = chunk[i], content
         bytes = bytes + #content
-        if alone then return entries, found, gone, leaving + 1 end
       else
-        gone[#gone + 1] = chunk[i]
+        head.has_waiting = true
+        if is_ordered or (trial.is_on and #entries > 0) then return head end
+        aside[#aside + 1], aside_bytes = chunk[i], aside_bytes + #chunk[i]
       end
-      leaving = leaving + 1
+      head.leaving = head.leaving + 1
     end
   end
-  return entries, found, gone, leaving
+  return head
 end
 
 local function lease() call('ZADD', CONSUMERS, text(now + tonumber(ARGV[6])), ARGV[2]) end
 
-local function take() -- the lease first, the list last: whatever fails, no element is nowhere, and none without a lease
-  local entries, found, gone, leaving = first_entries()
-  if entries.err then return entries end
-  local numbered = {}
+local function behead(head) -- returns the answer of LTRIM; what was stepped over stands at the head of the list again
+  local trimmed = redis.pcall('LTRIM', LIST, head.leaving, -1)
+  if trimmed.err or #head.aside == 0 then return trimmed end
+  local back = {}
+  for i = #head.aside, 1, -1 do back[#back + 1] = head.aside[i] end
+  call('LPUSH', LIST, unpack(back))
+  return trimmed
+end
+
+-- The lease first, the list last: whatever fails, no element is nowhere, and none without a lease. Returns what was taken,
+-- whether more of the list may be taken at once, and whether some of it waits for a trial or for the end of one.
+local function take()
+  local head = first_entries()
+  if head.err then return head end
+  local entries, found, numbered = head.entries, {}, {}
+  if #entries + #head.gone == 0 then return found, false, head.has_waiting end
+  if trial.is_on and #entries > 0 then entries = trials.begin(entries) end
   for i, entry in ipairs(entries) do
     numbered[2 * i - 1], numbered[2 * i] = text(FIRST + i - 1), entry
+    found[i] = (CONTENT or trial.is_on) and shown(entry, head.contents[i]) or entry
   end
   if #entries > 0 then
     lease()
     call('HSET', TAKEN, unpack(numbered))
   end
-  if #gone > 0 then
-    topic.missed(p, sub(OWN, #p + #'@' + 1), #gone)
-    topic.release(p, gone)
+  if #head.gone > 0 then
+    topic.missed(p, sub(OWN, #p + #'@' + 1), #head.gone)
+    topic.release(p, head.gone)
   end
-  if topic.ahead then topic.go_on(p, entries, leaving - call('LLEN', LIST)) end
-  local trimmed = leaving > 0 and redis.pcall('LTRIM', LIST, leaving, -1)
-  if trimmed and trimmed.err then
+  if topic.ahead then topic.go_on(p, entries, head.leaving - call('LLEN', LIST)) end
+  local trimmed = behead(head)
+  if trimmed.err then
     for i = 1, #numbered, 2 do call('HDEL', TAKEN, numbered[i]) end
     leave_if_empty(ARGV[2])
     return trimmed
   end
-  return found, leaving
+  return found, #entries == 0, head.has_waiting
 end
 
 local function next_end()
@@ -150,7 +235,7 @@ local function withheld()
   if math.abs(now - tonumber(call('HGET', STATE, 'seen') or 0)) >= SEEN_EVERY then call('HSET', STATE, 'seen', text(now)) end
   if tonumber(ARGV[8]) > tonumber(call('HGET', STATE, 'told') or 0) then call('HSET', STATE, 'told', ARGV[8]) end
   if call('HEXISTS', STATE, 'fill') == 1 and not topic.fill(p, sub(OWN, #p + #'@' + 1)) then return 'w', now end
-  local is_ordered = call('HGET', STATE, 'ordered') == '1'
+  is_ordered = call('HGET', STATE, 'ordered') == '1'
   if is_ordered and call('ZCARD', CONSUMERS) > 0 then return 'w', now + POLL end
   local has_retry = bring_back()
   local later = is_ordered and not has_retry and next_later()
@@ -162,19 +247,23 @@ end
 -- --- the answer --------------------------------------------------------------------------------------------------
 
 call('ZREM', CONSUMERS, '') -- under OOM a script may write only if its first write frees memory
-local elements, leaving, why, next_look = ARGV[7] == '1' and taken_before() or {}, 0, '', ''
+local elements, has_more, has_waiting, why, next_look = ARGV[7] == '1' and taken_before() or {}, false, false, '', ''
 if #elements > 0 then
   lease()
 else
   return_lapsed()
   if CONTENT then why, next_look = withheld() end
   if why == '' then
-    elements, leaving = take()
+    elements, has_more, has_waiting = take()
     if elements.err then return elements end
     next_look = next_end()
     local later = CONTENT and next_later()
     if later and (next_look == '' or tonumber(later) < tonumber(next_look)) then next_look = later end
-    if leaving > #elements and #elements == 0 then next_look = now end
+    if has_waiting and #elements == 0 then
+      why = 'w'
+      if next_look == '' or tonumber(next_look) > now + POLL then next_look = now + POLL end
+    end
+    if has_more then next_look = now end
   end
 end
 local counts = CONTENT and call('HMGET', STATE, 'missed', 'told') or {}

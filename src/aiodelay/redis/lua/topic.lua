@@ -181,7 +181,7 @@ do
       if call('EXISTS', taken) == 0 then call('ZREM', own .. ':consumers', instance) end
       return false
     end
-    call('UNLINK', own .. ':refs', own .. ':later', own .. ':state')
+    call('UNLINK', own .. ':refs', own .. ':later', own .. ':state', own .. ':trials')
     call('SREM', p .. ':leaving', name)
     return true
   end
