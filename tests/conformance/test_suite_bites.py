@@ -202,9 +202,9 @@ class TriesBeside(MemoryStore):
 
 
 class GivesWhatHasLapsed(MemoryStore):
-    def _claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
+    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
         wanted = {lane: replace(each, max_lapses=max(each.max_lapses, 1)) for lane, each in demand.items()}
-        return super()._claim(wanted, lease_ms, turn, worker)
+        return super().claim(wanted, lease_ms, turn, worker)
 
 
 class DoubtsNoKill(MemoryStore):

@@ -527,7 +527,7 @@ class LeaseRules(Bench):
         stage.move(1)
         again_ = await stage.claim_one()
         # What a process held is known once it has ended, or else the process that asks is the one that held it.
-        outlives = stage.store.traits.durable and stage.store.traits.leases_survive
+        outlives = stage.store.traits.durable and self.leases_survive
         assert (again_.record.kills, again_.record.alone) == (1 if outlives else 0, True)
 
     @staged
