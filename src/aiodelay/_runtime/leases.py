@@ -71,8 +71,8 @@ class Held(Struct, eq=False):
     `claim` is replaced as its lease is renewed; `settlement` is set once the run is over; `is_over` once it is held no
     more. `is_unwanted` is set once the message was replaced or cancelled: a run that has not begun does not begin any
     more.
-    Beside a suspect, nothing else is claimed until `alone_until_ms`; its trial is over at `trial_ends_ms`. What has
-    lapsed before runs apart from suspects until `may_kill_until_ms`. `attempt` is set where the run is observed.
+    Beside a suspect, nothing else is claimed until `alone_until_ms`; its trial is over at `trial_ends_ms`. A message
+    that has lapsed once runs apart from suspects until `may_kill_until_ms`. `attempt` is set where the run is observed.
     """
 
     claim: Claim

@@ -200,7 +200,7 @@ local function taken_before(token) -- in the order in which they were given
   return found
 end
 
--- Returns the place of the first message behind those that were stepped over, or when those are looked for again.
+-- Returns the place of the first message behind the stepped-over suspects, or the time to look for suspects again.
 function trial.behind(lane)
   if lane.first then return now end
   local next = call('ZRANGEBYSCORE', due_key(lane.n), '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

@@ -90,7 +90,7 @@ function trials.are_on()
   return are_on
 end
 
--- Returns entries as they are taken for a trial.
+-- Returns the entries of a trial, each with the flags of a tried element.
 function trials.begin(entries)
   local _, kills = lapses_of(entries[1])
   local known = call('HMGET', trials.KEY, 'suspected', 'killed')
