@@ -526,9 +526,9 @@ class LeaseRules(Bench):
         assert ((await stage.tidy()).lapsed, await stage.claim()) == (0, [])
         stage.move(1)
         again_ = await stage.claim_one()
-        # What a process held is known once it has ended, or else the process that asks is the one that held it.
-        outlives = stage.store.traits.durable and self.leases_survive
-        assert (again_.record.kills, again_.record.alone) == (1 if outlives else 0, True)
+        assert again_.record.alone
+        if self.wakes_other_processes:  # elsewhere one process has all workers, so that the silent process lives
+            assert again_.record.kills == 1
 
     @staged
     async def test_l5_a_process_that_lives_and_has_lost_a_suspect_is_charged_no_kill(self, stage: Stage) -> None:
