@@ -152,7 +152,8 @@ async def test_every_screen(look: str, watch: Watch, store: SceneStore, screensh
         page = await viewer.open()
         for name, path in SCREENS.items():
             if name == "letter":
-                await page.get_by_role("link", name="card-000").click()
+                async with page.expect_navigation():
+                    await page.get_by_role("link", name="card-000").click()
             else:
                 await page.goto(viewer.base + path)
             if look != "plain" and name != "letter":
