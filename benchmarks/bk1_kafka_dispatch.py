@@ -108,7 +108,7 @@ async def _dispatch(bootstrap: str, schedules: str, target: str, n: int) -> floa
             clock.behind = timedelta()
             store.wake_all()
             while any(  # noqa: ASYNC110 - nothing tells when the last one has ended
-                partition.index._entries for partition in store.partitions.values()
+                partition.index.table.entries for partition in store.partitions.values()
             ):
                 await asyncio.sleep(POLL_S)
     return watch.seconds

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from aiodelay.kafka.index import Index, Read
+from aiodelay.kafka.record_reader import RecordReader
+from aiodelay.kafka.records import Read
 
 from .bk3_kafka_load import LONGEST_S, MONTH, PARTITIONS, fill, opened_and_ready
 from .harness import Benchmark, Goal, Plan, Row, Stopwatch, check, quantile
@@ -85,20 +86,20 @@ def _measured(command: list[str]) -> Start:
 async def _start(bootstrap: str, warm_up: str, schedules: str, n: int, index: str) -> Start:
     """Read a few messages first, so that what every process needs once is there."""
     offsets = [0]
-    real = Index.read
+    real = RecordReader.read
 
-    def counting(index: Index, read: Read) -> None:
+    def counting(reader: RecordReader, read: Read) -> None:
         offsets[0] += 1
-        real(index, read)
+        real(reader, read)
 
     first = await opened_and_ready(bootstrap, warm_up, min(n, WARM_UP))
     before = _resident()
-    patched: Any = Index
+    patched: Any = RecordReader
     patched.read = counting
     with Stopwatch() as watch:
         store = await opened_and_ready(bootstrap, schedules, n, f"&index={index}" if index else "")
     grown = _resident() - before
-    check(len({each.index.far.is_in_file for each in store.partitions.values()} - {bool(index)}) == 0, "no index")
+    check(len({each.index.state.far.is_in_file for each in store.partitions.values()} - {bool(index)}) == 0, "no index")
     for each in (first, store):
         await each.__aexit__(None, None, None)
     return Start(grown, offsets[0], watch.seconds)

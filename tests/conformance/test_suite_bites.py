@@ -5,19 +5,22 @@ And it skips what a store declares not to have, and runs on any loop.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from aiodelay import transitions as t
+from aiodelay.core.dict_claims import DictClaiming, LaneHeads
+from aiodelay.core.dict_table import DictTable, Worker
+from aiodelay.core.entries import Entry, ExpiringDict
+from aiodelay.core.fair_share import FairShare
+from aiodelay.core.rules import Rules
 from aiodelay.memory import MemoryStore
-from aiodelay.memory.claims import _Group, _Taking
 from aiodelay.memory.store import _MemoryWork
-from aiodelay.memory.tables import Worker
-from aiodelay.memory.waiting import Entry, Remembered
 from aiodelay.model import (
     Cancel,
     Claim,
@@ -43,118 +46,183 @@ from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.testing.conformance import SAME_ID_TABLE, Stage, StoreConformance
 
 
+class EarlyLanes(LaneHeads):
+    def first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
+        return super().first_due(lanes, now + 1)
+
+
 class Early(MemoryStore):
-    def _first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
-        return super()._first_due(lanes, now + 1)
+    _order_type = EarlyLanes
 
 
 class EarlyAfterAStep(MemoryStore):
-    def _insert(self, record: Record, place_ms: int, sequence: int | None = None) -> None:
-        super()._insert(record, min(place_ms, self.now_ms() + 10), sequence)
+    def __init__(self, *, clock: VirtualClock, journal: int = 0) -> None:
+        super().__init__(clock=clock, journal=journal)
+        place = self._table.place
+        self._table.place = lambda record, place_ms, sequence: place(  # type: ignore[method-assign]
+            record, min(place_ms, self.now_ms() + 10), sequence
+        )
+
+
+class LosingClaims(DictClaiming):
+    def return_lapsed(self, now: int, limit: int) -> int:
+        for entry in [entry for entry in self._table.leased.values() if t.is_lease_over(entry.token, now)]:
+            self._rules.end(entry, now)
+        return 0
 
 
 class Loses(MemoryStore):
-    def _return_lapsed(self, now: int, limit: int) -> int:
-        for entry in [entry for entry in self._leased.values() if t.is_lease_over(entry.token, now)]:
-            self._end(entry, now)
+    _claiming_type = LosingClaims
+
+
+class KeepingClaims(DictClaiming):
+    def return_lapsed(self, now: int, limit: int) -> int:
         return 0
 
 
 class KeepsLeases(MemoryStore):
-    def _return_lapsed(self, now: int, limit: int) -> int:
-        return 0
+    _claiming_type = KeepingClaims
+
+
+class TokenlessRules(Rules[Entry]):
+    def settle(self, settlement: Settlement, now: int) -> SettleOutcome:
+        entry = self.table.find(settlement.id)
+        return super().settle(settlement if entry is None else replace(settlement, token=entry.token), now)
 
 
 class IgnoresTokens(MemoryStore):
-    def settle_one(self, settlement: Settlement) -> SettleOutcome:
-        entry = self._entries.get(settlement.id)
-        return super().settle_one(settlement if entry is None else replace(settlement, token=entry.token))
+    _rules_type = TokenlessRules
 
 
-class RepeatsTokens(MemoryStore):
+class RepeatingClaims(DictClaiming):
     def _lease(self, entry: Entry, token: int, now: int) -> Claim:
         return super()._lease(entry, t.token_for(t.token_deadline_ms(token), 0), now)
 
 
+class RepeatsTokens(MemoryStore):
+    _claiming_type = RepeatingClaims
+
+
+class OldestRules(Rules[Entry]):
+    def put(self, put: Put, row: Entry | None, now: int) -> Outcome:
+        if row is not None:
+            return Stored("replaced", row.record.revision + 1, row.record.due_ms)
+        return super().put(put, row, now)
+
+
 class OldestWins(MemoryStore):
-    def _put(self, put: Put, entry: Entry | None, now: int) -> Outcome:
-        if entry is not None:
-            return Stored("replaced", entry.record.revision + 1, entry.record.due_ms)
-        return super()._put(put, entry, now)
+    _rules_type = OldestRules
+
+
+class IdleCancels(Rules[Entry]):
+    def cancel(self, command: Cancel, row: Entry | None, now: int) -> Outcome:
+        if row is not None and row.token:
+            return Stored("in_flight", row.record.revision, row.record.due_ms)
+        return super().cancel(command, row, now)
 
 
 class CancelsNothingInFlight(MemoryStore):
-    def _cancel(self, command: Cancel, entry: Entry | None, now: int) -> Outcome:
-        if entry is not None and entry.token:
-            return Stored("in_flight", entry.record.revision, entry.record.due_ms)
-        return super()._cancel(command, entry, now)
+    _rules_type = IdleCancels
 
 
-class Resurrects(MemoryStore):
-    def settle_one(self, settlement: Settlement) -> SettleOutcome:
-        entry = self._entries.get(settlement.id)
-        outcome = super().settle_one(settlement)
+class ResurrectingRules(Rules[Entry]):
+    def settle(self, settlement: Settlement, now: int) -> SettleOutcome:
+        entry = self.table.find(settlement.id)
+        outcome = super().settle(settlement, now)
         if entry is not None and isinstance(settlement, Done):
-            self._insert(entry.record, self.now_ms() + 60_000)
+            self.table.insert(entry.record, now + 60_000)
         return outcome
 
 
-class Shares(MemoryStore):
+class Resurrects(MemoryStore):
+    _rules_type = ResurrectingRules
+
+
+class SharingClaims(DictClaiming):
     def _lease(self, entry: Entry, token: int, now: int) -> Claim:
         claim = super()._lease(entry, token, now)
-        self._lanes[entry.record.envelope.lane].add(entry)
+        self._table.lanes[entry.record.envelope.lane].add(entry)
         return claim
 
 
+class Shares(MemoryStore):
+    _claiming_type = SharingClaims
+
+
+class LanesOfOneVisit(LaneHeads):
+    is_left = False
+
+    def first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
+        return None if self.is_left else super().first_due(lanes, now)
+
+
 class EntersOnce(MemoryStore):
-    _is_left = False
+    _order_type = LanesOfOneVisit
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._is_left = True
+        cast("LanesOfOneVisit", self._claiming._order).is_left = True
 
-    def _first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
-        return None if self._is_left else super()._first_due(lanes, now)
+
+class TrimmingTable(DictTable):
+    def place(self, record: Record, place_ms: int, sequence: int) -> None:
+        envelope = replace(record.envelope, payload=record.envelope.payload.rstrip(b"\xff"))
+        super().place(replace(record, envelope=envelope), place_ms, sequence)
 
 
 class TrimsPayloads(MemoryStore):
-    def _insert(self, record: Record, place_ms: int, sequence: int | None = None) -> None:
-        envelope = replace(record.envelope, payload=record.envelope.payload.rstrip(b"\xff"))
-        super()._insert(replace(record, envelope=envelope), place_ms, sequence)
+    _table_type = TrimmingTable
 
 
 class LastFirst(MemoryStore):
     def __init__(self, *, clock: VirtualClock, journal: int = 0) -> None:
         super().__init__(clock=clock, journal=journal)
-        self._sequence = count(0, -1)
+        self._table.sequence = count(0, -1)
+
+
+class RulesWithoutOps(Rules[Entry]):
+    def apply(self, command: Command, now: int) -> Outcome:
+        cast("DictTable", self.table).answers.by_op = ExpiringDict()
+        return super().apply(command, now)
 
 
 class ForgetsOps(MemoryStore):
-    def _apply(self, command: Command, now: int) -> Outcome:
-        self._answers = Remembered()
-        return super()._apply(command, now)
+    _rules_type = RulesWithoutOps
+
+
+class RulesWithoutRevisions(Rules[Entry]):
+    def apply(self, command: Command, now: int) -> Outcome:
+        cast("DictTable", self.table).answers.revisions = ExpiringDict()
+        return super().apply(command, now)
 
 
 class ForgetsRevisions(MemoryStore):
-    def _apply(self, command: Command, now: int) -> Outcome:
-        self._revisions = Remembered()
-        return super()._apply(command, now)
+    _rules_type = RulesWithoutRevisions
+
+
+class RulesOfYesterday(Rules[Entry]):
+    def apply(self, command: Command, now: int) -> Outcome:
+        return super().apply(command, now - 86_400_000)
 
 
 class NeverForgets(MemoryStore):
-    def _apply(self, command: Command, now: int) -> Outcome:
-        return super()._apply(command, now - 86_400_000)
+    _rules_type = RulesOfYesterday
+
+
+class NewClaims(DictClaiming):
+    def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand], now: int) -> Claimed:
+        return self.claim(demand, 15_000, 1, Worker("first", (), 0), now)
 
 
 class NewRequests(MemoryStore):
-    def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand]) -> Claimed:
-        return self.claim(demand, 15_000, 1, Worker("first", (), 0))
+    _claiming_type = NewClaims
 
 
 class Asleep(MemoryStore):
     traits = replace(MemoryStore.traits, safety_poll_ms=50)
 
-    def _wake(self) -> None:
-        pass
+    def __init__(self, *, clock: VirtualClock, journal: int = 0) -> None:
+        super().__init__(clock=clock, journal=journal)
+        self._table.workers.wake = lambda: None  # type: ignore[method-assign]
 
 
 class _ForgetfulWork(_MemoryWork):
@@ -168,113 +236,197 @@ class LosesSignals(MemoryStore):
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        yield _ForgetfulWork(self, Worker(worker, lanes, self.now_ms()))
+        yield _ForgetfulWork(self._clock, self._rules, self._claiming, Worker(worker, lanes, self.now_ms()))
+
+
+class WholeShare(FairShare[Entry]):
+    def _fill(self, group: Any, parts: int) -> None:  # noqa: ANN401
+        super()._fill(group, 1)
+
+
+class UnfairClaims(DictClaiming):
+    def _share(self, demand: Mapping[Lane, Demand], heads: Any, turn: int, now: int) -> FairShare[Entry]:  # noqa: ANN401
+        return WholeShare(demand, heads, turn=turn, most_tried=lambda: self._most_tried(now))
 
 
 class Unfair(MemoryStore):
-    def _fill(self, group: _Group, parts: int, taking: _Taking) -> None:
-        super()._fill(group, 1, taking)
+    _claiming_type = UnfairClaims
+
+
+class ClaimsOfOneTurn(DictClaiming):
+    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker, now: int) -> Claimed:
+        return super().claim(demand, lease_ms, 0, worker, now)
 
 
 class NoTurns(MemoryStore):
-    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
-        return super().claim(demand, lease_ms, 0, worker)
+    _claiming_type = ClaimsOfOneTurn
 
 
-class TrustsAll(MemoryStore):
-    def _return_lapsed(self, now: int, limit: int) -> int:
-        lapsed = super()._return_lapsed(now, limit)
-        for entry in self._entries.values():
+class TrustingClaims(DictClaiming):
+    def return_lapsed(self, now: int, limit: int) -> int:
+        lapsed = super().return_lapsed(now, limit)
+        for entry in self._table.entries.values():
             entry.record = replace(entry.record, lapses=0)
         return lapsed
 
 
-class CountsEveryLapse(MemoryStore):
-    def _return_lapsed(self, now: int, limit: int) -> int:
-        for entry in self._leased.values():
+class TrustsAll(MemoryStore):
+    _claiming_type = TrustingClaims
+
+
+class CountingClaims(DictClaiming):
+    def return_lapsed(self, now: int, limit: int) -> int:
+        for entry in self._table.leased.values():
             entry.record = replace(entry.record, alone=True)
-        return super()._return_lapsed(now, limit)
+        return super().return_lapsed(now, limit)
 
 
-class TriesBeside(MemoryStore):
+class CountsEveryLapse(MemoryStore):
+    _claiming_type = CountingClaims
+
+
+class ClaimsBesideTrials(DictClaiming):
     def _is_trying(self, now: int) -> bool:
         return False
 
 
-class GivesWhatHasLapsed(MemoryStore):
-    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
+class TriesBeside(MemoryStore):
+    _claiming_type = ClaimsBesideTrials
+
+
+class ClaimsOfLapsed(DictClaiming):
+    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker, now: int) -> Claimed:
         wanted = {lane: replace(each, max_lapses=max(each.max_lapses, 1)) for lane, each in demand.items()}
-        return super().claim(wanted, lease_ms, turn, worker)
+        return super().claim(wanted, lease_ms, turn, worker, now)
+
+
+class GivesWhatHasLapsed(MemoryStore):
+    _claiming_type = ClaimsOfLapsed
+
+
+class UndoubtingClaims(DictClaiming):
+    def return_lapsed(self, now: int, limit: int) -> int:
+        lapsed = super().return_lapsed(now, limit)
+        trials = self._table.trials
+        trials.set_search(replace(trials.search(), suspected_ms=0))
+        return lapsed
 
 
 class DoubtsNoKill(MemoryStore):
-    def _return_lapsed(self, now: int, limit: int) -> int:
-        lapsed = super()._return_lapsed(now, limit)
-        self._search = replace(self._search, suspected_ms=0)
+    _claiming_type = UndoubtingClaims
+
+
+class DoubtingClaims(DictClaiming):
+    def return_lapsed(self, now: int, limit: int) -> int:
+        lapsed = super().return_lapsed(now, limit)
+        trials = self._table.trials
+        trials.set_search(replace(trials.search(), suspected_ms=now))
         return lapsed
 
 
 class DoubtsEveryKill(MemoryStore):
-    def _return_lapsed(self, now: int, limit: int) -> int:
-        lapsed = super()._return_lapsed(now, limit)
-        self._search = replace(self._search, suspected_ms=now)
-        return lapsed
+    _claiming_type = DoubtingClaims
 
 
 class NeverHalves(MemoryStore):
-    def _group(self) -> list[Entry]:
-        return self._tried() * 2
+    def __init__(self, *, clock: VirtualClock, journal: int = 0) -> None:
+        super().__init__(clock=clock, journal=journal)
+        trials = self._table.trials
+        trials.group_size = lambda: 2 * len(trials.tried())  # type: ignore[method-assign]
 
 
 class HearsNobody(MemoryStore):
-    def _is_in_doubt(self, entry: Entry, now: int) -> bool:
-        return False
+    def __init__(self, *, clock: VirtualClock, journal: int = 0) -> None:
+        super().__init__(clock=clock, journal=journal)
+        self._table.trials.is_in_doubt = lambda row, now: False  # type: ignore[method-assign]
 
 
-class NeverLate(MemoryStore):
+class PatientClaims(DictClaiming):
     def _expire_late(self, now: int, limit: int) -> int:
         return 0
 
 
+class NeverLate(MemoryStore):
+    _claiming_type = PatientClaims
+
+
+class RulesOfOneEnd(Rules[Entry]):
+    def settle(self, settlement: Settlement, now: int) -> SettleOutcome:
+        ends_series = isinstance(settlement, Dead)
+        return super().settle(replace(settlement, then_due_ms=None) if ends_series else settlement, now)
+
+
 class EndsSeries(MemoryStore):
-    def settle_one(self, settlement: Settlement) -> SettleOutcome:
-        return super().settle_one(replace(settlement, then_due_ms=None) if isinstance(settlement, Dead) else settlement)
+    _rules_type = RulesOfOneEnd
 
 
-class KeepsLiveLists(MemoryStore):
+class RulesOfLongLists(Rules[Entry]):
     def _leave_series(self, message_id: str) -> None:
         pass
 
 
-class RedrivesApart(MemoryStore):
+class KeepsLiveLists(MemoryStore):
+    _rules_type = RulesOfLongLists
+
+
+class RulesWithoutSeries(Rules[Entry]):
     def _series_of(self, message_id: str) -> tuple[Entry | None, int]:
         return None, 0
 
 
-class LeavesRetries(MemoryStore):
-    def _end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
+class RedrivesApart(MemoryStore):
+    _rules_type = RulesWithoutSeries
+
+
+class RulesThatLeaveRetries(Rules[Entry]):
+    def end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
         return False
 
 
-class ForgetsRetriesInFlight(MemoryStore):
+class LeavesRetries(MemoryStore):
+    _rules_type = RulesThatLeaveRetries
+
+
+class RulesWithoutRetriesInFlight(Rules[Entry]):
     def _has_superseded(self, message_id: str, now: int) -> bool:
-        return any(each == message_id for each, _ in self._superseded.get(message_id, {}))
+        return any(each == message_id for each, _, _ in cast("DictTable", self.table).superseded)
+
+
+class ForgetsRetriesInFlight(MemoryStore):
+    _rules_type = RulesWithoutRetriesInFlight
+
+
+class _RefusingWork(_MemoryWork):
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        now = self._clock.now_ms()
+        outcomes = await super().renew([each for each in renewals if not t.is_lease_too_long(each.to, now)])
+        return outcomes or [RenewOutcome.LOST] * len(renewals)
 
 
 class RefusesSteps(MemoryStore):
-    def renew(self, renewal: Renewal) -> RenewOutcome:
-        is_refused = t.is_lease_too_long(renewal.to, self.now_ms())
-        return RenewOutcome.LOST if is_refused else super().renew(renewal)
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
+        known = Worker(worker, lanes, self.now_ms())
+        self._table.workers.add(known)
+        yield _RefusingWork(self._clock, self._rules, self._claiming, known)
 
 
-class TakesAtOnce(MemoryStore):
+class ClaimsAtOnce(DictClaiming):
     def _is_over(self, token: int, now: int) -> bool:
         return t.is_lease_over(token, now) or t.is_lease_too_long(token, now)
 
 
-class WaitsForTheClock(MemoryStore):
+class TakesAtOnce(MemoryStore):
+    _claiming_type = ClaimsAtOnce
+
+
+class ClaimsByTheClock(DictClaiming):
     def _is_over(self, token: int, now: int) -> bool:
         return t.is_lease_over(token, now)
+
+
+class WaitsForTheClock(MemoryStore):
+    _claiming_type = ClaimsByTheClock
 
 
 class LooksAtTheEndAlone(MemoryStore):
@@ -290,15 +442,26 @@ class AppliesPassed(MemoryStore):
         return outcomes if source is None else [*await super().apply(commands[:1]), *outcomes[1:]]
 
 
+class BusyLanes(LaneHeads):
+    def next_due_ms(self, lanes: Iterable[Lane], now: int) -> int | None:
+        return min((entry.place_ms for entry in self._table.entries.values()), default=None)
+
+
 class BusyWhenHeld(MemoryStore):
-    def _next_due_ms(self, demand: Mapping[Lane, Demand]) -> int | None:
-        return min((entry.place_ms for entry in self._entries.values()), default=None)
+    _order_type = BusyLanes
+
+
+class RulesOfLastWord(Rules[Entry]):
+    def put_back(self, message: PutBack, now: int) -> Stored:
+        row = self.table.find(message.record.id)
+        if row is not None:
+            self.table.remove(row)
+        self.table.insert(message.record, message.due_ms)
+        return Stored("stored", message.record.revision, message.record.due_ms)
 
 
 class PutsBackOverAll(MemoryStore):
-    def _put_back(self, message: PutBack, now: int) -> Stored:
-        self._insert(message.record, message.due_ms)
-        return Stored("stored", message.record.revision, message.record.due_ms)
+    _rules_type = RulesOfLastWord
 
 
 BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [

@@ -19,8 +19,8 @@ from aiodelay.errors import ClosedError, StoreUnavailableError, UnsupportedBySto
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, group, partition
 from aiodelay.kafka.group import SESSION_MS
-from aiodelay.kafka.index import Index, Read
-from aiodelay.kafka.records import partition_of
+from aiodelay.kafka.pending_index import PendingIndex
+from aiodelay.kafka.records import Read, partition_of
 from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
 from aiodelay.ports import Work
 from tests.faults.programs.kafka_owner import Plan
@@ -318,7 +318,7 @@ async def test_a_fault_of_our_own_ends_no_loop(
     async with member(url) as (store, _):
         task = asyncio.create_task(deliver(store))
         at_first(partition.Partition, "take_in")
-        at_first(Index, "mend")
+        at_first(PendingIndex, "mend")
         puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(20)]
         for put in puts:
             async with asyncio.timeout(30):

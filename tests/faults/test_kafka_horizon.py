@@ -13,11 +13,10 @@ from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
 
 from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore
-from aiodelay.kafka import index as indices
+from aiodelay.kafka import KafkaStore, paced_lanes
 from aiodelay.kafka import store as stores
-from aiodelay.kafka.index import Index
 from aiodelay.kafka.pace import Pace
+from aiodelay.kafka.pending_index import PendingIndex
 from aiodelay.model import At, Cancel, Conflict, Fire, Late, Query, Refused, Reschedule, State, Stored
 from tests.support.kafka import create_topic, new_name, read
 from tests.support.waiting import until
@@ -41,7 +40,7 @@ async def opened(kafka: str, schedules: str, options: str = "horizon=2s") -> Asy
         yield store
 
 
-def index_of(store: KafkaStore) -> Index:
+def index_of(store: KafkaStore) -> PendingIndex:
     (partition,) = store.partitions.values()
     return partition.index
 
@@ -51,15 +50,15 @@ async def test_what_is_far_comes_near_and_is_delivered_in_time_live_and_after_a_
     due = now_ms() + 12_000
     async with opened(kafka, schedules) as store:
         await store.apply([put(i, target, due) for i in range(300)])
-        assert (len(index_of(store).far), index_of(store)._entries) == (300, {})
+        assert (len(index_of(store).state.far), index_of(store).table.entries) == (300, {})
     async with opened(kafka, schedules) as store:
-        assert (len(index_of(store).far), index_of(store)._entries) == (300, {})
-        assert index_of(store)._standings == {}
+        assert (len(index_of(store).state.far), index_of(store).table.entries) == (300, {})
+        assert index_of(store).state.standings == {}
         while now_ms() < due - 1500:
             assert await transfer(store, ALL) == 0
             await asyncio.sleep(0.1)
         async with asyncio.timeout(30):
-            while len(index_of(store)._entries) < 300:  # noqa: ASYNC110 - nothing tells
+            while len(index_of(store).table.entries) < 300:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         await moved(store, 300)
         assert await store.counts() == {}
@@ -72,7 +71,7 @@ async def test_what_is_far_is_replaced_cancelled_moved_and_fired_as_what_is_near
     far = now_ms() + FAR_MS
     async with opened(kafka, schedules) as store:
         await store.apply([put(i, target, far) for i in range(8)])
-        assert len(index_of(store).far) == 8
+        assert len(index_of(store).state.far) == 8
         client = PlainClient(kafka, schedules)
         client.schedule(b"m0", b"replaced", 1, target)
         client.cancel(b"m1")
@@ -105,7 +104,7 @@ async def test_k24_to_look_at_what_is_far_keeps_nobody_waiting(kafka: str) -> No
     async with opened(kafka, schedules, "horizon=2s&timeout_ms=60000") as store:
         await store.apply([put(i, "t", far) for i in range(1000)])
         again = [replace(put(i, "t", far), conflict=Conflict("error")) for i in range(1000)]
-        assert len(index_of(store).far) == 1000
+        assert len(index_of(store).state.far) == 1000
         assert {each.reason if isinstance(each, Refused) else each for each in await store.apply(again)} == {
             "duplicate"
         }
@@ -117,7 +116,7 @@ async def test_what_is_far_and_cannot_be_decoded_is_asked_for_and_becomes_a_dead
         headers = [("scheduler-epoch", b"%d" % due_s), ("scheduler-target-topic", b"no topic!")]
         await producer.send_and_wait(schedules, b"x", b"bad", headers=headers)
         async with asyncio.timeout(30):
-            while not index_of(store).far:  # noqa: ASYNC110 - nothing tells
+            while not index_of(store).state.far:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.05)
             assert await store.get("bad") is None
             while not (letters := await store.dead_letters()):  # noqa: ASYNC110 - nothing tells
@@ -129,7 +128,7 @@ async def test_what_is_far_is_counted_and_listed_in_order_with_what_is_near(kafk
     schedules, now = new_name("schedules"), now_ms()
     async with opened(kafka, schedules) as store:
         await store.apply([put(i, "t", now + 60_000 * (i // 3)) for i in range(30)])
-        assert 0 < len(index_of(store)._entries) < 30 > len(index_of(store).far) > 0
+        assert 0 < len(index_of(store).table.entries) < 30 > len(index_of(store).state.far) > 0
         assert sum(each.scheduled + each.overdue for each in (await store.counts()).values()) == 30
         ahead = await store.load(bucket_ms=300_000, buckets=2)
         assert [each.messages for each in ahead] == [15, 12]
@@ -154,7 +153,7 @@ async def test_what_is_whole_without_need_is_put_off_and_comes_back(kafka: str) 
         assert isinstance(moved_, Stored)
         whole = await store.get("m1")
         async with asyncio.timeout(30):
-            while len(index_of(store).far) < 2:  # noqa: ASYNC110 - nothing tells
+            while len(index_of(store).state.far) < 2:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.05)
         assert await store.get("m1") == whole
         assert await store.apply([Cancel(new_op(), "m1"), Cancel(new_op(), "m1")]) != []
@@ -217,7 +216,7 @@ async def test_r1_more_than_max_pending_is_refused_and_told(kafka: str, caplog: 
 async def test_what_is_overdue_leaves_oldest_first_at_its_pace_and_holds_up_nothing_else(
     kafka: str, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    monkeypatch.setattr(indices, "OVERDUE_MS", 30_000)
+    monkeypatch.setattr(paced_lanes, "OVERDUE_MS", 30_000)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(opened(kafka, schedules, "catch_up=40"))

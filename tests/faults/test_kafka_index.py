@@ -18,7 +18,9 @@ from aiodelay.errors import ConfigurationError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, far
 from aiodelay.kafka import store as stores
-from aiodelay.kafka.index import Index, Read
+from aiodelay.kafka.pending_index import PendingIndex
+from aiodelay.kafka.record_reader import RecordReader
+from aiodelay.kafka.records import Read
 from aiodelay.kafka.topic import SETTINGS
 from aiodelay.model import Cancel, Query, Snapshot, Stored
 from tests.support.kafka import create_topic, new_name, read
@@ -53,7 +55,7 @@ async def opened(
         yield store
 
 
-def index_of(store: KafkaStore) -> Index:
+def index_of(store: KafkaStore) -> PendingIndex:
     (found,) = store.partitions.values()
     return found.index
 
@@ -62,13 +64,13 @@ def index_of(store: KafkaStore) -> Index:
 def was_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The offsets of the records that indices have read."""
     offsets: list[int] = []
-    real = Index.read
+    real = RecordReader.read
 
-    def counting(index: Index, read: Read) -> None:
+    def counting(reader: RecordReader, read: Read) -> None:
         offsets.append(read.offset)
-        real(index, read)
+        real(reader, read)
 
-    monkeypatch.setattr(Index, "read", counting)
+    monkeypatch.setattr(RecordReader, "read", counting)
     return offsets
 
 
@@ -116,7 +118,7 @@ async def test_what_comes_near_after_a_restart_is_delivered_once_and_in_time(
     async with opened(kafka, schedules, tmp_path, horizon="5s") as store:
         due = now_ms() + 12_000
         await store.apply([put(i, target, due) for i in range(200)])
-        assert len(index_of(store).far) == 200
+        assert len(index_of(store).state.far) == 200
     async with opened(kafka, schedules, tmp_path, horizon="5s") as store:
         await moved(store, 200)
     async with opened(kafka, schedules, tmp_path, horizon="5s") as store:
@@ -264,11 +266,11 @@ async def test_a_file_that_another_process_has_open_is_left_to_it(
     held = far.Far(f"{file}")
     async with opened(kafka, schedules, tmp_path) as store:
         assert list(await store.search(Query(limit=1000))) == left
-        assert not index_of(store).far.is_in_file
+        assert not index_of(store).state.far.is_in_file
     assert "another process has it open" in caplog.text
     held.close()
     async with opened(kafka, schedules, tmp_path) as store:
-        assert index_of(store).far.is_in_file
+        assert index_of(store).state.far.is_in_file
         assert list(await store.search(Query(limit=1000))) == left
 
 
@@ -303,7 +305,7 @@ async def test_f38_a_process_killed_at_any_step_of_a_checkpoint_leaves_the_one_b
     was_read.clear()
     async with opened(kafka, schedules, folder) as store:
         found = list(await store.search(Query(limit=2000)))
-        assert index_of(store).far.is_in_file
+        assert index_of(store).state.far.is_in_file
         assert STEPS[step] <= len(was_read) <= STEPS[step] + 30
     assert len(found) == len(left) + 300
     (tmp_path / "other").mkdir()
@@ -324,5 +326,5 @@ async def test_f37_on_a_full_disk_the_index_is_held_in_memory(kafka: str, tmp_pa
         owner.ended_well()
         assert "index= in the URL: " in owner.errors
     async with opened(kafka, schedules, folder) as store:
-        assert index_of(store).far.is_in_file
+        assert index_of(store).state.far.is_in_file
         assert len(await store.search(Query(limit=2000))) == len(left) + 300

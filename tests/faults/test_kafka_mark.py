@@ -66,7 +66,7 @@ class SlowReader:
             if not self.is_on:
                 known.add(reader)
             is_held = reader not in known and not self.may_go_on.is_set()
-            if is_held and any(each.index._entries for each in partitions.values()):
+            if is_held and any(each.index.table.entries for each in partitions.values()):
                 consumer.pause(*consumer.assignment())
                 await asyncio.sleep(1)  # what it has asked for already comes, and is nothing
                 self.holds.set()

@@ -24,12 +24,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 from aiodelay import Scheduler
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore
-from aiodelay.kafka import index as indices
+from aiodelay.kafka import KafkaStore, record_reader
 from aiodelay.kafka import topic as topics
+from aiodelay.kafka.changes import Change
 from aiodelay.kafka.client import Outgoing, Transactions
-from aiodelay.kafka.index import Change, Index, Read
 from aiodelay.kafka.partition import Partition
+from aiodelay.kafka.record_reader import RecordReader
+from aiodelay.kafka.records import Read
 from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire, Put, Query, Stored
 from aiodelay.transitions import occurrence_id
 from tests.support.kafka import create_topic, new_name, read, started
@@ -150,7 +151,7 @@ async def test_a_plain_client_schedules_a_tombstone(kafka: str) -> None:
 async def test_what_stands_in_another_partition_than_its_own_is_delivered_and_answers_to_its_id(
     kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, horizon: str
 ) -> None:
-    monkeypatch.setattr(indices, "STRAY_SAMPLE", 1)
+    monkeypatch.setattr(record_reader, "STRAY_SAMPLE", 1)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=3&horizon={horizon}"
     async with KafkaStore(url) as store, store.work("w", ["kafka"]):
@@ -160,7 +161,7 @@ async def test_what_stands_in_another_partition_than_its_own_is_delivered_and_an
         async with asyncio.timeout(30):
             while sum(each.scheduled for each in (await store.counts()).values()) < 12:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        standing = [partition for partition in store.partitions.values() if partition.index.is_mixed]
+        standing = [partition for partition in store.partitions.values() if partition.index.placement.is_mixed]
         assert standing
         assert "has another partitioner than Java's" in caplog.text
         for i in range(12):
@@ -379,7 +380,7 @@ async def test_f28_a_change_that_races_with_its_delivery_is_never_lost(kafka: st
             await asyncio.sleep(0.001)  # the user writes meanwhile
         (partition,) = store.partitions.values()
         async with asyncio.timeout(30):
-            while partition.index.read_to <= await task or await store.counts():
+            while partition.index.state.read_to <= await task or await store.counts():
                 await transfer(store, ALL)
                 await asyncio.sleep(0.01)
     counted = Counter(record.value for record in await read(kafka, target))
@@ -449,7 +450,7 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
     """Its own it takes in without reading them, and the marker of the transaction before; nothing else."""
     monkeypatch.setattr("aiodelay.kafka.partition.MANY_OWN", 1)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
-    begin, commit, read_own = Transactions.begin, Transactions.commit, Index.read_own
+    begin, commit, read_own = Transactions.begin, Transactions.commit, RecordReader.read_own
     turns = cycle([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0), (0, 0, 0)])
     written, unread = list[bytes](), list[int]()
     between = after = 0
@@ -466,7 +467,7 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
             nonlocal between, after
             before, between, after = next(turns)
             if before:
-                await until(lambda: partition.index.read_to > partition._written_to, "the marker was read")
+                await until(lambda: partition.index.state.read_to > partition._written_to, "the marker was read")
             reader.is_held_up = True
             await puts(before)
             offsets = await begin(self, records)
@@ -477,17 +478,17 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
             await commit(self)
             await puts(after)
 
-        def noted(index: Index, changes: Sequence[Change]) -> None:
-            before = index.read_to
-            read_own(index, changes)
-            unread.append(index.read_to - before)
+        def noted(own: RecordReader, changes: Sequence[Change]) -> None:
+            before = own._state.read_to
+            read_own(own, changes)
+            unread.append(own._state.read_to - before)
             reader.let_go()
 
         await puts(30)
         reader = LateReader(partition, monkeypatch)
         monkeypatch.setattr(Transactions, "begin", begun)
         monkeypatch.setattr(Transactions, "commit", committed)
-        monkeypatch.setattr(Index, "read_own", noted)
+        monkeypatch.setattr(RecordReader, "read_own", noted)
         n = 0
         async with asyncio.timeout(30):
             while n < len(written):

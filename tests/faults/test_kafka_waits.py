@@ -17,8 +17,8 @@ from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.client import consumer_of, stop
 from aiodelay.kafka.group import SESSION_MS
-from aiodelay.kafka.index import Read
 from aiodelay.kafka.options import Cluster
+from aiodelay.kafka.records import Read
 from aiodelay.model import (
     After,
     At,

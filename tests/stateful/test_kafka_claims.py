@@ -11,10 +11,12 @@ from itertools import count, product
 
 import pytest
 
+from aiodelay.core.dict_table import Worker
 from aiodelay.kafka import records
-from aiodelay.kafka.index import Change, Index, Read
-from aiodelay.kafka.records import Wire, encode_cancel, encode_record
-from aiodelay.memory.tables import Worker
+from aiodelay.kafka.changes import Change
+from aiodelay.kafka.pending_index import PendingIndex
+from aiodelay.kafka.placement import Placement
+from aiodelay.kafka.records import Read, Wire, encode_cancel, encode_record
 from aiodelay.model import (
     Again,
     At,
@@ -63,9 +65,9 @@ class Play:
         self.owner = self.opened()
         self.command(self.put())
 
-    def opened(self) -> Index:
-        index = Index(clock=self.clock, name="t/0", claims=count(1))
-        index.add_worker(Worker("worker", (LANE,), self.clock.now_ms()))
+    def opened(self) -> PendingIndex:
+        index = PendingIndex(clock=self.clock, placement=Placement("t/0"), claims=count(1))
+        index.workers.add(Worker("worker", (LANE,), self.clock.now_ms()))
         return index
 
     def step(self, name: str) -> None:
@@ -98,9 +100,9 @@ class Play:
 
     def read(self) -> None:
         """Read all, and end what that calls for."""
-        for each in [read for read in self.log if read.offset >= self.owner.read_to]:
+        for each in [read for read in self.log if read.offset >= self.owner.state.read_to]:
             stands = self.owner.knows("s")
-            self.owner.read(each)
+            self.owner.reader.read(each)
             known, least = self.written.get(each.offset, (0, 0))
             self.known = max(self.known, known)
             if stands:  # otherwise a new life begins, and a retry of the one before goes on
@@ -110,14 +112,14 @@ class Play:
 
     def commit(self) -> list[Change]:
         """Write what the owner has decided, and read it back."""
-        written = list(self.owner.changes)
-        self.owner.changes.clear()
+        written = list(self.owner.log.changes)
+        self.owner.log.changes.clear()
         for change in written:
             change.offset = [self.append(wire) for wire in change.wires()][-1]
         if written:
             self.read()
         for change in written:
-            self.owner.written(change)
+            self.owner.log.written(change)
         return written
 
     def append(self, wire: Wire) -> int:
@@ -136,7 +138,7 @@ class Play:
     def replace_in_vain(self) -> None:
         """Decide to replace, and let the session end before that is written."""
         self.owner.command(self.put())
-        self.owner.changes.clear()
+        self.owner.log.changes.clear()
         self.owner.give_back()
 
     def check(self, command: Put | Cancel, outcome: Outcome) -> None:
@@ -154,7 +156,9 @@ class Play:
             self.least = self.known if outcome.answer == "replaced" else self.least
 
     def claim(self) -> None:
-        claimed = self.owner.claim({LANE: Demand(10)}, LEASE_MS, 1, Worker("worker", (LANE,), 0))
+        claimed = self.owner.claiming.claim(
+            {LANE: Demand(10)}, LEASE_MS, 1, Worker("worker", (LANE,), 0), self.clock.now_ms()
+        )
         self.commit()
         assert all(version_of(claim) >= self.least for claim in claimed.claims), "an old version was given out"
         self.held += claimed.claims

@@ -140,8 +140,8 @@ async def scene(*, letters: int = 9) -> AsyncIterator[SceneStore]:
         made.until(now - 40_000)
         await _standing(made, work, random, now)
         made.until(now)
-        for each in store._workers:
-            store.tidy(each, each.lanes, 100)
+        for each in store._table.workers:
+            store._claiming.tidy(each, each.lanes, 100, store.now_ms())
         yield store
 
 

@@ -67,7 +67,7 @@ class Stage:
 
     @property
     def in_flight(self) -> int:
-        return len(self.store.memory._leased)
+        return len(self.store.memory._table.leased)
 
     async def lapses(self) -> int:
         return sum(entry.event == "lapsed" for entry in await self.store.memory.journal(limit=100_000))
@@ -310,7 +310,7 @@ async def test_l5_what_has_never_lapsed_is_claimed_beside_a_trial_after_a_second
 
 async def test_l5_what_has_lapsed_waits_for_the_suspects_and_comes_before_others(clock: VirtualClock) -> None:
     stage = Stage(clock, takes_s=20)
-    stage.store.memory._search = Trials(hot=2)
+    stage.store.memory._table.trials.set_search(Trials(hot=2))
     await put_lapsed(stage, suspect=2, suspected=2, lapsed=1)
     async with stage.scheduler:
         begins_ms = stage.now_ms

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from aiodelay.kafka import records
 from aiodelay.kafka.checkpoint import Checkpoint, Witness
 from aiodelay.kafka.far import Far, open_far
-from aiodelay.kafka.index import Index, Read
 from aiodelay.kafka.mark import Mark
-from aiodelay.kafka.records import Memory, Wire
+from aiodelay.kafka.pending_index import PendingIndex
+from aiodelay.kafka.placement import Placement
+from aiodelay.kafka.records import Memory, Read, Wire
 from aiodelay.model import DeadKey, DeadLetter, Envelope, Record, Stored
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.transitions import NO_OP, occurrence_id
@@ -117,79 +118,81 @@ class World:
         return None
 
 
-def make_index(far: Far | None = None) -> Index:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1), far=far)
-    index.look_ahead(NOW + HORIZON_MS)
+def make_index(far: Far | None = None) -> PendingIndex:
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1), far=far)
+    index.far.look_ahead(NOW + HORIZON_MS)
     return index
 
 
-def play(index: Index, world: World, steps: Sequence[tuple[Step, Read | None]]) -> None:
+def play(index: PendingIndex, world: World, steps: Sequence[tuple[Step, Read | None]]) -> None:
     """Read what was written, and do with it what is to be done."""
     for step, read in steps:
         if read is not None:
-            index.read(read)
+            index.reader.read(read)
         elif step.what == "put off":
-            index.put_off()
+            index.far.put_off()
         elif step.what == "come near":
             bring(index, step.of, world)
 
 
-def bring(index: Index, message_id: str, world: World) -> None:
-    if (row := index.far.find(records.key_of(message_id))) is not None:
+def bring(index: PendingIndex, message_id: str, world: World) -> None:
+    if (row := index.state.far.find(records.key_of(message_id))) is not None:
         index.come_near(world.log[row.offset])
 
 
-def left(index: Index, world: World, path: Path) -> Index:
+def left(index: PendingIndex, world: World, path: Path) -> PendingIndex:
     """Leave an index on disk, and go on from there."""
-    last = world.log[index.read_to - 1]
-    checkpoint = index.checkpoint()
+    last = world.log[index.state.read_to - 1]
+    checkpoint = index.reader.checkpoint()
     checkpoint.witness = Witness.of(last.offset, last.timestamp, last.key, last.value)
-    index.far.commit(msgspec.msgpack.encode(checkpoint))
-    index.far.put(b"uncommitted", NOW + FAR_MS, 5, "kafka", is_users=True)
-    index.far.close()
+    index.state.far.commit(msgspec.msgpack.encode(checkpoint))
+    index.state.far.put(b"uncommitted", NOW + FAR_MS, 5, "kafka", is_users=True)
+    index.state.far.close()
     far, state = open_far(str(path))
     kept = msgspec.msgpack.decode(state, type=Checkpoint)
-    found = Index(clock=VirtualClock(), name="t/0", claims=count(1), far=far)
-    found.begin(kept)
+    found = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1), far=far)
+    found.reader.begin(kept)
     for offset in kept.offsets:
-        found.read(world.log[offset])
-    found.go_on()
-    found.look_ahead(NOW + HORIZON_MS)
+        found.reader.read(world.log[offset])
+    found.reader.go_on()
+    found.far.look_ahead(NOW + HORIZON_MS)
     return found
 
 
-def state_of(index: Index, world: World) -> dict[str, Any]:
+def state_of(index: PendingIndex, world: World) -> dict[str, Any]:
     """All that decides what an index does next, once its owner has brought near what it must."""
-    for message_id in index.hidden_far():
+    for message_id in index.far.wanted():
         bring(index, message_id, world)
     return {
-        "read to": index.read_to,
-        "entries": {key: (entry.record, entry.place_ms) for key, entry in index._entries.items()},
-        "standings": index._standings,
-        "hidden": index._hidden.keys(),
-        "bad": {key: (read.offset, problem) for key, (read, problem) in index._bad.items()},
-        "repeated": index._over.keys(),
-        "asked": {key: (asked.offset, asked.what) for key, asked in index._asked.items()},
-        "dead": {letter.key: letter for letter in index._dead},
+        "read to": index.state.read_to,
+        "entries": {key: (entry.record, entry.place_ms) for key, entry in index.table.entries.items()},
+        "standings": index.state.standings,
+        "hidden": index.state.hidden.keys(),
+        "bad": {key: (read.offset, problem) for key, (read, problem) in index.state.bad.items()},
+        "repeated": index.state.over.keys(),
+        "asked": {key: (asked.offset, asked.what) for key, asked in index.state.asked.items()},
+        "dead": {letter.key: letter for letter in index.table.letters},
         "holds and series": asyncio.run(_holds_and_series(index, world)),
-        "mark": (index.mark, index._ended_at),
-        "partitions": index.partitions,
-        "answers": {op: value for op, *value in index._answers.items(NOW) if isinstance(value[0], Stored)},
-        "versions": {key: value for key, *value in index._tombstones.items(NOW)},
-        "far": {key: index.far.find(records.key_of(key)) for key in KEYS},
-        "how many": (len(index.far), +index.far.by_lane),
+        "mark": (index.state.mark, index.state.ended_at),
+        "partitions": index.state.partitions,
+        "answers": {op: value for op, *value in index.table.answers.by_op.items(NOW) if isinstance(value[0], Stored)},
+        "versions": {key: value for key, *value in index.table.answers.versions.items(NOW)},
+        "far": {key: index.state.far.find(records.key_of(key)) for key in KEYS},
+        "how many": (len(index.state.far), +index.state.far.by_lane),
         "next mark": index.next_mark(),
-        "raised": index._raised & index._entries.keys(),
+        "raised": index.state.raised & index.table.entries.keys(),
     }
 
 
-async def _holds_and_series(index: Index, world: World) -> tuple[Sequence[tuple[str, str | None]], list[str]]:
+async def _holds_and_series(index: PendingIndex, world: World) -> tuple[Sequence[tuple[str, str | None]], list[str]]:
     """Return the holds and the recurring messages: all entries with a rule, of which none is far."""
-    found = [each.record.id for each in await index.series()]
-    assert found == sorted(each for each, entry in index._entries.items() if entry.record.envelope.rule is not None)
-    rows = [row for each in KEYS if (row := index.far.find(records.key_of(each))) is not None]
+    found = [each.record.id for each in index.inspection.series(None, 100, NOW)]
+    assert found == sorted(
+        each for each, entry in index.table.entries.items() if entry.record.envelope.rule is not None
+    )
+    rows = [row for each in KEYS if (row := index.state.far.find(records.key_of(each))) is not None]
     assert not [row for row in rows if records.HEADER["rule"] in dict(world.log[row.offset].headers)]
-    return await index.holds(), found
+    return index.inspection.holds(), found
 
 
 @settings(max_examples=200, deadline=None)
@@ -212,7 +215,7 @@ def leave_and_go_on(path: Path, before: Sequence[Step], after: Sequence[Step]) -
     stayed, leaving = make_index(), make_index(Far(str(path)))
     for index in (stayed, leaving):
         play(index, world, first)
-    if not leaving.read_to:
+    if not leaving.state.read_to:
         return
     restored = left(leaving, world, path)
     assert state_of(restored, world) == state_of(stayed, world)
@@ -224,7 +227,7 @@ def leave_and_go_on(path: Path, before: Sequence[Step], after: Sequence[Step]) -
     assert stands(restored, world) == stands(whole, world)
 
 
-def stands(index: Index, world: World) -> dict[str, Any]:
+def stands(index: PendingIndex, world: World) -> dict[str, Any]:
     """What does not depend on what was held whole."""
     for read in world.log:
         index.come_near(read)

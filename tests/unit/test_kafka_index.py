@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count, product
 
@@ -10,17 +9,29 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from aiodelay.core.dict_table import Worker
 from aiodelay.kafka import records
+from aiodelay.kafka.changes import Change
 from aiodelay.kafka.client import Outgoing
-from aiodelay.kafka.index import Change, Index, Read
 from aiodelay.kafka.mark import Mark
 from aiodelay.kafka.pace import OVERDUE_MS, Pace
-from aiodelay.kafka.records import KEEP, Memory, encode_cancel, encode_end, encode_keep, encode_mark, encode_record
-from aiodelay.memory.tables import Worker
+from aiodelay.kafka.pending_index import PendingIndex
+from aiodelay.kafka.placement import Placement
+from aiodelay.kafka.records import (
+    KEEP,
+    Memory,
+    Read,
+    encode_cancel,
+    encode_end,
+    encode_keep,
+    encode_mark,
+    encode_record,
+)
 from aiodelay.model import (
     Again,
     At,
     Cancel,
+    Claim,
     Command,
     Demand,
     Done,
@@ -31,7 +42,6 @@ from aiodelay.model import (
     Query,
     Record,
     Reschedule,
-    Snapshot,
     Stored,
 )
 from aiodelay.testing.clock import VirtualClock
@@ -48,58 +58,65 @@ def put(offset: int, payload: bytes, *, of: str = "m", due_ms: int = NOW, expire
     return Read(offset, NOW, *encode_record(record))
 
 
-def moving(index: Index) -> list[bytes]:
+def moving(index: PendingIndex) -> list[bytes]:
     """Decide to move what is due; return the payloads."""
-    due = index.due("kafka", ALL, {"t"})
+    due = index.due.take("kafka", ALL, {"t"}, index._clock.now_ms())
     for key, entry in due.entries:
-        index.move(key, entry, Outgoing("t", None, b"", []), index.now_ms())
+        index.due.move(key, entry, Outgoing("t", None, b"", []), index._clock.now_ms())
     return [entry.record.envelope.payload for _, entry in due.entries]
 
 
 def test_a_new_version_is_moved_only_once_the_end_of_the_one_before_was_read() -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-    index.read(put(0, b"old"))
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+    index.reader.read(put(0, b"old"))
     assert moving(index) == [b"old"]
-    (ending,) = index.changes
-    index.read(put(1, b"new"))
+    (ending,) = index.log.changes
+    index.reader.read(put(1, b"new"))
     assert moving(index) == []
     (wire,) = ending.wires()
-    index.read(Read(2, NOW, *wire))
-    index.written(ending)
+    index.reader.read(Read(2, NOW, *wire))
+    index.log.written(ending)
     assert moving(index) == [b"new"]
 
 
 def test_who_follows_a_put_that_gives_way_wins_and_it_ends_before_anything_else_is_written() -> None:
     for followed_by in (put(1, b"followed"), Read(1, NOW, *encode_cancel(b"m"))):
-        index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-        index.read(Read(0, NOW, *encode_keep(Record(Envelope("m", "kafka", "t"), 0, NOW, NOW.to_bytes(8)))))
-        index.read(followed_by)
+        index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+        index.reader.read(Read(0, NOW, *encode_keep(Record(Envelope("m", "kafka", "t"), 0, NOW, NOW.to_bytes(8)))))
+        index.reader.read(followed_by)
         moved = moving(index)
         index.mend()
-        assert [wire.key for wire in index.changes[0].wires()] == [KEEP + b"m"]
-        assert len(index.changes) == 1 + len(moved)
-        index.read(Read(2, NOW, *encode_end(KEEP + b"m", read_to=2, outcome="ended")))
+        assert [wire.key for wire in index.log.changes[0].wires()] == [KEEP + b"m"]
+        assert len(index.log.changes) == 1 + len(moved)
+        index.reader.read(Read(2, NOW, *encode_end(KEEP + b"m", read_to=2, outcome="ended")))
         assert moved == ([] if followed_by.value is None else [b"followed"])
 
 
 def test_a_session_that_ends_tells_of_every_change_also_of_two_of_one_key() -> None:
     clock = VirtualClock()
-    index = Index(clock=clock, name="t/0", claims=count(1))
-    index.read(put(0, b"old"))
+    index = PendingIndex(clock=clock, placement=Placement("t/0"), claims=count(1))
+    index.reader.read(put(0, b"old"))
     moving(index)
-    index.read(put(1, b"new", expires_ms=NOW + 1000))
+    index.reader.read(put(1, b"new", expires_ms=NOW + 1000))
     clock.move(5000)
     moving(index)  # which ends the new one: it is late
-    begun = list(index.changes)
+    begun = list(index.log.changes)
     assert len(begun) == 2
     assert index.give_back() == begun
     assert index.give_back() == []
 
 
-def taken(index: Index) -> list[bytes]:
+def claims_of(index: PendingIndex, worker: Worker) -> Sequence[Claim]:
+    return index.claiming.claim({"kafka": ALL}, 1_000, 1, worker, index._clock.now_ms()).claims
+
+
+def taken(index: PendingIndex) -> list[bytes]:
     """Claim what is due; return the payloads."""
     return [
-        claim.record.envelope.payload for claim in index.claim({"kafka": ALL}, 1_000, 1, Worker("worker", (), 0)).claims
+        claim.record.envelope.payload
+        for claim in index.claiming.claim(
+            {"kafka": ALL}, 1_000, 1, Worker("worker", (), 0), index._clock.now_ms()
+        ).claims
     ]
 
 
@@ -107,28 +124,28 @@ def taken(index: Index) -> list[bytes]:
 @pytest.mark.parametrize("take", [moving, taken])
 @pytest.mark.parametrize("rate", [0, 1_000], ids=["", "overdue"])
 def test_s3_what_was_to_be_changed_when_a_session_ended_is_there_once(
-    name: str, take: Callable[[Index], list[bytes]], rate: int
+    name: str, take: Callable[[PendingIndex], list[bytes]], rate: int
 ) -> None:
     clock = VirtualClock()
-    index = Index(clock=clock, name="t/0", claims=count(1), pace=Pace(rate))
-    index.read(put(0, b"old", due_ms=NOW + 1_000))
+    index = PendingIndex(clock=clock, placement=Placement("t/0"), claims=count(1), pace=Pace(rate))
+    index.reader.read(put(0, b"old", due_ms=NOW + 1_000))
     clock.move(2 * OVERDUE_MS if rate else 0)
     assert moving(index) == []
     for _ in range(3):
         assert index.command(COMMANDS[name])[1] is not None
         index.give_back()
-        index.changes.clear()
+        index.log.changes.clear()
     clock.move(5_000)
     assert take(index) + take(index) == [b"old"]
 
 
-def read_back(index: Index, change: Change) -> None:
+def read_back(index: PendingIndex, change: Change) -> None:
     """Read what a change has written."""
     wires = list(change.wires())
-    change.offset = index.read_to + len(wires) - 1
+    change.offset = index.state.read_to + len(wires) - 1
     for wire in wires:
-        index.read(Read(index.read_to, NOW, *wire))
-    index.written(change)
+        index.reader.read(Read(index.state.read_to, NOW, *wire))
+    index.log.written(change)
 
 
 OP = b"command!"
@@ -142,12 +159,12 @@ COMMANDS: dict[str, Command] = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_s4_s5_a_command_that_did_not_count_is_decided_again(name: str) -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-    index.read(put(0, b"old", due_ms=NOW + FAR_MS))
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+    index.reader.read(put(0, b"old", due_ms=NOW + FAR_MS))
     change = index.command(COMMANDS[name])[1]
     assert change is not None
-    index.changes.clear()
-    index.read(put(1, b"acknowledged before the command was given", due_ms=NOW + FAR_MS))
+    index.log.changes.clear()
+    index.reader.read(put(1, b"acknowledged before the command was given", due_ms=NOW + FAR_MS))
     read_back(index, change)
     assert not change.counted
     assert index.command(COMMANDS[name])[1] is not None
@@ -155,8 +172,8 @@ def test_s4_s5_a_command_that_did_not_count_is_decided_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_commands_answer_is_remembered_though_nobody_waits_for_it(name: str) -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-    index.read(put(0, b"old", due_ms=NOW + FAR_MS))
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+    index.reader.read(put(0, b"old", due_ms=NOW + FAR_MS))
     outcome, change = index.command(COMMANDS[name])
     assert change is not None
     read_back(index, change)
@@ -170,19 +187,19 @@ def test_a_commands_answer_is_remembered_though_nobody_waits_for_it(name: str) -
 def test_what_was_put_twice_and_ended_in_between_does_not_come_back() -> None:
     clock = VirtualClock()
     for due_ms in DUES:
-        index = Index(clock=clock, name="t/0", claims=count(1))
-        index.look_ahead(NOW + HORIZON_MS)
+        index = PendingIndex(clock=clock, placement=Placement("t/0"), claims=count(1))
+        index.far.look_ahead(NOW + HORIZON_MS)
         record = Record(Envelope("m", "kafka", "t"), 0, due_ms, b"12345678")
         memory = Memory([(record.op.hex(), "stored", 1, due_ms, NOW + 1000)])
         for offset in (0, 1):  # the second, because its first answer was lost
-            index.read(Read(offset, NOW, *encode_record(record)))
-        far = index.far.find(b"m")
-        index.read(Read(2, NOW, *encode_end(b"m", read_to=1, outcome="delivered", memory=memory)))
+            index.reader.read(Read(offset, NOW, *encode_record(record)))
+        far = index.state.far.find(b"m")
+        index.reader.read(Read(2, NOW, *encode_end(b"m", read_to=1, outcome="delivered", memory=memory)))
         if far is not None:
             index.come_near(Read(1, NOW, *encode_record(record)))
         assert moving(index) == []
         index.mend()
-        (ending,) = index.changes
+        (ending,) = index.log.changes
         assert [wire.value for wire in ending.wires()] == [None]
 
 
@@ -191,12 +208,12 @@ def test_ends_taken_in_unread_leave_what_they_leave_when_they_are_read(user: Seq
     """A user writes of the first or second message before what ends them, or between and after."""
     ways = []
     for is_read in (True, False):
-        index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+        index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
         log = [put(0, b"0", of="m0"), put(1, b"1", of="m1"), put(2, b"2", of="m2")]
         for read in log:
-            index.read(read)
+            index.reader.read(read)
         assert moving(index) == [b"0", b"1", b"2"]
-        changes = list(index.changes)
+        changes = list(index.log.changes)
         for i, (of, what) in enumerate(zip(("m0", "m1", "m0", "m1"), user, strict=True)):
             if i == 2:
                 for change in changes:
@@ -207,30 +224,40 @@ def test_ends_taken_in_unread_leave_what_they_leave_when_they_are_read(user: Seq
                 log.append(put(len(log), b"new", of=of) if what == "put" else end)
         between = [read for read in log[3:] if read.offset < changes[0].offset]
         for read in between:
-            index.read(read)
+            index.reader.read(read)
         if not is_read:
-            index.read_own(changes)
-            assert index.read_to == changes[0].offset + (3 if not between else 0 if user[0] else 1)
-        for read in log[index.read_to :]:
-            index.read(read)
+            index.reader.read_own(changes)
+            assert index.state.read_to == changes[0].offset + (3 if not between else 0 if user[0] else 1)
+        for read in log[index.state.read_to :]:
+            index.reader.read(read)
         for change in changes:
-            index.written(change)
-        payloads = {key: entry.record.envelope.payload for key, entry in index._entries.items()}
-        ways.append((payloads, index._standings, index._hidden, [change.counted for change in changes], index.read_to))
+            index.log.written(change)
+        payloads = {key: entry.record.envelope.payload for key, entry in index.table.entries.items()}
+        ways.append(
+            (
+                payloads,
+                index.state.standings,
+                index.state.hidden,
+                [change.counted for change in changes],
+                index.state.read_to,
+            )
+        )
     assert ways[0] == ways[1]
 
 
 def test_ends_are_taken_in_unread_only_where_reading_has_come_to() -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-    index.read(put(0, b"0"))
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+    index.reader.read(put(0, b"0"))
     moving(index)
-    (ending,) = index.changes
+    (ending,) = index.log.changes
     ending.offset = 2
-    index.read_own([ending])
-    assert (index.read_to, ending.counted) == (1, False)
-    index.read(put(1, b"new"))
-    index.read_own([ending])
-    assert (index.read_to, ending.counted) == (2, False), "the new one stands, and the end hides it from the cleaner"
+    index.reader.read_own([ending])
+    assert (index.state.read_to, ending.counted) == (1, False)
+    index.reader.read(put(1, b"new"))
+    index.reader.read_own([ending])
+    assert (index.state.read_to, ending.counted) == (2, False), (
+        "the new one stands, and the end hides it from the cleaner"
+    )
 
 
 # --- recurring messages -----------------------------------------------------------------------------------
@@ -242,23 +269,21 @@ def recurring(message_id: str, *, due_ms: int = NOW) -> Record:
     return Record(Envelope(message_id, "kafka", "t", rule={"e": HOUR_MS}), 0, due_ms, NO_OP)
 
 
-def series_in(index: Index) -> list[tuple[str, int]]:
+def series_in(index: PendingIndex) -> list[tuple[str, int]]:
     """Return the recurring messages by id, each with its due time; a search finds the same ones."""
-
-    async def found() -> list[Snapshot]:
-        series, everything = await index.series(), await index.search(Query(limit=1000))
-        standing = [each for each in everything if each.record.envelope.rule is not None]
-        assert list(series) == sorted(standing, key=lambda each: each.record.id)
-        return list(series)
-
-    return [(each.record.id, each.record.due_ms) for each in asyncio.run(found())]
+    series = index.inspection.series(None, 100, NOW)
+    standing = [
+        each for each in index.inspection.search(Query(limit=1000), NOW) if each.record.envelope.rule is not None
+    ]
+    assert series == sorted(standing, key=lambda each: each.record.id)
+    return [(each.record.id, each.record.due_ms) for each in series]
 
 
 def test_recurring_messages_are_listed_while_they_stand_through_changes_that_are_written_and_that_are_not() -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
     for offset, each in enumerate("abcd"):
-        index.read(Read(offset, NOW, *encode_record(recurring(each))))
-    index.read(put(4, b"once", of="once"))
+        index.reader.read(Read(offset, NOW, *encode_record(recurring(each))))
+    index.reader.read(put(4, b"once", of="once"))
     whole = [(each, NOW) for each in "abcd"]
     assert series_in(index) == whole
 
@@ -267,7 +292,7 @@ def test_recurring_messages_are_listed_while_they_stand_through_changes_that_are
     assert series_in(index) == whole, "nothing is written yet"
     assert index.give_back() == [cancelling]
     assert series_in(index) == whole
-    index.changes.clear()
+    index.log.changes.clear()
 
     cancelling = index.command(Cancel(OP, "a"))[1]
     assert cancelling is not None
@@ -275,7 +300,7 @@ def test_recurring_messages_are_listed_while_they_stand_through_changes_that_are
     assert series_in(index) == whole[1:]
 
     worker = Worker("worker", (), 0)
-    claims = {each.record.id: each for each in index.claim({"kafka": ALL}, 1_000, 1, worker).claims}
+    claims = {each.record.id: each for each in claims_of(index, worker)}
     assert series_in(index) == whole[1:]
     claim = claims["b"]
     failed = Again("b", claim.record.revision, claim.token, NOW + 60_000, 1, then_due_ms=NOW + HOUR_MS)
@@ -283,42 +308,42 @@ def test_recurring_messages_are_listed_while_they_stand_through_changes_that_are
     assert change is not None
     index.give_back()
     assert series_in(index) == whole[1:]
-    index.changes.clear()
+    index.log.changes.clear()
     _, change = index.settle(failed)
     assert change is not None
     read_back(index, change)
     assert series_in(index) == [("b", NOW + HOUR_MS), *whole[2:]], "its retry stands beside it, and does not recur"
 
-    index.read(put(index.read_to, b"new", of="c", due_ms=NOW + FAR_MS))
+    index.reader.read(put(index.state.read_to, b"new", of="c", due_ms=NOW + FAR_MS))
     assert series_in(index) == [("b", NOW + HOUR_MS), whole[3]]
     claim = claims["d"]
     _, change = index.settle(Done("d", claim.record.revision, claim.token, then_due_ms=NOW + HOUR_MS))
     assert change is not None
     change.refusal = "too large"
-    index.leave(change)
-    index.written(change)
+    index.log.leave(change)
+    index.log.written(change)
     assert series_in(index) == [("b", NOW + HOUR_MS)], "what is left where it stands is read again by the next owner"
 
 
 def test_recurring_messages_stay_near_however_far_they_are_due() -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-    index.read(Read(0, NOW, *encode_record(recurring("before", due_ms=NOW + FAR_MS))))
-    index.read(put(1, b"once", of="once", due_ms=NOW + FAR_MS))
-    index.look_ahead(NOW + HORIZON_MS)
-    index.put_off()
-    index.read(Read(2, NOW, *encode_record(recurring("after", due_ms=NOW + FAR_MS))))
-    assert (len(index.far), series_in(index)) == (1, [("after", NOW + FAR_MS), ("before", NOW + FAR_MS)])
-    index.read(Read(3, NOW, *encode_record(recurring("once", due_ms=NOW + FAR_MS))))
-    index.read(put(4, b"far", of="before", due_ms=NOW + 2 * FAR_MS))
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+    index.reader.read(Read(0, NOW, *encode_record(recurring("before", due_ms=NOW + FAR_MS))))
+    index.reader.read(put(1, b"once", of="once", due_ms=NOW + FAR_MS))
+    index.far.look_ahead(NOW + HORIZON_MS)
+    index.far.put_off()
+    index.reader.read(Read(2, NOW, *encode_record(recurring("after", due_ms=NOW + FAR_MS))))
+    assert (len(index.state.far), series_in(index)) == (1, [("after", NOW + FAR_MS), ("before", NOW + FAR_MS)])
+    index.reader.read(Read(3, NOW, *encode_record(recurring("once", due_ms=NOW + FAR_MS))))
+    index.reader.read(put(4, b"far", of="before", due_ms=NOW + 2 * FAR_MS))
     assert series_in(index) == [("after", NOW + FAR_MS), ("once", NOW + FAR_MS)]
 
 
 def test_a_recurring_message_that_had_ended_and_came_back_is_listed_until_it_is_a_dead_letter() -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-    index.read(Read(0, NOW, *encode_record(recurring("back"))))
-    index.read(Read(1, NOW, *encode_mark(Mark(NOW, 1))))
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+    index.reader.read(Read(0, NOW, *encode_record(recurring("back"))))
+    index.reader.read(Read(1, NOW, *encode_mark(Mark(NOW, 1))))
     index.quarantine()
-    (change,) = index.changes
+    (change,) = index.log.changes
     assert series_in(index) == [("back", NOW)]
     read_back(index, change)
     assert series_in(index) == []
@@ -338,10 +363,10 @@ STEPS = [
 """What is written; when it is due; of an owner's, how many records it had not read; whether what is far goes back."""
 
 
-def read_by(steps: Sequence[tuple[str, int, int, bool]], *, ahead_ms: int) -> Index:
+def read_by(steps: Sequence[tuple[str, int, int, bool]], *, ahead_ms: int) -> PendingIndex:
     """Read a log in which users and owners have written; bring near in the end what is far."""
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-    index.look_ahead(NOW + ahead_ms)
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+    index.far.look_ahead(NOW + ahead_ms)
     log: list[Read] = []
     read_to = 0
     for offset, (what, due_ms, unread, goes_back) in enumerate(steps):
@@ -354,9 +379,9 @@ def read_by(steps: Sequence[tuple[str, int, int, bool]], *, ahead_ms: int) -> In
             "end": encode_end(b"m", read_to=read_to, outcome="delivered"),
         }[what]
         log.append(Read(offset, NOW + offset, *wire))
-        index.read(log[-1])
+        index.reader.read(log[-1])
         if goes_back:
-            index.put_off()
+            index.far.put_off()
     for each in log:
         if each.value is not None:
             index.come_near(each)
@@ -367,32 +392,32 @@ def test_what_stands_does_not_depend_on_what_is_held_whole() -> None:
     for steps in product(STEPS, repeat=3):
         whole, noted = read_by(steps, ahead_ms=FAR_MS), read_by(steps, ahead_ms=HORIZON_MS)
         found = [
-            {key: (entry.record.envelope.payload, entry.place_ms) for key, entry in index._entries.items()}
+            {key: (entry.record.envelope.payload, entry.place_ms) for key, entry in index.table.entries.items()}
             for index in (whole, noted)
         ]
         assert found[0] == found[1], steps
-        assert (whole._hidden, whole._standings) == (noted._hidden, noted._standings), steps
-        assert not noted.far
+        assert (whole.state.hidden, whole.state.standings) == (noted.state.hidden, noted.state.standings), steps
+        assert not noted.state.far
 
 
 def test_a_put_unless_one_stands_is_decided_at_once_also_if_it_is_due_beyond_the_horizon() -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-    index.look_ahead(NOW + HORIZON_MS)
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+    index.far.look_ahead(NOW + HORIZON_MS)
     record = Record(Envelope("m", "kafka", "t"), 0, NOW + FAR_MS, OP)
-    index.read(Read(0, NOW, *encode_keep(record)))
+    index.reader.read(Read(0, NOW, *encode_keep(record)))
     index.mend()
-    change = index.changes.popleft()
+    change = index.log.changes.popleft()
     read_back(index, change)
-    assert index.is_far("m")
+    assert index.far.has("m")
     assert not index.needs_mending
 
 
 def test_the_mark_stops_at_what_is_far() -> None:
     clock = VirtualClock()
-    index = Index(clock=clock, name="t/0", claims=count(1))
-    index.look_ahead(NOW + HORIZON_MS)
-    index.read(put(0, b"far", due_ms=NOW + HORIZON_MS + 1))
-    index.read(Read(1, NOW, *encode_cancel(b"other")))
+    index = PendingIndex(clock=clock, placement=Placement("t/0"), claims=count(1))
+    index.far.look_ahead(NOW + HORIZON_MS)
+    index.reader.read(put(0, b"far", due_ms=NOW + HORIZON_MS + 1))
+    index.reader.read(Read(1, NOW, *encode_cancel(b"other")))
     clock.move(FAR_MS)  # and nobody has looked at what is far
     mark = index.next_mark()
     assert mark is not None
@@ -452,20 +477,20 @@ RECORDS = st.tuples(st.integers(-1, NOW + 1), st.none() | KEYS, st.none() | VALU
 def test_l5_nothing_that_may_stand_in_a_topic_breaks_its_owner(
     found: list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]]]],
 ) -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
-    index.look_ahead(NOW + HORIZON_MS)
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+    index.far.look_ahead(NOW + HORIZON_MS)
     log = [Read(offset, *each) for offset, each in enumerate(found)]
     for read in log:
-        index.read(read)
+        index.reader.read(read)
     index.quarantine()
     for read in log:
         if read.key is not None and read.value is not None:
             index.come_near(read)
     index.mend()
     moving(index)
-    while index.changes:
-        change = index.changes.popleft()
-        if not index.drop_stale(change):
+    while index.log.changes:
+        change = index.log.changes.popleft()
+        if not index.log.drop_stale(change):
             read_back(index, change)
-    index.put_off()
+    index.far.put_off()
     index.next_mark()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from aiodelay.kafka.index import Change
+from aiodelay.kafka.changes import Change
 from aiodelay.kafka.suspects import Suspects
 
 

@@ -29,8 +29,8 @@ def test_what_a_replaced_message_leaves_behind_is_swept(late: Late) -> None:
         store = MemoryStore(clock=clock)
         for number in range(10_000):
             await store.apply([put(number, "m", After(HOUR_MS), late=late)])
-        assert len(store._lanes[LANE]._waiting._heap) < 2000
-        assert len(store._expiring._heap) < 2000
+        assert len(store._table.lanes[LANE]._waiting._heap) < 2000
+        assert len(store._table.expiring._heap) < 2000
 
     asyncio.run(play())
 
@@ -44,7 +44,7 @@ def test_what_is_held_and_cancelled_leaves_nothing_behind() -> None:
                 await store.apply([put(2 * number, "m", After(0)), Cancel((2 * number + 1).to_bytes(8, "big"), "m")])
                 await store.apply([put(100 + number, "n", After(0))])
                 await work.claim({LANE: Demand(1)}, request=f"{number}", lease_ms=LEASE_MS)
-        assert len(store._lanes[LANE]._parked["address"]) == 1
+        assert len(store._table.lanes[LANE]._parked["address"]) == 1
 
     asyncio.run(play())
 
@@ -76,9 +76,9 @@ def test_all_that_is_remembered_is_forgotten_in_time() -> None:
                 clock.move(1000)
             clock.move(30 * HOUR_MS)
             await work.tidy((), limit=500)
-        remembered = (store._answers, store._revisions, store._tombstones)
+        remembered = (store._table.answers.by_op, store._table.answers.revisions, store._table.answers.versions)
         assert [len(each._values) for each in remembered] == [0, 0, 0]
-        assert (store._entries, store._leased, store._lanes[LANE].messages) == ({}, {}, 0)
+        assert (store._table.entries, store._table.leased, store._table.lanes[LANE].messages) == ({}, {}, 0)
 
     asyncio.run(play())
 

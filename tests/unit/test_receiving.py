@@ -61,7 +61,7 @@ class Stage:
 
     @property
     def in_flight(self) -> int:
-        return len(self.store.memory._leased)
+        return len(self.store.memory._table.leased)
 
     @asynccontextmanager
     async def taken(self, *numbers: int, **options: Any) -> AsyncIterator[list[Received[Number]]]:  # noqa: ANN401

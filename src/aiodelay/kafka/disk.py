@@ -15,7 +15,8 @@ from .checkpoint import Checkpoint, Witness
 from .client import UNAVAILABLE, log_failure, reason_of
 from .far import open_far
 from .horizon import BATCH, Fetch
-from .index import Index, Read
+from .pending_index import PendingIndex
+from .records import Read
 
 __all__ = ["Disk"]
 
@@ -38,7 +39,7 @@ class Disk:
     def __init__(self, path: str, fetch: Fetch, clock: Clock, *, max_age_ms: int) -> None:
         self._path, self._fetch, self._clock, self._max_age_ms = path, fetch, clock, max_age_ms
 
-    async def restore(self, index: Index) -> tuple[Index, Checkpoint | None]:
+    async def restore(self, index: PendingIndex) -> tuple[PendingIndex, Checkpoint | None]:
         """Return the index as it was left, and when; or one that has read nothing, in a file or in memory."""
         far, state = await asyncio.to_thread(open_far, self._path)
         try:
@@ -72,13 +73,13 @@ class Disk:
             return None, f"the record at offset {checkpoint.witness.offset} is not the one that was read there"
         return checkpoint, ""
 
-    async def _take_up(self, index: Index, checkpoint: Checkpoint) -> None:
-        index.begin(checkpoint)
+    async def _take_up(self, index: PendingIndex, checkpoint: Checkpoint) -> None:
+        index.reader.begin(checkpoint)
         for i in range(0, len(checkpoint.offsets), BATCH):
             for read in await self._fetched(checkpoint.offsets[i : i + BATCH]):
-                index.read(read)
+                index.reader.read(read)
             await asyncio.sleep(0)
-        index.go_on()
+        index.reader.go_on()
 
     async def _fetched(self, offsets: Sequence[int]) -> list[Read]:
         while True:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from aiokafka import TopicPartition
 
 from .client import Consumer, consumer_of, stop
-from .index import Read
 from .options import Cluster
+from .records import Read
 
 __all__ = ["Fetcher"]
 

@@ -16,7 +16,8 @@ from aiodelay.model import Lane, LaneCounts, LoadBucket, Query, Snapshot
 
 from . import records
 from .client import reason_of
-from .index import Index, Read
+from .pending_index import PendingIndex
+from .records import Read
 
 __all__ = ["Horizon"]
 
@@ -41,7 +42,7 @@ class Horizon:
 
     def __init__(
         self,
-        index: Callable[[], Index],
+        index: Callable[[], PendingIndex],
         fetch: Fetch,
         clock: Clock,
         *,
@@ -56,13 +57,13 @@ class Horizon:
 
     def set(self) -> None:
         """Let the index know up to when it takes messages in whole."""
-        self._index().look_ahead(self._clock.now_ms() + self._ms)
+        self._index().far.look_ahead(self._clock.now_ms() + self._ms)
 
     @property
     def is_behind(self) -> bool:
         """Whether something may be due that is not near."""
         index = self._index()
-        return bool(index.far) and index.edge_ms <= self._clock.now_ms()
+        return bool(index.state.far) and index.state.edge_ms <= self._clock.now_ms()
 
     async def follow(self) -> bool:
         """Bring near what has come near since a quarter of the span ago, earliest first; say whether there was any.
@@ -70,14 +71,14 @@ class Horizon:
         Raises:
             StoreUnavailableError: It cannot be read.
         """
-        if not self._index().far or self._index().edge_ms > self._clock.now_ms() + self._ms * 3 // 4:
+        if not self._index().state.far or self._index().state.edge_ms > self._clock.now_ms() + self._ms * 3 // 4:
             return False
         async with self._lock:
             index, until_ms = self._index(), self._clock.now_ms() + self._ms
-            index.look_ahead(until_ms)
-            index.put_off()
+            index.far.look_ahead(until_ms)
+            index.far.put_off()
             found: list[tuple[int, int, Lane]] = []
-            for rows in index.far.due(to_ms=until_ms):
+            for rows in index.state.far.due(to_ms=until_ms):
                 found += rows
                 await asyncio.sleep(0)
             found.sort()
@@ -85,7 +86,7 @@ class Horizon:
                 if index is not self._index():
                     return False
                 await self._bring(index, [offset for _, offset, _ in found[i : i + BATCH]])
-            index.edge_ms = until_ms
+            index.state.edge_ms = until_ms
             return bool(found)
 
     async def bring(self, message_ids: Iterable[str]) -> None:
@@ -95,11 +96,11 @@ class Horizon:
             StoreUnavailableError: They cannot be read.
         """
         keys = set(map(records.key_of, message_ids))
-        while far := {key for key in keys if self._index().far.find(key) is not None}:
+        while far := {key for key in keys if self._index().state.far.find(key) is not None}:
             self._asked |= far
             async with self._bringing:
                 index, asked, self._asked = self._index(), self._asked, set()
-                offsets = [row.offset for key in asked if (row := index.far.find(key)) is not None]
+                offsets = [row.offset for key in asked if (row := index.state.far.find(key)) is not None]
                 for i in range(0, len(offsets), BATCH):
                     await self._bring(index, offsets[i : i + BATCH])
 
@@ -109,12 +110,12 @@ class Horizon:
         Raises:
             StoreUnavailableError: It cannot be read.
         """
-        while (row := (index := self._index()).far.find(records.key_of(message_id))) is not None:
+        while (row := (index := self._index()).state.far.find(records.key_of(message_id))) is not None:
             read = await self._read([row.offset])
-            if found := index.peek(read):
+            if found := index.far.peek(read):
                 return found[0]
             self._take_in(index, [row.offset], read)  # it is gone, or was replaced, or cannot be decoded
-        return await self._index().get(message_id)
+        return self._index().inspection.get(message_id, self._clock.now_ms())
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
         """List messages by (next attempt, id), near and far.
@@ -126,40 +127,45 @@ class Horizon:
         from_ms = max(query.from_ms or 0, query.after[0] if query.after else 0)
         to_ms = (1 << 62) if query.to_ms is None else query.to_ms
         first: list[tuple[int, int, Lane]] = []
-        for rows in index.far.due(from_ms=from_ms, to_ms=to_ms, lanes=query.lanes):
+        for rows in index.state.far.due(from_ms=from_ms, to_ms=to_ms, lanes=query.lanes):
             first = _earliest(first + rows, query.limit)
             await asyncio.sleep(0)
-        found = list(await index.search(query))
+        found = index.inspection.search(query, self._clock.now_ms())
         for i in range(0, len(first), BATCH):
             read = await self._read([offset for _, offset, _ in first[i : i + BATCH]])
-            found = heapq.nsmallest(query.limit, found + index.peek(read, query), key=_by_place)
+            found = heapq.nsmallest(query.limit, found + index.far.peek(read, query), key=_by_place)
         return found
+
+    def series(self, after: str | None, limit: int) -> Sequence[Snapshot]:
+        """List recurring messages by id; none is ever far."""
+        return self._index().inspection.series(after, limit, self._clock.now_ms())
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state."""
-        return self._index().with_far(await self._index().counts())
+        index = self._index()
+        return index.far.with_far(index.inspection.counts(self._clock.now_ms()))
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due from now on, by span and lane; of what is far the second decides."""
         index, now = self._index(), self._clock.now_ms()
         found: Counter[tuple[int, Lane]] = Counter()
-        for each in await index.load(bucket_ms=bucket_ms, buckets=buckets):
+        for each in index.inspection.load(bucket_ms, buckets, now):
             found[(each.from_ms - now) // bucket_ms, each.lane] += each.messages
-        for rows in index.far.due(from_ms=now, to_ms=now + bucket_ms * buckets - 1):
+        for rows in index.state.far.due(from_ms=now, to_ms=now + bucket_ms * buckets - 1):
             found.update((max(due - now, 0) // bucket_ms, lane) for due, _, lane in rows)
             await asyncio.sleep(0)
         return [LoadBucket(now + bucket * bucket_ms, lane, n) for (bucket, lane), n in sorted(found.items())]
 
-    async def _bring(self, index: Index, offsets: Sequence[int]) -> None:
+    async def _bring(self, index: PendingIndex, offsets: Sequence[int]) -> None:
         self._take_in(index, offsets, await self._read(offsets))
 
-    def _take_in(self, index: Index, offsets: Sequence[int], found: Sequence[Read]) -> None:
+    def _take_in(self, index: PendingIndex, offsets: Sequence[int], found: Sequence[Read]) -> None:
         """Have what was read come near, and forget what is gone."""
         for read in found:
             index.come_near(read)
         self._on_near()
         missing = set(offsets) - {read.offset for read in found}
-        if missing and (n := index.far.forget(missing)):
+        if missing and (n := index.state.far.forget(missing)):
             log.error("%s: the records of %d messages are gone: deleted, or cut off", index.name, n)
 
     async def _read(self, offsets: Sequence[int]) -> list[Read]:

@@ -64,7 +64,7 @@ class Looking:
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
         """List recurring messages by id; an index never leaves them far."""
         await _until_known(self.owned())
-        found = [each for partition in self.owned() for each in await partition.index.series(after=after, limit=limit)]
+        found = [each for partition in self.owned() for each in partition.horizon.series(after, limit)]
         return heapq.nsmallest(limit, found, key=lambda each: each.record.id)
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
@@ -97,7 +97,7 @@ class Looking:
         found = [
             each
             for partition in partitions
-            for each in await partition.index.dead_letters(lane=lane, message_id=message_id, after=after, limit=limit)
+            for each in partition.index.inspection.dead_letters(lane, message_id, after, limit)
         ]
         return heapq.nsmallest(limit, found, key=lambda each: (each.at_ms, each.record.id, each.record.revision))
 

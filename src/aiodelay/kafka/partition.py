@@ -15,9 +15,9 @@ from aiokafka import TopicPartition
 from msgspec.structs import replace
 
 from aiodelay.clock import Clock
+from aiodelay.core.dict_table import Worker
+from aiodelay.core.entries import Entry
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
-from aiodelay.memory.tables import Worker
-from aiodelay.memory.waiting import Entry
 from aiodelay.model import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
@@ -44,6 +44,7 @@ from aiodelay.transitions import delivery_id
 from aiodelay.wakeup import WakeUp
 
 from . import records
+from .changes import Change
 from .checkpoint import Witness
 from .client import (
     PERMANENT,
@@ -59,11 +60,14 @@ from .client import (
     reason_of,
 )
 from .disk import Disk
+from .due_messages import Due
 from .group import SESSION_MS
 from .horizon import Fetch, Horizon
-from .index import Change, Due, Index, Read
 from .options import Cluster
 from .pace import Pace
+from .pending_index import PendingIndex
+from .placement import Placement
+from .records import Read
 from .session import Session
 from .suspects import Suspects
 from .targets import Targets, refused_topics
@@ -172,8 +176,13 @@ class Partition:
         self._witness: Witness | None = None
         self._checkpoint_to, self._checkpoint_s, self._checkpoint_took_s = 0, 0.0, 0.0
         name = f"{place.topic}/{place.number}"
-        self.index: Index = Index(clock=clock, name=name, claims=claims, pace=pace, keeps_history=bool(history))
-        self.index.place, self.index.schedules = (place.number, place.partitions), schedules
+        self.index: PendingIndex = PendingIndex(
+            clock=clock,
+            placement=Placement(name, place.number, place.partitions, schedules),
+            claims=claims,
+            pace=pace,
+            keeps_history=bool(history),
+        )
         self._history, self._is_told = history, True
         self.session: Session = Session()
         self.why: str = ""
@@ -208,7 +217,7 @@ class Partition:
     @property
     def is_ready(self) -> bool:
         """Whether its messages may be claimed and changed."""
-        return self._serves and not self._was_away() and not self._silence() and not self.index.far.problem
+        return self._serves and not self._was_away() and not self._silence() and not self.index.state.far.problem
 
     def _was_away(self) -> bool:
         """Say whether this process stood still for so long that another owner may have taken over."""
@@ -232,7 +241,7 @@ class Partition:
     def close(self) -> None:
         """Leave the index on disk as it is now, if it is kept there."""
         self._write_checkpoint()
-        self.index.far.close()
+        self.index.state.far.close()
 
     # --- reading, by the reader of the process ------------------------------------------------------------
 
@@ -244,15 +253,15 @@ class Partition:
         self.horizon.set()
         try:
             for each in read:
-                if each.offset >= index.read_to:  # what it has written itself it may have taken in already
+                if each.offset >= index.state.read_to:  # what it has written itself it may have taken in already
                     self._notice_new_owner(each)
-                    index.read(each)
+                    index.reader.read(each)
         except StoreUnavailableError:  # the file's: what is at hand is worth nothing, as `read_at` will find
             self._end_session()
-            self._end_at_once(InDoubtError(index.far.problem))
+            self._end_at_once(InDoubtError(index.state.far.problem))
             return
         self._last = read[-1] if read else self._last
-        index.read_to = max(index.read_to, read_to)
+        index.state.read_to = max(index.state.read_to, read_to)
         self._has_taken_in()
         if read:
             self._on_change()
@@ -269,31 +278,31 @@ class Partition:
 
         One offset between two transactions of one producer is the marker that ends the first.
         """
-        index, before = self.index, self.index.read_to
+        index, before = self.index, self.index.state.read_to
         if len(changes) >= MANY_OWN:
-            if index.read_to == self._written_to == changes[0].offset - 1:
-                index.read_to += 1
-            index.read_own(changes)
+            if index.state.read_to == self._written_to == changes[0].offset - 1:
+                index.state.read_to += 1
+            index.reader.read_own(changes)
         if changes:
             self._written_to = changes[-1].offset + 1
-        if index.read_to > before:
-            self._skip(index.read_to)
+        if index.state.read_to > before:
+            self._skip(index.state.read_to)
             self._has_taken_in()
             self._on_change()
 
     def _has_taken_in(self) -> None:
         index = self.index
-        self.session = self.session.with_read(index.read_to)
+        self.session = self.session.with_read(index.state.read_to)
         self._tell_read()
         self._read.set()
         self._has_read.set()
         self._has_read = asyncio.Event()
-        if index.needs_mending or index.has_ended:
+        if index.needs_mending or index.state.has_ended:
             self._work.set()
 
     async def until_read(self, offset: int) -> None:
         """Wait until a record has been read."""
-        while self.index.read_to <= offset:
+        while self.index.state.read_to <= offset:
             await self._has_read.wait()
 
     def has_partitions(self, n: int) -> None:
@@ -331,7 +340,7 @@ class Partition:
             self._end_at_once(FencedError())
         self._looked_s = now_s
         is_patient = self._whole_at is None or now_s - self._whole_at <= self._patience_s
-        if problem := self.index.far.problem:
+        if problem := self.index.state.far.problem:
             log.error("%s: index= in the URL: %s; the index is held in memory", self.index.name, problem)
         elif is_patient:
             self._whole_at = now_s if is_whole or self._whole_at is None else self._whole_at
@@ -341,13 +350,13 @@ class Partition:
             log.error("%s: read again from its start: %s", self.index.name, why)
         self._whole_at = now_s
         self._end_session()
-        self.index, self._last, self._witness = self.index.emptied(self.index.far.emptied()), None, None
+        self.index, self._last, self._witness = self.index.emptied(self.index.state.far.emptied()), None, None
         self._end_at_once(InDoubtError("the partition is read again from its start"))
         return False
 
     def keep(self, now_s: float) -> None:
         """Bring the index on disk up to date, now and then."""
-        is_new = self.index.read_to > self._checkpoint_to
+        is_new = self.index.state.read_to > self._checkpoint_to
         pause_s = max(CHECKPOINT_S if is_new else LONGEST_CHECKPOINT_S, self._checkpoint_took_s / CHECKPOINT_SHARE)
         if now_s >= self._checkpoint_s + pause_s:
             self._write_checkpoint()
@@ -357,18 +366,18 @@ class Partition:
     def _write_checkpoint(self) -> None:
         """Write how the index stands, if it is kept on disk and has read anything."""
         index, last, now_s = self.index, self._last, asyncio.get_running_loop().time()
-        if not index.far.is_in_file or index.far.problem or not self.is_open or self._whole_at is None:
+        if not index.state.far.is_in_file or index.state.far.problem or not self.is_open or self._whole_at is None:
             return
         if last is not None:
             self._witness = Witness.of(last.offset, last.timestamp, last.key, last.value)
         if self._witness is None:
             return
-        checkpoint = index.checkpoint()
+        checkpoint = index.reader.checkpoint()
         checkpoint.witness = self._witness
         checkpoint.whole_ms = self._clock.now_ms() - int((now_s - self._whole_at) * 1000)
-        self._checkpoint_to = index.read_to
+        self._checkpoint_to = index.state.read_to
         with suppress(StoreUnavailableError):  # the file's, as `read_at` will find
-            index.far.commit(msgspec.msgpack.encode(checkpoint))
+            index.state.far.commit(msgspec.msgpack.encode(checkpoint))
 
     def _end_at_once(self, why: FencedError | InDoubtError) -> None:
         self._over = why
@@ -419,12 +428,12 @@ class Partition:
         try:
             await transactions.start()
             barrier = Outgoing(self.topic, records.BARRIER, b"", [], self.number)
-            read_to = self.index.read_to
+            read_to = self.index.state.read_to
             (offset,) = await transactions.begin([barrier])
             if offset < read_to:
                 raise _cut_off(self._place, offset, read_to)
             await transactions.commit()
-            self.session = Session(self.index.read_to).with_barrier(offset)
+            self.session = Session(self.index.state.read_to).with_barrier(offset)
             while not self.session.is_ready:
                 self._read.clear()
                 await self._read.wait(self._cluster.timeout_ms / 1000)
@@ -449,7 +458,7 @@ class Partition:
         Raises:
             StoreMismatchError: It had another number.
         """
-        before, now = self.index.partitions, self._place.partitions
+        before, now = self.index.state.partitions, self._place.partitions
         if before == now:
             return
         if before is not None and not self._place.is_accepted:
@@ -466,7 +475,7 @@ class Partition:
         if self.problem is not None:
             raise self.problem
         self._work.clear()
-        await self.horizon.bring(self.index.hidden_far())
+        await self.horizon.bring(self.index.far.wanted())
         self._check_over()
         self.index.mend()
         is_told = await self._is_history_open()
@@ -477,12 +486,12 @@ class Partition:
         batch, outgoing = self._batch()
         mark = self._mark()
         outgoing += [] if mark is None else [mark]
-        notes = [*self.index.notes, *(note for change, _ in batch for note in change.notes)]
+        notes = [*self.index.log.notes, *(note for change, _ in batch for note in change.notes)]
         if is_told:
             outgoing += [Outgoing(self._history, *records.encode_history(note)) for note in notes]
         if not outgoing:
-            is_waiting = self.index.has_ended or self.index.notes
-            if not (self._suspects or self.index.changes):
+            is_waiting = self.index.state.has_ended or self.index.log.notes
+            if not (self._suspects or self.index.log.changes):
                 await self._work.wait(MARK_MS / 1000 if is_waiting else None)
             return
         try:
@@ -491,8 +500,8 @@ class Partition:
         except AbortedError as error:
             self._aborted(error, transactions, batch, outgoing)
             return
-        self.index.notes.clear()
-        self.index.notes += [] if is_told else notes
+        self.index.log.notes.clear()
+        self.index.log.notes += [] if is_told else notes
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in outgoing})
         self._check_over()  # then nobody waits for these any more
@@ -553,7 +562,13 @@ class Partition:
         is_open = history in self._targets.known()
         if self._is_told != is_open:
             level = logging.INFO if is_open else logging.ERROR
-            log.log(level, "%s: history topic %s %s", self.index.name, history, "works" if is_open else "takes nothing")
+            log.log(
+                level,
+                "%s: history topic %s %s",
+                self.index.name,
+                history,
+                "works" if is_open else "takes nothing",
+            )
         self._is_told = is_open
         return is_open
 
@@ -609,7 +624,7 @@ class Partition:
                 if isinstance(each.error, TOO_LARGE):
                     self._targets.found_too_large(record)
                 self._give_up(refused[0], f"topic {record.topic} refuses its record: {reason_of(each.error)}")
-        self.index.changes.extendleft(reversed(left))
+        self.index.log.changes.extendleft(reversed(left))
 
     async def _give_up_large(self) -> None:
         """Give up suspects that are larger than what their topics take, as far as that may be read.
@@ -674,14 +689,14 @@ class Partition:
             )
         except UNAVAILABLE:
             found = {}
-        if any(self.index.is_stale(change) for change, _ in batch):  # it has been read since the transaction began
-            return self.index.read_to - 1
+        if any(change.is_stale for change, _ in batch):  # it has been read since the transaction began
+            return self.index.state.read_to - 1
         return max((found[key] for key in keys & found.keys()), default=None)
 
     def _unread_from(self, outgoing: Sequence[Outgoing], offsets: Sequence[int]) -> int:
         """Return the offset from which on others may have written what this process has not read."""
         own = [offset for record, offset in zip(outgoing, offsets, strict=True) if record.topic == self.topic]
-        read_to = self.index.read_to
+        read_to = self.index.state.read_to
         if own[0] - read_to <= (read_to == self._written_to) and own[-1] - own[0] < len(own):
             return own[-1] + 1  # only the marker of the last transaction is not read
         return read_to
@@ -690,7 +705,7 @@ class Partition:
         """Queue an aborted transaction's changes again, once the reader has read what users wrote."""
         self._check_over()
         self._overtaken += 1
-        self.index.changes.extendleft(reversed([change for change, _ in batch]))
+        self.index.log.changes.extendleft(reversed([change for change, _ in batch]))
         with suppress(TimeoutError):
             async with asyncio.timeout(STALL_S):
                 await self.until_read(offset)
@@ -703,9 +718,9 @@ class Partition:
 
     def _tell_read(self) -> None:
         """Let go of the changes that have been read."""
-        while self._unread and self._unread[0].offset < self.index.read_to:
+        while self._unread and self._unread[0].offset < self.index.state.read_to:
             change = self._unread.popleft()
-            self.index.written(change)
+            self.index.log.written(change)
             _tell(change, written=True)
 
     def _batch(self) -> tuple[list[tuple[Change, int]], list[Outgoing]]:
@@ -713,13 +728,13 @@ class Partition:
         batch: list[tuple[Change, int]] = []
         outgoing: list[Outgoing] = []
         size = 0
-        waiting = self._suspects.take_turn(self.index.changes)
+        waiting = self._suspects.take_turn(self.index.log.changes)
         while waiting and len(batch) < self._most and size < MAX_CLAIM_BYTES:
             change = waiting.popleft()
-            if self.index.drop_stale(change):
+            if self.index.log.drop_stale(change):
                 _tell(change, written=False)
                 continue
-            if waiting is self.index.changes and self._excess(change):
+            if waiting is self.index.log.changes and self._excess(change):
                 self._suspects.add([change])
                 continue
             before = len(outgoing)
@@ -728,21 +743,21 @@ class Partition:
             for i in range(before, len(outgoing)):
                 size += len(outgoing[i].value or b"")
             batch.append((change, len(outgoing)))
-        if waiting is not self.index.changes:
+        if waiting is not self.index.log.changes:
             self._suspects.add(waiting)
         return batch, outgoing
 
     def _end_session(self) -> None:
         """Undo what was not written, or of which that is not known: the next session reads what was."""
-        self.session, self._serves = Session(self.index.read_to), False
+        self.session, self._serves = Session(self.index.state.read_to), False
         if self.problem is None:
             self._became_ready.clear()
         self._unread.clear()
         self._suspects.clear()
-        self.index.changes.clear()
+        self.index.log.changes.clear()
         for change in self.index.give_back():
-            if change.is_too_large and change.letters and not self.index.shorten(change):
-                self.index.leave(change)
+            if change.is_too_large and change.letters and not self.index.log.shorten(change):
+                self.index.log.leave(change)
             _tell(change, written=False)
 
     async def until_ready(self) -> bool:
@@ -798,14 +813,16 @@ class Partition:
     def move(self, lane: Lane, demand: Demand) -> tuple[list[Change], Due]:
         """Decide to move what is due, each message in the transaction that ends it; nothing here waits."""
         now = self._clock.now_ms()
-        due = self.index.due(lane, demand, self._targets.known())
-        changes = [self.index.move(key, entry, self._target_of(entry.record, now), now) for key, entry in due.entries]
+        due = self.index.due.take(lane, demand, self._targets.known(), now)
+        changes = [
+            self.index.due.move(key, entry, self._target_of(entry.record, now), now) for key, entry in due.entries
+        ]
         self._work.set()
         return changes, due
 
     def settle_occurrence(self, settlement: Settlement) -> Change | None:
         """Decide how a series' occurrence ends; None: it has been changed meanwhile."""
-        entry = self.index.series_at(settlement) if self.is_ready else None
+        entry = self.index.due.series_at(settlement) if self.is_ready else None
         if entry is None:
             return None
         self._work.set()
@@ -855,7 +872,7 @@ class Partition:
         again = self.index.end(entry, ended)
         self._work.set()
         if again is not None and not await _waited(again) and again.is_too_large:
-            self.index.leave(again)
+            self.index.log.leave(again)
 
     async def command(self, command: Command) -> Outcome:
         """Carry out a command as the owner: the answer is final, unless it does not come in time."""
@@ -901,7 +918,7 @@ class Partition:
                     await self.until_ready()
                     await self._until_at_hand(message.record.id)
                     self._check_ready()
-                    stored, change = self.index.put_back_one(message)
+                    stored, change = self.index.put_back(message)
                     if change is None:
                         return stored
                     self._work.set()
@@ -919,21 +936,21 @@ class Partition:
         """Lease what is due; return once what is late on the way has ended."""
         if self.horizon.is_behind:
             await self.horizon.follow()
-        before = len(self.index.changes)
-        claimed = self.index.claim(demand, lease_ms, turn, worker)
+        before = len(self.index.log.changes)
+        claimed = self.index.claiming.claim(demand, lease_ms, turn, worker, self._clock.now_ms())
         await self._written_since(before)
         return claimed
 
     async def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
         """Do a step of housekeeping."""
-        before = len(self.index.changes)
+        before = len(self.index.log.changes)
         tidied = self.index.tidy(worker, lanes, limit)
         await self._written_since(before)
         return tidied
 
     async def _written_since(self, before: int) -> None:
         """Wait for the changes that the tables have made by themselves."""
-        changes = list(self.index.changes)[before:]
+        changes = list(self.index.log.changes)[before:]
         if changes:
             self._work.set()
             with suppress(TimeoutError):
@@ -942,7 +959,7 @@ class Partition:
 
     async def _until_free(self, message_id: str) -> None:
         """Wait until no change of a message is being written."""
-        while (change := self.index.change_of(message_id)) is not None:
+        while (change := self.index.log.held_back.get(records.key_of(message_id))) is not None:
             await _waited(change)
 
     async def _until_at_hand(self, message_id: str) -> None:
@@ -952,7 +969,7 @@ class Partition:
             StoreUnavailableError: It cannot be read.
         """
         await self._until_free(message_id)
-        while self.index.is_far(message_id):
+        while self.index.far.has(message_id):
             await self.horizon.bring([message_id])
             await self._until_free(message_id)
 
@@ -965,7 +982,7 @@ class Partition:
         """
         await self._until_at_hand(key.id)
         self._check_ready()
-        outcome, change = self.index.redrive_one(key)
+        outcome, change = self.index.redrive(key)
         if change is None:
             return outcome
         self._work.set()
@@ -980,7 +997,7 @@ class Partition:
             StoreUnavailableError: The session has ended.
         """
         self._check_ready()
-        change = self.index.purge_one(key)
+        change = self.index.purge(key)
         if change is None:
             return False
         self._work.set()

@@ -100,7 +100,7 @@ class Reader:
         now = asyncio.get_running_loop().time()
         for place, partition in partitions.items():
             partition.read_at(now, is_whole=False)
-            consumer.seek(place, partition.index.read_to)
+            consumer.seek(place, partition.index.state.read_to)
 
     async def _read_some(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         try:
@@ -108,17 +108,17 @@ class Reader:
         except OffsetOutOfRangeError as error:  # the partition's first records were deleted, or its last ones cut off
             begins = await consumer.beginning_offsets(error.args[0])
             for place, begin in begins.items():
-                consumer.seek(place, max(begin, partitions[place].index.read_to))
+                consumer.seek(place, max(begin, partitions[place].index.state.read_to))
             return
         now = asyncio.get_running_loop().time()
         for place, partition in partitions.items():
             read_to = await consumer.position(place)
             is_whole = place not in found or read_to >= (consumer.last_stable_offset(place) or 0)
             if not partition.read_at(now, is_whole=is_whole):
-                consumer.seek(place, partition.index.read_to)
+                consumer.seek(place, partition.index.state.read_to)
                 continue
             batch = found.get(place, ())
-            if batch or read_to > partition.index.read_to:
+            if batch or read_to > partition.index.state.read_to:
                 partition.take_in(batch, read_to)
             partition.keep(now)
         self._failures, self.why = 0, ""

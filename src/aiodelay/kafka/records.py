@@ -59,6 +59,7 @@ __all__ = [
     "Kind",
     "Memory",
     "Message",
+    "Read",
     "Wire",
     "answer_of",
     "asked_back",
@@ -144,6 +145,16 @@ _TEXT_TO_LATE = {text: action for action, text in _LATE.items()}
 
 _HISTORY_MOST = {"at_ms": LAST_MS, "revision": (1 << 63) - 1, "due_ms": _MOST_MS, "attempt": (1 << 31) - 1}
 """The largest numbers of a history's entry, by name, the smallest being 0: an entry without end has no day."""
+
+
+class Read(NamedTuple):
+    """A record as it was read; aiokafka's own stands for one as well."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
 
 
 class Wire(NamedTuple):

@@ -28,9 +28,11 @@ from aiodelay.scanning import (
 )
 
 from . import records
-from .index import Index, Read
 from .observing import answering, next_records, observer
 from .options import Cluster
+from .pending_index import PendingIndex
+from .placement import Placement
+from .records import Read
 from .topic import schedules_partitions
 
 __all__ = ["Part", "Scanner"]
@@ -85,10 +87,10 @@ class Scanner:
             for snapshots in batched(_sized(scan, index.pending_messages())):
                 yield columns_of_messages(snapshots, scan.columns)
 
-    async def _read(self, scan: Scan, part: Part) -> tuple[Index, set[bytes]]:
+    async def _read(self, scan: Scan, part: Part) -> tuple[PendingIndex, set[bytes]]:
         """Return the partition's index, and, if they are wanted, the keys that had a tombstone."""
-        index = Index(clock=self._clock, name=f"{part.topic}/{part.number}", claims=count(1))
-        index.place, index.schedules = (part.number, part.partitions), self._topics
+        placement = Placement(f"{part.topic}/{part.number}", part.number, part.partitions, self._topics)
+        index = PendingIndex(clock=self._clock, placement=placement, claims=count(1))
         place, ends = TopicPartition(part.topic, part.number), set[bytes]()
         reads_tracebacks = "traceback" in scan.columns
         async with observer(self._cluster) as consumer:
@@ -101,7 +103,7 @@ class Scanner:
                 for each in found:
                     if each.offset < part.end:
                         headers = each.headers if reads_tracebacks else _without_traceback(each.key, each.headers)
-                        index.read(Read(each.offset, each.timestamp, each.key, each.value, headers))
+                        index.reader.read(Read(each.offset, each.timestamp, each.key, each.value, headers))
                         if scan.table == "done" and each.value is None and each.key is not None:
                             ends.add(each.key)
         return index, ends
@@ -127,7 +129,7 @@ def _without_traceback(key: bytes | None, headers: records.Headers) -> records.H
     return [(name, value) for name, value in headers if name != _TRACEBACK]
 
 
-def _ended(index: Index, ends: Iterable[bytes]) -> Iterator[Ended]:
+def _ended(index: PendingIndex, ends: Iterable[bytes]) -> Iterator[Ended]:
     """Yield what has a tombstone and does not stand; a version is known where the tombstone tells it."""
     versions = index.remembered_versions()
     pending = {each.record.id for each in index.pending_messages()}

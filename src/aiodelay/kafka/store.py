@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.completion import run_to_completion
+from aiodelay.core.dict_table import SERVED_WINDOW_MS
 from aiodelay.errors import (
     ClosedError,
     ConfigurationError,
@@ -27,7 +28,6 @@ from aiodelay.errors import (
     shortened,
 )
 from aiodelay.identifiers import new_op
-from aiodelay.memory.tables import SERVED_WINDOW_MS
 from aiodelay.model import (
     Cancel,
     Command,
@@ -68,10 +68,10 @@ from .fetcher import Fetcher
 from .group import HEARTBEAT_MS, METADATA_MS, SESSION_MS, Group
 from .history import read_history
 from .horizon import Fetch
-from .index import Index
 from .options import Cluster, read_cluster, read_topics
 from .pace import Pace
 from .partition import Partition, Place, moved_keys
+from .pending_index import PendingIndex
 from .positions import IntakeSession, PassedError, Positions
 from .reader import Reader
 from .remedies import is_missing_right, remedied
@@ -370,7 +370,7 @@ class KafkaStore(Transfers):
             on_open=self._read_open,
             on_restored=self._on_restored,
         )
-        partition.index.guard = self._guard
+        partition.index.placement.guard = self._guard
         return partition
 
     async def _may_begin(self, place: TopicPartition, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
@@ -541,9 +541,9 @@ class KafkaStore(Transfers):
 
     def partition_of_letter(self, key: DeadKey) -> Partition:
         """Return the partition in which a dead letter stands."""
-        return self._where(self._places(key.id), lambda index: index.keeps(key))
+        return self._where(self._places(key.id), lambda index: index.table.letters.has(key))
 
-    def _where(self, places: Sequence[TopicPartition], is_there: Callable[[Index], bool]) -> Partition:
+    def _where(self, places: Sequence[TopicPartition], is_there: Callable[[PendingIndex], bool]) -> Partition:
         """Return where a message stands, in the first topic that holds it; else where it would be put."""
         for place in places:
             found = next((each for each in self._at(place) if is_there(each.index)), None)
@@ -576,7 +576,7 @@ class KafkaStore(Transfers):
         if own in self.partitions:
             yield self.partitions[own]
         for place, partition in self.partitions.items():
-            if partition.index.is_mixed and place.topic == own.topic and place != own:
+            if partition.index.placement.is_mixed and place.topic == own.topic and place != own:
                 yield partition
 
     def _places(self, message_id: str) -> list[TopicPartition]:
@@ -828,7 +828,7 @@ class KafkaStore(Transfers):
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
         """List what is held."""
-        found = {held for partition in self.owned() for held in await partition.index.holds()}
+        found = {held for partition in self.owned() for held in partition.index.inspection.holds()}
         return sorted(found, key=lambda held: (held[0], held[1] is not None, held[1] or ""))
 
     async def _set_hold(self, lane: Lane, address: str | None, *, is_held: bool) -> bool:

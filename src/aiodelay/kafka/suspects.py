@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Container, Iterator, Sequence
 
-from .index import Change
+from .changes import Change
 
 __all__ = ["Suspects"]
 

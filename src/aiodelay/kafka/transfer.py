@@ -23,7 +23,7 @@ from aiodelay.model import (
 from aiodelay.ports import Sink, Source, Transferring
 from aiodelay.wakeup import WakeUp
 
-from .index import Change
+from .changes import Change
 from .looking import Looking
 from .options import Cluster
 from .partition import Partition
@@ -90,7 +90,7 @@ class Transfers(Looking):
 
     def waiting(self) -> Counter[tuple[str, str]]:
         """Count the messages for addresses that take nothing, by lane and address."""
-        return sum((partition.index.blocked() for partition in self.partitions.values()), Counter())
+        return sum((partition.index.due.blocked() for partition in self.partitions.values()), Counter())
 
     def checked(self) -> None:
         """Refuse use while closed."""
@@ -247,13 +247,13 @@ class KafkaTransfer:
 
     def _block(self) -> None:
         for partition in self._store.partitions.values():
-            partition.index.block(self.lane, self._targets.blocked.keys())
+            partition.index.due.block(self.lane, self._targets.blocked.keys())
 
     def _ready(self) -> list[Partition]:
         return [each for each in self._store.partitions.values() if each.is_ready and not each.is_stalled]
 
     def _next_due_ms(self) -> int | None:
-        dues = [each.index.next_due_ms(self.lane) for each in self._ready()]
+        dues = [each.index.due.next_due_ms(self.lane, self._store.now_ms()) for each in self._ready()]
         return min((due for due in (*dues, self._targets.next_ms) if due is not None), default=None)
 
     async def wait(self, *, until_ms: int | None) -> None:

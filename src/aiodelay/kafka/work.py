@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from aiodelay.memory.tables import Worker
+from aiodelay.core.dict_table import Worker
 from aiodelay.model import (
     MAX_CLAIM_MESSAGES,
     Claim,
@@ -56,12 +56,12 @@ class KafkaWork:
 
     def add(self, partition: Partition) -> None:
         """Be woken by what comes to a partition."""
-        partition.index.add_worker(self.worker)
+        partition.index.workers.add(self.worker)
 
     def close(self) -> None:
         """Serve nothing more."""
         for partition in self._store.partitions.values():
-            partition.index.remove_worker(self.worker)
+            partition.index.workers.discard(self.worker)
 
     # --- claims -------------------------------------------------------------------------------------------
 
@@ -79,7 +79,9 @@ class KafkaWork:
             if partition.is_stalled and not is_repeated:
                 continue  # what it gave out could not be settled, and would keep the places of others
             if is_repeated:
-                claimed = partition.index.claim_again(self._claimed.get(partition, ()), demand)
+                claimed = partition.index.claiming.claim_again(
+                    self._claimed.get(partition, ()), demand, self._store.now_ms()
+                )
             else:
                 claimed = await partition.claim(_left(demand, claims), lease_ms, self._turn, self.worker)
                 self._claimed[partition] = claimed.claims
@@ -138,7 +140,7 @@ class KafkaWork:
         if partition is None:
             return RenewOutcome.LOST
         was_over = is_lease_over(renewal.token, self._store.now_ms())
-        outcome = partition.index.renew(renewal)
+        outcome = partition.index.rules.renew(renewal)
         if outcome is RenewOutcome.RENEWED and was_over:
             # This process stood still, so another owner may have cancelled the message. A run goes on, and is fenced;
             # a claim that has not begun does not begin.
@@ -176,7 +178,7 @@ class KafkaWork:
 
     def beat(self, ids: Collection[str]) -> None:
         for partition in list(self._store.partitions.values()):
-            partition.index.beat(self.worker, ids)
+            partition.index.claiming.beat(self.worker, ids, self._store.now_ms())
 
     def status(self) -> WorkStatus:
         return self._store.status()

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import count, islice
 from typing import Self
 
-from aiodelay.clock import Clock
+from aiodelay import transitions as t
+from aiodelay.clock import Clock, SystemClock
+from aiodelay.core.dict_claims import DictClaiming, LaneHeads
+from aiodelay.core.dict_inspection import DictInspection
+from aiodelay.core.dict_table import DictTable, Worker, Workers
+from aiodelay.core.entries import Entry
+from aiodelay.core.rules import Rules
+from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.model import (
     Claim,
     Claimed,
+    Command,
+    DeadKey,
+    DeadLetter,
     Demand,
+    Instance,
+    JournalEntry,
     Lane,
+    LaneCounts,
+    LoadBucket,
+    Outcome,
+    Put,
+    PutBack,
+    Query,
+    Refused,
     Renewal,
     RenewOutcome,
     Settlement,
     SettleOutcome,
+    Snapshot,
+    SourcePosition,
+    Stored,
     Tidied,
     WorkStatus,
 )
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.urls import UrlOptions
 
-from .claims import Claims
-from .commands import Commands
-from .looking import Looking
-from .tables import Worker
+from .journal_reader import MemoryTrail
 
 __all__ = ["MemoryStore", "open_store"]
 
@@ -39,7 +60,7 @@ _TRAITS = StoreTraits(
 )
 
 
-class MemoryStore(Commands, Claims, Looking):
+class MemoryStore:
     """Keeps messages in this process. Data stays with the object while it is closed and opened again.
 
     Args:
@@ -49,6 +70,19 @@ class MemoryStore(Commands, Claims, Looking):
 
     traits = _TRAITS
     name = "memory://"
+    _table_type: type[DictTable] = DictTable
+    _rules_type: type[Rules[Entry]] = Rules
+    _order_type: type[LaneHeads] = LaneHeads
+    _claiming_type: type[DictClaiming] = DictClaiming
+
+    def __init__(self, *, clock: Clock | None = None, journal: int = 0) -> None:
+        self._clock = clock or SystemClock()
+        self._table = self._table_type(Workers(), journal=journal)
+        self._rules = self._rules_type(self._table)
+        order = self._order_type(self._table, self._rules)
+        self._claiming = self._claiming_type(self._table, self._rules, order, count(1))
+        self._inspection = DictInspection(self._table, self._claiming)
+        self._positions: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,45 +90,164 @@ class MemoryStore(Commands, Claims, Looking):
     async def __aexit__(self, *exc_info: object) -> None:
         return None
 
+    def now_ms(self) -> int:
+        """Return the clock's time."""
+        return self._clock.now_ms()
+
+    def seconds_until(self, at_ms: int) -> float:
+        """Return the seconds from now until an instant of the store's clock, for a timer."""
+        return self._clock.seconds_until(at_ms)
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        """Carry out commands in order."""
+        now = self.now_ms()
+        if source is not None:
+            if self._positions.get(source.source, source.first) != source.first:
+                return [Refused("passed")] * len(commands)
+            self._positions[source.source] = source.position
+        return [self._rules.apply(command, now) for command in commands]
+
+    async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
+        """Store versioned messages."""
+        return await self.apply(t.loads_of(puts))
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        """Store messages that had left."""
+        now = self.now_ms()
+        return [self._rules.put_back(message, now) for message in messages]
+
+    async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+        """Give dead letters a new life."""
+        now = self.now_ms()
+        return [self._rules.redrive(key, now) for key in keys]
+
+    async def purge(self, keys: Sequence[DeadKey]) -> int:
+        """Delete dead letters."""
+        return sum(self._table.letters.remove(key) for key in keys)
+
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Open the dispatching role."""
         known = Worker(worker, lanes, self.now_ms())
-        self._workers.add(known)
+        self._table.workers.add(known)
         try:
-            yield _MemoryWork(self, known)
+            yield _MemoryWork(self._clock, self._rules, self._claiming, known)
         finally:
-            self._workers.discard(known)
+            self._table.workers.discard(known)
+
+    # --- inspection ---------------------------------------------------------------------------------------
+
+    async def get(self, message_id: str) -> Snapshot | None:
+        """Return a message that is pending or in flight."""
+        return self._inspection.get(message_id, self.now_ms())
+
+    async def search(self, query: Query) -> Sequence[Snapshot]:
+        """List messages by (next attempt, id)."""
+        return self._inspection.search(query, self.now_ms())
+
+    async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
+        """List recurring messages by id."""
+        return self._inspection.series(after, limit, self.now_ms())
+
+    async def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages and dead letters by lane and state."""
+        return self._inspection.counts(self.now_ms())
+
+    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
+        """Count messages that come due from now on, by span and lane."""
+        return self._inspection.load(bucket_ms, buckets, self.now_ms())
+
+    async def position(self, source: str) -> int | None:
+        """Return an intake's position."""
+        return self._positions.get(source)
+
+    async def instances(self) -> Sequence[Instance]:
+        """List live workers."""
+        return self._inspection.instances(self.now_ms())
+
+    async def dead_letters(
+        self,
+        *,
+        lane: Lane | None = None,
+        message_id: str | None = None,
+        after: tuple[int, str, int] | None = None,
+        limit: int = 100,
+    ) -> Sequence[DeadLetter]:
+        """List dead letters, oldest first."""
+        return self._inspection.dead_letters(lane, message_id, after, limit)
+
+    # --- holds --------------------------------------------------------------------------------------------
+
+    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+        """Pause a lane or an address of it."""
+        if (lane, address) in self._inspection.holds():
+            return False
+        self._inspection.hold(lane, address)
+        return True
+
+    async def release(self, lane: Lane, address: str | None = None) -> bool:
+        """Resume a lane or an address of it."""
+        if (lane, address) not in self._inspection.holds():
+            return False
+        self._inspection.release(lane, address)
+        return True
+
+    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+        """List held lanes and addresses."""
+        return self._inspection.holds()
+
+    # --- journal ------------------------------------------------------------------------------------------
+
+    async def journal(
+        self, *, message_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> Sequence[JournalEntry]:
+        """List the entries of the journal."""
+        found = (e for e in self._kept_journal() if e.number > after and message_id in (None, e.id))
+        return list(islice(found, limit))
+
+    @asynccontextmanager
+    async def trail(self) -> AsyncIterator[MemoryTrail]:
+        """Open the journal alone."""
+        yield MemoryTrail(self._kept_journal())
+
+    def _kept_journal(self) -> deque[JournalEntry]:
+        if self._table.journal is None:
+            raise UnsupportedByStoreError("journal", "off", "MemoryStore(journal=1000) or 'memory://?journal=1000'")
+        return self._table.journal
 
 
 class _MemoryWork:
     """One worker's side of the store."""
 
-    def __init__(self, store: MemoryStore, worker: Worker) -> None:
-        self._store, self._worker = store, worker
+    def __init__(self, clock: Clock, rules: Rules[Entry], claiming: DictClaiming, worker: Worker) -> None:
+        self._clock, self._rules, self._claiming, self._worker = clock, rules, claiming, worker
         self._turn = 0
         self._last: tuple[str, Sequence[Claim]] = ("", ())
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         await asyncio.sleep(0)  # others run in between, as with a store that must be asked
+        now = self._clock.now_ms()
         last_request, last_claims = self._last
         if request == last_request:
-            return self._store.claim_again(last_claims, demand)
+            return self._claiming.claim_again(last_claims, demand, now)
         self._turn += 1
-        claimed = self._store.claim(demand, lease_ms, self._turn, self._worker)
+        claimed = self._claiming.claim(demand, lease_ms, self._turn, self._worker, now)
         self._last = (request, claimed.claims)
         return claimed
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        return [self._store.settle_one(settlement) for settlement in settlements]
+        now = self._clock.now_ms()
+        return [self._rules.settle(settlement, now) for settlement in settlements]
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        return [self._store.renew(renewal) for renewal in renewals]
+        return [self._rules.renew(renewal) for renewal in renewals]
 
     async def wait(self, *, until_ms: int | None) -> None:
         seconds = _TRAITS.safety_poll_ms / 1000
         if until_ms is not None:
-            seconds = min(seconds, self._store.seconds_until(until_ms))
+            seconds = min(seconds, self._clock.seconds_until(until_ms))
         await self._worker.wakeup.wait(seconds)
 
     def wake(self) -> None:
@@ -104,10 +257,10 @@ class _MemoryWork:
         self._worker.wakeup.clear()
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        return self._store.tidy(self._worker, lanes, limit)
+        return self._claiming.tidy(self._worker, lanes, limit, self._clock.now_ms())
 
     def beat(self, ids: Collection[str]) -> None:
-        self._store.beat(self._worker, ids)
+        self._claiming.beat(self._worker, ids, self._clock.now_ms())
 
     def status(self) -> WorkStatus:
         return WorkStatus("ready")

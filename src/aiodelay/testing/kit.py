@@ -9,9 +9,12 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from aiodelay.clock import Clock
+from aiodelay.core.entries import Entry
+from aiodelay.core.rules import Rules
+from aiodelay.core.table import Table
 from aiodelay.errors import AiodelayError, ConfigurationError
 from aiodelay.memory import MemoryStore
-from aiodelay.model import DeadLetter, Delivery, Done, Query, Record, Settlement, Snapshot, State
+from aiodelay.model import DeadLetter, Delivery, Done, Query, Settlement, SettleOutcome, Snapshot, State
 from aiodelay.scheduler import Scheduler
 from aiodelay.transitions import delivery_id
 
@@ -49,17 +52,33 @@ class StillInFlightError(AiodelayError):
         )
 
 
-class _NotingStore(MemoryStore):
-    """A memory store that notes why attempts failed, by delivery id and number."""
+class _NotingRules(Rules[Entry]):
+    """Rules that note why attempts failed, by delivery id and number."""
 
-    def __init__(self, *, clock: Clock) -> None:
-        super().__init__(clock=clock)
+    def __init__(self, table: Table[Entry]) -> None:
+        super().__init__(table)
         self.failures: dict[tuple[str, int], str] = {}
 
-    def _end_attempt(self, record: Record, settlement: Settlement, now: int, *, beside: bool) -> bool:
-        if not isinstance(settlement, Done) and settlement.attempt > record.attempt and settlement.error is not None:
-            self.failures[delivery_id(record), settlement.attempt] = settlement.error
-        return super()._end_attempt(record, settlement, now, beside=beside)
+    def settle(self, settlement: Settlement, now: int) -> SettleOutcome:
+        row = self.table.find(settlement.id)
+        outcome = super().settle(settlement, now)
+        if row is not None and outcome is SettleOutcome.SETTLED and not isinstance(settlement, Done):
+            record, error = row.record, settlement.error
+            if settlement.attempt > record.attempt and error is not None:
+                self.failures[delivery_id(record), settlement.attempt] = error
+        return outcome
+
+
+class _NotingStore(MemoryStore):
+    """A memory store that notes why attempts failed."""
+
+    _rules_type = _NotingRules
+
+    @property
+    def failures(self) -> dict[tuple[str, int], str]:
+        """The errors of failed attempts, by delivery id and number."""
+        assert isinstance(self._rules, _NotingRules)
+        return self._rules.failures
 
 
 class Kit:

@@ -69,9 +69,9 @@ async def main(plan: Plan) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
             owned._write_checkpoint()
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-            await until(lambda: owned.is_ready and not owned.index.far.is_in_file, "the index has left its file")
+            await until(lambda: owned.is_ready and not owned.index.state.far.is_in_file, "the index has left its file")
         say(f"n {len(await store.search(Query(limit=2000)))}")
-        say(f"in file {owned.index.far.is_in_file}")
+        say(f"in file {owned.index.state.far.is_in_file}")
         if plan.step not in ("full", "none"):
             die_at(plan.step)
             owned._write_checkpoint()

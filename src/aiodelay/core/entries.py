@@ -1,4 +1,4 @@
-"""What the memory store keeps of a message, and the two orders in which it looks for them."""
+"""Entries of a table over dicts, the heaps and lanes that order them, and values that are kept for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from aiodelay.model import Record
 
-__all__ = ["Entry", "LaneQueue", "Remembered", "Standing", "Waiting"]
+__all__ = ["Entry", "EntryHeap", "EntryState", "ExpiringDict", "LaneQueue"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -19,7 +19,7 @@ V = TypeVar("V")
 _SWEEP_AT = 1024
 
 
-class Standing(Enum):
+class EntryState(Enum):
     """Where an entry is: in its lane, beside it because its address is held, leased, or nowhere any more."""
 
     IN_LANE = auto()
@@ -31,17 +31,17 @@ class Standing(Enum):
 class Entry:
     """A message from one insertion to the next: its record, its place and sequence, and its claim's token."""
 
-    __slots__ = ("place_ms", "record", "sequence", "standing", "token")
+    __slots__ = ("place_ms", "record", "sequence", "state", "token")
 
     record: Record
     place_ms: int
     sequence: int
-    standing: Standing
+    state: EntryState
     token: int
 
     def __init__(self, record: Record, place_ms: int, sequence: int) -> None:
         self.record, self.place_ms, self.sequence = record, place_ms, sequence
-        self.standing = Standing.IN_LANE
+        self.state = EntryState.IN_LANE
         self.token = 0
 
     @property
@@ -54,8 +54,8 @@ class Entry:
         return self.order < other.order
 
 
-class Waiting:
-    """Entries by time, then sequence. Those that no longer count are skipped, and swept out now and then."""
+class EntryHeap:
+    """Entries by time, then sequence. The heap skips entries that no longer count, and sweeps them out now and then."""
 
     def __init__(self, counts: Callable[[Entry], bool]) -> None:
         self._counts = counts
@@ -70,7 +70,7 @@ class Waiting:
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._heap))
 
     def sweep(self) -> None:
-        """Take out those that do not count; one that is to count again would stand here twice otherwise."""
+        """Remove entries that do not count. An entry that is pushed again would stand here twice otherwise."""
         self._heap = [item for item in self._heap if self._counts(item[2])]
         heapq.heapify(self._heap)
 
@@ -83,51 +83,47 @@ class Waiting:
             heapq.heappop(self._heap)
         return None
 
-    def first_ms(self) -> int | None:
-        """Return the time of the first entry that counts."""
-        return None if self.first() is None else self._heap[0][0]
-
     def pop(self) -> Entry:
-        """Take out what `first` has just returned."""
+        """Remove the entry that `first` has just returned."""
         return heapq.heappop(self._heap)[2]
 
 
 class LaneQueue:
-    """The messages of one lane, and what of it is held."""
+    """The messages of one lane, and its holds."""
 
     def __init__(self) -> None:
         self.messages = 0
         self.is_held = False
         self.held: set[str] = set()
         self.blocked: set[str] = set()
-        self._waiting = Waiting(lambda entry: entry.standing is Standing.IN_LANE)
+        self._waiting = EntryHeap(lambda entry: entry.state is EntryState.IN_LANE)
         self._parked: dict[str, dict[int, Entry]] = {}
 
     def add(self, entry: Entry) -> None:
         """Put an entry in its place."""
-        entry.standing = Standing.IN_LANE
+        entry.state = EntryState.IN_LANE
         self._waiting.push(entry.place_ms, entry)
 
     def sweep(self) -> None:
-        """Forget where those stood that are not in the lane now, before they are added again."""
+        """Forget the places of entries that are not in the lane now, before they are added again."""
         self._waiting.sweep()
 
     def first(self) -> Entry | None:
-        """Return the first message that can go; what is held or blocked at an address is parked on the way."""
+        """Return the first message that can go. It parks messages of held or blocked addresses on the way."""
         if self.is_held:
             return None
         while (entry := self._waiting.first()) is not None and self.parks(entry):
             self._waiting.pop()
-            entry.standing = Standing.PARKED
+            entry.state = EntryState.PARKED
             self._parked.setdefault(entry.record.envelope.address, {})[entry.sequence] = entry
         return entry
 
     def take_first(self) -> None:
-        """Take out what `first` has just returned."""
+        """Remove the entry that `first` has just returned."""
         self._waiting.pop()
 
     def unpark(self, entry: Entry) -> None:
-        """Forget an entry that is parked and will not come back."""
+        """Forget a parked entry that will not come back."""
         del self._parked[entry.record.envelope.address][entry.sequence]
 
     def holds(self, entry: Entry) -> bool:
@@ -135,22 +131,22 @@ class LaneQueue:
         return self.is_held or entry.record.envelope.address in self.held
 
     def release(self, address: str) -> None:
-        """Let go what is held at an address, in its old order."""
+        """Return the messages that are held at an address, in their old order."""
         self.held.discard(address)
         self._put_back(address)
 
     def block(self, addresses: AbstractSet[str]) -> None:
-        """Say which addresses take nothing now: their messages wait as held ones do, but may become late."""
+        """Set the addresses that take nothing now. Their messages wait as held ones do, but may become late."""
         freed, self.blocked = self.blocked - addresses, set(addresses)
         for address in freed:
             self._put_back(address)
 
     def parked(self, address: str) -> Collection[Entry]:
-        """Return what is parked for an address."""
+        """Return the messages that are parked for an address."""
         return self._parked.get(address, {}).values()
 
     def foremost(self) -> Iterable[Entry]:
-        """Return the first message and all that are parked, held or not."""
+        """Return the first message and all parked ones, held or not."""
         first = self._waiting.first()
         return chain(() if first is None else (first,), *(parked.values() for parked in self._parked.values()))
 
@@ -166,33 +162,33 @@ class LaneQueue:
             self.add(entry)
 
 
-class Remembered(Generic[K, V]):
-    """Values that are remembered until a time."""
+class ExpiringDict(Generic[K, V]):
+    """Values that are kept until a time."""
 
     def __init__(self) -> None:
         self._values: dict[K, tuple[int, V]] = {}  # oldest first
 
-    def add(self, what: K, value: V, *, until_ms: int) -> None:
-        """Remember a value, in the place of an earlier one."""
-        self._values.pop(what, None)
-        self._values[what] = (until_ms, value)
+    def add(self, key: K, value: V, *, until_ms: int) -> None:
+        """Keep a value, in the place of an earlier one."""
+        self._values.pop(key, None)
+        self._values[key] = (until_ms, value)
 
-    def get(self, what: K, now_ms: int) -> V | None:
-        """Return a value that is still remembered."""
-        found = self._values.get(what)
+    def get(self, key: K, now_ms: int) -> V | None:
+        """Return a value whose time is not over."""
+        found = self._values.get(key)
         return found[1] if found is not None and found[0] > now_ms else None
 
     @property
     def is_any(self) -> bool:
-        """Whether there may be anything."""
+        """Whether there may be a value."""
         return bool(self._values)
 
     def items(self, now_ms: int) -> Iterator[tuple[K, V, int]]:
-        """Return all that is still remembered, and until when."""
-        return ((what, value, until_ms) for what, (until_ms, value) in self._values.items() if until_ms > now_ms)
+        """Return all values whose time is not over, each with its time."""
+        return ((key, value, until_ms) for key, (until_ms, value) in self._values.items() if until_ms > now_ms)
 
     def forget(self, now_ms: int, limit: int) -> None:
-        """Drop what is past its time, oldest first."""
-        past = takewhile(lambda item: item[1][0] <= now_ms, self._values.items())
-        for what in [what for what, _ in islice(past, limit)]:
-            del self._values[what]
+        """Drop at most `limit` values whose time is over, oldest first."""
+        over = takewhile(lambda item: item[1][0] <= now_ms, self._values.items())
+        for key in [key for key, _ in islice(over, limit)]:
+            del self._values[key]

@@ -1,0 +1,231 @@
+"""`DictClaiming`: claims, leases and housekeeping over a `DictTable`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Protocol
+
+from aiodelay import transitions as t
+from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Claimed, Demand, Lane, LaneState, Tidied
+
+from .dict_table import DictTable, Trial, Worker
+from .entries import Entry, EntryState
+from .fair_share import FairShare
+from .rules import Rules
+
+__all__ = ["DictClaiming", "LaneHeads", "LaneOrder"]
+
+MAX_MS = 1 << 48
+
+
+class LaneOrder(Protocol):
+    """The order in which messages leave their lanes."""
+
+    def first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
+        """Return the first message of these lanes that is due, left where it is; end late messages on the way."""
+        ...
+
+    def next_due_ms(self, lanes: Iterable[Lane], now: int) -> int | None:
+        """Return the time of the next message of these lanes, due or not."""
+        ...
+
+    def oldest_ms(self, lane: Lane, now: int) -> int | None:
+        """Return the time of the first message of a lane that is due."""
+        ...
+
+
+class LaneHeads:
+    """`LaneOrder` of due times, then of scheduling."""
+
+    def __init__(self, table: DictTable, rules: Rules[Entry]) -> None:
+        self._table, self._rules = table, rules
+
+    def first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
+        found: Entry | None = None
+        for lane in lanes:
+            queue = self._table.lanes[lane]
+            while (entry := queue.first()) is not None and entry.place_ms <= now:
+                if not t.ends_by_itself(entry.record, now):
+                    found = entry if found is None or entry.order < found.order else found
+                    break
+                self._rules.expire(entry, now)
+        return found
+
+    def next_due_ms(self, lanes: Iterable[Lane], now: int) -> int | None:
+        heads = (self._table.lanes[lane].first() for lane in lanes)
+        return min((entry.place_ms for entry in heads if entry is not None), default=None)
+
+    def oldest_ms(self, lane: Lane, now: int) -> int | None:
+        queue = self._table.lanes[lane]
+        waiting = [entry.place_ms for address in queue.blocked for entry in queue.parked(address)]
+        waiting += [] if (first := queue.first()) is None else [first.place_ms]
+        return min((place_ms for place_ms in waiting if place_ms <= now), default=None)
+
+
+class _ClaimHeads:
+    """`Heads` of one claim."""
+
+    def __init__(self, table: DictTable, order: LaneOrder, now: int) -> None:
+        self._table, self._order, self._now = table, order, now
+        self.aside: list[Entry] = []
+
+    def first(self, lanes: Sequence[Lane]) -> Entry | None:
+        return self._order.first_due(lanes, self._now)
+
+    def take(self, row: Entry) -> None:
+        self._table.lanes[row.record.envelope.lane].take_first()
+
+    def step_over(self, row: Entry) -> None:
+        self.take(row)
+        self.aside.append(row)
+
+    def put_back(self) -> None:
+        """Return the messages that were stepped over to their lanes."""
+        for entry in self.aside:
+            self._table.lanes[entry.record.envelope.lane].add(entry)
+
+
+class DictClaiming:
+    """The claims on a table's messages.
+
+    Args:
+        table: The messages.
+        rules: Of this table.
+        order: In which messages leave their lanes.
+        numbers: Keep the tokens of claims of one instant apart.
+    """
+
+    def __init__(self, table: DictTable, rules: Rules[Entry], order: LaneOrder, numbers: count[int]) -> None:
+        self._table, self._rules, self._order, self._numbers = table, rules, order, numbers
+        self._ahead_since = 0
+        self._expiring_held: list[Entry] = []
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker, now: int) -> Claimed:
+        """Lease due messages; `turn` says whose turn it is to be served first."""
+        number = next(self._numbers)
+        self.return_lapsed(now, MAX_CLAIM_MESSAGES)
+        heads = _ClaimHeads(self._table, self._order, now)
+        share = self._share(demand, heads, turn, now)
+        entries = share.take()
+        has_tried = share.is_trial and bool(entries)
+        if has_tried:
+            self._table.trials.begin(entries, Trial(worker, lease_ms, now))
+            self._rules.begin_trial(entries)
+        token = t.token_for(now + lease_ms, number)
+        claims = [self._lease(entry, token, now) for entry in entries]
+        return Claimed(claims, now, self._next_look_ms(heads, demand, now, has_tried=has_tried))
+
+    def _share(self, demand: Mapping[Lane, Demand], heads: _ClaimHeads, turn: int, now: int) -> FairShare[Entry]:
+        return FairShare(demand, heads, turn=turn, most_tried=lambda: self._most_tried(now))
+
+    def _most_tried(self, now: int) -> int:
+        return 0 if self._is_trying(now) else self._table.trials.search().most
+
+    def _is_trying(self, now: int) -> bool:
+        """Say whether suspects are being tried. A lone one in doubt, whose lease is over, keeps no others waiting."""
+        tried = self._table.trials.tried()
+        return any(not (entry.record.alone and self._is_over(entry.token, now)) for entry in tried)
+
+    def _next_look_ms(
+        self, heads: _ClaimHeads, demand: Mapping[Lane, Demand], now: int, *, has_tried: bool
+    ) -> int | None:
+        """Return when to look again. Messages that were stepped over are looked for once a second, and hide nobody."""
+        next_ms = None if has_tried else self.next_due_ms(demand, now)
+        heads.put_back()
+        if has_tried:
+            return self.next_due_ms(demand, now)
+        return min(next_ms or MAX_MS, now + t.TRIAL_MS) if heads.aside else next_ms
+
+    def _lease(self, entry: Entry, token: int, now: int) -> Claim:
+        entry.token, entry.state = token, EntryState.LEASED
+        self._table.leased[entry.record.id] = entry
+        self._table.note("claimed", entry.record, now)
+        return Claim(entry.record, token)
+
+    def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand], now: int) -> Claimed:
+        """Answer the repetition of a claim with its messages that are still leased."""
+        entries = [(self._table.leased.get(claim.record.id), claim.token) for claim in claims]
+        held = [Claim(entry.record, token) for entry, token in entries if entry is not None and entry.token == token]
+        return Claimed(held, now, self.next_due_ms(demand, now))
+
+    def next_due_ms(self, demand: Mapping[Lane, Demand], now: int) -> int | None:
+        """Return when something may be claimed in the demanded lanes: a due time or the end of a lease."""
+        lanes = {lane for name, each in demand.items() if each.messages > 0 for lane in (name, *each.aliases)}
+        due_ms = self._order.next_due_ms(lanes, now)
+        tokens = [
+            entry.token
+            for entry in self._table.leased.values()
+            if entry.record.envelope.lane in lanes
+            and not (t.is_lease_over(entry.token, now) and self._table.trials.is_in_doubt(entry, now))
+        ]
+        ends_ms = [t.token_deadline_ms(min(tokens))] if tokens else []
+        return min(ends_ms if due_ms is None else [due_ms, *ends_ms], default=None)
+
+    # --- housekeeping -------------------------------------------------------------------------------------
+
+    def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int, now: int) -> Tidied:
+        """Do a bounded step of housekeeping, as `Work.tidy` promises it."""
+        worker.lanes, worker.seen_ms = frozenset(lanes), now
+        lapsed = self.return_lapsed(now, limit)
+        expired = self._expire_late(now, limit)
+        self._forget_superseded(now)
+        self._table.answers.forget(now, 100 * limit)
+        states = [self.lane_state(name, now) for name, lane in self._table.lanes.items() if lane.messages]
+        return Tidied(now, lapsed, expired, states)
+
+    def return_lapsed(self, now: int, limit: int) -> int:
+        """Return messages to their lanes that were claimed and not settled in time; return how many there were."""
+        is_in_doubt = self._table.trials.is_in_doubt
+        over = [
+            entry
+            for entry in self._table.leased.values()
+            if self._is_over(entry.token, now) and not is_in_doubt(entry, now)
+        ][:limit]
+        for entry in over:
+            self._rules.lapse(entry, now)
+        return len(over)
+
+    def _is_over(self, token: int, now: int) -> bool:
+        """Say whether a lease is over; a lease that is too long, once its holder has had time to set it right."""
+        if not t.is_lease_too_long(token, now):
+            return t.is_lease_over(token, now)
+        self._ahead_since = t.ahead_since(self._ahead_since, now)
+        return self._ahead_since + t.RIGHTING_MS <= now
+
+    def beat(self, worker: Worker, ids: Collection[str], now: int) -> None:
+        """Note that a process lives and holds these claims; a thread of its own may call this."""
+        worker.seen_ms = now
+        self._table.trials.beat(worker, ids)
+
+    def _forget_superseded(self, now: int) -> None:
+        """Forget claims on replaced versions that nobody has settled in time."""
+        for message_id, revision, token in self._table.superseded:
+            if self._is_over(token, now):
+                self._table.superseded.end(message_id, revision, token)
+
+    def _expire_late(self, now: int, limit: int) -> int:
+        """End late messages, also in lanes that nobody serves. Held messages wait until they are released."""
+        expired, expiring = 0, self._table.expiring
+        while expired < limit and (entry := expiring.first()) is not None:
+            if not (entry.place_ms <= now and t.ends_by_itself(entry.record, now)):
+                break
+            expiring.pop()
+            if self._table.lanes[entry.record.envelope.lane].holds(entry):
+                self._expiring_held.append(entry)
+            else:
+                self._rules.expire(entry, now)
+                expired += 1
+        return expired
+
+    def look_at_released(self) -> None:
+        """Judge messages again that were held when they became late."""
+        for entry in self._expiring_held:
+            self._table.expiring.push(max(entry.place_ms, entry.record.expires_ms + 1), entry)
+        self._expiring_held.clear()
+
+    def lane_state(self, lane: Lane, now: int) -> LaneState:
+        """Return the state of a lane."""
+        return LaneState(lane, self._order.oldest_ms(lane, now), self._table.workers.serve(lane, now))

@@ -1,0 +1,119 @@
+"""`FairShare`: which lane's message a claim takes next, so that no lane starves another, and suspects run apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Generic, Protocol, TypeVar
+
+from aiodelay import transitions as t
+from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Lane, Record
+
+from .table import Row
+
+__all__ = ["MOST_ASIDE", "FairShare", "Heads"]
+
+MOST_ASIDE = 2_000
+"""Most messages that a claim steps over: suspects that others try, or others among suspects."""
+
+R = TypeVar("R", bound=Row)
+
+
+class Heads(Protocol[R]):
+    """The due messages of lanes, read from their heads on."""
+
+    def first(self, lanes: Sequence[Lane]) -> R | None:
+        """Return the first message of these lanes that is due, left where it is."""
+        ...
+
+    def take(self, row: R) -> None:
+        """Take the message that `first` has just returned."""
+        ...
+
+    def step_over(self, row: R) -> None:
+        """Leave the message that `first` has just returned, and look behind it next."""
+        ...
+
+
+@dataclass(slots=True)
+class _Group(Generic[R]):
+    """The share of one demand: messages of its lane and of the lane's aliases."""
+
+    lanes: tuple[Lane, ...]
+    demand: Demand
+    taken: list[R] = field(default_factory=list)
+    bytes: int = 0
+
+
+class FairShare(Generic[R]):
+    """One claim in the making: of a group of suspects, or of other messages.
+
+    Args:
+        demand: By lane.
+        heads: The lanes.
+        turn: The number of the claim; it says whose turn it is to be served first.
+        most_tried: Returns the most suspects to try, asked only if the claim begins with a suspect.
+    """
+
+    def __init__(
+        self, demand: Mapping[Lane, Demand], heads: Heads[R], *, turn: int, most_tried: Callable[[], int]
+    ) -> None:
+        groups = [_Group[R]((lane, *each.aliases), each) for lane, each in demand.items() if each.messages > 0]
+        first = turn % len(groups) if groups else 0
+        self._groups = groups[first:] + groups[:first]
+        self._heads, self._most_tried = heads, cache(most_tried)
+        self._max_lapses = min((each.max_lapses for each in demand.values()), default=0)
+        self._messages = self._bytes = self._stepped_over = self._most = 0
+        self.is_trial: bool = False
+
+    def take(self) -> list[R]:
+        """Take every group's equal share first, then messages that the other groups have left."""
+        for parts in (len(self._groups), 1):
+            for group in self._groups:
+                self._fill(group, parts)
+        return [row for group in self._groups for row in group.taken]
+
+    def _fill(self, group: _Group[R], parts: int) -> None:
+        """Take a group's messages, up to one of `parts` equal shares of a claim."""
+        heads, taken = self._heads, group.taken
+        most, share = min(group.demand.messages, max(1, MAX_CLAIM_MESSAGES // parts)), MAX_CLAIM_BYTES // parts
+        while len(taken) < most and self._messages < MAX_CLAIM_MESSAGES:
+            row = heads.first(group.lanes)
+            if row is None:
+                return
+            if not self._takes(row.record):
+                self._stepped_over += 1
+                if self._stepped_over > MOST_ASIDE or (self.is_trial and self._messages == self._most > 0):
+                    return
+                heads.step_over(row)
+                continue
+            size = row.record.envelope.size
+            if self._messages and not self._fits(size, group, share):
+                return
+            heads.take(row)
+            taken.append(row)
+            group.bytes += size
+            self._messages += 1
+            self._bytes += size
+
+    def _takes(self, record: Record) -> bool:
+        """Say whether a message may join. A suspect that has ended a process alone is tried alone again."""
+        is_suspect = t.is_suspect(record)
+        if not self._messages:
+            self.is_trial = is_suspect
+            self._most = self._group_limit(record) if is_suspect else 0
+        if not self.is_trial:
+            return record.lapses <= self._max_lapses and not is_suspect
+        return is_suspect and self._messages < self._most and not (self._messages and record.kills)
+
+    def _group_limit(self, first: Record) -> int:
+        if self._max_lapses < t.SUSPECT_LAPSES:
+            return 0
+        return min(self._most_tried(), 1 if first.kills else MAX_CLAIM_MESSAGES)
+
+    def _fits(self, size: int, group: _Group[R], share: int) -> bool:
+        """Say whether there is room for one more message; a group's first may exceed its demand."""
+        if self._bytes + size > MAX_CLAIM_BYTES or group.bytes + size > share:
+            return False
+        return not group.taken or group.bytes + size <= group.demand.max_bytes

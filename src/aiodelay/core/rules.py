@@ -1,0 +1,378 @@
+"""`Rules`: what every command, settlement, lapse and redrive does to a table.
+
+`transitions.py` holds the decisions about one record, as pure functions; this module applies them to the messages of a
+table. The memory store, SQLite and the pending messages of a Kafka partition use it as it is. Redis has the same rules
+in Lua: tests play the same cases against both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Literal, TypeVar
+
+from msgspec.structs import replace
+
+from aiodelay import transitions as t
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
+    TOMBSTONE_WINDOW_MS,
+    Again,
+    Cancel,
+    Command,
+    Dead,
+    DeadKey,
+    DeadLetter,
+    DeadReason,
+    Done,
+    Fire,
+    LateAction,
+    Outcome,
+    Put,
+    PutBack,
+    Record,
+    Refused,
+    Renewal,
+    RenewOutcome,
+    Reschedule,
+    Settlement,
+    SettleOutcome,
+    Stored,
+)
+
+from .table import Row, Table
+
+__all__ = ["Rules"]
+
+R = TypeVar("R", bound=Row)
+
+
+class Rules(Generic[R]):
+    """The rules of one table.
+
+    Args:
+        table: The rules change it; `now` of every method is the table's time, epoch ms.
+    """
+
+    def __init__(self, table: Table[R]) -> None:
+        self.table: Table[R] = table
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    def apply(self, command: Command, now: int) -> Outcome:
+        """Carry out a command, or repeat the first answer to it."""
+        table = self.table
+        row = table.find(command.id)
+        if command.op == t.NO_OP:
+            return self.decide(command, row, now)
+        outcome = table.answers.answer(command, now)
+        if outcome is not None:
+            return outcome
+        if row is not None and row.record.op == command.op:
+            return t.first_answer(row.record)
+        outcome = self.decide(command, row, now)
+        if not (isinstance(outcome, Stored) and outcome.answer == "stored"):  # the record itself tells that one
+            table.answers.add(command.op, outcome, until_ms=now + RETRY_WINDOW_MS)
+        return outcome
+
+    def decide(self, command: Command, row: R | None, now: int) -> Outcome:
+        """Carry out a command that was not answered before.
+
+        Args:
+            command: Any.
+            row: The message that stands under its id.
+            now: Epoch ms.
+        """
+        match command:
+            case Put():
+                return self.put(command, row, now)
+            case Cancel():
+                return self.cancel(command, row, now)
+            case Reschedule():
+                return self._reschedule(command, row, now)
+            case Fire():
+                return self._fire(row, now)
+
+    def put(self, put: Put, row: R | None, now: int) -> Outcome:
+        """Carry out a put."""
+        table, message_id = self.table, put.id
+        verdict = t.put_verdict(
+            put.conflict,
+            put.envelope.rule,
+            None if row is None else row.record,
+            in_flight=row is not None and row.token != 0,
+            ended_version=table.answers.ended_version(message_id, now) if put.conflict.mode == "newer" else None,
+        )
+        if isinstance(verdict, Refused):
+            return verdict
+        if row is not None and verdict in ("kept", "in_flight"):
+            return Stored(verdict, row.record.revision, row.record.due_ms)
+        last = table.answers.last_revision(message_id, now) if row is None else row.record.revision
+        record = t.record_of(put, t.due_of(put.due, now), t.next_revision(now, last))
+        if row is not None:
+            self.end_retries(message_id, now, is_replaced=True)
+            self._make_room(row, now)
+        table.insert(record, record.due_ms)
+        table.note(verdict, record, now)
+        is_older_in_flight = verdict == "replaced" and self._has_superseded(message_id, now)
+        return Stored(verdict, record.revision, record.due_ms, is_older_in_flight)
+
+    def _make_room(self, row: R, now: int) -> None:
+        """Free the id of a message for another record; what the old record tells is kept."""
+        table, record = self.table, row.record
+        table.superseded.add(row)
+        table.remove(row)
+        if t.occurrence_of(record.id) is not None:
+            self._leave_series(record.id)
+            return
+        table.answers.keep(record, now)
+        self._keep_version(record, now)
+
+    def cancel(self, command: Cancel, row: R | None, now: int) -> Outcome:
+        """Carry out a cancel."""
+        refused = t.cancel_refused(command, None if row is None else row.record)
+        if refused is not None or row is None:
+            return refused or Refused("not_found")
+        record, is_claimed = row.record, row.token != 0
+        in_flight = self.end_retries(command.id, now) or self._has_superseded(command.id, now) or is_claimed
+        if is_claimed:
+            self.table.update(row, replace(record, no_retry=True))
+        else:
+            self.end(row, now)
+        answer: Literal["in_flight", "cancelled"] = "in_flight" if in_flight else "cancelled"
+        self.table.note("cancelled", record, now, answer if in_flight else "")
+        return Stored(answer, record.revision, record.due_ms)
+
+    def _reschedule(self, command: Reschedule, row: R | None, now: int) -> Outcome:
+        if row is None:
+            return Refused("not_found")
+        if row.token:
+            return Refused("too_late")
+        record = t.moved(row.record, t.due_of(command.due, now))
+        return self._move(row, record, record.due_ms, "rescheduled", now)
+
+    def _fire(self, row: R | None, now: int) -> Outcome:
+        if row is None:
+            return Refused("not_found")
+        if row.token:
+            return Refused("in_flight")
+        return self._move(row, t.fired(row.record, now), min(row.place_ms, now), "fired", now)
+
+    def _move(
+        self, row: R, record: Record, place_ms: int, answer: Literal["rescheduled", "fired"], now: int
+    ) -> Outcome:
+        self.table.answers.keep(row.record, now)
+        self.table.move(row, record, place_ms)
+        self.table.note(answer, record, now)
+        return Stored(answer, record.revision, record.due_ms)
+
+    def _has_superseded(self, message_id: str, now: int) -> bool:
+        """Say whether a version of this id that was replaced is still in flight."""
+        return any(not t.is_lease_over(token, now) for token in self.table.superseded.tokens(message_id))
+
+    # --- series and their retries -------------------------------------------------------------------------
+
+    def end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
+        """End the retries that go on beside a series, also of one that has ended; say whether one is in flight.
+
+        A replacement fences off the retries in flight. A cancel lets them run for the last time.
+        """
+        table, has_claimed = self.table, False
+        for row in table.retries_of(series_id):
+            has_claimed = has_claimed or row.token != 0
+            if row.token and not is_replaced:
+                table.update(row, replace(row.record, no_retry=True))
+            else:
+                with table.changing(row):
+                    table.superseded.add(row)
+                    self.end(row, now)
+        return has_claimed
+
+    def _series_of(self, message_id: str) -> tuple[R | None, int]:
+        """Return an occurrence's series, None if the series has ended, and the occurrence's due time."""
+        series_id, due_ms = t.occurrence_of(message_id) or ("", 0)
+        series = self.table.find(series_id) if series_id else None
+        return (None if series is None or series.record.envelope.rule is None else series), due_ms
+
+    def _leave_series(self, message_id: str) -> None:
+        """Remove an occurrence that has ended from its series' list."""
+        series, due_ms = self._series_of(message_id)
+        if series is not None and due_ms in series.record.live:
+            live = tuple(due for due in series.record.live if due != due_ms)
+            self.table.update(series, replace(series.record, live=live))
+
+    # --- ends ---------------------------------------------------------------------------------------------
+
+    def end(self, row: R, now: int) -> None:
+        """End a message for good, and keep for a while what repeated commands ask for."""
+        record = row.record
+        if t.occurrence_of(record.id) is not None:
+            self.table.remove(row)
+            self._leave_series(record.id)
+            return
+        self.table.retire(row, now)
+        self._keep_version(record, now)
+
+    def _keep_version(self, record: Record, now: int) -> None:
+        version, answers = record.envelope.version, self.table.answers
+        if version is not None:
+            newest = max(version, answers.ended_version(record.id, now) or 0)
+            answers.add_version(record.id, newest, until_ms=now + TOMBSTONE_WINDOW_MS)
+
+    def bury(self, record: Record, reason: DeadReason, now: int) -> None:
+        """Keep a message, or the occurrence at which a series stands, as a dead letter."""
+        if record.envelope.rule is not None:
+            record = t.as_occurrence(record)
+        self.table.letters.add(DeadLetter(record, reason, now))
+        self.table.note("dead", record, now, reason)
+
+    def expire(self, row: R, now: int) -> None:
+        """End a message that is late, as its policy says."""
+        with self.table.changing(row):
+            if row.record.late is LateAction.DEAD_LETTER:
+                self.bury(row.record, "late", now)
+            else:
+                self.table.note("dropped", row.record, now, "late")
+            self.end(row, now)
+
+    # --- claims -------------------------------------------------------------------------------------------
+
+    def begin_trial(self, rows: Sequence[R]) -> None:
+        """Prepare suspects that were claimed to be tried together; the caller keeps who tries them."""
+        trials, first = self.table.trials, rows[0].record
+        search = trials.search()
+        if not first.kills:
+            trials.set_search(search.begun(len(rows)))
+        if len(rows) == 1:
+            self.table.update(rows[0], replace(first, alone=True, kills=search.kills_of(first)))
+
+    def settle(self, settlement: Settlement, now: int) -> SettleOutcome:
+        """End a claim that is still held, in one step with what follows from it."""
+        table, row = self.table, self.table.find(settlement.id)
+        if row is None or row.token != settlement.token:
+            was_replaced = table.superseded.end(settlement.id, settlement.revision, settlement.token)
+            is_newer = row is not None and row.record.revision > settlement.revision
+            return SettleOutcome.SUPERSEDED if was_replaced or is_newer else SettleOutcome.GONE
+        record = row.record
+        is_retried = isinstance(settlement, Again) and not record.no_retry
+        if record.envelope.rule is None or record.no_retry or settlement.then_due_ms is None:
+            if is_retried:
+                self._retry(row, settlement, now)  # type: ignore[arg-type]
+            else:
+                self._note_end(record, settlement, now)
+                self.end(row, now)
+            return SettleOutcome.SETTLED
+        if is_retried:
+            self._retry_beside(record, settlement, now)  # type: ignore[arg-type]
+        else:
+            self._note_end(record, settlement, now)
+        table.answers.keep(record, now)
+        series = t.rearmed(record, settlement.then_due_ms, retrying=is_retried)
+        table.move(row, series, series.due_ms)
+        return SettleOutcome.SETTLED
+
+    def _retry(self, row: R, settlement: Again, now: int) -> None:
+        failed = t.after_failure(row.record, settlement)
+        self.table.move(row, failed, t.retry_place(failed, settlement.due_ms))
+        self.table.note("again", failed, now, settlement.error or "")
+
+    def _retry_beside(self, record: Record, settlement: Again, now: int) -> None:
+        """Retry an occurrence beside its series."""
+        failed = t.as_occurrence(t.after_failure(record, settlement))
+        there = self.table.find(failed.id)
+        if there is not None:
+            self._make_room(there, now)
+        self.table.insert(failed, t.retry_place(failed, settlement.due_ms))
+        self.table.note("again", failed, now, settlement.error or "")
+
+    def _note_end(self, record: Record, settlement: Settlement, now: int) -> None:
+        """Write what became of a message that is not tried again: a dead letter, or an entry of the journal."""
+        match settlement:
+            case Again():
+                self.table.note("dropped", record, now, "cancelled in flight")
+            case Dead():
+                self.bury(t.after_failure(record, settlement), settlement.reason, now)
+            case Done():
+                self.table.note(settlement.outcome, record, now)
+
+    def renew(self, renewal: Renewal) -> RenewOutcome:
+        """Set a lease from one token to another, unless somebody else has taken the message."""
+        table, row = self.table, self.table.find(renewal.id)
+        if row is None or row.token not in (renewal.token, renewal.to):
+            is_kept = table.superseded.renew(renewal.id, renewal.revision, renewal.token, renewal.to)
+            return RenewOutcome.SUPERSEDED if is_kept else RenewOutcome.LOST
+        table.set_token(row, renewal.to)
+        if renewal.ends_trial:
+            table.update(row, t.after_trial(row.record))
+            table.trials.end(row)
+        return RenewOutcome.CANCELLED if row.record.no_retry else RenewOutcome.RENEWED
+
+    def lapse(self, row: R, now: int) -> None:
+        """Return a message to its lane that was claimed and not settled in time; end one that is not tried again."""
+        table, before = self.table, row.record
+        heard_ms = table.trials.heard_ms(row)
+        is_tried = heard_ms is not None
+        has_died = before.alone and table.trials.has_died(row, now)
+        record = t.after_lapse(before, is_tried=is_tried, has_died=has_died)
+        self._search_on(before, record, heard_ms, now)
+        if record != "killed_worker" and not record.no_retry:
+            table.move(row, record, row.place_ms, keeps_turn=is_tried)
+            table.note("lapsed", record, now)
+            return
+        with table.changing(row):
+            if record == "killed_worker":
+                self.bury(replace(before, kills=t.KILLS_TO_DEATH, alone=False), "killed_worker", now)
+            else:
+                table.note("dropped", record, now, "cancelled in flight")
+            self.end(row, now)
+
+    def _search_on(self, before: Record, after: Record | str, heard_ms: int | None, now: int) -> None:
+        """Set the search for killers by the lapse of a message."""
+        trials = self.table.trials
+        search = known = trials.search()
+        if heard_ms is not None and not before.alone:
+            search = search.died(trials.group_size())
+        if isinstance(after, Record):
+            search = search.lapsed(before, after, beat_ms=now if heard_ms is None else heard_ms, now_ms=now)
+        if search != known:
+            trials.set_search(search)
+
+    # --- dead letters, and messages that come back ----------------------------------------------------------
+
+    def redrive(self, key: DeadKey, now: int) -> Outcome:
+        """Give a dead letter a new life."""
+        table = self.table
+        if not table.letters.has(key):
+            return Refused("not_found")
+        series, due_ms = self._series_of(key.id)
+        if table.find(key.id) is not None or (series is not None and series.record.due_ms == due_ms):
+            return Refused("exists")
+        try:
+            letter = table.letters.get(key)
+        except RecordFormatError as error:
+            return Refused("undecodable", str(error))
+        if letter is None:
+            return Refused("not_found")
+        last = max(key.revision, table.answers.last_revision(key.id, now) or 0)
+        record = t.redriven(letter.record, t.NO_OP, t.next_revision(now, last), now)
+        table.letters.remove(key)
+        table.insert(record, now)
+        if series is not None:
+            table.update(series, t.joined(series.record, due_ms))
+        table.note("redriven", record, now)
+        return Stored("stored", record.revision, record.due_ms)
+
+    def put_back(self, message: PutBack, now: int) -> Stored:
+        """Store a message that had left, unless one stands under its id."""
+        table, record = self.table, message.record
+        if message.reason is not None:
+            is_new = not table.letters.has(DeadKey(record.id, record.revision))
+            if is_new:
+                self.bury(record, message.reason, now)
+            return Stored("stored" if is_new else "kept", record.revision, record.due_ms)
+        row = table.find(record.id)
+        if row is not None:
+            return Stored("kept", row.record.revision, row.record.due_ms)
+        table.insert(record, t.retry_place(record, message.due_ms))
+        table.note("again", record, now, record.last_error or "")
+        return Stored("stored", record.revision, record.due_ms)

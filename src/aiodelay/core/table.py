@@ -1,0 +1,210 @@
+"""`Table`: the narrow interface through which the rules read and change a store's messages.
+
+A store implements it over dicts, SQL or a change log. A table decides nothing: `rules.py` does. Every method takes part
+in the one step (a transaction, where the store has them) that a command, a settlement or a lapse is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+from aiodelay.model import Command, DeadKey, DeadLetter, Outcome, Record
+from aiodelay.transitions import Trials
+
+__all__ = ["Answers", "Letters", "Row", "SupersededClaims", "Table", "TrialTable"]
+
+
+class Row(Protocol):
+    """A message that stands in a table: pending or claimed."""
+
+    @property
+    def record(self) -> Record:
+        """The message."""
+        ...
+
+    @property
+    def place_ms(self) -> int:
+        """The time of its next attempt, epoch ms."""
+        ...
+
+    @property
+    def token(self) -> int:
+        """The token of its claim, 0 = not claimed."""
+        ...
+
+
+R = TypeVar("R", bound=Row)
+R_contra = TypeVar("R_contra", bound=Row, contravariant=True)
+
+
+class Answers(Protocol):
+    """Answers, versions and revisions that outlive a message."""
+
+    def answer(self, command: Command, now: int) -> Outcome | None:
+        """Return the first answer to a command, if no message that stands tells it."""
+        ...
+
+    def add(self, op: bytes, outcome: Outcome, *, until_ms: int) -> None:
+        """Keep the answer to a command."""
+        ...
+
+    def keep(self, record: Record, now: int) -> None:
+        """Keep the answer to the put that made this record, before the record stops telling it."""
+        ...
+
+    def last_revision(self, message_id: str, now: int) -> int | None:
+        """Return the revision with which this id last ended."""
+        ...
+
+    def ended_version(self, message_id: str, now: int) -> int | None:
+        """Return the version with which this id last ended."""
+        ...
+
+    def add_version(self, message_id: str, version: int, *, until_ms: int) -> None:
+        """Keep the version of a message that ends."""
+        ...
+
+
+class SupersededClaims(Protocol[R_contra]):
+    """Claims on versions that were replaced in flight: by id and revision, each until it is settled or has lapsed."""
+
+    def add(self, row: R_contra) -> None:
+        """Keep the claim of a row that is about to be replaced; a row without a claim changes nothing."""
+        ...
+
+    def tokens(self, message_id: str) -> Sequence[int]:
+        """Return the tokens of the claims on versions of this id, and on retries of a series of this id."""
+        ...
+
+    def renew(self, message_id: str, revision: int, token: int, to: int) -> bool:
+        """Set a claim from one token to another, also if that was done before; say whether the claim is kept."""
+        ...
+
+    def end(self, message_id: str, revision: int, token: int) -> bool:
+        """Remove a claim; say whether it was kept."""
+        ...
+
+
+class Letters(Protocol):
+    """Dead letters, by id and revision."""
+
+    def has(self, key: DeadKey) -> bool:
+        """Say whether there is a letter."""
+        ...
+
+    def get(self, key: DeadKey) -> DeadLetter | None:
+        """Return a letter.
+
+        Raises:
+            RecordFormatError: Its record cannot be read.
+        """
+        ...
+
+    def add(self, letter: DeadLetter) -> None:
+        """Keep a letter, in the place of one with the same key."""
+        ...
+
+    def remove(self, key: DeadKey) -> bool:
+        """Delete a letter; say whether there was one."""
+        ...
+
+
+class TrialTable(Protocol[R_contra]):
+    """Trials of suspects, and the state of the search for killers among them."""
+
+    def heard_ms(self, row: R_contra) -> int | None:
+        """Return when the process of a row's trial last confirmed it, epoch ms; None = the row is not tried."""
+        ...
+
+    def has_died(self, row: R_contra, now: int) -> bool:
+        """Say whether the process of a row's trial has ended."""
+        ...
+
+    def group_size(self) -> int:
+        """Return how many suspects are tried together now."""
+        ...
+
+    def search(self) -> Trials:
+        """Return the state of the search."""
+        ...
+
+    def set_search(self, search: Trials) -> None:
+        """Set the state of the search."""
+        ...
+
+    def end(self, row: R_contra) -> None:
+        """Remove the trial of a row."""
+        ...
+
+
+class Table(Protocol[R]):
+    """The messages of a namespace (of a partition, on Kafka), and the parts of a store that outlive them."""
+
+    @property
+    def answers(self) -> Answers:
+        """Answers, versions and revisions that outlive a message."""
+        ...
+
+    @property
+    def superseded(self) -> SupersededClaims[R]:
+        """Claims on versions that were replaced."""
+        ...
+
+    @property
+    def letters(self) -> Letters:
+        """Dead letters."""
+        ...
+
+    @property
+    def trials(self) -> TrialTable[R]:
+        """Trials of suspects."""
+        ...
+
+    def find(self, message_id: str) -> R | None:
+        """Return the message that stands under an id."""
+        ...
+
+    def retries_of(self, series_id: str) -> Sequence[R]:
+        """Return the retried occurrences of a series, also of one that has ended."""
+        ...
+
+    def insert(self, record: Record, place_ms: int) -> None:
+        """Put a message into its lane, behind others of its place. The caller has just found its id free."""
+        ...
+
+    def move(self, row: R, record: Record, place_ms: int, *, keeps_turn: bool = False) -> None:
+        """Return a message to its lane with this record; a claim on it ends.
+
+        Args:
+            row: It stands.
+            record: Of the same id and lane.
+            place_ms: The time of its next attempt.
+            keeps_turn: It stays before messages of its place that were scheduled later.
+        """
+        ...
+
+    def update(self, row: R, record: Record) -> None:
+        """Set `no_retry`, `alone`, `kills` and `live` of a message; it stays where it stands."""
+        ...
+
+    def set_token(self, row: R, token: int) -> None:
+        """Set the token of a claim."""
+        ...
+
+    def remove(self, row: R) -> None:
+        """Delete a message; its id is free, and nothing of it is kept."""
+        ...
+
+    def retire(self, row: R, now: int) -> None:
+        """End a message; its revision and the answer to its put are kept for the retry window."""
+        ...
+
+    def changing(self, row: R) -> AbstractContextManager[object]:
+        """Join the calls of a block into one change of this message."""
+        ...
+
+    def note(self, event: str, record: Record, now: int, detail: str = "") -> None:
+        """Add an entry to the journal, if there is one."""
+        ...

@@ -1,0 +1,183 @@
+"""`ChangeTable`: the table of the rules on Kafka, where an owner's decision counts once its record was read back.
+
+While a change is being decided, calls add to that change, and the message stays out of everyone's reach until the
+change's record comes back, or the session ends without it. Without a change, calls take effect at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from aiodelay.clock import Clock
+from aiodelay.core.dict_table import DictAnswers, DictClaims, DictLetters, DictTable, DictTrials
+from aiodelay.core.entries import Entry
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
+    TOMBSTONE_WINDOW_MS,
+    Command,
+    DeadKey,
+    DeadLetter,
+    JournalEntry,
+    Outcome,
+    Record,
+    Stored,
+)
+
+from . import records
+from .changes import ChangeLog
+
+__all__ = ["ChangeTable", "SupersededChanges"]
+
+
+class _Answers:
+    """`Answers` of which the current change keeps those that the partition's records tell no longer."""
+
+    def __init__(self, near: DictAnswers, log: ChangeLog) -> None:
+        self._near, self._log = near, log
+
+    def answer(self, command: Command, now: int) -> Outcome | None:
+        return self._near.answer(command, now)
+
+    def add(self, op: bytes, outcome: Outcome, *, until_ms: int) -> None:
+        self._near.add(op, outcome, until_ms=until_ms)
+
+    def keep(self, record: Record, now: int) -> None:
+        if record.revision + RETRY_WINDOW_MS <= now:
+            return
+        self._near.keep(record, now)
+        answer, change = self._near.by_op.get(record.op, now), self._log.current
+        if change is not None and isinstance(answer, Stored):
+            until_ms = now + RETRY_WINDOW_MS
+            memory = record.op.hex(), answer.answer, answer.revision, answer.due_ms, until_ms
+            change.remembering().answers.append(memory)
+
+    def last_revision(self, message_id: str, now: int) -> int | None:
+        return self._near.last_revision(message_id, now)
+
+    def ended_version(self, message_id: str, now: int) -> int | None:
+        return self._near.ended_version(message_id, now)
+
+    def add_version(self, message_id: str, version: int, *, until_ms: int) -> None:
+        self._near.add_version(message_id, version, until_ms=until_ms)
+        if self._log.current is not None:
+            self._log.current.remembering().version = version, until_ms
+
+
+class SupersededChanges:
+    """`SupersededClaims`, except for claims whose settlement is being written: those have ended."""
+
+    def __init__(self, near: DictClaims, log: ChangeLog) -> None:
+        self._near, self._log = near, log
+
+    def add(self, row: Entry) -> None:
+        change = self._log.held_back.get(records.key_of(row.record.id))
+        if change is None or change.entry is not row or change.is_users:
+            self._near.add(row)
+
+    def tokens(self, message_id: str) -> Sequence[int]:
+        return self._near.tokens(message_id)
+
+    def renew(self, message_id: str, revision: int, token: int, to: int) -> bool:
+        return self._near.renew(message_id, revision, token, to)
+
+    def end(self, message_id: str, revision: int, token: int) -> bool:
+        return self._near.end(message_id, revision, token)
+
+
+class _Letters:
+    """`Letters` that change with the current change; those that stand change when its records are read."""
+
+    def __init__(self, near: DictLetters, log: ChangeLog) -> None:
+        self._near, self._log = near, log
+
+    def has(self, key: DeadKey) -> bool:
+        return self._near.has(key)
+
+    def get(self, key: DeadKey) -> DeadLetter | None:
+        return self._near.get(key)
+
+    def add(self, letter: DeadLetter) -> None:
+        self._log.bury(letter)
+
+    def remove(self, key: DeadKey) -> bool:
+        assert self._log.current is not None
+        self._log.current.purged = key
+        return self._near.has(key)
+
+
+class ChangeTable:
+    """See the module.
+
+    Args:
+        near: The messages as the records that were read tell them.
+        log: Where changes go.
+        clock: Where the time is read.
+    """
+
+    def __init__(self, near: DictTable, log: ChangeLog, clock: Clock) -> None:
+        self._near, self._log, self._clock = near, log, clock
+        self.answers = _Answers(near.answers, log)
+        self.superseded = SupersededChanges(near.superseded, log)
+        self.letters = _Letters(near.letters, log)
+        self.trials: DictTrials = near.trials
+
+    def find(self, message_id: str) -> Entry | None:
+        return self._near.find(message_id)
+
+    def retries_of(self, series_id: str) -> Sequence[Entry]:
+        return self._near.retries_of(series_id)
+
+    def insert(self, record: Record, place_ms: int) -> None:
+        change = self._log.current
+        if change is None:
+            self._near.insert(record, place_ms)
+        elif records.key_of(record.id) == change.key:
+            change.put = record, place_ms
+        else:
+            change.others = [*change.others, (record, place_ms)]
+
+    def move(self, row: Entry, record: Record, place_ms: int, *, keeps_turn: bool = False) -> None:
+        if self._log.current is None:
+            self._near.move(row, record, place_ms, keeps_turn=keeps_turn)
+        else:
+            self._hold_lease(row)
+            self.insert(record, place_ms)
+
+    def _hold_lease(self, row: Entry) -> None:
+        """Let the lease of a message not lapse while its change is written."""
+        self._near.leased.pop(row.record.id, None)
+
+    def update(self, row: Entry, record: Record) -> None:
+        self._near.update(row, record)
+
+    def set_token(self, row: Entry, token: int) -> None:
+        self._near.set_token(row, token)
+
+    def remove(self, row: Entry) -> None:
+        change, message_id = self._log.current, row.record.id
+        if change is None:
+            self._near.remove(row)
+        elif change.entry is row:
+            self._hold_lease(row)
+            self._keep_version(message_id)
+
+    def _keep_version(self, message_id: str) -> None:
+        """Write the version again with which this id last ended: the new record takes the place of its tombstone."""
+        now, versions = self._clock.now_ms(), self._near.answers.versions
+        version = versions.get(message_id, now) if versions.is_any else None
+        if version is not None and self._log.current is not None:
+            self._log.current.remembering().version = version, now + TOMBSTONE_WINDOW_MS
+
+    def retire(self, row: Entry, now: int) -> None:
+        self.remove(row)
+        self.answers.keep(row.record, now)
+        self._near.answers.revisions.add(row.record.id, row.record.revision, until_ms=now + RETRY_WINDOW_MS)
+
+    def changing(self, row: Entry) -> AbstractContextManager[object]:
+        return self._log.ending(row)
+
+    def note(self, event: str, record: Record, now: int, detail: str = "") -> None:
+        if self._log.keeps_history:
+            lane, at = record.envelope.lane, record.due_ms
+            self._log.note(JournalEntry(0, now, event, record.id, record.revision, lane, at, record.attempt, detail))

@@ -1,0 +1,123 @@
+"""`DueMessages`: due messages that Kafka itself takes: they move to their topics in one transaction with their ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from aiodelay.core.dict_claims import DictClaiming
+from aiodelay.core.entries import Entry, EntryState
+from aiodelay.core.rules import Rules
+from aiodelay.model import MAX_CLAIM_MESSAGES, Demand, Lane, Record, Settlement
+
+from . import records
+from .changes import Change, ChangeLog
+from .client import Outgoing
+from .paced_lanes import PacedLanes
+
+__all__ = ["Due", "DueMessages"]
+
+
+class Due(NamedTuple):
+    """Due messages of a lane.
+
+    Attributes:
+        entries: Messages to move, by key.
+        size: Their bytes.
+        series: Recurring ones.
+        unknown: Addresses of which nothing is known.
+    """
+
+    entries: list[tuple[bytes, Entry]]
+    size: int
+    series: list[Record]
+    unknown: set[str]
+
+
+class DueMessages:
+    """The moves of a partition.
+
+    Args:
+        rules: How messages end.
+        changes: Where moves go, and the messages.
+        lanes: The order of messages.
+        claiming: Returns lapsed messages.
+    """
+
+    def __init__(self, rules: Rules[Entry], changes: ChangeLog, lanes: PacedLanes, claiming: DictClaiming) -> None:
+        self._rules, self._changes, self._lanes, self._claiming = rules, changes, lanes, claiming
+        self._table, self._state = changes.table, changes.state
+
+    def take(self, lane: Lane, demand: Demand, known: Container[str], now: int) -> Due:
+        """Take the due messages out of a lane that are to be moved; the caller ends them.
+
+        Args:
+            lane: A sink's.
+            demand: Most messages and bytes.
+            known: Addresses that are known to take messages; messages for others stay.
+            now: Epoch ms.
+        """
+        queue = self._table.lanes[lane]
+        self._claiming.return_lapsed(now, MAX_CLAIM_MESSAGES)
+        lanes, taken = (lane,), 0
+        entries, aside = list[tuple[bytes, Entry]](), list[Entry]()
+        series, unknown = list[Record](), set[str]()
+        while len(entries) + len(aside) < demand.messages and (entry := self._lanes.first_due(lanes, now)) is not None:
+            record, envelope = entry.record, entry.record.envelope
+            size = envelope.size
+            if entries and taken + size > demand.max_bytes:
+                break
+            queue.take_first()
+            key = records.key_of(envelope.id)
+            if key in self._changes.held_back:
+                aside.append(entry)  # an earlier change of this id has not been read back yet
+            elif envelope.address not in known:
+                unknown.add(envelope.address)
+                aside.append(entry)
+            elif envelope.rule is not None:
+                series.append(record)
+                aside.append(entry)
+            else:
+                entries.append((key, entry))
+                taken += size
+        for entry in aside:
+            queue.add(entry)
+        return Due(entries, taken, series, unknown)
+
+    def move(self, key: bytes, entry: Entry, target: Outgoing, now: int) -> Change:
+        """Decide that a message ends which `take` has just taken out, because it is moved."""
+        change = Change(key, self._state.read_to, entry, outcome="delivered", targets=(target,))
+        with self._changes.deciding(change):
+            self._changes.reserve(entry)
+            self._rules.table.note(change.outcome, entry.record, now)
+            self._rules.end(entry, now)
+        self._changes.hold_back(change)
+        return change
+
+    def series_at(self, settlement: Settlement) -> Entry | None:
+        """Return a series that still stands at the due occurrence which a settlement ends."""
+        entry = self._table.find(settlement.id)
+        if entry is None or entry.state is not EntryState.IN_LANE or entry.record.envelope.rule is None:
+            return None
+        record, queue = entry.record, self._table.lanes[entry.record.envelope.lane]
+        is_same = (record.revision, record.due_ms) == (settlement.revision, settlement.token)
+        return entry if is_same and not queue.holds(entry) and not queue.parks(entry) else None
+
+    def next_due_ms(self, lane: Lane, now: int) -> int | None:
+        """Return when something of a lane may be moved."""
+        return self._claiming.next_due_ms({lane: Demand(1)}, now)
+
+    def block(self, lane: Lane, addresses: AbstractSet[str]) -> None:
+        """Set the addresses of a lane that take nothing now."""
+        self._table.lanes[lane].block(addresses)
+
+    def blocked(self) -> Counter[tuple[Lane, str]]:
+        """Count the messages for addresses that take nothing."""
+        found: Counter[tuple[Lane, str]] = Counter()
+        for name, lane in self._table.lanes.items():
+            if lane.blocked:
+                lane.first()  # which sets messages aside that have been put since
+                found.update({(name, address): len(lane.parked(address)) for address in lane.blocked})
+        return +found

@@ -1,0 +1,116 @@
+"""`FarMessages`: messages that are due late, of which a partition's index keeps little more than the offset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from aiodelay.clock import Clock
+from aiodelay.core.dict_inspection import DictInspection
+from aiodelay.core.entries import Entry, EntryState
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import Lane, LaneCounts, Query, Snapshot
+from aiodelay.transitions import occurrence_of
+
+from . import records
+from .changes import ChangeLog
+from .records import Read
+
+__all__ = ["FarMessages"]
+
+EVERYTHING = Query(limit=1000)
+
+
+class FarMessages:
+    """The border between near messages, in the table, and far ones, in `ReadState.far`.
+
+    Args:
+        changes: Messages that are being changed stay near.
+        inspection: Of the table.
+        clock: Where the time is read.
+    """
+
+    def __init__(self, changes: ChangeLog, inspection: DictInspection, clock: Clock) -> None:
+        self._state, self._table, self._changes = changes.state, changes.table, changes
+        self._inspection, self._clock = inspection, clock
+
+    def look_ahead(self, until_ms: int) -> None:
+        """Keep messages whole that are due until then, from now on."""
+        state = self._state
+        state.edge_ms = min(state.edge_ms, until_ms) if state.far else until_ms
+        state.near_until_ms = until_ms
+
+    def put_off(self) -> None:
+        """Only note messages that are whole although they are due later."""
+        self._state.raised &= self._table.entries.keys()
+        for entry in list(self._table.entries.values()):
+            if self._may_be_far(entry):
+                self._note(entry)
+
+    def _may_be_far(self, entry: Entry) -> bool:
+        record, key = entry.record, records.key_of(entry.record.id)
+        standing = self._state.standings.get(key)
+        return (
+            entry.state is EntryState.IN_LANE
+            and entry.place_ms > self._state.near_until_ms
+            and record.envelope.rule is None
+            and occurrence_of(record.id) is None
+            and record.id not in self._state.raised
+            and key not in self._changes.held_back
+            and standing is not None
+            and standing.hidden_at is None
+        )
+
+    def _note(self, entry: Entry) -> None:
+        key = records.key_of(entry.record.id)
+        seen, lane = self._state.standings.pop(key).seen, entry.record.envelope.lane
+        self._state.far.put(key, entry.place_ms, seen.offset, lane, is_users=seen.read_to is None)
+        self._table.remove(entry)
+
+    def peek(self, read: Sequence[Read], query: Query = EVERYTHING) -> list[Snapshot]:
+        """Return far messages, among records that were read again, and within a query's bounds."""
+        found = []
+        for each in read:
+            assert each.key is not None
+            assert each.value is not None
+            row = self._state.far.find(each.key)
+            if row is None or row.offset != each.offset:
+                continue
+            glance = records.glance(each.key, each.value, each.headers)
+            try:
+                record = records.decode(each.key, each.value, each.headers, written_ms=each.timestamp)
+            except RecordFormatError:
+                continue  # it becomes a dead letter once it is near
+            found.append(self._inspection.snapshot(Entry(record, glance.place_ms, 0), self._clock.now_ms()))
+        return [each for each in found if _is_in(each, query)]
+
+    def with_far(self, counted: Mapping[Lane, LaneCounts]) -> Mapping[Lane, LaneCounts]:
+        """Add far messages to counts of near ones."""
+        now, found = self._clock.now_ms(), dict(counted)
+        for lane, n in self._state.far.by_lane.items():
+            if n:
+                here = found.get(lane) or LaneCounts(read_by_nobody=not self._table.workers.serve(lane, now))
+                is_held = self._table.lanes[lane].is_held
+                found[lane] = (
+                    replace(here, held=here.held + n) if is_held else replace(here, scheduled=here.scheduled + n)
+                )
+        return found
+
+    def has(self, message_id: str) -> bool:
+        """Say whether a message is only noted."""
+        return self._state.far.find(records.key_of(message_id)) is not None
+
+    def wanted(self) -> list[str]:
+        """Return messages that must come near: to be written again, or since a request asks for them."""
+        state = self._state
+        return [records.id_of(key) for key in (*state.hidden, *state.asked) if state.far.find(key) is not None]
+
+
+def _is_in(found: Snapshot, query: Query) -> bool:
+    place_ms = found.next_attempt_ms
+    return (
+        place_ms >= (query.from_ms or 0)
+        and (query.to_ms is None or place_ms < query.to_ms)
+        and (query.after is None or (place_ms, found.record.id) > query.after)
+    )

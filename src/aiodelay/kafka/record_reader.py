@@ -1,0 +1,403 @@
+"""`RecordReader`: takes the records of a partition into its table, in their order."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from aiodelay.clock import Clock
+from aiodelay.core.dict_inspection import DictInspection
+from aiodelay.core.entries import Entry
+from aiodelay.errors import RecordFormatError
+from aiodelay.model import Cancel, Lane, Put, PutBack, Stored
+from aiodelay.transitions import NO_OP, occurrence_of
+
+from . import records
+from .change_table import SupersededChanges
+from .changes import Change, ChangeLog
+from .checkpoint import Checkpoint
+from .mark import Mark
+from .placement import Placement
+from .read_state import Asked
+from .records import Glance, Kind, Memory, Read
+from .standing import Seen, Standing, after, is_forgettable, is_unread
+
+__all__ = ["RecordReader"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+STRAY_SAMPLE = 64
+"""The reader checks one far key in so many for being in its own partition: the check takes long."""
+
+
+class RecordReader:
+    """Decides of each record whether it counts, and changes the table by those that do.
+
+    Args:
+        changes: The owner's decisions that wait to be read back, with the messages.
+        inspection: Holds are set through it.
+        placement: Which partition this is.
+        clock: Where the time is read.
+    """
+
+    def __init__(self, changes: ChangeLog, inspection: DictInspection, placement: Placement, clock: Clock) -> None:
+        self._changes, self._inspection = changes, inspection
+        self._state, self._table = changes.state, changes.table
+        self._superseded = SupersededChanges(self._table.superseded, changes)
+        self._placement, self._clock = placement, clock
+        self._cancels: deque[tuple[bytes, int]] = deque()
+        self._checkpoint: Checkpoint | None = None  # while it is taken up
+
+    def read(self, read: Read) -> None:
+        """Take in the partition's next record."""
+        state = self._state
+        state.read_to = read.offset + 1
+        if read.value is None and read.key is not None and self._read_own_end(read.key, read.offset):
+            return
+        glance = records.glance(read.key, read.value, read.headers)
+        if glance.lane and glance.place_ms > state.near_until_ms and self._read_far(read, glance):
+            return
+        if read.key is None or not records.is_plain(read.key):
+            self._read_special(read, read.key, glance)
+        else:
+            self._read_message(read, read.key, glance)
+
+    def _read_special(self, read: Read, key: bytes | None, glance: Glance) -> None:
+        """Take in a record that has no key, or a key that no message of a user's can have."""
+        if key is None or glance.kind is Kind.BAD:
+            log.warning("%s, offset %d: %s; skipped", self._placement.name, read.offset, glance.problem)
+        elif glance.kind is Kind.DEAD:
+            self._keep_at(key, read)
+            self._read_dead(read, key)
+        elif glance.kind is Kind.BARRIER:
+            self._forget_cancels(read.offset)
+        elif glance.kind is Kind.INTAKE:
+            pass  # `Positions` reads it, for whoever takes in
+        elif glance.kind is Kind.PARTITIONS:
+            self._state.partitions = records.partitions_in(read.value)
+        elif glance.kind is Kind.MARK:
+            self._read_mark(records.mark_of(read.value))
+        elif glance.kind is Kind.HOLD:
+            self._keep_at(key, read)
+            change_hold = self._inspection.release if read.value is None else self._inspection.hold
+            change_hold(*cast("tuple[Lane, str | None]", records.held_in(key)))
+        elif key.startswith(records.KEEP):
+            self._read_asked(read, key.removeprefix(records.KEEP), glance)
+        else:
+            self._read_message(read, key, glance)
+
+    def read_own(self, changes: Iterable[Change]) -> None:
+        """Take in committed changes without reading them, as far as no other record is to be read first.
+
+        Args:
+            changes: A transaction's, in their order.
+        """
+        state = self._state
+        for change in changes:
+            is_next = change.offset == state.read_to and change.is_end
+            if not is_next or not self._read_own_end(change.key, change.offset):
+                return
+            state.read_to += 1
+
+    def _keep_at(self, key: bytes, read: Read) -> None:
+        if read.value is None:
+            self._state.kept_at.pop(key, None)
+        else:
+            self._state.kept_at[key] = read.offset
+
+    def _read_asked(self, read: Read, key: bytes, glance: Glance) -> None:
+        """Take in a request to the owner, or its end; an owner's puts back a message that had left."""
+        read_to, all_asked = glance.read_to, self._state.asked
+        if read.value is None:
+            if key in all_asked and (read_to is None or all_asked[key].offset < read_to):
+                del all_asked[key]
+            return
+        try:
+            what: Put | PutBack | Cancel | None
+            if read_to is not None:
+                what = records.asked_back(key, read.value, read.headers, place_ms=glance.place_ms)
+            elif (what := records.asked_cancel(key, read.headers)) is None:
+                what = records.kept_put(key, read.value, read.headers, written_ms=read.timestamp)
+        except RecordFormatError as error:
+            where = self._placement.name, read.offset
+            log.warning("%s, offset %d: a put unless one stands %s; skipped", *where, error.problem)
+        else:
+            all_asked[key] = Asked(read.offset, what)
+
+    def _read_own_end(self, key: bytes, offset: int) -> bool:
+        """Take in a message's end that this owner has decided, if it counts: all that it says is known."""
+        change, state = self._changes.held_back.get(key), self._state
+        if change is None or change.offset != offset or change.is_users or change.entry is None:
+            return False
+        entry, standing = change.entry, state.standings.get(key)
+        if standing is None or is_unread(standing.seen, change.read_to) or not self._changes.is_left(entry):
+            return False
+        change.counted = True
+        del state.standings[key]  # nothing need be known of a message that an owner has ended
+        state.hidden.pop(key, None)
+        self._table.remove(entry)
+        state.ended_at = offset
+        self._forget_cancels(change.read_to)
+        self._remember(entry.record.id, change.memory)  # also if whoever asked for it waits no more
+        return True
+
+    def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:
+        state, is_put = self._state, glance.kind is not Kind.END
+        standing = after(state.standing(key), Seen(read.offset, is_put, glance.read_to))
+        counts = standing.seen.offset == read.offset
+        state.standings[key] = standing
+        if glance.read_to is None and key in state.asked:
+            state.asked[key].is_over = True
+        state.hidden.pop(key, None)
+        if standing.hidden_at is not None:
+            state.hidden[key] = None
+        if counts:
+            self._read_standing(read, key, glance, is_put=is_put)
+        if glance.read_to is not None:
+            self._forget_cancels(glance.read_to)
+        if glance.read_to is not None or not is_put:  # an owner's; it also cancels
+            self._remember(records.id_of(key), records.memory_of(read.headers), counts=counts)
+        if standing.hidden_at == read.offset:
+            self._end_repeated(key)
+
+    def _read_standing(self, read: Read, key: bytes, glance: Glance, *, is_put: bool) -> None:
+        """Take in a record that stands from now on."""
+        state = self._state
+        if (change := self._changes.held_back.get(key)) is not None and change.offset == read.offset:
+            change.counted = True
+        state.bad.pop(key, None)
+        state.over.pop(key, None)
+        state.far.remove(key)
+        if is_put:
+            self.take_in(read, key, glance)
+        else:
+            state.ended_at = read.offset
+            self._let_go(records.id_of(key), is_users=glance.read_to is None)
+            self._cancels.append((key, read.offset))
+
+    def _end_repeated(self, key: bytes) -> None:
+        """End a message that a user has put a second time, unread by an owner that tells that it has ended."""
+        entry, seen = self._table.find(records.id_of(key)), self._state.standings[key].seen
+        if entry is None or entry.token or seen.read_to is not None or not self.has_answered(entry.record.op):
+            return
+        self._state.over[key] = None
+        self._table.remove(entry)
+
+    def has_answered(self, op: bytes) -> bool:
+        """Say whether the answer to a command is remembered."""
+        return self._table.answers.by_op.get(op, self._clock.now_ms()) is not None
+
+    def _remember(self, message_id: str, memory: Memory | None, *, counts: bool = True) -> None:
+        """Keep the memory of a record; if the record does not count, not the answer to its own command."""
+        if memory is None:
+            return
+        now, answers = self._clock.now_ms(), self._table.answers
+        for op, answer, revision, due_ms, until_ms in memory.answers:
+            is_so = counts or answer == "stored"
+            if is_so and until_ms > now and answers.by_op.get(bytes.fromhex(op), now) is None:
+                stored = Stored(cast("Any", answer), revision, due_ms)
+                answers.add(bytes.fromhex(op), stored, until_ms=until_ms)
+        if memory.version is not None and memory.version[1] > now:
+            newest = max(memory.version[0], answers.ended_version(message_id, now) or 0)
+            answers.add_version(message_id, newest, until_ms=memory.version[1])
+
+    def take_in(self, read: Read, key: bytes, glance: Glance) -> None:
+        """Take in a message whole."""
+        state = self._state
+        try:
+            if glance.problem:
+                raise RecordFormatError(glance.problem)  # noqa: TRY301 - one way for both kinds of bad records
+            assert read.value is not None
+            record = records.decode(key, read.value, read.headers, written_ms=read.timestamp)
+            self._placement.check_address(record.envelope, is_users=glance.read_to is None)
+        except RecordFormatError as error:
+            where = self._placement.name, read.offset
+            log.warning("%s, offset %d: %s; it is kept as a dead letter", *where, error.problem)
+            self._let_go(records.id_of(key), is_users=True)
+            state.bad[key] = read, error.problem
+            return
+        self._placement.look_for_strays(key)
+        old = self._table.find(record.id)
+        state.raised.discard(record.id)
+        if self._checkpoint is not None:
+            if read.offset in self._checkpoint.repeated:
+                state.over[key] = None
+                return
+            if (revision := self._checkpoint.revisions.get(read.offset)) is not None:
+                record = replace(record, revision=revision)
+                state.raised.add(record.id)
+        elif glance.read_to is None and record.op != NO_OP:
+            if old is not None and old.record.op == record.op:
+                state.raised.add(record.id)
+                return  # sent again, because its first answer was lost
+            if old is None and self.has_answered(record.op):
+                state.over[key] = None  # and it has ended since
+                return
+        if glance.read_to is not None and self._was_written_late(record.id, glance.read_to):
+            state.over[key] = None
+            return
+        if old is not None and glance.read_to is None:
+            self._end_retries(record.id, is_replaced=True)
+            if record.revision <= old.record.revision:  # two of one ms, or of a clock that is behind
+                record = replace(record, revision=old.record.revision + 1)
+                state.raised.add(record.id)
+            self._superseded.add(old)
+        if old is not None:
+            self._table.remove(old)
+        self._table.insert(record, glance.place_ms)
+
+    def _end_retries(self, series_id: str, *, is_replaced: bool) -> None:
+        """End the retries of a series that a user has replaced or cancelled, without asking its owner.
+
+        The owner writes their ends. A retry in flight that was cancelled is left to its claim, for the last time.
+        """
+        for entry in self._table.retries_of(series_id):
+            if entry.record.no_retry and not is_replaced:
+                continue  # that is written already
+            self._state.over[records.key_of(entry.record.id)] = None
+            if entry.token and not is_replaced:
+                self._table.update(entry, replace(entry.record, no_retry=True))
+            else:
+                self._superseded.add(entry)
+                self._table.remove(entry)
+
+    def _was_written_late(self, message_id: str, read_to: int) -> bool:
+        """Say whether this is a retry that its owner wrote before it had read that a user has replaced the series."""
+        occurrence = occurrence_of(message_id)
+        series = None if occurrence is None else self._state.standing(records.key_of(occurrence[0]))
+        return series is not None and is_unread(series.seen, read_to)
+
+    def _let_go(self, message_id: str, *, is_users: bool) -> None:
+        """End a message. A message that a user cancels in flight is delivered this once, and never again."""
+        entry = self._table.find(message_id)
+        if entry is None:
+            return
+        if is_users:
+            self._end_retries(message_id, is_replaced=False)
+        if is_users and entry.token:
+            self._table.update(entry, replace(entry.record, no_retry=True))
+        else:
+            self._table.remove(entry)
+
+    def _read_dead(self, read: Read, key: bytes) -> None:
+        if read.value is None:
+            self._table.letters.remove(records.dead_key_of(key))
+            return
+        try:
+            letter = records.decode_dead(key, read.value, read.headers)
+        except RecordFormatError as error:
+            where = self._placement.name, read.offset
+            log.warning("%s, offset %d: a dead letter %s; skipped", *where, error.problem)
+        else:
+            self._table.letters.add(letter)
+
+    def _read_mark(self, mark: Mark) -> None:
+        if mark.is_beyond(self._state.mark):
+            self._state.mark = mark
+            self._forget_cancels(mark.read_to)
+
+    def _forget_cancels(self, read_to: int) -> None:
+        """Forget keys that have ended, as far as no owner can have missed it."""
+        standings = self._state.standings
+        while self._cancels:
+            key, offset = self._cancels[0]
+            standing = standings.get(key)
+            if standing is not None and standing.seen.offset == offset:
+                if offset >= read_to or not is_forgettable(standing, read_to):
+                    return
+                del standings[key]
+            self._cancels.popleft()
+
+    # --- checkpoints --------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Return what was read, beside far messages."""
+        now, state = self._clock.now_ms(), self._state
+        standings, answers = state.standings, self._table.answers
+        offsets = [standing.seen.offset for standing in standings.values()]
+        offsets += [at for key in state.hidden if (at := standings[key].hidden_at) is not None]
+        offsets += [asked.offset for asked in state.asked.values()]
+        offsets += state.kept_at.values()
+        raised = [(standings.get(records.key_of(each)), self._table.find(each)) for each in state.raised]
+        return Checkpoint(
+            sorted(offsets),
+            state.edge_ms,
+            state.mark,
+            state.ended_at,
+            state.partitions,
+            self._placement.is_mixed,
+            {standings[key].seen.offset for key in state.over},
+            {
+                standing.seen.offset: entry.record.revision
+                for standing, entry in raised
+                if entry is not None and standing is not None and standing.seen.is_put
+            },
+            [
+                (op.hex(), stored.answer, stored.revision, stored.due_ms, until_ms)
+                for op, stored, until_ms in answers.by_op.items(now)
+                if isinstance(stored, Stored)
+            ],
+            {message_id: (version, until_ms) for message_id, version, until_ms in answers.versions.items(now)},
+        )
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Begin to take up a checkpoint, with the far messages known: its records are read next, in order, whole."""
+        self._checkpoint = checkpoint
+
+    def go_on(self) -> None:
+        """Go on from the checkpoint, all of whose records have been read that are still there."""
+        checkpoint, self._checkpoint = self._checkpoint, None
+        assert checkpoint is not None
+        state = self._state
+        state.read_to, state.edge_ms = checkpoint.read_to, checkpoint.edge_ms
+        state.mark, state.ended_at = checkpoint.mark, checkpoint.ended_at
+        state.partitions, self._placement.is_mixed = checkpoint.partitions, checkpoint.is_mixed
+        self._remember("", Memory(checkpoint.answers))
+        for message_id, version in checkpoint.versions.items():
+            self._remember(message_id, Memory(version=version))
+
+    # --- far messages -------------------------------------------------------------------------------------
+
+    def _read_far(self, read: Read, glance: Glance) -> bool:
+        """Note a message that is due late and of which nothing else is known; say whether that is all to be done."""
+        key, read_to, state = read.key, glance.read_to, self._state
+        assert key is not None
+        change = self._changes.held_back.get(key)
+        if key in state.standings or (
+            change is not None and (change.entry is not None or change.offset != read.offset)
+        ):
+            return False
+        if self._table.leased and records.id_of(key) in self._table.leased:
+            return False
+        if read_to is None and self._table.answers.by_op.is_any and self.has_answered(records.op_of(read.headers)):
+            return False
+        if read_to is not None:
+            standing = after(state.standing(key), Seen(read.offset, is_put=True, read_to=read_to))
+            if standing.seen.offset != read.offset:
+                return False
+        if not read.offset % STRAY_SAMPLE:
+            self._placement.look_for_strays(key)
+        state.far.put(key, glance.place_ms, read.offset, glance.lane, is_users=read_to is None)
+        if change is not None:
+            change.counted = True
+        if read_to is not None:
+            self._forget_cancels(read_to)
+            self._remember(records.id_of(key), records.memory_of(read.headers))
+        return True
+
+    def come_near(self, read: Read) -> Entry | None:
+        """Take in a far message whole, if it still stands; return its entry."""
+        assert read.key is not None
+        row = self._state.far.find(read.key)
+        if row is None or row.offset != read.offset:
+            return None
+        self._state.far.remove(read.key)
+        glance = records.glance(read.key, read.value, read.headers)
+        seen = Seen(read.offset, is_put=True, read_to=glance.read_to)
+        self._state.standings.setdefault(read.key, Standing(seen))
+        self.take_in(read, read.key, glance)
+        return self._table.find(records.id_of(read.key))
