@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-
-from msgspec.structs import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 from aiodelay import transitions as t
+from aiodelay.core.fair_share import FairShare
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import (
-    MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
     Claim,
     Claimed,
     Demand,
     Lane,
-    Record,
 )
 
 from .rows import ROW, careful_record_of, object_text, record_of, salvaged
@@ -30,8 +25,6 @@ HEAD = f"""
     SELECT {ROW} FROM queue AS q CROSS JOIN messages AS m ON m.n = q.n
     WHERE q.lane = ? AND q.place_ms <= ? ORDER BY q.place_ms, q.n
 """
-MOST_ASIDE = 2_000
-"""Most messages that a claim steps over: suspects that others try, or others among suspects."""
 MOST_PASSED = 10_000
 """Most held messages that a claim moves out of a lane's way, or a tenth as many that it ends; the next one goes on."""
 
@@ -127,13 +120,12 @@ class _Head:
     def close(self) -> None:
         """End reading; take what was taken or passed out of the queue, and carry out what passing it means."""
         self._rows = iter(())
-        tables = self._tables
+        tables, now = self._tables, self._tables.now
         for entry in self._unreadable:
-            tables.unplace(entry)
-            tables.bury(entry.record, "undecodable")
-            tables.forget(entry)
+            tables.rules.bury(entry.record, "undecodable", now)
+            tables.rules.end(entry, now)
         for entry in self._late:
-            tables.expire(entry)
+            tables.rules.expire(entry, now)
         tables.park([(entry.lane, entry.record.envelope.address, entry.place_ms, entry.n) for entry in self._parked])
         if not self.taken:
             return
@@ -148,86 +140,38 @@ class _Head:
             tables.execute(query, (self.lane, last.place_ms, last.n))
 
 
-@dataclass(slots=True)
-class _Group:
-    """What one demand gets of a claim: messages of its lane and of the lane's aliases."""
+class _Heads:
+    """`Heads` of one claim: one head for each demanded lane that exists and is not held.
 
-    demand: Demand
-    lanes: list[int]
-    heads: list[_Head]
-    taken: list[Entry] = field(default_factory=list)
-    bytes: int = 0
-
-    def earliest(self) -> _Head | None:
-        """Return the head at which the earliest message stands."""
-        standing = [(first.place_ms, first.n, i) for i, head in enumerate(self.heads) if (first := head.first())]
-        return self.heads[min(standing)[2]] if standing else None
-
-
-@dataclass(slots=True)
-class _Taking:
-    """A claim in the making: of a group of suspects, or of other messages.
-
-    `max_lapses`: Most lapses of a message that it may take, if it does not begin with a suspect.
-    `most_tried`: Gives the most suspects that it may take, if it begins with one.
+    Args:
+        tables: In a transaction.
+        demand: By lane.
     """
 
-    groups: list[_Group]
-    max_lapses: int
-    most_tried: Callable[[], int]
-    messages: int = 0
-    bytes: int = 0
-    is_trial: bool = False
-    _most: int = 0
-    _aside: int = 0
+    def __init__(self, tables: Tables, demand: Mapping[Lane, Demand]) -> None:
+        holds = tables.holds()
+        names = [name for lane, each in demand.items() if each.messages > 0 for name in (lane, *each.aliases)]
+        self.numbers = {name: number for name in names if (number := tables.known_lane(name))}
+        self._by_lane: dict[Lane, _Head] = {}
+        for name, number in self.numbers.items():
+            held = holds.get(number, ())
+            if None not in held:
+                addresses = frozenset(address for address in held if address is not None)
+                self._by_lane[name] = _Head(tables, number, addresses)
+        self.all: list[_Head] = list(self._by_lane.values())
 
-    def take(self) -> list[Entry]:
-        """Take every group's equal share first, then what the others left."""
-        for parts in (len(self.groups), 1):
-            for group in self.groups:
-                self._fill(group, parts)
-        return [entry for group in self.groups for entry in group.taken]
+    def first(self, lanes: Sequence[Lane]) -> Entry | None:
+        if len(lanes) == 1:
+            head = self._by_lane.get(lanes[0])
+            return None if head is None else head.first()
+        found = [first for lane in lanes if (head := self._by_lane.get(lane)) and (first := head.first())]
+        return min(found, key=lambda entry: (entry.place_ms, entry.n), default=None)
 
-    def _fill(self, group: _Group, parts: int) -> None:
-        """Take a group's messages, up to one of `parts` equal shares of a claim."""
-        most = min(group.demand.messages, max(1, MAX_CLAIM_MESSAGES // parts))
-        taken, share = group.taken, MAX_CLAIM_BYTES // parts
-        only = group.heads[0] if len(group.heads) == 1 else None
-        while len(taken) < most and self.messages < MAX_CLAIM_MESSAGES:
-            head = only or group.earliest()
-            entry = None if head is None else head.first()
-            if head is None or entry is None:
-                return
-            if not self._takes(entry.record):
-                self._aside += 1
-                if self._aside > MOST_ASIDE or (self.is_trial and self.messages == self._most > 0):
-                    return
-                head.step_over()
-                continue
-            size = entry.record.envelope.size
-            if self.messages and not self._fits(size, group, share):
-                return
-            head.take()
-            taken.append(entry)
-            group.bytes += size
-            self.messages += 1
-            self.bytes += size
+    def take(self, row: Entry) -> None:
+        self._by_lane[row.record.envelope.lane].take()
 
-    def _takes(self, record: Record) -> bool:
-        """Say whether a message may join: a message that has ended a process on its own is tried alone again."""
-        is_suspect = t.is_suspect(record)
-        if not self.messages:
-            self.is_trial = is_suspect
-            self._most = min(self.most_tried(), 1 if record.kills else MAX_CLAIM_MESSAGES) if is_suspect else 0
-        if not self.is_trial:
-            return record.lapses <= self.max_lapses and not is_suspect
-        return is_suspect and self.messages < self._most and not (self.messages and record.kills)
-
-    def _fits(self, size: int, group: _Group, share: int) -> bool:
-        """Say whether there is room for one more; a group's first may exceed its demand."""
-        if self.bytes + size > MAX_CLAIM_BYTES or group.bytes + size > share:
-            return False
-        return not group.taken or group.bytes + size <= group.demand.max_bytes
+    def step_over(self, row: Entry) -> None:
+        self._by_lane[row.record.envelope.lane].step_over()
 
 
 def claim(
@@ -247,16 +191,12 @@ def claim(
         The answer, and the numbers of its messages, in the same order.
     """
     return_lapsed(tables, MAX_CLAIM_MESSAGES)
-    holds = tables.holds()
-    groups = [_group(tables, lane, each, holds) for lane, each in demand.items() if each.messages > 0]
-    first = turn % len(groups) if groups else 0
-    max_lapses = min((each.max_lapses for each in demand.values()), default=0)
-    taking = _Taking(groups[first:] + groups[:first], max_lapses, cache(lambda: _most_tried(tables, max_lapses)))
-    entries = taking.take()
-    heads = [head for group in groups for head in group.heads]
-    has_tried = taking.is_trial and bool(entries)
-    behind = {} if has_tried else {head.lane: head.next_ms() for head in heads if head.has_aside}
-    for head in heads:
+    heads = _Heads(tables, demand)
+    share = FairShare(demand, heads, turn=turn, most_tried=lambda: _most_tried(tables))
+    entries = share.take()
+    has_tried = share.is_trial and bool(entries)
+    behind = {} if has_tried else {head.lane: head.next_ms() for head in heads.all if head.has_aside}
+    for head in heads.all:
         head.close()
     if tables.series_changed:
         read = {entry.n: entry.record for entry in tables.entries(tables.series_changed)}
@@ -265,25 +205,14 @@ def claim(
     token = t.token_for(tables.now + lease_ms, number)
     _lease(tables, entries, token)
     if has_tried:
-        tables.begin_trial(entries, worker, lease_ms)
+        tables.trials.begin(entries, worker, lease_ms)
+        tables.rules.begin_trial(entries)
     claims = [Claim(entry.record, token) for entry in entries]
-    return Claimed(claims, tables.now, _next_due_ms(tables, groups, behind)), [entry.n for entry in entries]
+    return Claimed(claims, tables.now, _next_due_ms(tables, heads, behind)), [entry.n for entry in entries]
 
 
-def _most_tried(tables: Tables, max_lapses: int) -> int:
-    may_try = max_lapses >= t.SUSPECT_LAPSES and not tables.is_trying()
-    return tables.search().most if may_try else 0
-
-
-def _group(tables: Tables, lane: Lane, demand: Demand, holds: Mapping[int, Collection[str | None]]) -> _Group:
-    numbers = [number for name in (lane, *demand.aliases) if (number := tables.known_lane(name))]
-    held = {number: holds.get(number, ()) for number in numbers}
-    heads = [
-        _Head(tables, number, frozenset(address for address in held[number] if address is not None))
-        for number in numbers
-        if None not in held[number]
-    ]
-    return _Group(demand, numbers, heads)
+def _most_tried(tables: Tables) -> int:
+    return 0 if tables.trials.is_trying() else tables.trials.search().most
 
 
 def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
@@ -296,24 +225,23 @@ def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
         tables.execute(query, (tables.ns, lane, token, object_text(numbers)))
     if tables.keeps_journal:
         for entry in entries:
-            tables.note("claimed", entry.record)
+            tables.note("claimed", entry.record, tables.now)
 
 
-def _next_due_ms(tables: Tables, groups: Sequence[_Group], behind: Mapping[int, int | None]) -> int | None:
+def _next_due_ms(tables: Tables, heads: _Heads, behind: Mapping[int, int | None]) -> int | None:
     """Return when something may be claimed in the lanes that were asked for: a due time or the end of a lease.
 
     Args:
         tables: In a transaction.
-        groups: The lanes with their demand.
+        heads: Of the lanes with their demand.
         behind: By lane, the place of the first message behind those that were stepped over, which are looked for once a
             second.
     """
-    heads = [head for group in groups for head in group.heads]
-    places = [behind[head.lane] if head.lane in behind else tables.head_ms(head.lane, head.held) for head in heads]
+    places = [behind[head.lane] if head.lane in behind else tables.head_ms(head.lane, head.held) for head in heads.all]
     found = [ms for ms in places if ms is not None] + [tables.now + t.TRIAL_MS] * bool(behind)
-    lanes = {lane for group in groups for lane in group.lanes}
+    lanes = set(heads.numbers.values())
     if lanes:
-        in_doubt, (least, _) = tables.in_doubt(), t.tokens_held(tables.now)
+        in_doubt, (least, _) = tables.trials.in_doubt(), t.tokens_held(tables.now)
         leases = tables.execute("SELECT token, lane, n FROM leases WHERE ns = ? ORDER BY token", (tables.ns,))
         token = next(
             (token for token, lane, n in leases if lane in lanes and not (token < least and n in in_doubt)), None
@@ -332,15 +260,13 @@ def claim_again(
         for claim, n in zip(claims, numbers, strict=True)
         if n in standing and standing[n].token == claim.token
     ]
-    holds = tables.holds()
-    groups = [_group(tables, lane, each, holds) for lane, each in demand.items() if each.messages > 0]
-    return Claimed(held, tables.now, _next_due_ms(tables, groups, {}))
+    return Claimed(held, tables.now, _next_due_ms(tables, _Heads(tables, demand), {}))
 
 
 def return_lapsed(tables: Tables, limit: int) -> int:
     """Put back what was claimed and not settled in time, at most `limit`; return how many there were."""
     least, too_long = t.tokens_held(tables.now)
-    in_doubt = tables.in_doubt()
+    in_doubt = tables.trials.in_doubt()
     query = "SELECT n FROM leases WHERE ns = ? AND token < ? ORDER BY token LIMIT ?"
     over = tables.execute(query, (tables.ns, least, limit + len(in_doubt)))
     numbers = [n for (n,) in over if n not in in_doubt][:limit]
@@ -349,24 +275,5 @@ def return_lapsed(tables: Tables, limit: int) -> int:
     if ahead and tables.is_righting_over():
         numbers += ahead
     for entry in tables.entries(numbers):
-        _lapse(tables, entry)
+        tables.rules.lapse(entry, tables.now)
     return len(numbers)
-
-
-def _lapse(tables: Tables, entry: Entry) -> None:
-    is_tried = tables.is_tried(entry)
-    record: Record | str = t.after_lapse(entry.record, is_tried=is_tried, has_died=tables.has_died(entry))
-    if is_tried and not entry.record.alone:
-        tables.note_death()
-    if isinstance(record, Record):
-        tables.note_lapse(entry, record)
-    tables.unplace(entry)
-    if isinstance(record, str):
-        tables.bury(replace(entry.record, kills=t.KILLS_TO_DEATH, alone=False), "killed_worker")
-        tables.forget(entry)
-    elif record.no_retry:
-        tables.note("dropped", record, "cancelled in flight")
-        tables.forget(entry)
-    else:
-        tables.move(entry, record, entry.place_ms, n=entry.n if is_tried else None)
-        tables.note("lapsed", record)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, groupby
-from typing import Literal
 
 from aiodelay import transitions as t
 from aiodelay.model import (
-    RETRY_WINDOW_MS,
-    Cancel,
     Command,
-    Fire,
     Outcome,
     Put,
-    Record,
     Refused,
-    Reschedule,
     SourcePosition,
     Stored,
 )
@@ -24,7 +18,7 @@ from aiodelay.model import (
 from .connection import BAD_VALUE, bad_value
 from .forgetting import PURGED_PER_ENDED, purge_answers, purge_ended
 from .rows import INSERT_NEW, INSERT_SEVERAL_NEW, NEW_AT_ONCE, Row, headers_text, object_text
-from .tables import Entry, Tables
+from .tables import Tables
 
 __all__ = ["apply"]
 
@@ -40,10 +34,10 @@ def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | 
     if source is not None and not _move_position(tables, source):
         return [Refused("passed")] * len(commands)
     outcomes = _apply_all(tables, commands, source)
-    if tables.answers:
-        purge_ended(tables, tables.answers * PURGED_PER_ENDED)
-        purge_answers(tables, tables.answers * PURGED_PER_ENDED)
-        tables.answers = 0
+    if tables.new_answers:
+        purge_ended(tables, tables.new_answers * PURGED_PER_ENDED)
+        purge_answers(tables, tables.new_answers * PURGED_PER_ENDED)
+        tables.new_answers = 0
     return outcomes
 
 
@@ -56,7 +50,7 @@ def _apply_all(tables: Tables, commands: Sequence[Command], source: SourcePositi
         if is_put:
             outcomes += _put_all(tables, run)  # type: ignore[arg-type]
         else:
-            outcomes += [_apply(tables, command) for command in run]
+            outcomes += [tables.rules.apply(command, tables.now) for command in run]
     return outcomes
 
 
@@ -76,55 +70,13 @@ def _move_position(tables: Tables, source: SourcePosition) -> bool:
 def _apply_safely(tables: Tables, command: Command) -> Outcome:
     tables.execute("SAVEPOINT command")
     try:
-        return _apply(tables, command)
+        return tables.rules.apply(command, tables.now)
     except BAD_VALUE as error:
         tables.execute("ROLLBACK TO command")
         tables.forget_caches()
         return Refused("unavailable", bad_value(error).reason)
     finally:
         tables.execute("RELEASE command")
-
-
-def _apply(tables: Tables, command: Command, n: int | None = None) -> Outcome:
-    """Carry out a command, or answer its repetition as it was answered first.
-
-    Args:
-        tables: In a transaction.
-        command: Any.
-        n: The number kept for what it stores.
-    """
-    is_remembered = command.op != t.NO_OP
-    outcome = tables.remembered(command.op) if is_remembered else None
-    if outcome is not None:
-        return outcome
-    entry = tables.find(command.id)
-    if entry is not None and is_remembered and entry.record.op == command.op and _tells(entry, tables.now):
-        return t.first_answer(entry.record)
-    match command:
-        case Put():
-            outcome = _put(tables, command, entry, n)
-        case Cancel():
-            outcome = _cancel(tables, command, _live(entry))
-        case Reschedule():
-            outcome = _reschedule(tables, command, _live(entry))
-        case Fire():
-            outcome = _fire(tables, _live(entry))
-    # That it was stored, the record itself tells.
-    if is_remembered and not (isinstance(outcome, Stored) and outcome.answer == "stored"):
-        tables.remember(command.op, outcome)
-    return outcome
-
-
-def _tells(entry: Entry, now: int) -> bool:
-    """Say whether the row still answers for its op: of what has ended, as long as the op may be repeated."""
-    return not entry.is_over or now < entry.record.revision + RETRY_WINDOW_MS
-
-
-def _live(entry: Entry | None) -> Entry | None:
-    return None if entry is None or entry.is_over else entry
-
-
-# --- puts -------------------------------------------------------------------------------------------------
 
 
 def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
@@ -146,12 +98,14 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for n, put in enumerate(puts, first):
         if n not in stored:
-            outcomes.append(_apply(tables, put, n))
+            tables.reserve_n(n)
+            outcomes.append(tables.rules.apply(put, now))
             continue
         due_ms = t.due_of(put.due, now)
         outcomes.append(Stored("stored", now, due_ms))
         if tables.keeps_journal:
-            tables.note("stored", t.record_of(put, due_ms, now))
+            tables.note("stored", t.record_of(put, due_ms, now), now)
+    tables.reserve_n(0)
     return outcomes
 
 
@@ -168,7 +122,7 @@ def _insert_new(tables: Tables, rows: Sequence[Row]) -> int:
 def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
     """Return the rows of those puts that are new if their ids are."""
     ns, now, lane_number = tables.ns, tables.now, tables.lane_number
-    remembered = tables.remembered_among([put.op for put in puts])
+    remembered = tables.answers.known_among([put.op for put in puts], now)
     ended = _ended_with_version(tables, puts)
     rows: list[Row] = []
     for n, put in enumerate(puts, first):
@@ -208,75 +162,3 @@ def _ended_with_version(tables: Tables, puts: Sequence[Put]) -> set[str]:
         return set()
     query = "SELECT id FROM tombstones WHERE ns = ? AND id IN (SELECT value FROM json_each(?))"
     return {row[0] for row in tables.execute(query, (tables.ns, object_text(newer)))}
-
-
-def _put(tables: Tables, put: Put, entry: Entry | None, n: int | None) -> Outcome:
-    live = _live(entry)
-    verdict = t.put_verdict(
-        put.conflict,
-        put.envelope.rule,
-        None if live is None else live.record,
-        in_flight=live is not None and live.token != 0,
-        ended_version=tables.ended_version(put.id) if put.conflict.mode == "newer" else None,
-    )
-    if isinstance(verdict, Refused):
-        return verdict
-    if live is not None:
-        if verdict in ("kept", "in_flight"):
-            return Stored(verdict, live.record.revision, live.record.due_ms)
-        tables.end_retries(put.id, is_replaced=True)
-        tables.supersede(live)
-    revision = t.next_revision(tables.now, None if entry is None else entry.record.revision)
-    record = t.record_of(put, t.due_of(put.due, tables.now), revision)
-    n = tables.next_n() if n is None else n  # before the old row is gone, so that the new number is above its own
-    tables.displace(entry)
-    tables.insert(record, record.due_ms, n)
-    tables.note(verdict, record)
-    is_older_in_flight = verdict == "replaced" and tables.has_superseded(put.id)
-    return Stored(verdict, revision, record.due_ms, is_older_in_flight)
-
-
-# --- the other commands -----------------------------------------------------------------------------------
-
-
-def _cancel(tables: Tables, command: Cancel, entry: Entry | None) -> Outcome:
-    refused = t.cancel_refused(command, None if entry is None else entry.record)
-    if refused is not None or entry is None:
-        return refused or Refused("not_found")
-    record = entry.record
-    in_flight = tables.end_retries(record.id) or tables.has_superseded(record.id)
-    if entry.token:
-        tables.execute("UPDATE messages SET no_retry = 1 WHERE n = ?", (entry.n,))
-    else:
-        tables.unplace(entry)
-        tables.forget(entry)
-    answer: Literal["in_flight", "cancelled"] = "in_flight" if entry.token or in_flight else "cancelled"
-    tables.note("cancelled", record, answer if answer == "in_flight" else "")
-    return Stored(answer, record.revision, record.due_ms)
-
-
-def _reschedule(tables: Tables, command: Reschedule, entry: Entry | None) -> Outcome:
-    if entry is None:
-        return Refused("not_found")
-    if entry.token:
-        return Refused("too_late")
-    record = t.moved(entry.record, t.due_of(command.due, tables.now))
-    return _move(tables, entry, record, record.due_ms, "rescheduled")
-
-
-def _fire(tables: Tables, entry: Entry | None) -> Outcome:
-    if entry is None:
-        return Refused("not_found")
-    if entry.token:
-        return Refused("in_flight")
-    return _move(tables, entry, t.fired(entry.record, tables.now), min(entry.place_ms, tables.now), "fired")
-
-
-def _move(
-    tables: Tables, entry: Entry, record: Record, place_ms: int, answer: Literal["rescheduled", "fired"]
-) -> Outcome:
-    tables.remember_put(entry.record)
-    tables.unplace(entry)
-    tables.move(entry, record, place_ms)
-    tables.note(answer, record)
-    return Stored(answer, record.revision, record.due_ms)

@@ -44,7 +44,7 @@ class Namespace:
     careful: bool
     has_new: bool
     """Whether this transaction gave a lane anything."""
-    answers: int
+    new_answers: int
     """Answers written in this transaction."""
 
     def __init__(self, connection: sqlite3.Connection, namespace: str, journal: int) -> None:
@@ -54,12 +54,12 @@ class Namespace:
         self.now = 0
         self.careful = False
         self.has_new = False
-        self.answers = 0
+        self.new_answers = 0
         self.sweep: Sweep = Sweep()
         self.series_changed: set[int] = set()
         """Series of which an occurrence has ended in this transaction: what was read of them before is old."""
         self._next_n: int | None = None
-        self._notes: list[tuple[str, str, int, Lane, int, int, str]] = []
+        self._notes: list[tuple[int, str, str, int, Lane, int, int, str]] = []
         self._lane_numbers: dict[Lane, int] = {}
         self._lane_names: dict[int, Lane] = {}
 
@@ -76,14 +76,14 @@ class Namespace:
             careful: Expect rows that cannot be read: look at every column of each.
         """
         self.now, self.careful, self.has_new, self._next_n = now, careful, False, None
-        self.answers = 0
+        self.new_answers = 0
         self._notes.clear()
         self.series_changed.clear()
         self._connection.text_factory = decoded_anyhow if careful else str
 
     def count_answer(self) -> None:
         """Count an answer that was written in this transaction."""
-        self.answers += 1
+        self.new_answers += 1
 
     def forget_caches(self) -> None:
         """Forget what was rolled back."""
@@ -137,11 +137,11 @@ class Namespace:
         """Whether `note` has any effect."""
         return self._journal > 0
 
-    def note(self, event: str, record: Record, detail: str = "") -> None:
+    def note(self, event: str, record: Record, now: int, detail: str = "") -> None:
         """Have an entry written to the journal when the transaction ends."""
         if self._journal:
             lane, text = record.envelope.lane, detail.encode("utf-8", "backslashreplace").decode()
-            self._notes.append((event, record.id, record.revision, lane, record.due_ms, record.attempt, text))
+            self._notes.append((now, event, record.id, record.revision, lane, record.due_ms, record.attempt, text))
 
     def end(self) -> None:
         """Finish the transaction, short of its commit: write what was noted, and trim the journal."""
@@ -151,7 +151,7 @@ class Namespace:
         (last,) = self.execute(query, (self.ns,)).fetchone()
         self.executemany(
             "INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(self.ns, number, self.now, *note) for number, note in enumerate(self._notes, last + 1)],
+            [(self.ns, number, *note) for number, note in enumerate(self._notes, last + 1)],
         )
         oldest = last + len(self._notes) - self._journal
         self.execute("DELETE FROM journal WHERE ns = ? AND number <= ?", (self.ns, oldest))

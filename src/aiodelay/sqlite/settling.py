@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from aiodelay import transitions as t
 from aiodelay.model import (
     RETRY_WINDOW_MS,
-    Again,
     Claim,
-    Dead,
     Done,
     Record,
     Renewal,
@@ -21,7 +18,7 @@ from aiodelay.model import (
 
 from .forgetting import PURGED_PER_ENDED, purge_ended
 from .rows import object_text
-from .tables import LARGE_BYTES, Entry, Tables
+from .tables import LARGE_BYTES, Tables
 
 __all__ = ["Held", "HeldClaims", "renew", "settle"]
 
@@ -92,9 +89,9 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
         done = set(ended)
         for i, settlement in enumerate(settlements):
             if by_index.get(i) not in done:
-                outcomes[i] = _settle(tables, settlement)
+                outcomes[i] = tables.rules.settle(settlement, tables.now)
             elif isinstance(settlement, Done):
-                tables.note(settlement.outcome, plain[by_index[i]].record)
+                tables.note(settlement.outcome, plain[by_index[i]].record, tables.now)
     if settlements:
         purge_ended(tables, len(settlements) * PURGED_PER_ENDED)
     return outcomes
@@ -126,70 +123,6 @@ def _end(tables: Tables, numbers: Sequence[int], held: Mapping[int, Held]) -> No
         tables.execute(query, (object_text(large),))
 
 
-def _settle(tables: Tables, settlement: Settlement) -> SettleOutcome:
-    entry = tables.find(settlement.id)
-    if entry is None or entry.is_over or entry.token != settlement.token:
-        was_replaced = tables.end_superseded(settlement) or _is_newer(entry, settlement.revision)
-        return SettleOutcome.SUPERSEDED if was_replaced else SettleOutcome.GONE
-    record = entry.record
-    recurs = record.envelope.rule is not None and not record.no_retry
-    then_due_ms = settlement.then_due_ms if recurs else None
-    tables.unplace(entry)
-    lives_on = _end_attempt(tables, entry, settlement, beside=then_due_ms is not None)
-    if then_due_ms is not None:
-        tables.remember_put(record)
-        series = t.rearmed(record, then_due_ms, retrying=lives_on)
-        tables.move(entry, series, series.due_ms)
-    elif not lives_on:
-        tables.forget(entry)
-    return SettleOutcome.SETTLED
-
-
-def _is_newer(entry: Entry | None, revision: int) -> bool:
-    return entry is not None and not entry.is_over and entry.record.revision > revision
-
-
-def _end_attempt(tables: Tables, entry: Entry, settlement: Settlement, *, beside: bool) -> bool:
-    """Do with a message what the settlement says; say whether it is tried again, `beside` its series or not."""
-    record = entry.record
-    match settlement:
-        case Again() if not record.no_retry:
-            _retry(tables, entry, settlement, beside=beside)
-            return True
-        case Again():
-            tables.note("dropped", record, "cancelled in flight")
-        case Dead():
-            tables.bury(t.after_failure(record, settlement), settlement.reason)
-        case Done():
-            tables.note(settlement.outcome, record)
-    return False
-
-
-def _retry(tables: Tables, entry: Entry, settlement: Again, *, beside: bool) -> None:
-    failed = t.after_failure(entry.record, settlement)
-    if beside:
-        failed = t.as_occurrence(failed)
-        there = tables.find(failed.id)
-        if there is not None:
-            tables.supersede(there)
-        tables.displace(there)
-        tables.insert(failed, t.retry_place(failed, settlement.due_ms))
-    else:
-        tables.move(entry, failed, t.retry_place(failed, settlement.due_ms))
-    tables.note("again", failed, settlement.error or "")
-
-
 def renew(tables: Tables, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
     """Prolong leases; one outcome per renewal, in order."""
-    return [_renew(tables, renewal) for renewal in renewals]
-
-
-def _renew(tables: Tables, renewal: Renewal) -> RenewOutcome:
-    entry = tables.find(renewal.id)
-    if entry is None or not entry.token or entry.token not in (renewal.token, renewal.to):
-        return RenewOutcome.SUPERSEDED if tables.renew_superseded(renewal) else RenewOutcome.LOST
-    tables.execute("UPDATE leases SET token = ? WHERE n = ?", (renewal.to, entry.n))
-    if renewal.ends_trial:
-        tables.execute("UPDATE messages SET alone = 0 WHERE n = ?", (entry.n,))
-        tables.end_trial(entry)
-    return RenewOutcome.CANCELLED if entry.record.no_retry else RenewOutcome.RENEWED
+    return [tables.rules.renew(renewal) for renewal in renewals]

@@ -7,9 +7,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from aiodelay import transitions as t
-from aiodelay.codecs import decode_record
-from aiodelay.errors import RecordFormatError
-from aiodelay.model import DeadKey, Lane, LaneState, Outcome, PutBack, Refused, Stored, Tidied
+from aiodelay.model import DeadKey, Lane, LaneState, Outcome, PutBack, Stored, Tidied
 
 from .claims import return_lapsed
 from .forgetting import purge_answers, purge_ended
@@ -45,7 +43,7 @@ def tidy(tables: Tables, worker: str, lanes: Collection[Lane], limit: int) -> Ti
     serve(tables, worker, lanes)
     lapsed = return_lapsed(tables, limit)
     expired = _expire_late(tables, limit)
-    tables.forget_superseded(limit)
+    tables.superseded.forget(limit)
     _purge_memory(tables, limit * PURGE_FACTOR)
     _unpark_released(tables)
     return Tidied(tables.now, lapsed, expired, _lane_states(tables))
@@ -85,7 +83,7 @@ def _expire_late(tables: Tables, limit: int) -> int:
     numbers = [n for (n,) in tables.execute(query, (tables.ns, tables.now, tables.now, limit))]
     late = [entry for entry in tables.entries(numbers) if t.ends_by_itself(entry.record, tables.now)]
     for entry in late:
-        tables.expire(entry)
+        tables.rules.expire(entry, tables.now)
     return len(late)
 
 
@@ -175,59 +173,14 @@ def _unpark_released(tables: Tables) -> None:
 
 def redrive(tables: Tables, keys: Sequence[DeadKey]) -> list[Outcome]:
     """Give dead letters a new life; one outcome per key, in order."""
-    return [_redrive(tables, key) for key in keys]
-
-
-def _redrive(tables: Tables, key: DeadKey) -> Outcome:
-    query = "SELECT lane, record FROM dead WHERE ns = ? AND id = ? AND revision = ?"
-    found = tables.execute(query, (tables.ns, *key)).fetchone()
-    if found is None:
-        return Refused("not_found")
-    entry = tables.find(key.id)
-    series, due_ms = tables.series_of(key.id)
-    if (entry is not None and not entry.is_over) or (series is not None and series.record.due_ms == due_ms):
-        return Refused("exists")
-    lane = tables.lane_name(found[0])
-    try:
-        letter = decode_record(found[1], message_id=key.id, lane=lambda _: lane)
-    except RecordFormatError as error:
-        return Refused("undecodable", str(error))
-    last = key.revision if entry is None else max(key.revision, entry.record.revision)
-    record = t.redriven(letter, t.NO_OP, t.next_revision(tables.now, last), tables.now)
-    n = tables.next_n()
-    tables.displace(entry)
-    purge(tables, [key])
-    tables.insert(record, tables.now, n)
-    if series is not None:
-        tables.set_live(series, t.joined(series.record, due_ms).live)
-    tables.note("redriven", record)
-    return Stored("stored", record.revision, record.due_ms)
+    return [tables.rules.redrive(key, tables.now) for key in keys]
 
 
 def purge(tables: Tables, keys: Sequence[DeadKey]) -> int:
     """Delete dead letters; return how many there were."""
-    query = "DELETE FROM dead WHERE ns = ? AND id = ? AND revision = ?"
-    return sum(tables.execute(query, (tables.ns, *key)).rowcount for key in keys)
+    return sum(tables.letters.remove(key) for key in keys)
 
 
 def put_back(tables: Tables, messages: Sequence[PutBack]) -> list[Stored]:
     """Store messages that had left; one answer each, in order."""
-    return [_put_back(tables, message) for message in messages]
-
-
-def _put_back(tables: Tables, message: PutBack) -> Stored:
-    record = message.record
-    if message.reason is not None:
-        query = "SELECT 1 FROM dead WHERE ns = ? AND id = ? AND revision = ?"
-        is_new = tables.execute(query, (tables.ns, record.id, record.revision)).fetchone() is None
-        if is_new:
-            tables.bury(record, message.reason)
-        return Stored("stored" if is_new else "kept", record.revision, record.due_ms)
-    entry = tables.find(record.id)
-    if entry is not None and not entry.is_over:
-        return Stored("kept", entry.record.revision, entry.record.due_ms)
-    n = tables.next_n()
-    tables.displace(entry)
-    tables.insert(record, t.retry_place(record, message.due_ms), n)
-    tables.note("again", record, record.last_error or "")
-    return Stored("stored", record.revision, record.due_ms)
+    return [tables.rules.put_back(message, tables.now) for message in messages]

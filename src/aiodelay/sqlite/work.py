@@ -150,7 +150,7 @@ class SqliteWork:
         )
 
     def beat(self, ids: Collection[str]) -> None:
-        self._write_apart(lambda tables: tables.beat(self._worker, ids))
+        self._write_apart(lambda tables: tables.trials.beat(self._worker, ids))
 
     def status(self) -> WorkStatus:
         return WorkStatus("ready")

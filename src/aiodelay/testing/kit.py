@@ -14,7 +14,7 @@ from aiodelay.core.rules import Rules
 from aiodelay.core.table import Table
 from aiodelay.errors import AiodelayError, ConfigurationError
 from aiodelay.memory import MemoryStore
-from aiodelay.model import DeadLetter, Delivery, Done, Query, Settlement, SettleOutcome, Snapshot, State
+from aiodelay.model import DeadLetter, Delivery, Done, Query, Record, Settlement, SettleOutcome, Snapshot, State
 from aiodelay.scheduler import Scheduler
 from aiodelay.transitions import delivery_id
 
