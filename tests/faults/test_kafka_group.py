@@ -17,8 +17,9 @@ from aiokafka import AIOKafkaProducer
 from aiodelay import Conflict, Context, Every, RescheduleOutcome, Scheduler, event
 from aiodelay.errors import ClosedError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, group, partition
+from aiodelay.kafka import KafkaStore, group
 from aiodelay.kafka.group import SESSION_MS
+from aiodelay.kafka.partition import Partition, stall_watch
 from aiodelay.kafka.pending_index import PendingIndex
 from aiodelay.kafka.records import Read, partition_of
 from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
@@ -256,7 +257,7 @@ async def test_f3_a_process_that_stood_still_delivers_nothing_before_it_knows_wh
                 claims = (await others.claim({"h": Demand(10)}, request="1", lease_ms=60_000)).claims
                 done = [Done(each.record.id, each.record.revision, each.token) for each in claims]
                 assert await others.settle(done) == [SettleOutcome.SETTLED] * 10
-            mine._looked_s -= SESSION_MS / 1000 + 1
+            mine._ownership._looked_s -= SESSION_MS / 1000 + 1
             assert (await work.claim({"h": Demand(10)}, request="1", lease_ms=60_000)).claims == []
             await asyncio.sleep(0.5)  # the reader has looked again
             assert (await work.claim({"h": Demand(10)}, request="2", lease_ms=60_000)).claims == []
@@ -269,7 +270,7 @@ async def test_f3_a_process_that_stood_still_delivers_nothing_before_it_knows_wh
 async def test_f27_a_transaction_that_was_open_at_the_start_holds_up_its_partition_alone_and_is_told(
     kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "OPEN_S", 0.5)
+    monkeypatch.setattr(stall_watch, "OPEN_S", 0.5)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=2"
     async with KafkaStore(url) as producer:
@@ -317,7 +318,7 @@ async def test_a_fault_of_our_own_ends_no_loop(
 
     async with member(url) as (store, _):
         task = asyncio.create_task(deliver(store))
-        at_first(partition.Partition, "take_in")
+        at_first(Partition, "take_in")
         at_first(PendingIndex, "mend")
         puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(20)]
         for put in puts:

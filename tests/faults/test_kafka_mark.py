@@ -12,10 +12,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, partition, records
+from aiodelay.kafka import KafkaStore, records
 from aiodelay.kafka import topic as topics
 from aiodelay.kafka.client import Transactions
 from aiodelay.kafka.mark import Mark
+from aiodelay.kafka.partition import Partition, change_writer
 from aiodelay.kafka.reader import Reader
 from aiodelay.model import Cancel, Query
 from tests.support.kafka import create_topic, new_name, read
@@ -25,12 +26,12 @@ from .test_kafka_store import ALL, joined, moved, now_ms, opened, put, transfer
 pytestmark = pytest.mark.asyncio
 
 FAR_MS = 3_600_000
-Partitions = Mapping[TopicPartition, partition.Partition]
+Partitions = Mapping[TopicPartition, Partition]
 
 
 @pytest.fixture(autouse=True)
 def _marks_are_written_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "MARK_MS", 50)
+    monkeypatch.setattr(change_writer, "MARK_MS", 50)
 
 
 async def cleaned_topic(kafka: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -111,7 +112,7 @@ async def test_f30_what_was_delivered_while_a_reader_stood_still_is_not_delivere
         await first.apply([put(i, target, now_ms()) for i in range(5)])
         slow.is_on = True
         second = await stack.enter_async_context(not_yet_ready(kafka, schedules, slow))
-        next(iter(second.partitions.values()))._patience_s = 1000
+        next(iter(second.partitions.values()))._progress._patience_s = 1000
         await moved(first, 5)
         await until_only_the_mark_is_left(kafka, schedules)
         await first.__aexit__()

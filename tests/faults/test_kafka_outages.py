@@ -14,7 +14,8 @@ from aiokafka.errors import KafkaError
 
 from aiodelay import OutcomeUnknownError, Scheduler, StoreBusyError, StoreUnavailableError
 from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, partition
+from aiodelay.kafka import KafkaStore
+from aiodelay.kafka.partition import stall_watch
 from aiodelay.model import After, Envelope, Put, Query, Stored, Unknown
 from tests.support.kafka import Broker, create_topic, ids_in, new_name
 
@@ -197,7 +198,7 @@ async def left_open(
 async def test_f27_a_strangers_open_transaction_delays_and_harms_nothing(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "OPEN_S", 1.0)
+    monkeypatch.setattr(stall_watch, "OPEN_S", 1.0)
     target, topic = await create_topic(broker.bootstrap, new_name()), new_name("schedules")
     async with opened(broker, topic, timeout_ms=1000) as scheduler:
         await scheduler.schedule(b"before", to=f"kafka:{target}", delay="1h", id="before")
@@ -216,7 +217,7 @@ async def test_f27_a_strangers_open_transaction_delays_and_harms_nothing(
 async def test_f27_a_partition_in_which_nothing_can_be_read_holds_up_no_other(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "OPEN_S", 0.5)
+    monkeypatch.setattr(stall_watch, "OPEN_S", 0.5)
     topic = new_name("schedules")
     url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2&timeout_ms=2000"
     scheduler, ran = Scheduler(url, store_timeout="3s"), Counter[str]()

@@ -10,8 +10,9 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from aiodelay import Scheduler
-from aiodelay.kafka import KafkaStore, partition, records
+from aiodelay.kafka import KafkaStore, records
 from aiodelay.kafka.client import Outgoing, Transactions
+from aiodelay.kafka.partition.user_changes import MOST_OVERTAKEN
 from tests.faults.test_kafka_refused import arrived
 from tests.support.kafka import create_topic, new_name
 from tests.support.waiting import until
@@ -94,7 +95,7 @@ async def test_l5_a_message_that_is_changed_each_time_holds_up_nobody(
             await scheduler.schedule(b"%d" % i, to=f"kafka:{target}", delay="1s")
         await until(lambda: is_empty(scheduler), "nothing waits")
     found = await arrived(kafka, target, 21)
-    assert found.pop(b"hot") <= 10 - partition.MOST_OVERTAKEN
+    assert found.pop(b"hot") <= 10 - MOST_OVERTAKEN
     assert found == Counter(b"%d" % i for i in range(20))
     assert await arrived(kafka, target, 21) >= found
 

@@ -448,7 +448,7 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
     kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own it takes in without reading them, and the marker of the transaction before; nothing else."""
-    monkeypatch.setattr("aiodelay.kafka.partition.MANY_OWN", 1)
+    monkeypatch.setattr("aiodelay.kafka.partition.unread_changes.MANY_OWN", 1)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     begin, commit, read_own = Transactions.begin, Transactions.commit, RecordReader.read_own
     turns = cycle([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0), (0, 0, 0)])
@@ -467,7 +467,7 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
             nonlocal between, after
             before, between, after = next(turns)
             if before:
-                await until(lambda: partition.index.state.read_to > partition._written_to, "the marker was read")
+                await until(lambda: partition.index.state.read_to > partition._unread.written_to, "the marker was read")
             reader.is_held_up = True
             await puts(before)
             offsets = await begin(self, records)

@@ -87,6 +87,20 @@ class Change(Struct, eq=False, gc=False):
         """Whether it moves a message that a user has replaced or cancelled."""
         return bool(self.targets) and self.entry is not None and self.entry.state is EntryState.GONE
 
+    def tell(self, *, written: bool) -> None:
+        """Note whether the change was written, and wake who waits for that."""
+        self.is_written = written
+        if self.waiter is not None:
+            self.waiter.set_result(None)
+
+    async def until_written(self) -> bool:
+        """Wait until the change was read back, or is known not to have been written; say whether it was."""
+        if self.is_written is None:
+            if self.waiter is None:
+                self.waiter = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self.waiter)
+        return bool(self.is_written)
+
     def wires(self) -> Iterable[Wire]:
         """Return its records, in order."""
         if self.is_end:

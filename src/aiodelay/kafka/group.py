@@ -114,7 +114,7 @@ class Group:
         while self.problem is None:
             try:
                 await self._be_member()
-            except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+            except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
                 self._failures += 1
                 self.why = reason_of(error)
                 log_failure(log, f"the group of {self._topic} is left", self.why, error, UNAVAILABLE)

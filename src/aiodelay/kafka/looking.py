@@ -104,12 +104,12 @@ class Looking:
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         """Give dead letters a new life."""
         self.owned()
-        return [await self.partition_of_letter(key).redrive(key) for key in keys]
+        return [await self.partition_of_letter(key).commands.redrive(key) for key in keys]
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         """Delete dead letters."""
         self.owned()
-        return sum([await self.partition_of_letter(key).purge(key) for key in keys])
+        return sum([await self.partition_of_letter(key).commands.purge(key) for key in keys])
 
 
 async def _until_known(partitions: Collection[Partition]) -> None:

@@ -57,7 +57,7 @@ class Reader:
         while True:
             try:
                 await self._read_on()
-            except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+            except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
                 self._failures += 1
                 self.why = reason_of(error, "Read")
                 log_failure(log, f"reading {self._cluster.name} fails", self.why, error, UNAVAILABLE)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.completion import run_to_completion
-from aiodelay.core.dict_table import SERVED_WINDOW_MS
+from aiodelay.core.dict_table import SERVED_WINDOW_MS, Workers
 from aiodelay.errors import (
     ClosedError,
     ConfigurationError,
@@ -70,7 +70,7 @@ from .history import read_history
 from .horizon import Fetch
 from .options import Cluster, read_cluster, read_topics
 from .pace import Pace
-from .partition import Partition, Place, moved_keys
+from .partition import Callbacks, Partition, Place, Shared, moved_keys
 from .pending_index import PendingIndex
 from .positions import IntakeSession, PassedError, Positions
 from .reader import Reader
@@ -219,7 +219,7 @@ class KafkaStore(Transfers):
         self._watch = self._new_watch()
         self._lost: dict[str, StoreMismatchError] = {}
         self._reader = Reader(self.cluster)
-        self.works: set[KafkaWork] = set()
+        self.workers: Workers = Workers()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[object, asyncio.Task[None]] = {}
         self._positions = Positions(self.cluster, self.schedules[0])
@@ -323,8 +323,6 @@ class KafkaStore(Transfers):
             before[place].give_up()
             self._running.pop(before[place]).cancel()
         for partition in added.values():
-            for work in self.works:
-                work.add(partition)
             name = f"aiodelay kafka partition {partition.index.name}"
             self._running[partition] = self._tasks.create_task(partition.run(), name=name)
         self._read_open()
@@ -350,28 +348,34 @@ class KafkaStore(Transfers):
     def _made(self, place: TopicPartition) -> Partition:
         n = self._counts[place.topic]
         fetch = partial(self._fetcher.fetch, place)
-        partition = Partition(
-            self.cluster,
-            Place(place.topic, place.partition, n, self._options.accept_partitions == n),
+        shared = Shared(
+            cluster=self.cluster,
             schedules=self.schedules,
             targets=self.targets,
             clock=self._clock,
             claims=self._claims,
+            workers=self.workers,
+            pace=self._pace,
+            history=self._options.history,
+            horizon_ms=self._options.horizon_ms,
+            guard=self._guard,
+        )
+        callbacks = Callbacks(
             may_begin=partial(self._may_begin, place),
             silence=partial(self._silence, place.topic),
             on_change=self.wake_all,
             skip=partial(self._reader.skip, place),
-            history=self._options.history,
-            pace=self._pace,
-            fetch=fetch,
-            horizon_ms=self._options.horizon_ms,
-            patience_s=self._patience_s[place.topic],
-            disk=self._disk_of(place, fetch),
             on_open=self._read_open,
             on_restored=self._on_restored,
         )
-        partition.index.placement.guard = self._guard
-        return partition
+        return Partition(
+            Place(place.topic, place.partition, n, self._options.accept_partitions == n),
+            shared,
+            callbacks,
+            fetch=fetch,
+            patience_s=self._patience_s[place.topic],
+            disk=self._disk_of(place, fetch),
+        )
 
     async def _may_begin(self, place: TopicPartition, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
         """Return when a partition's session may begin; whoever shares partitions by number is their owner."""
@@ -416,7 +420,7 @@ class KafkaStore(Transfers):
                     try:
                         if await partition.horizon.follow():
                             self.wake_all()
-                    except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+                    except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
                         what = f"{partition.index.name}: what comes near cannot be read"
                         log_failure(log, what, reason_of(error), error, (StoreUnavailableError,))
             await asyncio.sleep(LOOK_AHEAD_S)
@@ -592,8 +596,7 @@ class KafkaStore(Transfers):
 
     def wake_all(self) -> None:
         """End every wait of this process."""
-        for work in self.works:
-            work.wake()
+        self.workers.wake()
         for transfer in self.moving:
             transfer.wake()
 
@@ -646,7 +649,7 @@ class KafkaStore(Transfers):
             return Refused("unavailable", str(error))  # until just now it owned all
         if full and isinstance(command, Put) and not partition.index.knows(command.id, command.op):
             return Refused("full", full)
-        return await partition.command(command)
+        return await partition.commands.command(command)
 
     async def _store_read(
         self, outgoing: Sequence[Outgoing], answers: Sequence[Stored], source: SourcePosition
@@ -665,7 +668,7 @@ class KafkaStore(Transfers):
             outcome = Unknown(reason_of(error))
         except _UNWRITTEN as error:
             outcome = Refused("unavailable", reason_of(error))
-        except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+        except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
             log_failure(log, f"{self.name}: an intake's batch", reason_of(error), error, ())
             outcome = Unknown(reason_of(error))
         else:
@@ -785,7 +788,7 @@ class KafkaStore(Transfers):
             for i in indices:
                 if (owner := self._owner_of(messages[i])) is None:
                     raise StoreUnavailableError(self.name, "the partition is another process's now")
-                answers[i] = await owner.put_back(messages[i])
+                answers[i] = await owner.commands.put_back(messages[i])
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -857,7 +860,7 @@ class KafkaStore(Transfers):
         now, here = self.now_ms(), _parts(self.partitions)
         found = [
             Instance(self._options.instance or each.name, tuple(sorted(each.lanes)), each.seen_ms, here)
-            for each in (work.worker for work in self.works)
+            for each in self.workers
             if each.seen_ms > now - SERVED_WINDOW_MS
         ]
         others: defaultdict[str, list[TopicPartition]] = defaultdict(list)
@@ -913,12 +916,10 @@ class KafkaStore(Transfers):
         if (problem := self._problem()) is not None:
             raise problem
         work = KafkaWork(self, worker, lanes)
-        self.works.add(work)
         try:
             yield work
         finally:
             work.close()
-            self.works.discard(work)
 
 
 def _parts(places: Iterable[TopicPartition]) -> tuple[str, ...]:

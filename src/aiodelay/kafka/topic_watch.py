@@ -60,7 +60,7 @@ class TopicWatch:
                     await self._look(TopicPartition(topic, 0))
                 except UNAVAILABLE as error:  # an owner's sessions tell about it
                     log.debug("topic %s cannot be looked at: %s", topic, reason_of(error))
-                except Exception as error:  # noqa: BLE001 - as in `Partition.run`
+                except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
                     log_failure(log, f"topic {topic} cannot be looked at", reason_of(error), error, UNAVAILABLE)
             await self._doubted.wait(CHECK_S)
 

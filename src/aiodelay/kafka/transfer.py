@@ -116,7 +116,7 @@ class _Taking:
     def take(self, partition: Partition, lane: str, most: Demand) -> list[Change]:
         """Decide to move what is due in a partition, as much as a transaction takes."""
         messages = min(most.messages, self.messages, MAX_CLAIM_MESSAGES)
-        changes, due = partition.move(lane, Demand(messages, min(most.max_bytes, MAX_CLAIM_BYTES)))
+        changes, due = partition.moves.begin(lane, Demand(messages, min(most.max_bytes, MAX_CLAIM_BYTES)))
         self.messages -= len(changes)
         self.bytes -= due.size
         self.series += due.series
@@ -210,7 +210,7 @@ class KafkaTransfer:
         changes: dict[Partition, list[Change]] = {}
         for settlement in settlements:
             for partition in self._store.partitions_of(settlement.id):
-                change = partition.settle_occurrence(settlement)
+                change = partition.moves.settle_occurrence(settlement)
                 if change is not None:
                     changes.setdefault(partition, []).append(change)
                     break
@@ -241,7 +241,7 @@ class KafkaTransfer:
                 more = taking.take(partition, self.lane, STEP)
                 under_way += [more] if more else []
             first = under_way.popleft()
-            moved += await partition.moved(first)
+            moved += await partition.moves.finish(first)
             told.add(first)
         return moved
 

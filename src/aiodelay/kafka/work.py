@@ -47,21 +47,15 @@ class KafkaWork:
     def __init__(self, store: KafkaStore, worker: str, lanes: Collection[Lane]) -> None:
         self._store = store
         self.worker: Worker = Worker(worker, lanes, store.now_ms())
-        for partition in store.partitions.values():
-            self.add(partition)
+        store.workers.add(self.worker)
         self._turn = 0
         self._last = ""
         self._claimed: dict[Partition, Sequence[Claim]] = {}
         self._places: dict[tuple[str, int], Partition] = {}
 
-    def add(self, partition: Partition) -> None:
-        """Be woken by what comes to a partition."""
-        partition.index.workers.add(self.worker)
-
     def close(self) -> None:
         """Serve nothing more."""
-        for partition in self._store.partitions.values():
-            partition.index.workers.discard(self.worker)
+        self._store.workers.discard(self.worker)
 
     # --- claims -------------------------------------------------------------------------------------------
 
@@ -83,7 +77,7 @@ class KafkaWork:
                     self._claimed.get(partition, ()), demand, self._store.now_ms()
                 )
             else:
-                claimed = await partition.claim(_left(demand, claims), lease_ms, self._turn, self.worker)
+                claimed = await partition.commands.claim(_left(demand, claims), lease_ms, self._turn, self.worker)
                 self._claimed[partition] = claimed.claims
                 self._places |= {(each.record.id, each.token): partition for each in claimed.claims}
             claims += claimed.claims
@@ -110,7 +104,7 @@ class KafkaWork:
                 parts[partition].append(i)
 
         async def settle(partition: Partition, indices: Sequence[int]) -> None:
-            settled = await partition.settle([settlements[i] for i in indices])
+            settled = await partition.commands.settle([settlements[i] for i in indices])
             outcomes.update(zip(indices, settled, strict=True))
 
         try:
@@ -170,7 +164,7 @@ class KafkaWork:
         lapsed = expired = 0
         for partition in self._store.partitions.values():
             if partition.is_ready:
-                tidied = await partition.tidy(self.worker, lanes, limit)
+                tidied = await partition.commands.tidy(self.worker, lanes, limit)
                 lapsed, expired = lapsed + tidied.lapsed, expired + tidied.expired
                 for state in tidied.lanes:
                     states[state.lane] = _oldest(states.get(state.lane), state)

@@ -1,0 +1,46 @@
+"""`Batch`: the records of one transaction, and the changes that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from aiodelay.kafka.changes import Change
+from aiodelay.kafka.client import Outgoing
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """The records of one transaction: first those of changes, then others."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.outgoing: list[Outgoing] = []
+        self.size = 0
+        """Bytes of the changes' values."""
+        self._ends: list[int] = []
+
+    def add(self, change: Change, outgoing: Sequence[Outgoing]) -> None:
+        """Add a change with its records."""
+        self.changes.append(change)
+        self.outgoing += outgoing
+        self.size += sum(len(each.value or b"") for each in outgoing)
+        self._ends.append(len(self.outgoing))
+
+    def add_others(self, outgoing: Iterable[Outgoing]) -> None:
+        """Add records that belong to no change; no change may follow."""
+        self.outgoing += outgoing
+
+    def note_offsets(self, offsets: Sequence[int]) -> None:
+        """Note where the changes stand, before the reader reads their records."""
+        for change, end in zip(self.changes, self._ends, strict=True):
+            change.offset = offsets[end - 1]
+
+    def change_of_each_record(self) -> list[Change]:
+        """Return the change of each record, in order; records of no change come after them."""
+        starts = [0, *self._ends]
+        return [
+            change
+            for change, start, end in zip(self.changes, starts, self._ends, strict=False)
+            for _ in range(start, end)
+        ]

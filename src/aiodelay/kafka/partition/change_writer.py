@@ -1,0 +1,208 @@
+"""`ChangeWriter`: writes the owner's changes to the partition and its target topics, one transaction at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from aiokafka import TopicPartition
+
+from aiodelay.kafka import records
+from aiodelay.kafka.changes import Change
+from aiodelay.kafka.client import AbortedError, FencedError, Outgoing, Transactions
+from aiodelay.kafka.horizon import Horizon
+from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
+from aiodelay.wakeup import WakeUp
+
+from .batch import Batch
+from .history_topic import HistoryTopic
+from .ownership import Ownership
+from .read_progress import ReadProgress
+from .refusals import Refusals
+from .settings import Place, Shared
+from .unread_changes import UnreadChanges
+from .user_changes import UserChanges
+
+__all__ = ["STALL_S", "ChangeWriter"]
+
+MARK_MS = 5_000
+"""Pause between two watermarks."""
+STALL_S = 3.0
+"""Longest wait for written records to be read back: who waits has other partitions, and renewals, to see to."""
+
+
+class ChangeWriter:
+    """The writer of one partition.
+
+    Args:
+        place: The partition.
+        shared: What it shares with other partitions.
+        progress: The partition's index.
+        ownership: Tells when the session is over.
+        unread: Where committed changes wait to be read back.
+        horizon: Brings far messages near that are to be written.
+        to_write: Wakes the writer.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        shared: Shared,
+        *,
+        progress: ReadProgress,
+        ownership: Ownership,
+        unread: UnreadChanges,
+        horizon: Horizon,
+        to_write: WakeUp,
+    ) -> None:
+        self._place, self._clock, self._targets = place, shared.clock, shared.targets
+        self._progress, self._ownership, self._unread = progress, ownership, unread
+        self._horizon, self._to_write = horizon, to_write
+        self._history = HistoryTopic(shared.history, shared.targets, shared.clock, name=place.name)
+        self._refusals = Refusals(place.topic, shared.history, progress, shared.targets)
+        self._user_changes = UserChanges(TopicPartition(place.topic, place.number), progress, unread)
+        self._writing = asyncio.Lock()
+        self._most = MAX_CLAIM_MESSAGES
+        """Most changes of the next transaction."""
+        self._marked_ms = 0
+
+    async def finish(self) -> None:
+        """Begin no further transaction; return when the open one has ended and its records were read back."""
+        await self._writing.acquire()
+        await self._unread.until_none()
+
+    def give_back(self) -> None:
+        """Undo changes that were not committed, or perhaps not: the next session reads what was committed."""
+        log = self._progress.index.log
+        self._unread.clear()
+        self._refusals.suspects.clear()
+        log.changes.clear()
+        for change in self._progress.index.give_back():
+            if change.is_too_large and change.letters and not log.shorten(change):
+                log.leave(change)
+            change.tell(written=False)
+
+    # --- one transaction ----------------------------------------------------------------------------------
+
+    async def write(self, transactions: Transactions) -> None:
+        """Write the changes that wait, in the order in which they were decided; wait if there are none.
+
+        Raises:
+            StoreMismatchError: The partition serves nothing more.
+            FencedError, AbortedError, InDoubtError, StoreUnavailableError: The session ends.
+        """
+        if self._ownership.problem is not None:
+            raise self._ownership.problem
+        self._to_write.clear()  # clear before looking: a change from here on ends the wait below
+        await self._prepare()
+        is_told = await self._history.is_open()
+        if self._refusals.suspects:
+            await self._refusals.give_up_large()
+        if self._ownership.was_away():
+            raise FencedError
+        log, batch = self._progress.index.log, self._batch()
+        batch.add_others(self._mark())
+        notes = [*log.notes, *(note for change in batch.changes for note in change.notes)]
+        if is_told:
+            batch.add_others(Outgoing(self._history.topic, *records.encode_history(note)) for note in notes)
+        if not batch.outgoing:
+            await self._wait()
+            return
+        try:
+            if not await self._commit(transactions, batch):
+                return
+        except AbortedError as error:
+            self._aborted(error, transactions, batch)
+            return
+        log.notes.clear()
+        log.notes += [] if is_told else notes
+        self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
+        self._targets.took({each.topic for each in batch.outgoing})
+        self._ownership.check_over()  # then nobody waits for these any more
+        self._unread.add(batch.changes)
+
+    async def _prepare(self) -> None:
+        """Make the changes that the index itself asks for."""
+        await self._horizon.bring(self._progress.index.far.wanted())
+        self._ownership.check_over()
+        self._progress.index.mend()
+
+    async def _wait(self) -> None:
+        """Wait for a change; for a watermark or the history topic, only so long."""
+        index = self._progress.index
+        is_waiting = index.state.has_ended or index.log.notes
+        if not (self._refusals.suspects or index.log.changes):
+            await self._to_write.wait(MARK_MS / 1000 if is_waiting else None)
+
+    def _mark(self) -> Sequence[Outgoing]:
+        """Return the record of a new watermark, if it is time for one."""
+        now = self._clock.monotonic_ms()
+        if now < self._marked_ms + MARK_MS or (mark := self._progress.index.next_mark()) is None:
+            return []
+        self._marked_ms = now
+        return [Outgoing(self._place.topic, *records.encode_mark(mark), self._place.number)]
+
+    def _batch(self) -> Batch:
+        """Take changes for one transaction."""
+        log, suspects = self._progress.index.log, self._refusals.suspects
+        batch = Batch()
+        waiting = suspects.take_turn(log.changes)
+        while waiting and len(batch.changes) < self._most and batch.size < MAX_CLAIM_BYTES:
+            change = waiting.popleft()
+            if log.drop_stale(change):
+                change.tell(written=False)
+            elif waiting is log.changes and self._refusals.excess(change):
+                suspects.add([change])
+            else:
+                batch.add(change, self._records(change))
+        if waiting is not log.changes:
+            suspects.add(waiting)
+        return batch
+
+    def _records(self, change: Change) -> list[Outgoing]:
+        """Return a change's records: those for target topics, then those for the partition."""
+        return [*change.targets, *(Outgoing(self._place.topic, *wire, self._place.number) for wire in change.wires())]
+
+    async def _commit(self, transactions: Transactions, batch: Batch) -> bool:
+        """Write a transaction; say whether it was committed, or aborted because a user has changed its messages."""
+        async with self._writing:
+            offsets = await transactions.begin(batch.outgoing)
+            overtaken_at = await self._user_changes.last_offset(transactions, batch, offsets)
+            if overtaken_at is None:
+                batch.note_offsets(offsets)
+                await transactions.commit()
+                self._user_changes.note_committed()
+                return True
+            await transactions.abort()
+        await self._begin_again(batch, overtaken_at)
+        return False
+
+    async def _begin_again(self, batch: Batch, offset: int) -> None:
+        """Queue an aborted transaction's changes again, once the reader has read what users wrote."""
+        self._ownership.check_over()
+        self._user_changes.note_aborted()
+        self._progress.index.log.changes.extendleft(reversed(batch.changes))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STALL_S):
+                await self._progress.until_read(offset)
+
+    def _aborted(self, error: AbortedError, transactions: Transactions, batch: Batch) -> None:
+        """Go on after a target topic has refused records for good.
+
+        Raises:
+            AbortedError: Another topic, or the partition itself, has refused records: the next session tries less at a
+                time.
+            FencedError, InDoubtError: The session has ended meanwhile.
+        """
+        self._ownership.check_over()
+        if self._refusals.note_topics(error, batch.outgoing):
+            raise error
+        if not transactions.is_spent and not self._refusals.is_by_partition(error, batch.outgoing):
+            self._refusals.set_apart(error.written, batch)
+            return
+        self._most = max(1, len(batch.changes) // 2)
+        if len(batch.changes) == 1:  # it alone cannot be written; the others have been, or will be
+            (change,) = batch.changes
+            change.refusal, change.is_too_large = str(error), self._refusals.is_too_large(error, batch.outgoing)
+        raise error

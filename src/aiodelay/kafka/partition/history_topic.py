@@ -1,0 +1,46 @@
+"""`HistoryTopic`: whether the history topic takes entries now. The writer of a partition asks before a transaction."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.kafka.targets import Targets
+
+__all__ = ["HistoryTopic"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+
+class HistoryTopic:
+    """The history topic as one partition sees it.
+
+    Args:
+        topic: The topic; "" = none.
+        targets: Which topics take messages.
+        clock: Where the time is read.
+        name: The topic and the number of the partition, for logs.
+    """
+
+    def __init__(self, topic: str, targets: Targets, clock: Clock, *, name: str) -> None:
+        self.topic = topic
+        self._targets, self._clock, self._name = targets, clock, name
+        self._was_open = True
+
+    async def is_open(self) -> bool:
+        """Say whether the topic takes entries. While it takes none, entries wait in memory."""
+        topic, targets = self.topic, self._targets
+        if not topic or topic in targets.known():
+            return bool(topic)
+        blocked = targets.blocked.get(topic)
+        if blocked is None or blocked.until_ms <= self._clock.now_ms():
+            with suppress(StoreUnavailableError):
+                await targets.look([topic])
+        is_open = topic in targets.known()
+        if self._was_open != is_open:
+            level, what = (logging.INFO, "works") if is_open else (logging.ERROR, "takes nothing")
+            log.log(level, "%s: history topic %s %s", self._name, topic, what)
+        self._was_open = is_open
+        return is_open

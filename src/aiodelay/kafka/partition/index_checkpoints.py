@@ -1,0 +1,89 @@
+"""`IndexCheckpoints`: keeps a partition's index on disk, so that the next owner need not read the whole partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.kafka.checkpoint import Witness
+from aiodelay.kafka.disk import Disk
+from aiodelay.kafka.records import Read
+
+from .read_progress import ReadProgress
+
+__all__ = ["IndexCheckpoints"]
+
+PAUSE_S, LONGEST_PAUSE_S = 10.0, 60.0
+"""Pause between two checkpoints, if the partition was read meanwhile, and if not."""
+MOST_SHARE = 0.01
+"""Most of the time that writing checkpoints may take."""
+
+
+class IndexCheckpoints:
+    """The checkpoints of one partition.
+
+    Args:
+        progress: The partition's index.
+        disk: Where the index is kept; None = in memory only.
+        clock: Where the time is read.
+        on_open: Called when the partition knows where reading begins.
+    """
+
+    def __init__(self, progress: ReadProgress, disk: Disk | None, clock: Clock, on_open: Callable[[], None]) -> None:
+        self._progress, self._disk, self._clock, self._on_open = progress, disk, clock, on_open
+        self.is_open = disk is None
+        """Reading may begin: the index on disk was taken up, or there is none."""
+        self._last: Read | None = None
+        self._witness: Witness | None = None
+        self._written_to, self._written_s, self._took_s = 0, 0.0, 0.0
+
+    def note_read(self, last: Read) -> None:
+        """Note the last record that the index has read."""
+        self._last = last
+
+    def forget_read(self) -> None:
+        """Forget the last record: another index, which has read nothing, has taken the place of the last one."""
+        self._last = self._witness = None
+
+    async def restore(self) -> None:
+        """Go on from the index on disk, as far as it is fresh enough; once."""
+        if self._disk is None or self.is_open:
+            return
+        index, checkpoint = await self._disk.restore(self._progress.index)
+        self._progress.index, self.is_open = index, True
+        if checkpoint is not None:
+            self._witness = checkpoint.witness
+            age_s = (self._clock.now_ms() - checkpoint.whole_ms) / 1000
+            self._progress.whole_s = asyncio.get_running_loop().time() - age_s
+        self._on_open()
+
+    def keep(self, now_s: float) -> None:
+        """Write a checkpoint if it is time for one."""
+        is_new = self._progress.index.state.read_to > self._written_to
+        pause_s = max(PAUSE_S if is_new else LONGEST_PAUSE_S, self._took_s / MOST_SHARE)
+        if now_s >= self._written_s + pause_s:
+            self.write()
+            self._written_s = now_s
+            self._took_s = asyncio.get_running_loop().time() - now_s
+
+    def write(self) -> None:
+        """Write a checkpoint now, if the index is kept on disk and has read anything."""
+        index, whole_s = self._progress.index, self._progress.whole_s
+        if not index.state.far.is_in_file or index.state.far.problem or not self.is_open or whole_s is None:
+            return
+        if (last := self._last) is not None:
+            self._witness = Witness.of(last.offset, last.timestamp, last.key, last.value)
+        if self._witness is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        checkpoint = index.reader.checkpoint()
+        checkpoint.witness = self._witness
+        checkpoint.whole_ms = self._clock.now_ms() - int((now_s - whole_s) * 1000)
+        self._written_to = index.state.read_to
+        with suppress(StoreUnavailableError):  # `Partition.read_at` will find the file's problem
+            index.state.far.commit(msgspec.msgpack.encode(checkpoint))

@@ -1,0 +1,153 @@
+"""`Ownership`: whether this process serves a partition, and why not. All parts of a `Partition` ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+from aiodelay.kafka.client import FencedError, InDoubtError
+from aiodelay.kafka.group import SESSION_MS
+from aiodelay.kafka.options import Cluster
+from aiodelay.kafka.session import Session
+from aiodelay.wakeup import WakeUp
+
+from .read_progress import ReadProgress
+
+__all__ = ["Ownership"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+
+class Ownership:
+    """The state of an owner, from the assignment of the partition until this process gives it up.
+
+    Args:
+        name: The topic and the number of the partition, for logs.
+        cluster: Where the partition is.
+        progress: The partition's index.
+        silence: Says why the group may have given the partition away; "" while this process surely has it.
+        to_write: Wakes the writer.
+    """
+
+    def __init__(
+        self, name: str, cluster: Cluster, progress: ReadProgress, silence: Callable[[], str], to_write: WakeUp
+    ) -> None:
+        self.name = name
+        self._cluster, self._progress, self._silence, self._to_write = cluster, progress, silence, to_write
+        self.session = Session()
+        self.why = ""
+        """Why the partition does not serve."""
+        self.problem: StoreMismatchError | None = None
+        """Why the partition serves nothing more until the process starts again."""
+        self.is_given_up = False
+        self._serves = False
+        self._looked_s = asyncio.get_running_loop().time()
+        self._over: FencedError | InDoubtError | None = None
+        self._became_ready = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the partition's messages may be claimed and changed."""
+        far = self._progress.index.state.far
+        return self._serves and not self.was_away() and not self._silence() and not far.problem
+
+    # --- sessions -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a session: forget why the last one ended."""
+        self._over = None
+
+    def has_barrier(self, offset: int) -> None:
+        """Note where the session's barrier stands."""
+        self.session = Session(self._progress.index.state.read_to).with_barrier(offset)
+
+    def has_read(self) -> None:
+        """Note how far the index has read."""
+        self.session = self.session.with_read(self._progress.index.state.read_to)
+
+    def serve(self) -> None:
+        """Let claims and commands in."""
+        self._serves = True
+        self._became_ready.set()
+
+    def check_over(self) -> None:
+        """Refuse to go on with a session that `end_at_once` has ended.
+
+        Raises:
+            FencedError, InDoubtError: Say why.
+        """
+        if self._over is not None:
+            raise self._over
+
+    def end_at_once(self, why: FencedError | InDoubtError) -> None:
+        """Have the running session end, wherever it waits."""
+        self._over = why
+        self._to_write.set()
+        self._progress.was_read.set()
+
+    def end(self) -> None:
+        """Serve nothing until the next session is ready."""
+        self.session, self._serves = Session(self._progress.index.state.read_to), False
+        if self.problem is None:
+            self._became_ready.clear()
+
+    # --- the end of ownership -----------------------------------------------------------------------------
+
+    def refuse(self, problem: StoreMismatchError) -> None:
+        """Serve nothing more until the process starts again."""
+        if self.problem is None:
+            self.problem, self.why = problem, str(problem)
+            log.error("%s: nothing more is delivered or changed: %s", self.name, problem)
+        self._to_write.set()
+        self._became_ready.set()
+
+    def give_up(self) -> None:
+        """Own the partition no longer."""
+        self.is_given_up = True
+        self._became_ready.set()
+
+    # --- standing still -----------------------------------------------------------------------------------
+
+    def looked(self, now_s: float) -> None:
+        """Note that this process has looked at the partition."""
+        self._looked_s = now_s
+
+    def was_away(self) -> bool:
+        """Say whether this process stood still for so long that another owner may have taken over."""
+        return asyncio.get_running_loop().time() - self._looked_s > SESSION_MS / 1000
+
+    # --- waiting ------------------------------------------------------------------------------------------
+
+    async def until_ready(self) -> bool:
+        """Wait for a session that is ready, at most as long as for an answer; say whether there is one."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                while not (self.is_ready or self.is_given_up or self.problem is not None):
+                    self._became_ready.clear()
+                    await self._became_ready.wait()
+        return self.is_ready
+
+    async def until_known(self) -> None:
+        """Wait until the index knows all messages of the partition; a partition with a problem has been read.
+
+        Raises:
+            StoreUnavailableError: The partition was not read in time.
+        """
+        if not await self.until_ready() and self.problem is None:
+            self.check_ready()
+
+    def check_ready(self) -> None:
+        """Refuse a call while the partition does not serve.
+
+        Raises:
+            StoreUnavailableError: Says why.
+        """
+        if not self.is_ready:
+            raise self.unavailable("the partition is being read")
+
+    def unavailable(self, reason: str) -> StoreUnavailableError:
+        """Return the error of a call, with this reason unless the partition itself knows why."""
+        return StoreUnavailableError(self._cluster.name, self.why or reason)

@@ -1,0 +1,261 @@
+"""`Partition`: one partition of a schedules topic, from its assignment to this process until it is given up.
+
+The store makes and runs it. The reader of the process calls `take_in` and `read_at`. Transfers and workers use `moves`
+and `commands`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+from aiodelay.kafka import records
+from aiodelay.kafka.client import FencedError, InDoubtError
+from aiodelay.kafka.disk import Disk
+from aiodelay.kafka.horizon import Fetch, Horizon
+from aiodelay.kafka.pending_index import PendingIndex
+from aiodelay.kafka.placement import Placement
+from aiodelay.kafka.records import Read
+from aiodelay.kafka.session import Session
+from aiodelay.wakeup import WakeUp
+
+from .change_writer import ChangeWriter
+from .commands import OwnerCommands
+from .index_checkpoints import IndexCheckpoints
+from .mismatches import moved_keys
+from .moves import Moves
+from .ownership import Ownership
+from .read_progress import ReadProgress
+from .session_runner import SessionRunner
+from .settings import Callbacks, Place, Shared
+from .stall_watch import StallWatch
+from .unread_changes import UnreadChanges
+
+__all__ = ["Partition"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+
+class Partition:
+    """One partition of a schedules topic, while this process owns it.
+
+    Args:
+        place: The partition.
+        shared: What it shares with the store's other partitions.
+        callbacks: Whom it calls.
+        fetch: Reads records of the partition again, at offsets.
+        patience_s: After so long without the end of the partition, reading begins anew: tombstones may be gone.
+        disk: Where the index is kept; None = in memory only.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        shared: Shared,
+        callbacks: Callbacks,
+        *,
+        fetch: Fetch,
+        patience_s: float,
+        disk: Disk | None,
+    ) -> None:
+        self._place, self._callbacks = place, callbacks
+        to_write, cluster = WakeUp(), shared.cluster
+        self._progress = progress = ReadProgress(_new_index(place, shared), patience_s=patience_s)
+        self._ownership = ownership = Ownership(place.name, cluster, progress, callbacks.silence, to_write)
+        self._stalls = StallWatch(ownership)
+        self._checkpoints = IndexCheckpoints(progress, disk, shared.clock, callbacks.on_open)
+        self._unread = unread = UnreadChanges(
+            progress, ownership, to_write, skip=callbacks.skip, on_change=callbacks.on_change
+        )
+        self.horizon: Horizon = Horizon(
+            lambda: progress.index, fetch, shared.clock, on_near=to_write.set, ms=shared.horizon_ms, name=cluster.name
+        )
+        self._writer = ChangeWriter(
+            place,
+            shared,
+            progress=progress,
+            ownership=ownership,
+            unread=unread,
+            horizon=self.horizon,
+            to_write=to_write,
+        )
+        self._sessions = SessionRunner(
+            place,
+            shared,
+            callbacks,
+            progress=progress,
+            ownership=ownership,
+            writer=self._writer,
+            checkpoints=self._checkpoints,
+        )
+        self.commands: OwnerCommands = OwnerCommands(
+            shared,
+            progress=progress,
+            ownership=ownership,
+            horizon=self.horizon,
+            stalls=self._stalls,
+            to_write=to_write,
+        )
+        self.moves: Moves = Moves(place.topic, shared, progress=progress, ownership=ownership, to_write=to_write)
+
+    # --- its state ----------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """The partition's number."""
+        return self._place.number
+
+    @property
+    def index(self) -> PendingIndex:
+        """The messages. Another index may take the place of this one."""
+        return self._progress.index
+
+    @property
+    def session(self) -> Session:
+        """How far the session is."""
+        return self._ownership.session
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the partition's messages may be claimed and changed."""
+        return self._ownership.is_ready
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a transaction is open beyond which nobody can read, for longer than a transaction takes."""
+        return self._stalls.is_stalled
+
+    @property
+    def is_open(self) -> bool:
+        """Whether reading may begin: the index on disk was taken up, or there is none."""
+        return self._checkpoints.is_open
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether this process owns the partition no longer."""
+        return self._ownership.is_given_up
+
+    @property
+    def why(self) -> str:
+        """Why the partition does not serve; "" if nothing is known."""
+        return self._ownership.why
+
+    @property
+    def problem(self) -> StoreMismatchError | None:
+        """Why the partition serves nothing more until the process starts again."""
+        return self._ownership.problem
+
+    # --- its life -----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run sessions until cancelled, or until the partition cannot be owned."""
+        await self._sessions.run()
+
+    async def finish(self) -> None:
+        """Begin no further transaction; return when the open one has ended and its records were read back."""
+        await self._writer.finish()
+
+    def give_up(self) -> None:
+        """Own the partition no longer; the caller cancels `run`."""
+        self._sessions.end(FencedError())
+        self.close()
+        self._ownership.give_up()
+
+    def close(self) -> None:
+        """Leave the index on disk as it is now, if it is kept there."""
+        self._checkpoints.write()
+        self.index.state.far.close()
+
+    async def until_ready(self) -> bool:
+        """Wait for a session that is ready, at most as long as for an answer; say whether there is one."""
+        return await self._ownership.until_ready()
+
+    async def until_known(self) -> None:
+        """Wait until the index knows all messages of the partition; a partition with a problem has been read.
+
+        Raises:
+            StoreUnavailableError: The partition was not read in time.
+        """
+        await self._ownership.until_known()
+
+    async def until_read(self, offset: int) -> None:
+        """Wait until the index has taken in the record at an offset."""
+        await self._progress.until_read(offset)
+
+    # --- reading, by the reader of the process ------------------------------------------------------------
+
+    def take_in(self, read: Sequence[Read], read_to: int) -> None:
+        """Take in records, in order; there are no others below the offset `read_to`."""
+        index = self.index
+        if self.is_given_up:
+            return
+        self.horizon.set()
+        try:
+            for each in read:
+                if each.offset >= index.state.read_to:  # the index may have taken in this owner's records already
+                    self._notice_new_owner(each)
+                    index.reader.read(each)
+        except StoreUnavailableError:  # the file's: nothing can go on with this index, as `read_at` will find
+            self._sessions.end(InDoubtError(index.state.far.problem))
+            return
+        if read:
+            self._checkpoints.note_read(read[-1])
+        index.state.read_to = max(index.state.read_to, read_to)
+        self._unread.has_read()
+        if read:
+            self._callbacks.on_change()
+
+    def _notice_new_owner(self, read: Read) -> None:
+        """End the session at another owner's barrier: the other owner may have cancelled what is claimed after it."""
+        own = self.session.barrier
+        if own is not None and read.offset > own and read.key == records.BARRIER:
+            self._sessions.end(FencedError())
+
+    def has_partitions(self, n: int) -> None:
+        """Note how many partitions the topic has; if the number has changed, serve nothing more."""
+        if n != self._place.partitions:
+            self._ownership.refuse(moved_keys(self._place.topic, self._place.partitions, n))
+
+    def open_at(self, offset: int | None, now_s: float) -> None:
+        """Note where a transaction is open beyond which nobody can read; None: nowhere."""
+        self._stalls.note(offset, now_s)
+
+    def read_at(self, now_s: float, *, is_whole: bool) -> bool:
+        """Note that the reader has looked, and whether it has found the end; say whether reading goes on from there.
+
+        Otherwise it begins at the start, with an empty index: reading took, or stood still, for so long that tombstones
+        may be gone of records that were read before. After a shorter pause a new session finds out what another owner
+        did meanwhile.
+        """
+        if self._ownership.was_away() and self.session.barrier is not None:
+            self._sessions.end(FencedError())
+        self._ownership.looked(now_s)
+        if problem := self.index.state.far.problem:
+            log.error("%s: index= in the URL: %s; the index is held in memory", self.index.name, problem)
+        elif self._progress.goes_on(now_s, is_whole=is_whole):
+            return True
+        else:
+            why = "it was not read to its end for half of delete.retention.ms, and tombstones may be gone"
+            log.error("%s: read again from its start: %s", self.index.name, why)
+        self._sessions.end(InDoubtError("the partition is read again from its start"))
+        self._progress.begin_again(now_s)
+        self._checkpoints.forget_read()
+        return False
+
+    def keep(self, now_s: float) -> None:
+        """Bring the index on disk up to date, if it is time for that."""
+        self._checkpoints.keep(now_s)
+
+
+def _new_index(place: Place, shared: Shared) -> PendingIndex:
+    placement = Placement(place.name, place.number, place.partitions, shared.schedules)
+    placement.guard = shared.guard
+    return PendingIndex(
+        clock=shared.clock,
+        placement=placement,
+        claims=shared.claims,
+        pace=shared.pace,
+        keeps_history=bool(shared.history),
+        workers=shared.workers,
+    )

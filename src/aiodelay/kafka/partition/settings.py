@@ -1,0 +1,85 @@
+"""What a `Partition` is made with: its place, what it shares with others, and whom it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from itertools import count
+from typing import NamedTuple
+
+from aiodelay.clock import Clock
+from aiodelay.core.dict_table import Workers
+from aiodelay.kafka.options import Cluster
+from aiodelay.kafka.pace import Pace
+from aiodelay.kafka.targets import Targets
+
+__all__ = ["Callbacks", "Place", "Shared"]
+
+
+class Place(NamedTuple):
+    """One partition among those of its topic.
+
+    Attributes:
+        topic: The schedules topic.
+        number: The partition's number.
+        partitions: How many partitions the topic has.
+        is_accepted: The user has confirmed this count, whatever the partition itself says.
+    """
+
+    topic: str
+    number: int
+    partitions: int
+    is_accepted: bool = False
+
+    @property
+    def name(self) -> str:
+        """The topic and the number, for logs."""
+        return f"{self.topic}/{self.number}"
+
+
+class Shared(NamedTuple):
+    """What all partitions of a store share.
+
+    Attributes:
+        cluster: Where the topics are.
+        schedules: The topics that hold the store's schedules.
+        targets: Which topics take messages.
+        clock: Where the time is read.
+        claims: Numbers for claims.
+        workers: The dispatching roles that this process has opened.
+        pace: How fast long overdue messages leave.
+        history: The topic that records what becomes of messages; "" = none.
+        horizon_ms: How far ahead an index holds messages whole.
+        guard: Refuses a destination to which other programs' messages may not go; None = all are allowed.
+    """
+
+    cluster: Cluster
+    schedules: Collection[str]
+    targets: Targets
+    clock: Clock
+    claims: count[int]
+    workers: Workers
+    pace: Pace
+    history: str
+    horizon_ms: int
+    guard: Callable[[str], object] | None = None
+
+
+class Callbacks(NamedTuple):
+    """Whom a partition calls.
+
+    Attributes:
+        may_begin: Returns when a session may begin; its argument says whether another owner may have fenced the last
+            session off.
+        silence: Says why the group may have given the partition away; "" while this process surely has it.
+        on_change: Called when workers may find something new to claim.
+        skip: Called with the offset at which the reader goes on.
+        on_open: Called when the partition knows where reading begins.
+        on_restored: Called once the partition serves claims, with the seconds since this process came to own it.
+    """
+
+    may_begin: Callable[[bool], Awaitable[None]]
+    silence: Callable[[], str]
+    on_change: Callable[[], None]
+    skip: Callable[[int], None]
+    on_open: Callable[[], None]
+    on_restored: Callable[[float], None]
