@@ -104,7 +104,7 @@ class DictClaiming:
     # --- claims -------------------------------------------------------------------------------------------
 
     def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker, now: int) -> Claimed:
-        """Lease due messages; `turn` says whose turn it is to be served first."""
+        """Lease due messages; `turn` decides which lane the claim serves first."""
         number = next(self._numbers)
         self.return_lapsed(now, MAX_CLAIM_MESSAGES)
         heads = _ClaimHeads(self._table, self._order, now)

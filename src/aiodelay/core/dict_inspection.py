@@ -108,14 +108,14 @@ class DictInspection:
         return found
 
     def hold(self, lane: Lane, address: str | None) -> None:
-        """Pause a lane or an address of it."""
+        """Pause a lane, or one address of the lane."""
         if address is None:
             self._table.lanes[lane].is_held = True
         else:
             self._table.lanes[lane].held.add(address)
 
     def release(self, lane: Lane, address: str | None) -> None:
-        """Resume a lane or an address of it."""
+        """Resume a lane, or one address of the lane."""
         if address is None:
             self._table.lanes[lane].is_held = False
         else:

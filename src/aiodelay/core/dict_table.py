@@ -30,7 +30,7 @@ SERVED_WINDOW_MS = 60_000
 
 
 class Worker:
-    """A dispatching process as the store knows it: its wake-up, its lanes, and when the store last heard of it."""
+    """A dispatching process as the store knows it: its wake-up, its lanes, and the time of its last sign of life."""
 
     name: str
     wakeup: WakeUp
@@ -134,7 +134,7 @@ class DictClaims:
         return True
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
-        """Return (id, revision, token) of every claim, as they stand now."""
+        """Return (id, revision, token) of every claim; claims may end while the caller iterates."""
         return iter([(*key, token) for claims in self._claims.values() for key, token in claims.items()])
 
 

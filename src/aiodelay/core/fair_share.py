@@ -52,7 +52,7 @@ class FairShare(Generic[R]):
     Args:
         demand: By lane.
         heads: The lanes.
-        turn: The number of the claim; it says whose turn it is to be served first.
+        turn: The number of the claim; it decides which lane the claim serves first.
         most_tried: Returns the most suspects to try, asked only if the claim begins with a suspect.
     """
 

@@ -1,7 +1,7 @@
 """`Rules`: what every command, settlement, lapse and redrive does to a table.
 
 `transitions.py` holds the decisions about one record, as pure functions; this module applies them to the messages of a
-table. The memory store, SQLite and the pending messages of a Kafka partition use it as it is. Redis has the same rules
+table. The memory store, SQLite and the pending messages of a Kafka partition use it unchanged. Redis has the same rules
 in Lua: tests play the same cases against both.
 """
 
@@ -173,7 +173,7 @@ class Rules(Generic[R]):
     # --- series and their retries -------------------------------------------------------------------------
 
     def end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
-        """End the retries that go on beside a series, also of one that has ended; say whether one is in flight.
+        """End the retries of a series, also of an ended series; say whether a retry is in flight.
 
         A replacement fences off the retries in flight. A cancel lets them run for the last time.
         """
@@ -254,27 +254,24 @@ class Rules(Generic[R]):
             is_newer = row is not None and row.record.revision > settlement.revision
             return SettleOutcome.SUPERSEDED if was_replaced or is_newer else SettleOutcome.GONE
         record = row.record
-        is_retried = isinstance(settlement, Again) and not record.no_retry
-        if record.envelope.rule is None or record.no_retry or settlement.then_due_ms is None:
-            if is_retried:
-                self._retry(row, settlement, now)  # type: ignore[arg-type]
-            else:
-                self._note_end(record, settlement, now)
-                self.end(row, now)
-            return SettleOutcome.SETTLED
-        if is_retried:
-            self._retry_beside(record, settlement, now)  # type: ignore[arg-type]
-        else:
+        recurs = record.envelope.rule is not None and not record.no_retry
+        then_due_ms = settlement.then_due_ms if recurs else None
+        retry = settlement if isinstance(settlement, Again) and not record.no_retry else None
+        if retry is None:
             self._note_end(record, settlement, now)
-        table.answers.keep(record, now)
-        series = t.rearmed(record, settlement.then_due_ms, retrying=is_retried)
-        table.move(row, series, series.due_ms)
+        if then_due_ms is not None:
+            if retry is not None:
+                self._retry_beside(record, retry, now)
+            table.answers.keep(record, now)
+            series = t.rearmed(record, then_due_ms, retrying=retry is not None)
+            table.move(row, series, series.due_ms)
+        elif retry is not None:
+            failed = t.after_failure(record, retry)
+            table.move(row, failed, t.retry_place(failed, retry.due_ms))
+            table.note("again", failed, now, retry.error or "")
+        else:
+            self.end(row, now)
         return SettleOutcome.SETTLED
-
-    def _retry(self, row: R, settlement: Again, now: int) -> None:
-        failed = t.after_failure(row.record, settlement)
-        self.table.move(row, failed, t.retry_place(failed, settlement.due_ms))
-        self.table.note("again", failed, now, settlement.error or "")
 
     def _retry_beside(self, record: Record, settlement: Again, now: int) -> None:
         """Retry an occurrence beside its series."""
@@ -286,7 +283,7 @@ class Rules(Generic[R]):
         self.table.note("again", failed, now, settlement.error or "")
 
     def _note_end(self, record: Record, settlement: Settlement, now: int) -> None:
-        """Write what became of a message that is not tried again: a dead letter, or an entry of the journal."""
+        """Write the end of a message that is not tried again: a dead letter, or an entry of the journal."""
         match settlement:
             case Again():
                 self.table.note("dropped", record, now, "cancelled in flight")
@@ -308,13 +305,18 @@ class Rules(Generic[R]):
         return RenewOutcome.CANCELLED if row.record.no_retry else RenewOutcome.RENEWED
 
     def lapse(self, row: R, now: int) -> None:
-        """Return a message to its lane that was claimed and not settled in time; end one that is not tried again."""
-        table, before = self.table, row.record
-        heard_ms = table.trials.heard_ms(row)
-        is_tried = heard_ms is not None
-        has_died = before.alone and table.trials.has_died(row, now)
+        """Return a message to its lane whose lease has ended; end a message that must not be tried again."""
+        table, trials, before = self.table, self.table.trials, row.record
+        heard_ms, search = trials.heard_ms(row), trials.search()
+        is_tried, after = heard_ms is not None, search
+        has_died = before.alone and trials.has_died(row, now)
         record = t.after_lapse(before, is_tried=is_tried, has_died=has_died)
-        self._search_on(before, record, heard_ms, now)
+        if is_tried and not before.alone:
+            after = after.died(trials.group_size())
+        if record != "killed_worker":
+            after = after.lapsed(before, record, beat_ms=now if heard_ms is None else heard_ms, now_ms=now)
+        if after != search:
+            trials.set_search(after)
         if record != "killed_worker" and not record.no_retry:
             table.move(row, record, row.place_ms, keeps_turn=is_tried)
             table.note("lapsed", record, now)
@@ -325,17 +327,6 @@ class Rules(Generic[R]):
             else:
                 table.note("dropped", record, now, "cancelled in flight")
             self.end(row, now)
-
-    def _search_on(self, before: Record, after: Record | str, heard_ms: int | None, now: int) -> None:
-        """Set the search for killers by the lapse of a message."""
-        trials = self.table.trials
-        search = known = trials.search()
-        if heard_ms is not None and not before.alone:
-            search = search.died(trials.group_size())
-        if isinstance(after, Record):
-            search = search.lapsed(before, after, beat_ms=now if heard_ms is None else heard_ms, now_ms=now)
-        if search != known:
-            trials.set_search(search)
 
     # --- dead letters, and messages that come back ----------------------------------------------------------
 

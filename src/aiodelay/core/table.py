@@ -17,7 +17,7 @@ __all__ = ["Answers", "Letters", "Row", "SupersededClaims", "Table", "TrialTable
 
 
 class Row(Protocol):
-    """A message that stands in a table: pending or claimed."""
+    """A message of a table: pending or claimed."""
 
     @property
     def record(self) -> Record:
@@ -167,7 +167,7 @@ class Table(Protocol[R]):
         ...
 
     def retries_of(self, series_id: str) -> Sequence[R]:
-        """Return the retried occurrences of a series, also of one that has ended."""
+        """Return the retried occurrences of a series, also of an ended series."""
         ...
 
     def insert(self, record: Record, place_ms: int) -> None:

@@ -181,14 +181,14 @@ class MemoryStore:
     # --- holds --------------------------------------------------------------------------------------------
 
     async def hold(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane or an address of it."""
+        """Pause a lane, or one address of the lane."""
         if (lane, address) in self._inspection.holds():
             return False
         self._inspection.hold(lane, address)
         return True
 
     async def release(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane or an address of it."""
+        """Resume a lane, or one address of the lane."""
         if (lane, address) not in self._inspection.holds():
             return False
         self._inspection.release(lane, address)
