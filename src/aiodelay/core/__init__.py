@@ -4,3 +4,5 @@ Begin with `rules.py`: it decides what every command, settlement and lapse does.
 which the rules read and change a store's messages. `dict_table.py` is that interface over dicts, for the memory store
 and for the pending messages of a Kafka partition. `fair_share.py` decides which lane's message is claimed next.
 """
+
+__all__: list[str] = []

@@ -23,7 +23,17 @@ from aiodelay.wakeup import WakeUp
 
 from .entries import Entry, EntryHeap, EntryState, ExpiringDict, LaneQueue
 
-__all__ = ["SERVED_WINDOW_MS", "DictTable", "Trial", "Worker", "Workers"]
+__all__ = [
+    "SERVED_WINDOW_MS",
+    "DictAnswers",
+    "DictClaims",
+    "DictLetters",
+    "DictTable",
+    "DictTrials",
+    "Trial",
+    "Worker",
+    "Workers",
+]
 
 SERVED_WINDOW_MS = 60_000
 """A worker that tidied within this many ms counts as alive."""
