@@ -142,7 +142,7 @@ class DictClaiming:
     def _lease(self, entry: Entry, token: int, now: int) -> Claim:
         entry.token, entry.state = token, EntryState.LEASED
         self._table.leased[entry.record.id] = entry
-        self._table.note("claimed", entry.record, now)
+        self._rules.table.note("claimed", entry.record, now)
         return Claim(entry.record, token)
 
     def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand], now: int) -> Claimed:
