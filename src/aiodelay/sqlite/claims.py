@@ -177,7 +177,7 @@ class _Heads:
 def claim(
     tables: Tables, demand: Mapping[Lane, Demand], *, worker: str, lease_ms: int, turn: int, number: int
 ) -> tuple[Claimed, list[int]]:
-    """Lease due messages; the rules are those of the memory store.
+    """Lease due messages, by the rules of `core/fair_share.py`.
 
     Args:
         tables: In a transaction.
