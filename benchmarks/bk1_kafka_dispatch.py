@@ -106,7 +106,7 @@ async def _dispatch(bootstrap: str, schedules: str, target: str, n: int) -> floa
     async with Scheduler(store):
         with Stopwatch() as watch:
             clock.behind = timedelta()
-            store.wake_all()
+            store.assignment.waiters.wake()
             while any(  # noqa: ASYNC110 - nothing tells when the last one has ended
                 partition.index.table.entries for partition in store.partitions.values()
             ):

@@ -97,8 +97,8 @@ async def test_s7_what_a_former_owner_still_has_in_its_hands_is_lost_to_it(kafka
         assert len(claims) == 20
         async with member(url) as (second, other):
             await shared(first, second, n=2)
-            lost = [each for each in claims if second.partitions_of(each.record.id)]
-            kept = [each for each in claims if first.partitions_of(each.record.id)]
+            lost = [each for each in claims if second._parts.lookup.partitions_of(each.record.id)]
+            kept = [each for each in claims if first._parts.lookup.partitions_of(each.record.id)]
             assert len(lost) + len(kept) == 20
             taken = (await other.claim({"h": Demand(100)}, request="r", lease_ms=60_000)).claims
             assert {each.record.id for each in taken} == {each.record.id for each in lost}
@@ -123,7 +123,7 @@ async def test_one_of_several_has_no_verdicts_and_the_only_one_has(kafka: str) -
             await shared(first, second, n=2)
             for store in (first, second):
                 assert (store.traits.cancel, store.traits.changes) == ("recorded", False)
-            owner, other = (first, second) if first.partitions_of("m") else (second, first)
+            owner, other = (first, second) if first._parts.lookup.partitions_of("m") else (second, first)
             assert await owner.get("m") is not None
             with pytest.raises(UnsupportedByStoreError, match="partition"):
                 await other.get("m")
@@ -186,7 +186,7 @@ async def test_a_put_that_gives_way_is_decided_by_the_owner(kafka: str) -> None:
     async with KafkaStore(url) as producer, member(url) as (first, _):
         async with member(url) as (second, _):
             await shared(first, second, n=2)
-            owner, other = (first, second) if first.partitions_of("m") else (second, first)
+            owner, other = (first, second) if first._parts.lookup.partitions_of("m") else (second, first)
             assert isinstance((await other.apply([keep(b"1")]))[0], Stored)
             await comes_to_hold(owner, b"1")
             for store in (other, producer, owner):
@@ -282,7 +282,7 @@ async def test_f27_a_transaction_that_was_open_at_the_start_holds_up_its_partiti
         await other.begin_transaction()
         await other.send_and_wait(schedules, b"", b"other", partition=0)
         async with member(f"{url}&timeout_ms=2000") as (store, work):
-            held = {put.envelope.payload for put in puts if store.partitions_of(put.id)[0].number == 0}
+            held = {put.envelope.payload for put in puts if store._parts.lookup.partitions_of(put.id)[0].number == 0}
             async with asyncio.timeout(30):
                 while "transaction" not in work.status().why:  # noqa: ASYNC110 - as a user would look
                     await asyncio.sleep(0.01)

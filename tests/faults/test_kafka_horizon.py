@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, paced_lanes
-from aiodelay.kafka import store as stores
+from aiodelay.kafka.assignment import look_ahead
 from aiodelay.kafka.pace import Pace
 from aiodelay.kafka.pending_index import PendingIndex
 from aiodelay.model import At, Cancel, Conflict, Fire, Late, Query, Refused, Reschedule, State, Stored
@@ -30,7 +30,7 @@ FAR_MS = 3_600_000
 
 @pytest.fixture(autouse=True)
 def _it_looks_ahead_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "LOOK_AHEAD_S", 0.05)
+    monkeypatch.setattr(look_ahead, "LOOK_AHEAD_S", 0.05)
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError
 from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, far
-from aiodelay.kafka import store as stores
+from aiodelay.kafka.assignment import look_ahead
 from aiodelay.kafka.pending_index import PendingIndex
 from aiodelay.kafka.record_reader import RecordReader
 from aiodelay.kafka.records import Read
@@ -113,7 +113,7 @@ async def test_f38_a_restart_reads_the_tail_alone_and_finds_what_a_whole_read_fi
 async def test_what_comes_near_after_a_restart_is_delivered_once_and_in_time(
     kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "LOOK_AHEAD_S", 0.05)
+    monkeypatch.setattr(look_ahead, "LOOK_AHEAD_S", 0.05)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with opened(kafka, schedules, tmp_path, horizon="5s") as store:
         due = now_ms() + 12_000
@@ -153,8 +153,8 @@ async def test_a_rebalance_leaves_the_index_to_whoever_comes_next(
     async with opened(kafka, schedules, tmp_path, partitions=2) as store:
         await store.apply([put(i, "t", now_ms() + FAR_MS) for i in range(200)])
         before = dict(store.partitions)
-        store._assign(schedules, [0])
-        store._assign(schedules, [0, 1])
+        store.assignment.assign(schedules, [0])
+        store.assignment.assign(schedules, [0, 1])
         was_read.clear()
         changed = [each for place, each in store.partitions.items() if before[place] is not each]
         assert [each.number for each in changed] == [1]

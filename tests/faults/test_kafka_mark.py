@@ -97,7 +97,7 @@ async def mark_of(kafka: str, schedules: str) -> Mark:
 async def not_yet_ready(kafka: str, schedules: str, slow: SlowReader) -> AsyncIterator[KafkaStore]:
     """An owner that has begun to read, and does not go on."""
     async with KafkaStore(f"kafka://{kafka}/{schedules}?members=1") as store:
-        store._own("test")
+        store.assignment.own("test")
         await asyncio.wait_for(slow.holds.wait(), 20)
         yield store
 

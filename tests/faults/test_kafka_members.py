@@ -122,7 +122,7 @@ async def test_of_two_processes_of_one_name_the_later_one_owns_and_the_earlier_o
 async def test_a_named_process_that_the_broker_has_forgotten_joins_again(kafka: str) -> None:
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2&instance=orders-0"
     async with KafkaStore(url) as store, store.work("w", []) as work:
-        (group,) = store._groups.values()
+        (group,) = store.assignment.groups.values()
         before = group._member_id
         member: Any = group._member()
         await member._coordinator._send_req(LeaveGroupRequest(group.name, before))  # as when it stood still
@@ -137,7 +137,7 @@ async def test_a_name_that_cannot_be_is_refused(options: str) -> None:
 
 def _is_others(store: KafkaStore, message_id: str) -> bool:
     try:
-        store.partition_of(message_id)
+        store._parts.lookup.partition_of(message_id)
     except UnsupportedByStoreError:
         return True
     return False

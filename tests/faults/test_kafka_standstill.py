@@ -121,7 +121,7 @@ async def test_heartbeats_are_noted_as_of_when_they_were_sent(kafka: str, monkey
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
     async with KafkaStore(url) as store, store.work("w", ["work"]) as work:
         await until(lambda: work.status().phase == "ready", "it owns the partition")
-        (member,) = store._groups.values()
+        (member,) = store.assignment.groups.values()
         joined_s = member._heard_s
         await until(lambda: member._heard_s > joined_s, "a heartbeat was acknowledged")
         assert member.silence == ""

@@ -118,7 +118,7 @@ async def test_commands_under_way_while_partitions_are_given_away_have_an_answer
     async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", []):
         applying = asyncio.create_task(store.apply(commands))
         await asyncio.sleep(0)
-        store._assign(schedules, [])
+        store.assignment.assign(schedules, [])
         outcomes = await applying
         assert len(outcomes) == 2
         assert all(isinstance(each, Refused | Unknown) for each in outcomes)
@@ -130,7 +130,7 @@ async def test_looking_waits_for_what_is_being_read(kafka: str) -> None:
         (stored,) = await store.apply([put("m", "t", After(3_600_000))])
         assert isinstance(stored, Stored)
     async with KafkaStore(url_of(kafka, schedules)) as store:
-        store._own("test")
+        store.assignment.own("test")
         assert await store.get("m") is not None
 
 
@@ -156,7 +156,7 @@ async def test_f3_what_was_decided_before_a_process_stood_still_is_not_written_a
     ):
         await store.apply([put("m", target)])
         (mine,) = store.partitions.values()
-        await store.targets.look([target])
+        await store._parts.targets.look([target])
         missed: list[tuple[Sequence[Read], int]] = []
         with monkeypatch.context() as patched:
             patched.setattr(mine, "take_in", lambda *read: missed.append(read))
@@ -178,7 +178,7 @@ async def test_r1_closing_that_is_cancelled_leaves_nothing_open(kafka: str) -> N
     async def use() -> None:
         async with KafkaStore(url_of(kafka, new_name("schedules"))) as store, store.work("w", []):
             await store.hold("kafka")
-            await store.targets.look([new_name()])
+            await store._parts.targets.look([new_name()])
             is_used.set()
             await asyncio.Event().wait()
 

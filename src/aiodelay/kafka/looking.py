@@ -1,4 +1,4 @@
-"""Looking into the partitions that this process owns."""
+"""`Looking`: inspects the partitions that this process owns, and ends or redrives their dead letters."""
 
 from __future__ import annotations
 
@@ -7,70 +7,39 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from aiokafka import TopicPartition
-
 from aiodelay.model import DeadKey, DeadLetter, Lane, LaneCounts, LoadBucket, Outcome, Query, Snapshot
 
 from .partition import Partition
+from .store_parts import StorePort
 
 __all__ = ["Looking"]
 
 
-class Looking:
-    """`Inspectable`, `Recurring` and `DeadLetters`, over partitions."""
-
-    partitions: Mapping[TopicPartition, Partition]
-
-    def owned(self) -> Collection[Partition]:
-        """Return the partitions that can be looked into.
-
-        Raises:
-            UnsupportedByStoreError: This process only schedules.
-        """
-        raise NotImplementedError
-
-    def partition_of(self, message_id: str) -> Partition:
-        """Return the partition in which a message of this id stands."""
-        raise NotImplementedError
-
-    def partitions_of(self, message_id: str) -> Sequence[Partition]:
-        """Return the partitions that are owned in which messages of this id may stand."""
-        raise NotImplementedError
-
-    def all_partitions_of(self, message_id: str) -> Sequence[Partition]:
-        """Return all partitions in which messages of this id may stand.
-
-        Raises:
-            UnsupportedByStoreError: One of them is another process's.
-        """
-        raise NotImplementedError
-
-    def partition_of_letter(self, key: DeadKey) -> Partition:
-        """Return the partition in which a dead letter stands."""
-        raise NotImplementedError
+class Looking(StorePort):
+    """`Inspectable`, `Recurring` and `DeadLetters`, over the partitions of a store."""
 
     async def get(self, message_id: str) -> Snapshot | None:
         """Return a message that is pending or in flight."""
-        self.owned()
-        await _until_known(self.partitions_of(message_id))
-        return await self.partition_of(message_id).horizon.get(message_id)
+        self._parts.lookup.owned()
+        await _until_known(self._parts.lookup.partitions_of(message_id))
+        return await self._parts.lookup.partition_of(message_id).horizon.get(message_id)
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
         """List messages by (next attempt, id)."""
-        await _until_known(self.owned())
-        found = [each for partition in self.owned() for each in await partition.horizon.search(query)]
+        await _until_known(self._parts.lookup.owned())
+        found = [each for partition in self._parts.lookup.owned() for each in await partition.horizon.search(query)]
         return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
         """List recurring messages by id; an index never leaves them far."""
-        await _until_known(self.owned())
-        found = [each for partition in self.owned() for each in partition.horizon.series(after, limit)]
+        await _until_known(self._parts.lookup.owned())
+        found = [each for partition in self._parts.lookup.owned() for each in partition.horizon.series(after, limit)]
         return heapq.nsmallest(limit, found, key=lambda each: each.record.id)
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state."""
         found: dict[Lane, LaneCounts] = {}
-        for partition in self.owned():
+        for partition in self._parts.lookup.owned():
             for lane, here in (await partition.horizon.counts()).items():
                 found[lane] = _added(found.get(lane), here)
         return dict(sorted(found.items()))
@@ -78,7 +47,7 @@ class Looking:
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         """Count what comes due from now on, by span and lane."""
         found: Counter[tuple[int, Lane]] = Counter()
-        for partition in self.owned():
+        for partition in self._parts.lookup.owned():
             for each in await partition.horizon.load(bucket_ms=bucket_ms, buckets=buckets):
                 found[each.from_ms, each.lane] += each.messages
         return [LoadBucket(from_ms, lane, n) for (from_ms, lane), n in sorted(found.items())]
@@ -92,7 +61,9 @@ class Looking:
         limit: int = 100,
     ) -> Sequence[DeadLetter]:
         """List dead letters, oldest first, of the partitions that this process owns."""
-        partitions = self.owned() if message_id is None else self.all_partitions_of(message_id)
+        partitions = (
+            self._parts.lookup.owned() if message_id is None else self._parts.lookup.all_partitions_of(message_id)
+        )
         await _until_known(partitions)
         found = [
             each
@@ -103,13 +74,13 @@ class Looking:
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         """Give dead letters a new life."""
-        self.owned()
-        return [await self.partition_of_letter(key).commands.redrive(key) for key in keys]
+        self._parts.lookup.owned()
+        return [await self._parts.lookup.partition_of_letter(key).commands.redrive(key) for key in keys]
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         """Delete dead letters."""
-        self.owned()
-        return sum([await self.partition_of_letter(key).commands.purge(key) for key in keys])
+        self._parts.lookup.owned()
+        return sum([await self._parts.lookup.partition_of_letter(key).commands.purge(key) for key in keys])
 
 
 async def _until_known(partitions: Collection[Partition]) -> None:

@@ -23,13 +23,13 @@ from aiodelay.model import (
 from aiodelay.ports import Sink, Source, Transferring
 from aiodelay.wakeup import WakeUp
 
+from .assignment import Assignment
 from .changes import Change
-from .looking import Looking
 from .options import Cluster
 from .partition import Partition
 from .sink import KafkaSink
 from .source import KafkaSource
-from .targets import Targets
+from .store_parts import StoreParts, StorePort
 
 __all__ = ["SAFETY_POLL_MS", "KafkaTransfer", "Transfers"]
 
@@ -41,68 +41,55 @@ UNDER_WAY = 2
 """Transactions of a partition: while one is being committed, the next one is made ready."""
 
 
-class Transfers(Looking):
+class Transfers(StorePort):
     """`Endpoints` and `Transfer`: the topics of the store's cluster, and the messages that go there."""
-
-    name: str
-    cluster: Cluster
-    schedules: Sequence[str]
-    targets: Targets
-    moving: dict[KafkaTransfer, None]
 
     @property
     def sinks(self) -> Sequence[Sink]:
         """The sinks that this store brings along."""
-        return [_OwnTopics(self.cluster, self.schedules)]
+        return [_OwnTopics(self._parts.cluster, self._parts.options.topics)]
 
     @property
     def sources(self) -> Sequence[Source]:
         """The sources that this store brings along."""
-        return [KafkaSource(self.cluster)]
+        return [KafkaSource(self._parts.cluster)]
 
     def reaches(self, sink: Sink) -> Reach:
         """Say how often a message reaches a sink from here, and why."""
+        cluster = self._parts.cluster
         if not isinstance(sink, KafkaSink):
             return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Kafka cluster: claimed, sent, settled")
-        if not sink.is_at(self.cluster):
-            reason = f"{sink.cluster.name} is not known to be {self.name}, with the same login: claimed, sent, settled"
+        if not sink.is_at(cluster):
+            reason = (
+                f"{sink.cluster.name} is not known to be {cluster.name}, with the same login: claimed, sent, settled"
+            )
             return Reach(Promise.AT_LEAST_ONCE, reason)
-        reason = f"one transaction on {self.name} writes a record and ends its message, for read_committed readers"
+        reason = f"one transaction on {cluster.name} writes a record and ends its message, for read_committed readers"
         return Reach(Promise.EXACTLY_ONCE, reason)
 
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
         """Open the moving of one sink's messages."""
-        transfer = KafkaTransfer(self, sink)
-        self.moving[transfer] = None
+        transfer, waiters = KafkaTransfer(self._parts, sink), self._parts.assignment.waiters
+        waiters.transfers.add(transfer.wakeup)
         try:
             yield transfer
         finally:
-            del self.moving[transfer]
+            waiters.transfers.discard(transfer.wakeup)
 
     async def blocked(self) -> Sequence[Blocked]:
         """List topics that take nothing now."""
+        blocked = self._parts.targets.blocked
         return [
-            Blocked(lane, address, self.targets.blocked[address].reason, n)
-            for (lane, address), n in sorted(self.waiting().items())
-            if address in self.targets.blocked
+            Blocked(lane, address, blocked[address].reason, n)
+            for (lane, address), n in sorted(_waiting(self._parts.assignment).items())
+            if address in blocked
         ]
 
-    def waiting(self) -> Counter[tuple[str, str]]:
-        """Count the messages for addresses that take nothing, by lane and address."""
-        return sum((partition.index.due.blocked() for partition in self.partitions.values()), Counter())
 
-    def checked(self) -> None:
-        """Refuse use while closed."""
-        raise NotImplementedError
-
-    def now_ms(self) -> int:
-        """Return the clock's time."""
-        raise NotImplementedError
-
-    def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds from now until an instant, for a timer."""
-        raise NotImplementedError
+def _waiting(assignment: Assignment) -> Counter[tuple[str, str]]:
+    """Count the messages for addresses that take nothing, by lane and address."""
+    return sum((partition.index.due.blocked() for partition in assignment.partitions.values()), Counter())
 
 
 class _Taking:
@@ -165,9 +152,9 @@ class KafkaTransfer:
     While one is being committed, the next one is made ready, until the demand is used up or nothing is due.
     """
 
-    def __init__(self, store: Transfers, sink: Sink) -> None:
-        self._store, self._sink = store, sink
-        self._targets = store.targets
+    def __init__(self, parts: StoreParts, sink: Sink) -> None:
+        self._parts, self._sink = parts, sink
+        self._assignment, self._targets = parts.assignment, parts.targets
         self._turn = 0
         self.wakeup: WakeUp = WakeUp()
 
@@ -177,8 +164,8 @@ class KafkaTransfer:
         return self._sink.name
 
     async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = (), *, traces: int = 0) -> Transferred:
-        self._store.checked()
-        for partition in list(self._store.partitions.values()):
+        self._parts.tasks.check_open()
+        for partition in list(self._assignment.partitions.values()):
             if partition.is_ready and partition.horizon.is_behind:
                 await partition.horizon.follow()
         changed = await self._look_again()
@@ -194,14 +181,14 @@ class KafkaTransfer:
         for topic in self._targets.blocked.keys() - blocked:
             changed[topic] = self._targets.blocked[topic].reason
         self._block()
-        return Transferred(moved, taking.series, changed, self._store.now_ms(), self._next_due_ms(), told.traces)
+        return Transferred(moved, taking.series, changed, self._parts.clock.now_ms(), self._next_due_ms(), told.traces)
 
     async def _look_again(self) -> dict[str, str]:
         """Try those that took nothing once more, if anything waits for them."""
         over = set(self._targets.over())
         if not over:
             return {}
-        idle = over - {address for _, address in self._store.waiting()}
+        idle = over - {address for _, address in _waiting(self._assignment)}
         for topic in idle:
             self._targets.forget(topic)
         return {**dict.fromkeys(idle, ""), **await self._targets.look(over - idle)}
@@ -209,7 +196,7 @@ class KafkaTransfer:
     def _settled(self, settlements: Sequence[Settlement]) -> dict[Partition, list[Change]]:
         changes: dict[Partition, list[Change]] = {}
         for settlement in settlements:
-            for partition in self._store.partitions_of(settlement.id):
+            for partition in self._parts.lookup.partitions_of(settlement.id):
                 change = partition.moves.settle_occurrence(settlement)
                 if change is not None:
                     changes.setdefault(partition, []).append(change)
@@ -220,9 +207,9 @@ class KafkaTransfer:
         """Decide to move what is due, another partition first each time: what the first ones leave is the others'."""
         self._block()
         ready = self._ready()
-        if not ready and self._store.partitions:
-            why = next((each.why for each in self._store.partitions.values() if each.why), "")
-            raise StoreUnavailableError(self._store.name, why or "the partitions are being read")
+        if not ready and self._assignment.partitions:
+            why = next((each.why for each in self._assignment.partitions.values() if each.why), "")
+            raise StoreUnavailableError(self._parts.cluster.name, why or "the partitions are being read")
         self._turn += 1
         first = self._turn % len(ready) if ready else 0
         left = demand.messages - sum(len(each) for each in changes.values())
@@ -246,20 +233,20 @@ class KafkaTransfer:
         return moved
 
     def _block(self) -> None:
-        for partition in self._store.partitions.values():
+        for partition in self._assignment.partitions.values():
             partition.index.due.block(self.lane, self._targets.blocked.keys())
 
     def _ready(self) -> list[Partition]:
-        return [each for each in self._store.partitions.values() if each.is_ready and not each.is_stalled]
+        return [each for each in self._assignment.partitions.values() if each.is_ready and not each.is_stalled]
 
     def _next_due_ms(self) -> int | None:
-        dues = [each.index.due.next_due_ms(self.lane, self._store.now_ms()) for each in self._ready()]
+        dues = [each.index.due.next_due_ms(self.lane, self._parts.clock.now_ms()) for each in self._ready()]
         return min((due for due in (*dues, self._targets.next_ms) if due is not None), default=None)
 
     async def wait(self, *, until_ms: int | None) -> None:
         seconds = SAFETY_POLL_MS / 1000
         if until_ms is not None:
-            seconds = min(seconds, self._store.seconds_until(until_ms))
+            seconds = min(seconds, self._parts.clock.seconds_until(until_ms))
         await self.wakeup.wait(seconds)
 
     def wake(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,11 +25,10 @@ from aiodelay.model import (
 )
 from aiodelay.transitions import SUSPECT_LAPSES, is_lease_over, is_suspect
 
+from .assignment import Readiness
 from .partition import Partition
+from .store_parts import StoreParts
 from .transfer import SAFETY_POLL_MS
-
-if TYPE_CHECKING:
-    from .store import KafkaStore
 
 __all__ = ["KafkaWork"]
 
@@ -39,15 +37,16 @@ class KafkaWork:
     """One worker's side of the store.
 
     Args:
-        store: Whose.
+        parts: The store's.
+        readiness: Tells how far the partitions are.
         worker: Its name.
-        lanes: What it serves at first.
+        lanes: The lanes that it serves at first.
     """
 
-    def __init__(self, store: KafkaStore, worker: str, lanes: Collection[Lane]) -> None:
-        self._store = store
-        self.worker: Worker = Worker(worker, lanes, store.now_ms())
-        store.workers.add(self.worker)
+    def __init__(self, parts: StoreParts, readiness: Readiness, worker: str, lanes: Collection[Lane]) -> None:
+        self._parts, self._assignment, self._readiness = parts, parts.assignment, readiness
+        self._worker = Worker(worker, lanes, parts.clock.now_ms())
+        self._assignment.waiters.workers.add(self._worker)
         self._turn = 0
         self._last = ""
         self._claimed: dict[Partition, Sequence[Claim]] = {}
@@ -55,12 +54,12 @@ class KafkaWork:
 
     def close(self) -> None:
         """Serve nothing more."""
-        self._store.workers.discard(self.worker)
+        self._assignment.waiters.workers.discard(self._worker)
 
     # --- claims -------------------------------------------------------------------------------------------
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        self._store.checked()
+        self._parts.tasks.check_open()
         is_repeated, self._last = request == self._last, request
         if not is_repeated:
             self._turn += 1
@@ -74,26 +73,26 @@ class KafkaWork:
                 continue  # what it gave out could not be settled, and would keep the places of others
             if is_repeated:
                 claimed = partition.index.claiming.claim_again(
-                    self._claimed.get(partition, ()), demand, self._store.now_ms()
+                    self._claimed.get(partition, ()), demand, self._parts.clock.now_ms()
                 )
             else:
-                claimed = await partition.commands.claim(_left(demand, claims), lease_ms, self._turn, self.worker)
+                claimed = await partition.commands.claim(_left(demand, claims), lease_ms, self._turn, self._worker)
                 self._claimed[partition] = claimed.claims
                 self._places |= {(each.record.id, each.token): partition for each in claimed.claims}
             claims += claimed.claims
             next_due += [] if claimed.next_due_ms is None else [claimed.next_due_ms]
             if claimed.claims and is_suspect(claimed.claims[0].record):
                 break
-        return Claimed(claims, self._store.now_ms(), min(next_due, default=None))
+        return Claimed(claims, self._parts.clock.now_ms(), min(next_due, default=None))
 
     def _in_turn(self) -> list[Partition]:
         """Return the partitions that are ready, another one first each time."""
-        ready = [each for each in self._store.partitions.values() if each.is_ready]
+        ready = [each for each in self._assignment.partitions.values() if each.is_ready]
         first = self._turn % len(ready) if ready else 0
         return ready[first:] + ready[:first]
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        self._store.checked()
+        self._parts.tasks.check_open()
         outcomes: dict[int, SettleOutcome] = {}
         parts: defaultdict[Partition, list[int]] = defaultdict(list)
         for i, settlement in enumerate(settlements):
@@ -121,11 +120,13 @@ class KafkaWork:
         """Return the partition in which a claim is held; None: it is another process's now, or the message is gone."""
         found = self._places.get((claim.id, claim.token))
         if found is None:
-            found = next((each for each in self._store.partitions_of(claim.id) if each.index.knows(claim.id)), None)
+            found = next(
+                (each for each in self._parts.lookup.partitions_of(claim.id) if each.index.knows(claim.id)), None
+            )
         return None if found is None or found.is_given_up else found
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        self._store.checked()
+        self._parts.tasks.check_open()
         return [self._renew(renewal) for renewal in renewals]
 
     def _renew(self, renewal: Renewal) -> RenewOutcome:
@@ -133,7 +134,7 @@ class KafkaWork:
         self._places.pop((renewal.id, renewal.token), None)
         if partition is None:
             return RenewOutcome.LOST
-        was_over = is_lease_over(renewal.token, self._store.now_ms())
+        was_over = is_lease_over(renewal.token, self._parts.clock.now_ms())
         outcome = partition.index.rules.renew(renewal)
         if outcome is RenewOutcome.RENEWED and was_over:
             # This process stood still, so another owner may have cancelled the message. A run goes on, and is fenced;
@@ -148,34 +149,34 @@ class KafkaWork:
     async def wait(self, *, until_ms: int | None) -> None:
         seconds = SAFETY_POLL_MS / 1000
         if until_ms is not None:
-            seconds = min(seconds, self._store.seconds_until(until_ms))
-        await self.worker.wakeup.wait(seconds)
+            seconds = min(seconds, self._parts.clock.seconds_until(until_ms))
+        await self._worker.wakeup.wait(seconds)
 
     def wake(self) -> None:
-        self.worker.wakeup.set()
+        self._worker.wakeup.set()
 
     def clear(self) -> None:
-        self.worker.wakeup.clear()
+        self._worker.wakeup.clear()
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        self._store.checked()
-        self.worker.lanes, self.worker.seen_ms = frozenset(lanes), self._store.now_ms()
+        self._parts.tasks.check_open()
+        self._worker.lanes, self._worker.seen_ms = frozenset(lanes), self._parts.clock.now_ms()
         states: dict[Lane, LaneState] = {}
         lapsed = expired = 0
-        for partition in self._store.partitions.values():
+        for partition in self._assignment.partitions.values():
             if partition.is_ready:
-                tidied = await partition.commands.tidy(self.worker, lanes, limit)
+                tidied = await partition.commands.tidy(self._worker, lanes, limit)
                 lapsed, expired = lapsed + tidied.lapsed, expired + tidied.expired
                 for state in tidied.lanes:
                     states[state.lane] = _oldest(states.get(state.lane), state)
-        return Tidied(self._store.now_ms(), lapsed, expired, list(states.values()))
+        return Tidied(self._parts.clock.now_ms(), lapsed, expired, list(states.values()))
 
     def beat(self, ids: Collection[str]) -> None:
-        for partition in list(self._store.partitions.values()):
-            partition.index.claiming.beat(self.worker, ids, self._store.now_ms())
+        for partition in list(self._assignment.partitions.values()):
+            partition.index.claiming.beat(self._worker, ids, self._parts.clock.now_ms())
 
     def status(self) -> WorkStatus:
-        return self._store.status()
+        return self._readiness.status()
 
 
 def _left(demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> dict[Lane, Demand]:

@@ -1,0 +1,13 @@
+"""The partitions that this process owns now.
+
+`Assignment` in `assignment.py` takes partitions over and gives them up; `partition_factory.py` makes them. `lookup.py`
+finds the partition of a message. `readiness.py` tells users how far the partitions are. `look_ahead.py` brings messages
+near before they are due. `waiters.py` wakes who waits for messages.
+"""
+
+from .assignment import Assignment
+from .lookup import Lookup
+from .readiness import Readiness
+from .waiters import Waiters
+
+__all__ = ["Assignment", "Lookup", "Readiness", "Waiters"]

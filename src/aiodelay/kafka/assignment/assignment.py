@@ -1,0 +1,203 @@
+"""`Assignment`: takes partitions over and gives them up, as the groups of the topics, or the options, say.
+
+The processes that have opened `work` share the partitions of each topic anew whenever a process comes or goes, by a
+consumer group for each topic. With the options `member` and `members`, a process owns every n-th partition instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
+
+from aiokafka import TopicPartition
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreMismatchError
+from aiodelay.kafka.group import Group
+from aiodelay.kafka.partition import Callbacks, Partition
+from aiodelay.kafka.reader import Reader
+from aiodelay.kafka.store_options import StoreOptions
+from aiodelay.kafka.store_tasks import StoreTasks
+from aiodelay.kafka.targets import Targets
+from aiodelay.kafka.topic import Topic
+from aiodelay.kafka.topic_watch import TopicWatch
+
+from .look_ahead import look_ahead
+from .partition_factory import PartitionFactory
+from .waiters import Waiters
+
+__all__ = ["Assignment"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+
+class Assignment:
+    """The partitions of one store that this process owns.
+
+    Args:
+        options: The store's.
+        clock: Where the store reads the time.
+        targets: Which topics take messages.
+        tasks: Where the reader, the groups and the partitions run.
+    """
+
+    def __init__(self, options: StoreOptions, clock: Clock, targets: Targets, tasks: StoreTasks) -> None:
+        self._options, self._tasks = options, tasks
+        self.waiters = Waiters()
+        self.factory = PartitionFactory(options, clock, targets, self.waiters.workers)
+        self.reader = Reader(options.cluster)
+        self.partitions: Mapping[TopicPartition, Partition] = {}
+        self.counts: dict[str, int] = {}
+        """How many partitions each topic has; the first topic is the one that takes new messages."""
+        self.groups: dict[str, Group] = {}
+        self.lost: dict[str, StoreMismatchError] = {}
+        """The topics that were deleted."""
+        self.watch = self._new_watch()
+        self.told_restored: Callable[[float], None] | None = None
+        self._running: dict[object, asyncio.Task[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    def _new_watch(self) -> TopicWatch:
+        return TopicWatch(self._options.cluster, self._options.topics, self._lose)
+
+    # --- opening and closing ------------------------------------------------------------------------------
+
+    def open(self, topics: Sequence[Topic]) -> None:
+        """Begin to watch the topics, and own none of their partitions yet."""
+        self.counts = {topic.name: topic.partitions for topic in topics}
+        self.factory.use(topics)
+        self.watch, self.lost = self._new_watch(), {}
+        self._watching = self._tasks.start(self.watch.run(), "aiodelay kafka topics")
+
+    def cancel(self) -> None:
+        """Cancel all tasks."""
+        for task in (self._watching, *self._running.values()):
+            if task is not None:
+                task.cancel()
+
+    def close(self) -> None:
+        """Own nothing more."""
+        self._running.clear()
+        self.partitions = {}
+
+    # --- owning -------------------------------------------------------------------------------------------
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process owns partitions, or may come to own some; otherwise it only schedules."""
+        return bool(self._running)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this process owns every partition, and so knows how a command ends."""
+        return bool(self.partitions) and len(self.partitions) == sum(self.counts.values())
+
+    def own(self, worker: str) -> None:
+        """Begin to own partitions.
+
+        Args:
+            worker: The name of this process for other members.
+
+        Raises:
+            ConfigurationError: There is no directory for the index.
+        """
+        if self.is_owner or not self._tasks.is_open:
+            return
+        self.factory.check_folder(self._options.cluster.name)
+        if not self._options.members:
+            self.groups = {topic: self._group(topic, worker) for topic in self.counts}
+        self._start(self.reader, self.reader.run(), "aiodelay kafka reader")
+        for topic, group in self.groups.items():
+            self._start(group, group.run(), f"aiodelay kafka group {topic}")
+        self._start(self.factory.fetcher, self._look_ahead(), "aiodelay kafka horizon")
+        if not self.groups:
+            for topic, n in self.counts.items():
+                self.assign(topic, range(self._options.member, n, self._options.members))
+
+    def _group(self, topic: str, worker: str) -> Group:
+        name, instance = f"aiodelay.{topic}", self._options.instance
+        return Group(self._options.cluster, topic, name, self.assign, member=worker, instance=instance)
+
+    def _start(self, key: object, coroutine: Coroutine[None, None, None], name: str) -> None:
+        self._running[key] = self._tasks.start(coroutine, name)
+
+    async def _look_ahead(self) -> None:
+        name = self._options.cluster.name
+        await look_ahead(name, self._owned, fullness=self.fullness, on_near=self.waiters.wake)
+
+    def _owned(self) -> Collection[Partition]:
+        return self.partitions.values()
+
+    def assign(self, topic: str, numbers: Collection[int]) -> None:
+        """Own these partitions of a topic from now on, and no others; a partition that stays goes on undisturbed."""
+        if not self._tasks.is_open:
+            return
+        if topic in self.lost:
+            numbers = ()
+        if not numbers:
+            self.watch.doubt(topic)
+        before, wanted = self.partitions, {TopicPartition(topic, n) for n in numbers if n < self.counts[topic]}
+        kept = {place: each for place, each in before.items() if place.topic != topic or place in wanted}
+        added = {place: self.factory.make(place, self._callbacks(place)) for place in sorted(wanted - before.keys())}
+        self.partitions = kept | added
+        for place in before.keys() - kept.keys():
+            before[place].give_up()
+            self._running.pop(before[place]).cancel()
+        for partition in added.values():
+            self._start(partition, partition.run(), f"aiodelay kafka partition {partition.index.name}")
+        self._read_open()
+        self.waiters.wake()
+
+    def _lose(self, topic: str, what: str) -> None:
+        """Stop to own partitions of a topic that was deleted, and of any later topic of its name."""
+        if topic in self.lost:
+            return
+        then = "the topic as it was; or schedule the lost messages again, and start again"
+        problem = StoreMismatchError(f"topic {topic}", f"{what}: its pending messages are gone", then)
+        self.lost[topic] = problem
+        log.error("%s: nothing more is delivered or changed: %s", topic, problem)
+        self.assign(topic, ())
+        group = self._running.pop(self.groups.get(topic), None)
+        if group is not None:
+            group.cancel()
+
+    def fullness(self) -> str:
+        """Say that more is pending than was allowed; "" if it is not."""
+        most, pending = self._options.max_pending, sum(each.index.pending for each in self.partitions.values())
+        if not most or pending < most:
+            return ""
+        return f"{pending} messages are pending, and max_pending={most} allows no more: raise it, or add processes"
+
+    # --- what partitions call -----------------------------------------------------------------------------
+
+    def _callbacks(self, place: TopicPartition) -> Callbacks:
+        return Callbacks(
+            may_begin=partial(self._may_begin, place),
+            silence=partial(self._silence, place.topic),
+            on_change=self.waiters.wake,
+            skip=partial(self.reader.skip, place),
+            on_open=self._read_open,
+            on_restored=self._on_restored,
+        )
+
+    async def _may_begin(self, place: TopicPartition, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
+        """Return when a partition's session may begin; with `member` and `members` no group has a say."""
+        group = self.groups.get(place.topic)
+        if group is not None:
+            await group.may_begin(is_fenced)
+        await self.watch.until_same(place)
+
+    def _silence(self, topic: str) -> str:
+        """Say why the group may have given a topic's partitions away; with `member` and `members` it cannot."""
+        group = self.groups.get(topic)
+        return "" if group is None else group.silence
+
+    def _read_open(self) -> None:
+        """Read the partitions that know where reading begins."""
+        self.reader.assign({place: each for place, each in self.partitions.items() if each.is_open})
+
+    def _on_restored(self, seconds: float) -> None:
+        if self.told_restored is not None:
+            self.told_restored(seconds)

@@ -1,0 +1,47 @@
+"""`look_ahead`: brings far messages near in time, and tells, once a minute, if too many messages are pending."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from itertools import count
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.kafka.client import log_failure, reason_of
+from aiodelay.kafka.partition import Partition
+
+__all__ = ["look_ahead"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+LOOK_AHEAD_S, LOOKS_A_MINUTE = 1.0, 60
+
+
+async def look_ahead(
+    name: str,
+    partitions: Callable[[], Collection[Partition]],
+    *,
+    fullness: Callable[[], str],
+    on_near: Callable[[], None],
+) -> None:
+    """Look every `LOOK_AHEAD_S` until cancelled.
+
+    Args:
+        name: What logs call the store.
+        partitions: Returns the partitions that this process owns.
+        fullness: Says that more is pending than was allowed; "" if it is not.
+        on_near: Called when messages have come near.
+    """
+    for turn in count():
+        if turn % LOOKS_A_MINUTE == 0 and (full := fullness()):
+            log.error("%s: %s", name, full)
+        for partition in list(partitions()):
+            if partition.is_ready:
+                try:
+                    if await partition.horizon.follow():
+                        on_near()
+                except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
+                    what = f"{partition.index.name}: what comes near cannot be read"
+                    log_failure(log, what, reason_of(error), error, (StoreUnavailableError,))
+        await asyncio.sleep(LOOK_AHEAD_S)

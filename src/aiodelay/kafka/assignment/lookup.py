@@ -1,0 +1,116 @@
+"""`Lookup`: finds the partition in which a message or a dead letter stands, among those that this process owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from aiokafka import TopicPartition
+
+from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.kafka import records
+from aiodelay.kafka.partition import Partition
+from aiodelay.kafka.pending_index import PendingIndex
+from aiodelay.kafka.store_tasks import StoreTasks
+from aiodelay.model import DeadKey
+
+from .assignment import Assignment
+
+__all__ = ["Lookup"]
+
+
+class Lookup:
+    """The places of messages.
+
+    Args:
+        name: What error messages call the store.
+        assignment: The partitions that this process owns.
+        tasks: Tell whether the store is open.
+    """
+
+    def __init__(self, name: str, assignment: Assignment, tasks: StoreTasks) -> None:
+        self._name, self._assignment, self._tasks = name, assignment, tasks
+
+    def owned(self) -> Collection[Partition]:
+        """Return the partitions that users may inspect.
+
+        Raises:
+            ClosedError: The store is not open.
+            UnsupportedByStoreError: This process only schedules.
+            StoreUnavailableError: A topic is not the one it was.
+        """
+        self._tasks.check_open()
+        for problem in self._assignment.lost.values():
+            raise StoreUnavailableError(self._name, str(problem))
+        if not self._assignment.is_owner:
+            raise UnsupportedByStoreError("lookup", "a process that only schedules", "a process that dispatches")
+        return self._assignment.partitions.values()
+
+    # --- one partition ------------------------------------------------------------------------------------
+
+    def partition_of(self, message_id: str) -> Partition:
+        """Return the partition in which a message of this id stands.
+
+        Raises:
+            UnsupportedByStoreError: Another process owns the partition.
+        """
+        return self.where(self.places(message_id), lambda index: index.knows(message_id))
+
+    def partition_of_letter(self, key: DeadKey) -> Partition:
+        """Return the partition in which a dead letter stands.
+
+        Raises:
+            UnsupportedByStoreError: Another process owns the partition.
+        """
+        return self.where(self.places(key.id), lambda index: index.table.letters.has(key))
+
+    def where(self, places: Sequence[TopicPartition], is_there: Callable[[PendingIndex], bool]) -> Partition:
+        """Return where a message stands, in the first topic that holds it; else the place where it would be put.
+
+        Raises:
+            UnsupportedByStoreError: Another process owns a partition in which the message may stand.
+        """
+        for place in places:
+            found = next((each for each in self._at(place) if is_there(each.index)), None)
+            if found is not None:
+                return found
+            self._check_owned(place)
+        return self._assignment.partitions[places[0]]
+
+    def owner_of(self, message_id: str) -> Partition | None:
+        """Return the partition into which a message of this id is put, if this process owns it."""
+        return self._assignment.partitions.get(self.places(message_id)[0])
+
+    # --- all partitions of a message ----------------------------------------------------------------------
+
+    def partitions_of(self, message_id: str) -> Sequence[Partition]:
+        """Return the owned partitions in which messages of this id may stand, in the order of the topics."""
+        return [each for place in self.places(message_id) for each in self._at(place)]
+
+    def all_partitions_of(self, message_id: str) -> Sequence[Partition]:
+        """Return all partitions in which messages of this id may stand.
+
+        Raises:
+            UnsupportedByStoreError: Another process owns one of them.
+        """
+        self.owned()
+        for place in self.places(message_id):
+            self._check_owned(place)
+        return self.partitions_of(message_id)
+
+    def places(self, message_id: str) -> list[TopicPartition]:
+        """Return the place that belongs to an id in each topic."""
+        key = records.key_of(message_id)
+        return [TopicPartition(topic, records.partition_of(key, n)) for topic, n in self._assignment.counts.items()]
+
+    def _check_owned(self, place: TopicPartition) -> None:
+        if place not in self._assignment.partitions:
+            raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
+
+    def _at(self, own: TopicPartition) -> Iterator[Partition]:
+        """Return a key's own partition, if it is owned, and those of its topic in which other keys stand as well."""
+        partitions = self._assignment.partitions
+        if own in partitions:
+            yield partitions[own]
+        for place, partition in partitions.items():
+            if partition.index.placement.is_mixed and place.topic == own.topic and place != own:
+                yield partition

@@ -1,0 +1,100 @@
+"""`PartitionFactory`: makes the partitions that a store comes to own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+
+from aiokafka import TopicPartition
+
+from aiodelay.clock import Clock
+from aiodelay.core.dict_table import Workers
+from aiodelay.errors import ConfigurationError
+from aiodelay.kafka.disk import Disk
+from aiodelay.kafka.fetcher import Fetcher
+from aiodelay.kafka.horizon import Fetch
+from aiodelay.kafka.pace import Pace
+from aiodelay.kafka.partition import Callbacks, Partition, Place, Shared
+from aiodelay.kafka.store_options import StoreOptions
+from aiodelay.kafka.targets import Targets
+from aiodelay.kafka.topic import LEAST_LAG_MS, Topic
+
+__all__ = ["PartitionFactory"]
+
+DAY_MS = 86_400_000
+
+
+class PartitionFactory:
+    """Makes partitions that share a clock, workers and limits.
+
+    Args:
+        options: The store's.
+        clock: Where the store reads the time.
+        targets: Which topics take messages.
+        workers: The dispatching roles that this process has opened.
+    """
+
+    def __init__(self, options: StoreOptions, clock: Clock, targets: Targets, workers: Workers) -> None:
+        self._options, self._clock, self._targets, self._workers = options, clock, targets, workers
+        self._claims, self._pace = count(1), Pace(options.catch_up)
+        self.fetcher = Fetcher(options.cluster)
+        self.guard: Callable[[str], object] | None = None
+        """Refuses a destination to which other programs' messages may not go."""
+        self._topics: dict[str, Topic] = {}
+
+    def use(self, topics: Sequence[Topic]) -> None:
+        """Make partitions of these topics, as their settings are now."""
+        self._topics = {topic.name: topic for topic in topics}
+
+    def check_folder(self, name: str) -> None:
+        """Check that the index has a directory, if it is kept on disk.
+
+        Raises:
+            ConfigurationError: The index has none.
+        """
+        folder = self._options.index
+        if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+            raise ConfigurationError(f"index in {name}", folder, "a directory in which files can be made")
+
+    def make(self, place: TopicPartition, callbacks: Callbacks) -> Partition:
+        """Return a new partition, which the caller runs."""
+        fetch = partial(self.fetcher.fetch, place)
+        n = self._topics[place.topic].partitions
+        return Partition(
+            Place(place.topic, place.partition, n, self._options.accept_partitions == n),
+            self._shared(),
+            callbacks,
+            fetch=fetch,
+            patience_s=self._patience_s(place.topic),
+            disk=self._disk_of(place, fetch),
+        )
+
+    def _shared(self) -> Shared:
+        options = self._options
+        return Shared(
+            cluster=options.cluster,
+            schedules=options.topics,
+            targets=self._targets,
+            clock=self._clock,
+            claims=self._claims,
+            workers=self._workers,
+            pace=self._pace,
+            history=options.history,
+            horizon_ms=options.horizon_ms,
+            guard=self.guard,
+        )
+
+    def _patience_s(self, topic: str) -> float:
+        """Return half of the time for which a topic keeps tombstones, in seconds."""
+        return int(self._topics[topic].settings.get("delete.retention.ms", DAY_MS)) / 2000
+
+    def _disk_of(self, place: TopicPartition, fetch: Fetch) -> Disk | None:
+        folder = self._options.index
+        if not folder:
+            return None
+        path = os.path.join(folder, f"{place.topic}-{place.partition}.index")
+        lag_ms = int(self._topics[place.topic].settings.get("min.compaction.lag.ms", LEAST_LAG_MS))
+        max_age_ms = min(int(self._patience_s(place.topic) * 1000), lag_ms)
+        return Disk(path, fetch, self._clock, max_age_ms=max_age_ms)

@@ -1,0 +1,85 @@
+"""`Readiness`: how far the owned partitions are, what keeps them from serving, and which rights the process lacks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from aiodelay.errors import StoreMismatchError
+from aiodelay.kafka.options import Cluster
+from aiodelay.kafka.remedies import is_missing_right, remedied
+from aiodelay.kafka.topic import missing_rights
+from aiodelay.model import WorkStatus
+
+from .assignment import Assignment
+
+__all__ = ["Readiness"]
+
+
+class Readiness:
+    """What users are told about an assignment.
+
+    Args:
+        cluster: Where the topics are.
+        schedules: The topics; the first one takes new messages.
+        assignment: The partitions that this process owns.
+    """
+
+    def __init__(self, cluster: Cluster, schedules: Sequence[str], assignment: Assignment) -> None:
+        self._cluster, self._schedules, self._assignment = cluster, schedules, assignment
+
+    async def until_ready(self) -> None:
+        """Wait until this process has its partitions and has read them; at most as long as for answers."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._cluster.timeout_ms / 1000):
+                for group in self._assignment.groups.values():
+                    await group.was_assigned.wait()
+        await asyncio.gather(*(partition.until_ready() for partition in self._assignment.partitions.values()))
+
+    def status(self) -> WorkStatus:
+        """Say how many of the owned partitions are ready.
+
+        A process that owns no partition, because others own all, is ready while the topics are known to be there.
+        """
+        assignment = self._assignment
+        partitions, doubts = assignment.partitions.values(), assignment.watch.doubts
+        ready, total = sum(partition.is_ready for partition in partitions), len(partitions)
+        if (problem := self.problem()) is not None:
+            return WorkStatus("ended", ready, total, str(problem))
+        is_assigned = all(group.was_assigned.is_set() for group in assignment.groups.values())
+        if ready == total and is_assigned and not doubts:
+            return WorkStatus("ready", ready, total, assignment.fullness())
+        whys = [*doubts.values()] if ready == total else []
+        return WorkStatus("loading", ready, total, next(iter([*whys, *self._whys()]), ""))
+
+    def problem(self) -> StoreMismatchError | None:
+        """Return what ends the delivery of a topic, or of a partition, until the process starts again."""
+        assignment = self._assignment
+        problems = [*assignment.lost.values(), *(each.problem for each in assignment.groups.values())]
+        problems += [each.problem for each in assignment.partitions.values()]
+        return next(filter(None, problems), None)
+
+    def _whys(self) -> list[str]:
+        """Return why partitions are not served, as far as they say."""
+        assignment = self._assignment
+        whys = [each.why for each in assignment.partitions.values()]
+        whys += [each.why or each.silence for each in assignment.groups.values()]
+        return [why for why in (*whys, assignment.reader.why) if why]
+
+    async def missing_rights(self) -> Sequence[str]:
+        """Name the rights that this process lacks, each with the command that grants it.
+
+        A process that only schedules needs Write on the topic that it schedules into. An owner of partitions also needs
+        to read, to join the group and to begin transactions; it has tried these when this is called.
+        """
+        if self._assignment.is_owner:
+            found = await missing_rights(self._cluster, self._schedules, ("Read", "Write"))
+            found += [why for why in self._whys() if is_missing_right(why)]
+        else:
+            found = await missing_rights(self._cluster, self._schedules[:1], ("Write",))
+        return [remedied(each, self._cluster) for each in dict.fromkeys(found)]
+
+    def lost_topic(self) -> str:
+        """Return what happened to a topic that this process schedules into; an owner's status tells of it."""
+        return "" if self._assignment.is_owner else next(map(str, self._assignment.lost.values()), "")

@@ -1,0 +1,83 @@
+"""`Commands`: carries out commands where this process owns every partition, and leaves them to the owners elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.kafka.assignment import Assignment, Lookup
+from aiodelay.model import Cancel, Command, Outcome, Put, Refused
+
+from .remote_cancels import RemoteCancels
+from .user_writes import UserWrites
+
+__all__ = ["Commands"]
+
+
+class Commands:
+    """The commands of one store.
+
+    Args:
+        assignment: The partitions that this process owns.
+        lookup: Knows where an id belongs.
+        writes: Leave commands to the owners.
+        cancels: Leave cancels to the owners, and bring their verdicts.
+    """
+
+    def __init__(self, assignment: Assignment, lookup: Lookup, writes: UserWrites, cancels: RemoteCancels) -> None:
+        self._assignment, self._lookup, self._writes, self._cancels = assignment, lookup, writes, cancels
+
+    async def apply(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+        """Carry out commands; those of one message in order."""
+        if self._assignment.is_whole:
+            return await self._as_owner(commands)
+        return await self._leave_to_owners(commands)
+
+    async def _leave_to_owners(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+        if commands and all(_has_verdict(each) for each in commands):
+            return await self._cancels.ask(cast("Sequence[Cancel]", commands))
+        try:
+            return await self._writes.write(commands)
+        except UnsupportedByStoreError as error:
+            if not self._assignment.groups:
+                raise
+            return [Refused("unavailable", str(error)) for _ in commands]  # until just now it owned all
+
+    async def _as_owner(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+        by_id: dict[str, list[int]] = {}
+        full = self._assignment.fullness()
+        for i, command in enumerate(commands):
+            by_id.setdefault(command.id, []).append(i)
+        outcomes: list[Outcome | None] = [None] * len(commands)
+
+        async def carry_out(indices: Sequence[int]) -> None:
+            for i in indices:
+                outcomes[i] = await self._commanded(commands[i], full)
+
+        async with asyncio.TaskGroup() as tasks:
+            for indices in by_id.values():
+                tasks.create_task(carry_out(indices))
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    async def _commanded(self, command: Command, full: str) -> Outcome:
+        """Carry out a command as the owner: a put in the first topic, others where the message stands."""
+        places = self._lookup.places(command.id)
+        if isinstance(command, Put):
+            del places[1:]
+        else:
+            for each in self._lookup.partitions_of(command.id):
+                await each.until_ready()
+        try:
+            partition = self._lookup.where(places, lambda index: index.knows(command.id, command.op))
+        except UnsupportedByStoreError as error:
+            return Refused("unavailable", str(error))  # until just now it owned all
+        if full and isinstance(command, Put) and not partition.index.knows(command.id, command.op):
+            return Refused("full", full)
+        return await partition.commands.command(command)
+
+
+def _has_verdict(command: Command) -> bool:
+    """Say whether another process may ask the owner for a verdict on a command."""
+    return isinstance(command, Cancel) and command.only is not None and command.only[1] is not None

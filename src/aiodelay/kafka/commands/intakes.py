@@ -1,0 +1,125 @@
+"""`Intakes`: stores commands together with the position of the source that they were read from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from aiokafka import TopicPartition
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.kafka.assignment import Assignment
+from aiodelay.kafka.client import (
+    UNAVAILABLE,
+    AbortedError,
+    FencedError,
+    InDoubtError,
+    Outgoing,
+    log_failure,
+    reason_of,
+)
+from aiodelay.kafka.positions import IntakeSession, PassedError, Positions
+from aiodelay.kafka.store_tasks import StoreTasks
+from aiodelay.model import Command, Outcome, Refused, SourcePosition, Stored, Unknown
+
+from .user_writes import UserWrites
+
+__all__ = ["Intakes"]
+
+log: logging.Logger = logging.getLogger("aiodelay.kafka")
+
+READ_S = 2.0
+_UNWRITTEN: tuple[type[Exception], ...] = (AbortedError, *UNAVAILABLE)
+_UNBEGUN: tuple[type[Exception], ...] = (FencedError, InDoubtError, *_UNWRITTEN)
+
+
+class Intakes:
+    """The intakes into one store.
+
+    Args:
+        name: What error messages call the store.
+        assignment: The partitions that this process owns.
+        positions: The positions that the schedules topic holds.
+        writes: Make the records.
+        tasks: Where transactions run, so that a caller who is cancelled cuts none off (K3).
+    """
+
+    def __init__(
+        self, name: str, assignment: Assignment, positions: Positions, writes: UserWrites, tasks: StoreTasks
+    ) -> None:
+        self._name, self._assignment, self._positions = name, assignment, positions
+        self._writes, self._tasks = writes, tasks
+        self._beginning: dict[str, asyncio.Task[IntakeSession | Exception]] = {}
+
+    async def position(self, source: str) -> int | None:
+        """Return a source's position; another process that has read the source before is refused from then on.
+
+        Raises:
+            StoreUnavailableError: The cluster does not answer.
+        """
+        beginning = self._beginning.get(source)
+        if beginning is None or beginning.done():
+            beginning = self._tasks.start(self._begin(source), "aiodelay kafka intake begins")
+            self._beginning[source] = beginning
+        try:
+            begun = await asyncio.shield(beginning)  # K3
+            if isinstance(begun, Exception):
+                raise begun
+            return await self._positions.position(source, begun)
+        except _UNBEGUN as error:
+            raise StoreUnavailableError(self._name, reason_of(error)) from error
+
+    async def _begin(self, source: str) -> IntakeSession | Exception:
+        """Begin to read a source, or return why that failed; never raises."""
+        try:
+            return await self._positions.begin(source)
+        except Exception as error:  # noqa: BLE001 - who waits for the task gets it
+            return error
+
+    async def store(self, commands: Sequence[Command], source: SourcePosition) -> Sequence[Outcome]:
+        """Write commands as any user may, with the position of the source that they were read from.
+
+        Raises:
+            UnsupportedByStoreError: Only an owner could carry a command out; nothing was written.
+        """
+        storing = self._store(*self._writes.recordable(commands), source)
+        return await asyncio.shield(self._tasks.start(storing, "aiodelay kafka intake"))  # K3
+
+    async def _store(
+        self, outgoing: Sequence[Outgoing], answers: Sequence[Stored], source: SourcePosition
+    ) -> Sequence[Outcome]:
+        """Write records and a position; never raises."""
+        outcome: Outcome
+        try:
+            if refusal := self._assignment.fullness():
+                return [Refused("full", refusal) for _ in answers]
+            if refusal := await self._writes.refusal():
+                return [Refused("unavailable", refusal) for _ in answers]
+            offsets = await self._positions.store(outgoing, source)
+        except (PassedError, FencedError):
+            outcome = Refused("passed")
+        except InDoubtError as error:
+            outcome = Unknown(reason_of(error))
+        except _UNWRITTEN as error:
+            outcome = Refused("unavailable", reason_of(error))
+        except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
+            log_failure(log, f"{self._name}: an intake's batch", reason_of(error), error, ())
+            outcome = Unknown(reason_of(error))
+        else:
+            await self._until_read(outgoing, offsets)
+            return answers
+        return [outcome for _ in answers]
+
+    async def _until_read(self, outgoing: Sequence[Outgoing], offsets: Sequence[int]) -> None:
+        """Wait until this process has read the records of its own partitions, if that comes soon."""
+        last: dict[TopicPartition, int] = {}
+        for record, offset in zip(outgoing, offsets, strict=True):
+            assert record.partition is not None
+            last[TopicPartition(record.topic, record.partition)] = offset
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READ_S):
+                for place, offset in last.items():
+                    if (partition := self._assignment.partitions.get(place)) is not None:
+                        await partition.until_read(offset)

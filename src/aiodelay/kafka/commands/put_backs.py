@@ -1,0 +1,61 @@
+"""`PutBacks`: takes messages back that had left the store, such as those of a source that a handler tries again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.kafka.assignment import Lookup
+from aiodelay.model import PutBack, Stored
+
+from .user_writes import UserWrites
+
+__all__ = ["PutBacks"]
+
+
+class PutBacks:
+    """The messages that come back to one store.
+
+    Args:
+        name: What error messages call the store.
+        lookup: Knows where an id belongs.
+        writes: Leave messages to other owners.
+    """
+
+    def __init__(self, name: str, lookup: Lookup, writes: UserWrites) -> None:
+        self._name, self._lookup, self._writes = name, lookup, writes
+
+    async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
+        """Take messages back: into owned partitions as their owner, into others by asking for it in writing.
+
+        Raises:
+            StoreUnavailableError: Not all messages are known to be stored.
+        """
+        answers = [Stored("stored", each.record.revision, each.record.due_ms) for each in messages]
+        elsewhere: list[PutBack] = []
+        owned: dict[str, list[int]] = {}
+        for i, message in enumerate(messages):
+            if self._lookup.owner_of(message.record.id) is None:
+                elsewhere.append(message)
+            else:
+                owned.setdefault(message.record.id, []).append(i)
+
+        async def put_back(indices: Sequence[int]) -> None:
+            for i in indices:
+                answers[i] = await self._as_owner(messages[i])
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if elsewhere:
+                    tasks.create_task(self._writes.put_back(elsewhere))
+                for indices in owned.values():
+                    tasks.create_task(put_back(indices))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return answers
+
+    async def _as_owner(self, message: PutBack) -> Stored:
+        if (owner := self._lookup.owner_of(message.record.id)) is None:
+            raise StoreUnavailableError(self._name, "the partition is another process's now")
+        return await owner.commands.put_back(message)

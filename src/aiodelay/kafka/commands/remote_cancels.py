@@ -1,0 +1,61 @@
+"""`RemoteCancels`: cancels that a process leaves to the owners of the partitions, and their verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiokafka import TopicPartition
+from msgspec.structs import replace
+
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.identifiers import new_op
+from aiodelay.kafka.asking import ask_to_cancel
+from aiodelay.kafka.assignment import Assignment, Lookup
+from aiodelay.kafka.client import UNAVAILABLE, reason_of
+from aiodelay.kafka.options import Cluster
+from aiodelay.kafka.writer import Writer
+from aiodelay.model import Cancel, Outcome, Refused, Unknown
+
+from .user_writes import UserWrites
+
+__all__ = ["RemoteCancels"]
+
+
+class RemoteCancels:
+    """The remote cancels of one store.
+
+    Args:
+        cluster: Where the topics are.
+        assignment: Knows the topics.
+        lookup: Knows where an id belongs.
+        writer: Open while the store is.
+        writes: Tell whether anything may be written.
+    """
+
+    def __init__(
+        self, cluster: Cluster, assignment: Assignment, lookup: Lookup, writer: Writer, writes: UserWrites
+    ) -> None:
+        self._cluster, self._assignment, self._lookup = cluster, assignment, lookup
+        self._writer, self._writes = writer, writes
+
+    async def ask(self, cancels: Sequence[Cancel]) -> Sequence[Outcome]:
+        """Ask the owners to cancel messages; look in all partitions for a message that is not in its own."""
+        asked = [replace(each, op=new_op()) for each in cancels]
+        try:
+            if refusal := await self._writes.refusal():
+                return [Refused("unavailable", refusal) for _ in cancels]
+            places = {each: self._lookup.places(each.id) for each in asked}
+            outcomes = await ask_to_cancel(self._cluster, self._writer, places)
+            strays = [i for i, each in enumerate(outcomes) if each == Refused("not_found")]
+            again = {replace(asked[i], op=new_op()): self._everywhere() for i in strays}
+            for i, found in zip(strays, await ask_to_cancel(self._cluster, self._writer, again), strict=True):
+                outcomes[i] = found
+        except UNAVAILABLE as error:
+            return [Unknown(reason_of(error)) for _ in cancels]
+        except StoreUnavailableError as error:
+            return [Unknown(error.reason) for _ in cancels]
+        return outcomes
+
+    def _everywhere(self) -> list[TopicPartition]:
+        counts = self._assignment.counts
+        return [TopicPartition(topic, number) for topic, n in counts.items() for number in range(n)]

@@ -1,0 +1,112 @@
+"""`UserWrites`: writes commands as any user may. The owners of the partitions read and carry them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodelay.clock import Clock
+from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.kafka import records
+from aiodelay.kafka.assignment import Assignment
+from aiodelay.kafka.client import UNAVAILABLE, Outgoing, Written, reason_of
+from aiodelay.kafka.partition import moved_keys
+from aiodelay.kafka.writer import Writer
+from aiodelay.model import Cancel, Command, Outcome, Put, PutBack, Refused, Stored, Unknown
+from aiodelay.transitions import due_of, record_of
+
+__all__ = ["UserWrites"]
+
+
+class UserWrites:
+    """The writes into the topic that takes new messages.
+
+    Args:
+        name: What error messages call the store.
+        assignment: Knows the topics.
+        writer: Open while the store is.
+        clock: Where the store reads the time.
+    """
+
+    def __init__(self, name: str, assignment: Assignment, writer: Writer, clock: Clock) -> None:
+        self._name, self._assignment, self._writer, self._clock = name, assignment, writer, clock
+
+    def recordable(self, commands: Sequence[Command]) -> tuple[list[Outgoing], list[Stored]]:
+        """Return the records of commands as any user may write them, and the answers once these are written.
+
+        Raises:
+            UnsupportedByStoreError: Only an owner could carry a command out.
+        """
+        now, outgoing, answers = self._clock.now_ms(), [], []
+        for command in commands:
+            wire, answer = _recorded(command, now)
+            outgoing.append(self._to_own_place(command.id, wire))
+            answers.append(answer)
+        return outgoing, answers
+
+    def _to_own_place(self, message_id: str, wire: records.Wire) -> Outgoing:
+        topic, n = self._first_topic()
+        return Outgoing(topic, *wire, records.partition_of(records.key_of(message_id), n))
+
+    def _first_topic(self) -> tuple[str, int]:
+        return next(iter(self._assignment.counts.items()))
+
+    async def write(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+        """Write commands; return an outcome for each.
+
+        Raises:
+            UnsupportedByStoreError: Only an owner could carry a command out; nothing was written.
+        """
+        outgoing, answers = self.recordable(commands)
+        try:
+            if refusal := await self.refusal():
+                return [Refused("unavailable", refusal) for _ in commands]
+            written = await self._writer.write(outgoing)
+        except UNAVAILABLE as error:
+            return [Refused("unavailable", reason_of(error)) for _ in commands]
+        return [_told(each, answer) for each, answer in zip(written, answers, strict=True)]
+
+    async def put_back(self, messages: Sequence[PutBack]) -> None:
+        """Ask the owners, in writing, to take messages back.
+
+        Raises:
+            StoreUnavailableError: Not all messages were written.
+        """
+        now = self._clock.now_ms()
+        outgoing = [self._to_own_place(each.record.id, records.encode_back(each, now)) for each in messages]
+        try:
+            written = await self._writer.write(outgoing)
+            error = next((each.error for each in written if each.error is not None), None)
+            if error is not None:
+                raise error
+        except UNAVAILABLE as error:
+            raise StoreUnavailableError(self._name, reason_of(error)) from error
+
+    async def refusal(self) -> str:
+        """Say why nothing may be written: the topic is not what it was; "" if it is.
+
+        Raises:
+            KafkaError, TimeoutError, OSError: The cluster does not say.
+        """
+        topic, n = self._first_topic()
+        if topic in self._assignment.lost:
+            return str(self._assignment.lost[topic])
+        found = await (await self._writer.start()).partitions(topic)
+        return "" if found is None or found == n else str(moved_keys(topic, n, found))
+
+
+def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:
+    """Return the record that a user writes, and the answer once it is written."""
+    if isinstance(command, Put) and command.conflict.mode in ("replace", "keep"):
+        record = record_of(command, due_of(command.due, now), now)
+        wire = records.encode_record(record) if command.conflict.mode == "replace" else records.encode_keep(record)
+        return wire, Stored("stored", now, record.due_ms)
+    if isinstance(command, Cancel) and command.only is None:
+        return records.encode_cancel(records.key_of(command.id)), Stored("recorded", 0, 0)
+    what = f"conflict {command.conflict.mode}" if isinstance(command, Put) else type(command).__name__
+    raise UnsupportedByStoreError("command", what, "replace, keep and cancel; or a process that owns all")
+
+
+def _told(written: Written, answer: Stored) -> Outcome:
+    if written.error is None:
+        return answer
+    return Unknown(reason_of(written.error)) if written.in_doubt else Refused("unavailable", reason_of(written.error))

@@ -1,0 +1,37 @@
+"""`HistoryJournal`: the journal of a Kafka store, which is its history topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+
+from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.model import JournalEntry
+
+from .history import read_history
+from .store_parts import StorePort
+from .trail import KafkaTrail, open_trail
+
+__all__ = ["HistoryJournal"]
+
+
+class HistoryJournal(StorePort):
+    """`Journal` and `Followed` over the history topic."""
+
+    async def journal(
+        self, *, message_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> Sequence[JournalEntry]:
+        """List the entries of the history topic, as long as the topic keeps them."""
+        self._parts.tasks.check_open()
+        cluster, topic = self._parts.cluster, self._history()
+        return await read_history(cluster, topic, message_id=message_id, after=after, limit=limit)
+
+    def trail(self) -> AbstractAsyncContextManager[KafkaTrail]:
+        """Open the history topic alone; numbers are offsets."""
+        return open_trail(self._parts.cluster, self._history())
+
+    def _history(self) -> str:
+        history = self._parts.options.history
+        if not history:
+            raise UnsupportedByStoreError("journal", "off", "'kafka://host/schedules?history=<topic>'")
+        return history

@@ -1,0 +1,50 @@
+"""`StoreParts`: the parts of a Kafka store. The classes that implement the ports of the store share them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aiodelay.clock import Clock
+
+from .assignment import Assignment, Lookup
+from .options import Cluster
+from .store_options import StoreOptions
+from .store_tasks import StoreTasks
+from .targets import Targets
+from .writer import Writer
+
+__all__ = ["StoreParts", "StorePort"]
+
+
+class StoreParts(NamedTuple):
+    """The parts of one store.
+
+    Attributes:
+        options: The options in its URL.
+        clock: Where the store reads the time.
+        tasks: Its background tasks.
+        targets: Which topics take messages.
+        assignment: The partitions that this process owns.
+        lookup: Finds messages in them.
+        writer: Writes what any user may write.
+    """
+
+    options: StoreOptions
+    clock: Clock
+    tasks: StoreTasks
+    targets: Targets
+    assignment: Assignment
+    lookup: Lookup
+    writer: Writer
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where the topics are."""
+        return self.options.cluster
+
+
+class StorePort:
+    """Implements one port of a store over the store's parts."""
+
+    def __init__(self, parts: StoreParts) -> None:
+        self._parts = parts
