@@ -16,8 +16,8 @@ from aiokafka.errors import TopicAlreadyExistsError
 
 from aiodelay import ConfigurationError, Context, Reject, Retry, Scheduler
 from aiodelay.errors import TargetError
-from aiodelay.kafka import KafkaSink, feed
-from aiodelay.kafka.feed import MOST_AHEAD
+from aiodelay.kafka import KafkaSink, feed_reader
+from aiodelay.kafka.feed_part import MOST_AHEAD
 from tests.support import waiting
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import redis_servers, serving
@@ -331,7 +331,7 @@ async def test_s2_what_was_committed_of_another_topic_of_this_name_does_not_coun
 async def test_s2_a_topic_that_is_created_anew_is_read_from_its_beginning(
     kafka: str, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    monkeypatch.setattr(feed, "CHECK_S", 0.3)
+    monkeypatch.setattr(feed_reader, "CHECK_S", 0.3)
     at = await scene(kafka)
     at.fill(50)
     async with at.handled_by(nothing):
