@@ -20,8 +20,8 @@ from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore, group
 from aiodelay.kafka.group import SESSION_MS
 from aiodelay.kafka.partition import Partition, stall_watch
-from aiodelay.kafka.pending_index import PendingIndex
 from aiodelay.kafka.records import Read, partition_of
+from aiodelay.kafka.repairs import Repairs
 from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
 from aiodelay.ports import Work
 from tests.faults.programs.kafka_owner import Plan
@@ -319,14 +319,14 @@ async def test_a_fault_of_our_own_ends_no_loop(
     async with member(url) as (store, _):
         task = asyncio.create_task(deliver(store))
         at_first(Partition, "take_in")
-        at_first(PendingIndex, "mend")
+        at_first(Repairs, "make")
         puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(20)]
         for put in puts:
             async with asyncio.timeout(30):
                 while not isinstance((await store.apply([put]))[0], Stored):  # noqa: ASYNC110 - as a caller would
                     await asyncio.sleep(0.05)
         assert await values(kafka, target, len(puts)) == Counter(put.envelope.payload for put in puts)
-        assert min(faults["take_in"], faults["mend"]) > 5
+        assert min(faults["take_in"], faults["make"]) > 5
         task.cancel()
         await asyncio.wait([task])
     assert caplog.text.count("ZeroDivisionError: ") >= 2

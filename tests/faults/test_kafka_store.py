@@ -495,7 +495,7 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
                 n += await transfer(store, Demand(2))
         assert await store.counts() == {}
         reader.read_again()
-        assert not partition.index.needs_mending, "nothing is read twice"
+        assert not partition.index.repairs.are_needed, "nothing is read twice"
     assert Counter(record.value for record in await read(kafka, target, len(written))) == Counter(written)
     assert len(written) > 30
     assert {0, 2} <= set(unread), "some were read, as others' were, and some were not"

@@ -107,7 +107,7 @@ class Play:
             self.known = max(self.known, known)
             if stands:  # otherwise a new life begins, and a retry of the one before goes on
                 self.least = max(self.least, least)
-        self.owner.mend()
+        self.owner.repairs.make()
         self.commit()
 
     def commit(self) -> list[Change]:
@@ -129,7 +129,7 @@ class Play:
 
     def command(self, command: Put | Cancel) -> None:
         while True:
-            outcome, change = self.owner.command(command)
+            outcome, change = self.owner.decisions.command(command)
             self.commit()
             if change is None or change.counted or change.is_users:
                 break
@@ -137,7 +137,7 @@ class Play:
 
     def replace_in_vain(self) -> None:
         """Decide to replace, and let the session end before that is written."""
-        self.owner.command(self.put())
+        self.owner.decisions.command(self.put())
         self.owner.log.changes.clear()
         self.owner.give_back()
 
@@ -170,7 +170,7 @@ class Play:
         key = claim.record.id, claim.record.revision, claim.token
         now = self.clock.now_ms()
         settlement: Settlement = Again(*key, now, 1, "error", now) if fails else Done(*key)
-        outcome, _ = self.owner.settle(settlement)
+        outcome, _ = self.owner.decisions.settle(settlement)
         self.commit()
         assert outcome is not SettleOutcome.GONE
 

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aiodelay.kafka import records
-from aiodelay.kafka.checkpoint import Checkpoint, Witness
+from aiodelay.kafka.checkpoint import Checkpoint, Witness, checkpoint_of
 from aiodelay.kafka.far import Far, open_far
 from aiodelay.kafka.mark import Mark
 from aiodelay.kafka.pending_index import PendingIndex
@@ -143,8 +143,8 @@ def bring(index: PendingIndex, message_id: str, world: World) -> None:
 def left(index: PendingIndex, world: World, path: Path) -> PendingIndex:
     """Leave an index on disk, and go on from there."""
     last = world.log[index.state.read_to - 1]
-    checkpoint = index.reader.checkpoint()
-    checkpoint.witness = Witness.of(last.offset, last.timestamp, last.key, last.value)
+    witness = Witness.of(last.offset, last.timestamp, last.key, last.value)
+    checkpoint = checkpoint_of(index.state, index.table, index.placement, witness=witness, now=NOW, whole_ms=0)
     index.state.far.commit(msgspec.msgpack.encode(checkpoint))
     index.state.far.put(b"uncommitted", NOW + FAR_MS, 5, "kafka", is_users=True)
     index.state.far.close()

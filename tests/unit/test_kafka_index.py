@@ -85,7 +85,7 @@ def test_who_follows_a_put_that_gives_way_wins_and_it_ends_before_anything_else_
         index.reader.read(Read(0, NOW, *encode_keep(Record(Envelope("m", "kafka", "t"), 0, NOW, NOW.to_bytes(8)))))
         index.reader.read(followed_by)
         moved = moving(index)
-        index.mend()
+        index.repairs.make()
         assert [wire.key for wire in index.log.changes[0].wires()] == [KEEP + b"m"]
         assert len(index.log.changes) == 1 + len(moved)
         index.reader.read(Read(2, NOW, *encode_end(KEEP + b"m", read_to=2, outcome="ended")))
@@ -132,7 +132,7 @@ def test_s3_what_was_to_be_changed_when_a_session_ended_is_there_once(
     clock.move(2 * OVERDUE_MS if rate else 0)
     assert moving(index) == []
     for _ in range(3):
-        assert index.command(COMMANDS[name])[1] is not None
+        assert index.decisions.command(COMMANDS[name])[1] is not None
         index.give_back()
         index.log.changes.clear()
     clock.move(5_000)
@@ -161,23 +161,23 @@ COMMANDS: dict[str, Command] = {
 def test_s4_s5_a_command_that_did_not_count_is_decided_again(name: str) -> None:
     index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
     index.reader.read(put(0, b"old", due_ms=NOW + FAR_MS))
-    change = index.command(COMMANDS[name])[1]
+    change = index.decisions.command(COMMANDS[name])[1]
     assert change is not None
     index.log.changes.clear()
     index.reader.read(put(1, b"acknowledged before the command was given", due_ms=NOW + FAR_MS))
     read_back(index, change)
     assert not change.counted
-    assert index.command(COMMANDS[name])[1] is not None
+    assert index.decisions.command(COMMANDS[name])[1] is not None
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_commands_answer_is_remembered_though_nobody_waits_for_it(name: str) -> None:
     index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
     index.reader.read(put(0, b"old", due_ms=NOW + FAR_MS))
-    outcome, change = index.command(COMMANDS[name])
+    outcome, change = index.decisions.command(COMMANDS[name])
     assert change is not None
     read_back(index, change)
-    again, nothing = index.command(COMMANDS[name])
+    again, nothing = index.decisions.command(COMMANDS[name])
     assert isinstance(outcome, Stored)
     assert isinstance(again, Stored)
     assert again.answer in {outcome.answer, "stored"}
@@ -198,7 +198,7 @@ def test_what_was_put_twice_and_ended_in_between_does_not_come_back() -> None:
         if far is not None:
             index.come_near(Read(1, NOW, *encode_record(record)))
         assert moving(index) == []
-        index.mend()
+        index.repairs.make()
         (ending,) = index.log.changes
         assert [wire.value for wire in ending.wires()] == [None]
 
@@ -287,14 +287,14 @@ def test_recurring_messages_are_listed_while_they_stand_through_changes_that_are
     whole = [(each, NOW) for each in "abcd"]
     assert series_in(index) == whole
 
-    cancelling = index.command(Cancel(OP, "a"))[1]
+    cancelling = index.decisions.command(Cancel(OP, "a"))[1]
     assert cancelling is not None
     assert series_in(index) == whole, "nothing is written yet"
     assert index.give_back() == [cancelling]
     assert series_in(index) == whole
     index.log.changes.clear()
 
-    cancelling = index.command(Cancel(OP, "a"))[1]
+    cancelling = index.decisions.command(Cancel(OP, "a"))[1]
     assert cancelling is not None
     read_back(index, cancelling)
     assert series_in(index) == whole[1:]
@@ -304,12 +304,12 @@ def test_recurring_messages_are_listed_while_they_stand_through_changes_that_are
     assert series_in(index) == whole[1:]
     claim = claims["b"]
     failed = Again("b", claim.record.revision, claim.token, NOW + 60_000, 1, then_due_ms=NOW + HOUR_MS)
-    _, change = index.settle(failed)
+    _, change = index.decisions.settle(failed)
     assert change is not None
     index.give_back()
     assert series_in(index) == whole[1:]
     index.log.changes.clear()
-    _, change = index.settle(failed)
+    _, change = index.decisions.settle(failed)
     assert change is not None
     read_back(index, change)
     assert series_in(index) == [("b", NOW + HOUR_MS), *whole[2:]], "its retry stands beside it, and does not recur"
@@ -317,7 +317,7 @@ def test_recurring_messages_are_listed_while_they_stand_through_changes_that_are
     index.reader.read(put(index.state.read_to, b"new", of="c", due_ms=NOW + FAR_MS))
     assert series_in(index) == [("b", NOW + HOUR_MS), whole[3]]
     claim = claims["d"]
-    _, change = index.settle(Done("d", claim.record.revision, claim.token, then_due_ms=NOW + HOUR_MS))
+    _, change = index.decisions.settle(Done("d", claim.record.revision, claim.token, then_due_ms=NOW + HOUR_MS))
     assert change is not None
     change.refusal = "too large"
     index.log.leave(change)
@@ -342,12 +342,12 @@ def test_a_recurring_message_that_had_ended_and_came_back_is_listed_until_it_is_
     index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
     index.reader.read(Read(0, NOW, *encode_record(recurring("back"))))
     index.reader.read(Read(1, NOW, *encode_mark(Mark(NOW, 1))))
-    index.quarantine()
+    index.repairs.quarantine()
     (change,) = index.log.changes
     assert series_in(index) == [("back", NOW)]
     read_back(index, change)
     assert series_in(index) == []
-    assert [letter.reason for letter in index.letters()] == ["resurrected"]
+    assert [letter.reason for letter in index.table.letters] == ["resurrected"]
 
 
 # --- what is far ------------------------------------------------------------------------------------------
@@ -405,11 +405,11 @@ def test_a_put_unless_one_stands_is_decided_at_once_also_if_it_is_due_beyond_the
     index.far.look_ahead(NOW + HORIZON_MS)
     record = Record(Envelope("m", "kafka", "t"), 0, NOW + FAR_MS, OP)
     index.reader.read(Read(0, NOW, *encode_keep(record)))
-    index.mend()
+    index.repairs.make()
     change = index.log.changes.popleft()
     read_back(index, change)
     assert index.far.has("m")
-    assert not index.needs_mending
+    assert not index.repairs.are_needed
 
 
 def test_the_mark_stops_at_what_is_far() -> None:
@@ -482,11 +482,11 @@ def test_l5_nothing_that_may_stand_in_a_topic_breaks_its_owner(
     log = [Read(offset, *each) for offset, each in enumerate(found)]
     for read in log:
         index.reader.read(read)
-    index.quarantine()
+    index.repairs.quarantine()
     for read in log:
         if read.key is not None and read.value is not None:
             index.come_near(read)
-    index.mend()
+    index.repairs.make()
     moving(index)
     while index.log.changes:
         change = index.log.changes.popleft()

@@ -6,9 +6,15 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from .mark import Mark
+from aiodelay.core.dict_table import DictTable
+from aiodelay.model import Stored
 
-__all__ = ["Checkpoint", "Witness"]
+from . import records
+from .mark import Mark
+from .placement import Placement
+from .read_state import ReadState
+
+__all__ = ["Checkpoint", "Witness", "checkpoint_of"]
 
 
 class Witness(Struct, frozen=True, array_like=True):
@@ -66,3 +72,51 @@ class Checkpoint(Struct):
     def read_to(self) -> int:
         """Everything below this offset had been read."""
         return self.witness.offset + 1
+
+
+def checkpoint_of(
+    state: ReadState, table: DictTable, placement: Placement, *, witness: Witness, now: int, whole_ms: int
+) -> Checkpoint:
+    """Return the checkpoint of an index, which tells all that was read beside far messages.
+
+    Args:
+        state: The index's standing records.
+        table: Its messages.
+        placement: Its partition.
+        witness: The last record that was read.
+        now: Epoch ms.
+        whole_ms: When reading has last found the end of the partition, epoch ms.
+    """
+    standings, answers = state.standings, table.answers
+    offsets = [standing.seen.offset for standing in standings.values()]
+    offsets += [at for key in state.hidden if (at := standings[key].hidden_at) is not None]
+    offsets += [asked.offset for asked in state.asked.values()]
+    offsets += state.kept_at.values()
+    return Checkpoint(
+        sorted(offsets),
+        state.edge_ms,
+        state.mark,
+        state.ended_at,
+        state.partitions,
+        placement.is_mixed,
+        {standings[key].seen.offset for key in state.over},
+        _raised(state, table),
+        [
+            (op.hex(), stored.answer, stored.revision, stored.due_ms, until_ms)
+            for op, stored, until_ms in answers.by_op.items(now)
+            if isinstance(stored, Stored)
+        ],
+        {message_id: (version, until_ms) for message_id, version, until_ms in answers.versions.items(now)},
+        witness,
+        whole_ms,
+    )
+
+
+def _raised(state: ReadState, table: DictTable) -> dict[int, int]:
+    """Return, by offset, the revisions that are not what their records say."""
+    found = [(state.standings.get(records.key_of(each)), table.find(each)) for each in state.raised]
+    return {
+        standing.seen.offset: entry.record.revision
+        for standing, entry in found
+        if entry is not None and standing is not None and standing.seen.is_put
+    }

@@ -42,12 +42,20 @@ class RecordReader:
         inspection: Holds are set through it.
         placement: Which partition this is.
         clock: Where the time is read.
+        superseded: Claims on versions that were replaced.
     """
 
-    def __init__(self, changes: ChangeLog, inspection: DictInspection, placement: Placement, clock: Clock) -> None:
-        self._changes, self._inspection = changes, inspection
+    def __init__(
+        self,
+        changes: ChangeLog,
+        inspection: DictInspection,
+        placement: Placement,
+        clock: Clock,
+        *,
+        superseded: SupersededChanges,
+    ) -> None:
+        self._changes, self._inspection, self._superseded = changes, inspection, superseded
         self._state, self._table = changes.state, changes.table
-        self._superseded = SupersededChanges(self._table.superseded, changes)
         self._placement, self._clock = placement, clock
         self._cancels: deque[tuple[bytes, int]] = deque()
         self._checkpoint: Checkpoint | None = None  # while it is taken up
@@ -312,37 +320,7 @@ class RecordReader:
                 del standings[key]
             self._cancels.popleft()
 
-    # --- checkpoints --------------------------------------------------------------------------------------
-
-    def checkpoint(self) -> Checkpoint:
-        """Return what was read, beside far messages."""
-        now, state = self._clock.now_ms(), self._state
-        standings, answers = state.standings, self._table.answers
-        offsets = [standing.seen.offset for standing in standings.values()]
-        offsets += [at for key in state.hidden if (at := standings[key].hidden_at) is not None]
-        offsets += [asked.offset for asked in state.asked.values()]
-        offsets += state.kept_at.values()
-        raised = [(standings.get(records.key_of(each)), self._table.find(each)) for each in state.raised]
-        return Checkpoint(
-            sorted(offsets),
-            state.edge_ms,
-            state.mark,
-            state.ended_at,
-            state.partitions,
-            self._placement.is_mixed,
-            {standings[key].seen.offset for key in state.over},
-            {
-                standing.seen.offset: entry.record.revision
-                for standing, entry in raised
-                if entry is not None and standing is not None and standing.seen.is_put
-            },
-            [
-                (op.hex(), stored.answer, stored.revision, stored.due_ms, until_ms)
-                for op, stored, until_ms in answers.by_op.items(now)
-                if isinstance(stored, Stored)
-            ],
-            {message_id: (version, until_ms) for message_id, version, until_ms in answers.versions.items(now)},
-        )
+    # --- from a checkpoint --------------------------------------------------------------------------------
 
     def begin(self, checkpoint: Checkpoint) -> None:
         """Begin to take up a checkpoint, with the far messages known: its records are read next, in order, whole."""

@@ -31,6 +31,7 @@ from . import records
 from .observing import answering, next_records, observer
 from .options import Cluster
 from .pending_index import PendingIndex
+from .pending_messages import pending_messages
 from .placement import Placement
 from .records import Read
 from .topic import schedules_partitions
@@ -77,14 +78,15 @@ class Scanner:
         """Read a partition, then yield what stands there; see `ports.Scannable`."""
         index, ends = asyncio.run(self._read(scan, part))
         ids = None if scan.ids is None else frozenset(scan.ids)
+        now = self._clock.now_ms()
         if scan.table == "done":
-            for ended in batched((each, 1) for each in _ended(index, ends) if ids is None or each.id in ids):
+            for ended in batched((each, 1) for each in _ended(index, ends, now) if ids is None or each.id in ids):
                 yield columns_of_ended(ended, scan.columns)
         elif scan.table == "dead":
-            for letters in batched(_sized(scan, index.letters())):
+            for letters in batched(_sized(scan, index.table.letters)):
                 yield columns_of_letters(letters, scan.columns)
         else:
-            for snapshots in batched(_sized(scan, index.pending_messages())):
+            for snapshots in batched(_sized(scan, pending_messages(index, now))):
                 yield columns_of_messages(snapshots, scan.columns)
 
     async def _read(self, scan: Scan, part: Part) -> tuple[PendingIndex, set[bytes]]:
@@ -129,10 +131,10 @@ def _without_traceback(key: bytes | None, headers: records.Headers) -> records.H
     return [(name, value) for name, value in headers if name != _TRACEBACK]
 
 
-def _ended(index: PendingIndex, ends: Iterable[bytes]) -> Iterator[Ended]:
-    """Yield what has a tombstone and does not stand; a version is known where the tombstone tells it."""
-    versions = index.remembered_versions()
-    pending = {each.record.id for each in index.pending_messages()}
+def _ended(index: PendingIndex, ends: Iterable[bytes], now: int) -> Iterator[Ended]:
+    """Yield the messages that have a tombstone and do not stand; a version is known where the tombstone tells it."""
+    versions = {each: (version, until_ms) for each, version, until_ms in index.table.answers.versions.items(now)}
+    pending = {each.record.id for each in pending_messages(index, now)}
     for key in filter(records.is_plain, ends):
         message_id = records.id_of(key)
         if message_id not in pending:

@@ -126,7 +126,7 @@ class ChangeWriter:
         """Make the changes that the index itself asks for."""
         await self._horizon.bring(self._progress.index.far.wanted())
         self._ownership.check_over()
-        self._progress.index.mend()
+        self._progress.index.repairs.make()
 
     async def _wait(self) -> None:
         """Wait for a change; for a watermark or the history topic, only so long."""

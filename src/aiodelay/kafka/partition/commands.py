@@ -100,13 +100,13 @@ class OwnerCommands:
         for settlement in settlements:
             await self._until_free(settlement.id)
         self._ownership.check_ready()
-        decided = [self._progress.index.settle(settlement) for settlement in settlements]
+        decided = [self._progress.index.decisions.settle(settlement) for settlement in settlements]
         self._to_write.set()
         outcomes: list[SettleOutcome] = []
         for (outcome, change), settlement in zip(decided, settlements, strict=True):
             if change is not None and not await change.until_written():
                 raise StoreUnavailableError(self._cluster_name, "the session has ended")
-            is_void = change is not None and not change.counted and self._progress.index.has_newer(settlement)
+            is_void = change is not None and not change.counted and self._progress.index.decisions.has_newer(settlement)
             outcomes.append(SettleOutcome.SUPERSEDED if is_void else outcome)
         return outcomes
 
@@ -148,7 +148,7 @@ class OwnerCommands:
                 return Refused("unavailable", str(error))
             if not self._ownership.is_ready:
                 continue
-            outcome, change = self._progress.index.command(command)
+            outcome, change = self._progress.index.decisions.command(command)
             if change is None:
                 return outcome
             self._to_write.set()
@@ -157,7 +157,7 @@ class OwnerCommands:
                 return Refused("unavailable", refusal) if refusal else Unknown("the session has ended")
             if change.counted or change.is_users:
                 assert isinstance(outcome, Stored)
-                self._progress.index.answered(command, outcome)
+                self._progress.index.decisions.answered(command, outcome)
                 return outcome
 
     def _being_read(self) -> Refused:
@@ -180,7 +180,7 @@ class OwnerCommands:
                     await self._ownership.until_ready()
                     await self._until_at_hand(message.record.id)
                     self._ownership.check_ready()
-                    stored, change = self._progress.index.put_back(message)
+                    stored, change = self._progress.index.decisions.put_back(message)
                     if change is None:
                         return stored
                     self._to_write.set()
@@ -202,7 +202,7 @@ class OwnerCommands:
         """
         await self._until_at_hand(key.id)
         self._ownership.check_ready()
-        outcome, change = self._progress.index.redrive(key)
+        outcome, change = self._progress.index.decisions.redrive(key)
         if change is None:
             return outcome
         self._to_write.set()
@@ -217,7 +217,7 @@ class OwnerCommands:
             StoreUnavailableError: The session has ended.
         """
         self._ownership.check_ready()
-        change = self._progress.index.purge(key)
+        change = self._progress.index.decisions.purge(key)
         if change is None:
             return False
         self._to_write.set()

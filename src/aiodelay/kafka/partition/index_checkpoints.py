@@ -10,7 +10,7 @@ import msgspec
 
 from aiodelay.clock import Clock
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka.checkpoint import Witness
+from aiodelay.kafka.checkpoint import Witness, checkpoint_of
 from aiodelay.kafka.disk import Disk
 from aiodelay.kafka.records import Read
 
@@ -80,10 +80,15 @@ class IndexCheckpoints:
             self._witness = Witness.of(last.offset, last.timestamp, last.key, last.value)
         if self._witness is None:
             return
-        now_s = asyncio.get_running_loop().time()
-        checkpoint = index.reader.checkpoint()
-        checkpoint.witness = self._witness
-        checkpoint.whole_ms = self._clock.now_ms() - int((now_s - whole_s) * 1000)
+        now, whole_age_s = self._clock.now_ms(), asyncio.get_running_loop().time() - whole_s
+        checkpoint = checkpoint_of(
+            index.state,
+            index.table,
+            index.placement,
+            witness=self._witness,
+            now=now,
+            whole_ms=now - int(whole_age_s * 1000),
+        )
         self._written_to = index.state.read_to
         with suppress(StoreUnavailableError):  # `Partition.read_at` will find the file's problem
             index.state.far.commit(msgspec.msgpack.encode(checkpoint))

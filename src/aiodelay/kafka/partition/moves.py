@@ -60,7 +60,7 @@ class Moves:
             return None
         self._to_write.set()
         target = self._target_of(entry.record, self._clock.now_ms())
-        change = self._progress.index.end(entry, replace(settlement, token=entry.token))
+        change = self._progress.index.decisions.end(entry, replace(settlement, token=entry.token))
         if change is not None and isinstance(settlement, Done) and settlement.outcome == "delivered":
             change.targets = (target,)
         return change
@@ -90,7 +90,7 @@ class Moves:
         entry = change.entry
         if entry is None or not await self._ownership.until_ready():
             return
-        again = self._progress.index.end(entry, self._after_refusal(change, entry))
+        again = self._progress.index.decisions.end(entry, self._after_refusal(change, entry))
         self._to_write.set()
         if again is not None and not await again.until_written() and again.is_too_large:
             self._progress.index.log.leave(again)

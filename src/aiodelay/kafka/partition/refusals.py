@@ -105,6 +105,6 @@ class Refusals:
         assert change.entry is not None
         record, then = change.entry.record, None if change.put is None else change.put[1]
         key, index = (record.id, record.revision, change.entry.token), self._progress.index
-        if index.end_instead(change, Dead(*key, "not_retryable", record.attempt + 1, why, then)) is not None:
+        if index.decisions.end_instead(change, Dead(*key, "not_retryable", record.attempt + 1, why, then)) is not None:
             log.error("%s: message %s becomes a dead letter: %s", index.name, record.id, why)
         change.tell(written=False)

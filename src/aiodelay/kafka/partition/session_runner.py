@@ -153,7 +153,7 @@ class SessionRunner:
 
     def _serve(self) -> None:
         self._ownership.why = ""
-        self._progress.index.quarantine()
+        self._progress.index.repairs.quarantine()
         self._ownership.serve()
         if self._owned_s is not None:
             self._callbacks.on_restored(asyncio.get_running_loop().time() - self._owned_s)

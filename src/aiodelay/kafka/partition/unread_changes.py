@@ -75,7 +75,7 @@ class UnreadChanges:
         self._ownership.has_read()
         self._tell()
         self._progress.tell_read()
-        if index.needs_mending or index.state.has_ended:
+        if index.repairs.are_needed or index.state.has_ended:
             self._to_write.set()
 
     def _tell(self) -> None:

@@ -1,0 +1,161 @@
+"""`Decisions`: what an owner decides about the messages of a partition, each decision as a `Change` to be written.
+
+The rules are those of every store. A decision counts only once its records were read back.
+"""
+
+from __future__ import annotations
+
+from aiodelay.clock import Clock
+from aiodelay.core.entries import Entry, EntryState
+from aiodelay.core.rules import Rules
+from aiodelay.model import (
+    RETRY_WINDOW_MS,
+    Cancel,
+    Command,
+    DeadKey,
+    DeadReason,
+    Outcome,
+    Put,
+    PutBack,
+    Record,
+    Refused,
+    Settlement,
+    SettleOutcome,
+    Stored,
+)
+from aiodelay.transitions import first_answer
+
+from . import records
+from .changes import Change, ChangeLog
+from .salvage import is_without_topic
+
+__all__ = ["Decisions"]
+
+
+class Decisions:
+    """The decisions about one partition's messages.
+
+    Args:
+        rules: What commands and settlements do to the table.
+        changes: Where changes go, and the messages.
+        clock: Where the time is read.
+    """
+
+    def __init__(self, rules: Rules[Entry], changes: ChangeLog, clock: Clock) -> None:
+        self._rules, self._log, self._clock = rules, changes, clock
+        self._table, self._state = changes.table, changes.state
+
+    # --- commands and settlements -------------------------------------------------------------------------
+
+    def command(self, command: Command) -> tuple[Outcome, Change | None]:
+        """Decide a command; return the change to write, if any."""
+        now, entry = self._clock.now_ms(), self._table.find(command.id)
+        known = self._table.answers.answer(command, now)
+        if known is not None:
+            return known, None
+        if entry is not None and entry.record.op == command.op:
+            return first_answer(entry.record), None
+        with self._log.deciding(self._change(command.id, entry)) as change:
+            outcome = self._rules.decide(command, entry, now)
+            if isinstance(command, Cancel) and entry is not None and isinstance(outcome, Stored):
+                change.is_users = entry.token != 0
+                self._cancel_in_flight(command.id)
+        is_kept = change.put is None and isinstance(command, Put)
+        if not isinstance(outcome, Stored) or outcome.answer == "kept" or is_kept:
+            self.answered(command, outcome)
+            return outcome, None
+        if entry is not None and not entry.token:
+            self._log.reserve(entry)
+        if outcome.answer != "stored":  # the record itself tells this answer
+            answer = command.op.hex(), outcome.answer, outcome.revision, outcome.due_ms, now + RETRY_WINDOW_MS
+            change.remembering().answers.append(answer)
+        return outcome, self._log.offer(change)
+
+    def _change(self, message_id: str, entry: Entry | None) -> Change:
+        return Change(records.key_of(message_id), self._state.read_to, entry)
+
+    def _cancel_in_flight(self, series_id: str) -> None:
+        """Write that no retry follows of a series' occurrences that are in flight."""
+        for entry in self._table.retries_of(series_id):
+            if entry.token:
+                change = self._change(entry.record.id, entry)
+                change.is_users = True
+                self._log.offer(change)
+
+    def answered(self, command: Command, outcome: Outcome) -> None:
+        """Remember the answer to a command whose change counted, for as long as it may be repeated."""
+        if not (isinstance(outcome, Stored) and outcome.answer == "stored"):  # the record itself tells this answer
+            self._table.answers.add(command.op, outcome, until_ms=self._clock.now_ms() + RETRY_WINDOW_MS)
+
+    def settle(self, settlement: Settlement) -> tuple[SettleOutcome, Change | None]:
+        """Decide a settlement; return the change to write, if any."""
+        entry = self._table.find(settlement.id)
+        if self._log.holds_back(records.key_of(settlement.id), entry):  # the same settlement is being written
+            was_replaced = self._table.superseded.end(settlement.id, settlement.revision, settlement.token)
+            return SettleOutcome.SUPERSEDED if was_replaced else SettleOutcome.GONE, None
+        with self._log.deciding(self._change(settlement.id, entry)) as change:
+            change.outcome = getattr(settlement, "outcome", "ended")
+            outcome = self._rules.settle(settlement, self._clock.now_ms())
+        return outcome, self._log.offer(change) if outcome is SettleOutcome.SETTLED else None
+
+    def end(self, entry: Entry, settlement: Settlement) -> Change | None:
+        """Decide how a due message ends that nobody has claimed; None: it is changed, or gone, already."""
+        if not self._log.is_left(entry) or entry.state is not EntryState.IN_LANE:
+            return None
+        self._log.reserve(entry)
+        return self.settle(settlement)[1]
+
+    def end_instead(self, change: Change, settlement: Settlement) -> Change | None:
+        """Decide how a message ends whose move cannot be written, in its place; None: it is changed, or gone, already.
+
+        Args:
+            change: The move, which nobody writes any more.
+            settlement: How it ends.
+        """
+        self._log.let_off(change)
+        if change.entry is None or not self._log.is_left(change.entry):
+            return None
+        return self.settle(settlement)[1]
+
+    def has_newer(self, settlement: Settlement) -> bool:
+        """Say whether a newer revision of a message stands."""
+        entry = self._table.find(settlement.id)
+        return entry is not None and entry.record.revision > settlement.revision
+
+    # --- dead letters, and messages that come back ----------------------------------------------------------
+
+    def redrive(self, key: DeadKey) -> tuple[Outcome, Change | None]:
+        """Decide to give a dead letter a new life."""
+        letter = self._table.letters.get(key)
+        if letter is not None and is_without_topic(letter.record.envelope):
+            problem = f"{letter.record.last_error}; nothing tells where it goes: schedule it anew, and purge this"
+            return Refused("undecodable", problem), None
+        with self._log.deciding(self._change(key.id, None)) as change:
+            outcome = self._rules.redrive(key, self._clock.now_ms())
+        return outcome, None if isinstance(outcome, Refused) else self._log.offer(change)
+
+    def put_back(self, message: PutBack) -> tuple[Stored, Change | None]:
+        """Decide to take a message back, unless a message stands under its id, or it is a dead letter already."""
+        is_dead = message.reason is not None
+        change = Change(b"" if is_dead else records.key_of(message.record.id), self._state.read_to, None)
+        with self._log.deciding(change):
+            stored = self._rules.put_back(message, self._clock.now_ms())
+        if stored.answer == "kept":
+            return stored, None
+        if is_dead:
+            self._log.begin(change)
+            return stored, change
+        return stored, self._log.offer(change)
+
+    def purge(self, key: DeadKey) -> Change | None:
+        """Decide to delete a dead letter, if there is one."""
+        if not self._table.letters.has(key):
+            return None
+        change = Change(b"", self._state.read_to, None, purged=key)
+        self._log.begin(change)
+        return change
+
+    def bury(self, change: Change, record: Record, reason: DeadReason) -> None:
+        """Add a dead letter of a message to a change."""
+        with self._log.deciding(change):
+            self._rules.bury(record, reason, self._clock.now_ms())

@@ -1,0 +1,47 @@
+"""`pending_messages`: the pending messages of a partition's index, for a scan that owns no partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aiodelay.core.entries import Entry
+from aiodelay.model import Cancel, Put, PutBack, Snapshot
+from aiodelay.transitions import record_of
+
+from . import records
+from .pending_index import PendingIndex
+from .salvage import salvaged
+
+__all__ = ["pending_messages"]
+
+
+def pending_messages(index: PendingIndex, now: int) -> Iterator[Snapshot]:
+    """Yield the messages that an owner which has read so far would deliver, near and whole; in no order.
+
+    A record that cannot be read is salvaged, as it becomes a dead letter. A message that had ended and has come back is
+    left out.
+
+    Args:
+        index: The index, read as far as wanted.
+        now: Epoch ms.
+    """
+    state = index.state
+    for entry in index.table.entries.values():
+        standing = state.standings.get(records.key_of(entry.record.id))
+        if standing is None or not state.mark.covers(standing.seen.offset, entry.place_ms):
+            yield index.inspection.snapshot(entry, now)
+    for read, problem in state.bad.values():
+        record = salvaged(read, f"cannot be read: {problem}")
+        yield index.inspection.snapshot(Entry(record, record.due_ms, 0), now)
+    for key, asked in state.asked.items():
+        is_there = index.table.find(records.id_of(key)) is not None
+        if not isinstance(asked.what, Cancel) and not asked.is_over and not is_there:
+            yield index.inspection.snapshot(_as_asked(asked.what), now)
+
+
+def _as_asked(put: Put | PutBack) -> Entry:
+    """Return the entry that a put unless one stands would make."""
+    if isinstance(put, PutBack):
+        return Entry(put.record, put.due_ms, 0)
+    due_ms = put.due.ms
+    return Entry(record_of(put, due_ms, 0), due_ms, 0)

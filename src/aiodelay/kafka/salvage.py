@@ -1,0 +1,25 @@
+"""What can be salvaged of records that cannot be read: they become dead letters, and a scan shows them."""
+
+from __future__ import annotations
+
+from aiodelay.model import Envelope, Record
+from aiodelay.transitions import NO_OP
+
+from . import records
+from .records import Read
+
+__all__ = ["is_without_topic", "salvaged"]
+
+
+def salvaged(read: Read, problem: str) -> Record:
+    """Return a message with the bytes and headers of a record that cannot be read, and with the problem."""
+    assert read.key is not None
+    headers = dict(records.user_headers(read.headers))
+    envelope = Envelope(records.id_of(read.key), records.SINK, payload=read.value or b"", headers=headers)
+    written_ms = max(read.timestamp, 0)
+    return Record(envelope, written_ms, written_ms, NO_OP, last_error=problem)
+
+
+def is_without_topic(envelope: Envelope) -> bool:
+    """Say whether an envelope tells no topic, since its record could not be read."""
+    return envelope.lane == records.SINK and not envelope.address
