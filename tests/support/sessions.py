@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from aiodelay.kafka import group, partition
+from aiodelay.kafka import group
+from aiodelay.kafka.partition import ownership
 
 __all__ = ["SESSION_MS", "shorten_sessions"]
 
@@ -17,5 +18,5 @@ SESSION_MS: int = 6_000 if os.environ.get("AIODELAY_TEST_KAFKA") else 3_000
 def shorten_sessions(patch: pytest.MonkeyPatch | None = None) -> None:
     """Let the sessions of this process end soon; for good, or as long as the patch lasts."""
     patch = patch or pytest.MonkeyPatch()
-    for module in (group, partition):
+    for module in (group, ownership):
         patch.setattr(module, "SESSION_MS", SESSION_MS)

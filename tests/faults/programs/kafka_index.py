@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from aiodelay.kafka import KafkaStore, partition
+from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.far import Far
+from aiodelay.kafka.partition import index_checkpoints
 from aiodelay.model import Query
 from tests.faults.programs.worker import say
 from tests.faults.test_kafka_store import now_ms, put
@@ -61,7 +62,7 @@ def die_at(step: str) -> None:
 
 
 async def main(plan: Plan) -> None:
-    partition.CHECKPOINT_S = partition.LONGEST_CHECKPOINT_S = 1000.0
+    index_checkpoints.PAUSE_S = index_checkpoints.LONGEST_PAUSE_S = 1000.0
     async with KafkaStore(plan.store) as store, store.work("w", ["kafka"]):
         (owned,) = store.partitions.values()
         await store.apply([put(i, "t", now_ms() + 2 * FAR_MS) for i in range(5_000, 5_000 + N)])
