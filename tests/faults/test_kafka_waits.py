@@ -162,7 +162,7 @@ async def test_f3_what_was_decided_before_a_process_stood_still_is_not_written_a
             patched.setattr(mine, "take_in", lambda *read: missed.append(read))
             await plain.send_and_wait(schedules, None, key=b"m")  # somebody cancels it while this process stands still
             assert len(mine.moves.begin("kafka", ALL)[0]) == 1
-            mine._looked_s -= SESSION_MS / 1000 + 1
+            mine._ownership._looked_s -= SESSION_MS / 1000 + 1
             await asyncio.sleep(0.5)  # it may settle the message, and must not
         for batch, read_to in missed:
             mine.take_in(batch, read_to)

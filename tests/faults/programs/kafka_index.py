@@ -68,14 +68,14 @@ async def main(plan: Plan) -> None:
         await store.apply([put(i, "t", now_ms() + 2 * FAR_MS) for i in range(5_000, 5_000 + N)])
         if plan.step == "full":
             resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-            owned._write_checkpoint()
+            owned._checkpoints.write()
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             await until(lambda: owned.is_ready and not owned.index.state.far.is_in_file, "the index has left its file")
         say(f"n {len(await store.search(Query(limit=2000)))}")
         say(f"in file {owned.index.state.far.is_in_file}")
         if plan.step not in ("full", "none"):
             die_at(plan.step)
-            owned._write_checkpoint()
+            owned._checkpoints.write()
     say("closed")
 
 
