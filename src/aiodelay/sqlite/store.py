@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import NoReturn, Self, TypeVar
+from typing import Self
 from urllib.parse import unquote
 
 from aiodelay import transitions as t
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import (
-    ClosedError,
     ConfigurationError,
     StoreUnavailableError,
     UnsupportedByStoreError,
@@ -21,18 +19,12 @@ from aiodelay.model import (
     MAX_CLAIM_MESSAGES,
     Command,
     DeadKey,
-    DeadLetter,
-    Instance,
     JournalEntry,
     Lane,
-    LaneCounts,
-    LoadBucket,
     Outcome,
     Put,
     PutBack,
-    Query,
     Refused,
-    Snapshot,
     SourcePosition,
     Stored,
     Unknown,
@@ -43,19 +35,16 @@ from aiodelay.urls import UrlOptions
 
 from . import upkeep
 from .commands import apply
-from .connection import Failure, failure_of
+from .connection import Failure
 from .file_identity import note_of
-from .opened import Opened
-from .reading import Reader
+from .handle import Handle
+from .inspection import Inspection
 from .scanning import File, Part, scan_part, scan_parts
-from .tables import Tables
 from .trail import SqliteTrail, open_trail
 from .work import STEP_SIZE, SqliteWork
 from .writer import Job
 
 __all__ = ["SqliteStore", "open_store"]
-
-T = TypeVar("T")
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -68,7 +57,7 @@ FORMS = "sqlite:///relative/file.db, sqlite:////absolute/file.db; option journal
 MAX_JOURNAL = 10_000_000
 
 
-class SqliteStore:
+class SqliteStore(Inspection):
     """Keeps messages in a file, for any number of processes of this machine. May be closed and opened again.
 
     Args:
@@ -92,51 +81,27 @@ class SqliteStore:
     ) -> None:
         self.path: str = os.path.abspath(path)
         self.name: str = name or f"sqlite:///{self.path}"
-        self._namespace, self._journal = namespace, journal
-        self._clock = clock or SystemClock()
-        self._opened: Opened | None = None
+        super().__init__(Handle(self.path, self.name, namespace, journal, clock or SystemClock()))
 
     def now_ms(self) -> int:
-        return self._clock.now_ms()
+        return self._handle.clock.now_ms()
 
     def seconds_until(self, at_ms: int) -> float:
         """Return how long until an instant of the store's clock, for timers."""
-        return self._clock.seconds_until(at_ms)
+        return self._handle.clock.seconds_until(at_ms)
 
     async def __aenter__(self) -> Self:
-        if self._opened is not None:
-            self._opened.check()
-            raise ConfigurationError("store", "open already", "one 'async with' block at a time")
-        self.now_ms()  # a clock that binds itself to the loop does so here, not in a thread
-        opened = Opened(self.path, self._namespace, self._journal, self._clock)
-        await opened.open()
-        self._opened = opened
+        await self._handle.open()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if self._opened is None:
-            return
-        opened = self._checked()
-        self._opened = None
-        await opened.close()
-
-    def _checked(self) -> Opened:
-        """Return what is open.
-
-        Raises:
-            ClosedError: Nothing is.
-            WrongLoopError: It was opened elsewhere.
-        """
-        if self._opened is None:
-            raise ClosedError("store", "closed")
-        self._opened.check()
-        return self._opened
+        await self._handle.close()
 
     # --- commands -----------------------------------------------------------------------------------------
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands in order; refuse all of them when the file was deleted or replaced."""
-        opened = self._checked()
+        opened = self._handle.checked()
         if loss := opened.loss():  # the deleted file would end with this process, and the commands with it
             return [Refused("unavailable", loss)] * len(commands)
         return await opened.writer.do(
@@ -158,52 +123,24 @@ class SqliteStore:
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Open the dispatching role."""
-        opened = self._checked()
+        opened = self._handle.checked()
         poll_ms = self.traits.safety_poll_ms
-        work = SqliteWork(self.write, opened.writer.write_apart, worker, self._clock, opened.counter, poll_ms=poll_ms)
-        await self.write(lambda tables: upkeep.serve(tables, worker, lanes), is_durable=False)
+        work = SqliteWork(
+            self._handle.write, opened.writer.write_apart, worker, self._handle.clock, opened.counter, poll_ms=poll_ms
+        )
+        await self._handle.write(lambda tables: upkeep.serve(tables, worker, lanes), is_durable=False)
         opened.add(work.wakeup)
         try:
             yield work
         finally:
             await opened.remove(work.wakeup)
-            if self._opened is opened:
+            if self._handle.opened is opened:
                 with suppress(StoreUnavailableError):  # it is forgotten after its window
-                    await self.write(lambda tables: upkeep.leave(tables, worker), is_durable=False)
-
-    async def write(
-        self,
-        run: Callable[[Tables], T],
-        *,
-        size: int = 1,
-        is_durable: bool = True,
-        committed: Callable[[T], object] | None = None,
-        failed: Callable[[Failure], object] | None = None,
-    ) -> T:
-        """Run something in a transaction.
-
-        Args:
-            run: May run twice, if the first time is undone.
-            size: Messages it is about.
-            is_durable: Return when the disk has it.
-            committed: Called in the writer's thread with the answer.
-            failed: Called there when nothing was written.
-
-        Raises:
-            StoreUnavailableError: Nothing was written, or it is not known.
-        """
-
-        def refuse(failure: Failure) -> NoReturn:
-            if failed is not None:
-                failed(failure)
-            raise StoreUnavailableError(self.name, failure.reason)
-
-        job = Job(run, refuse, size=size, is_durable=is_durable, committed=committed)
-        return await self._checked().writer.do(job)
+                    await self._handle.write(lambda tables: upkeep.leave(tables, worker), is_durable=False)
 
     async def vanished(self) -> str:
         """Return what happened to the file that this store was opened on; "" while the path leads to it."""
-        return self._checked().vanished()
+        return self._handle.checked().vanished()
 
     async def vanished_elsewhere(self) -> str:
         """Return what another process has noted of its file within the last minute."""
@@ -212,104 +149,57 @@ class SqliteStore:
     # --- holds --------------------------------------------------------------------------------------------
 
     async def hold(self, lane: Lane, address: str | None = None) -> bool:
-        return await self.write(lambda tables: upkeep.hold(tables, lane, address))
+        return await self._handle.write(lambda tables: upkeep.hold(tables, lane, address))
 
     async def release(self, lane: Lane, address: str | None = None) -> bool:
-        if not await self.write(lambda tables: upkeep.release(tables, lane, address)):
+        if not await self._handle.write(lambda tables: upkeep.release(tables, lane, address)):
             return False
         # In steps, so that others are served in between; what a crash leaves parked, `tidy` returns.
-        while address is not None and await self.write(
+        while address is not None and await self._handle.write(
             lambda tables: upkeep.unpark(tables, lane, address), size=STEP_SIZE
         ):
             pass
         return True
 
-    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
-        return await self._read(Reader.holds)
-
-    # --- looking in ---------------------------------------------------------------------------------------
-
-    async def _read(self, read: Callable[[Reader], T]) -> T:
-        opened = self._checked()
-        try:
-            return await opened.read(read)
-        except sqlite3.Error as error:
-            raise StoreUnavailableError(self.name, failure_of(error, self.path).reason) from error
-
-    async def get(self, message_id: str) -> Snapshot | None:
-        now = self.now_ms()
-        return await self._read(lambda reader: reader.get(message_id, now))
-
-    async def search(self, query: Query) -> Sequence[Snapshot]:
-        now = self.now_ms()
-        return await self._read(lambda reader: reader.search(query, now))
-
-    async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
-        now = self.now_ms()
-        return await self._read(lambda reader: reader.series(after, limit, now))
-
-    async def counts(self) -> Mapping[Lane, LaneCounts]:
-        now = self.now_ms()
-        return await self._read(lambda reader: reader.counts(now))
-
-    async def instances(self) -> Sequence[Instance]:
-        now = self.now_ms()
-        return await self._read(lambda reader: reader.instances(now))
-
-    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        now = self.now_ms()
-        return await self._read(lambda reader: reader.load(bucket_ms, buckets, now))
-
-    async def position(self, source: str) -> int | None:
-        return await self._read(lambda reader: reader.position(source))
+    # --- the journal --------------------------------------------------------------------------------------
 
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
         self._check_journal()
-        return await self._read(lambda reader: reader.journal(message_id, after, limit))
+        return await self._handle.read(lambda reader: reader.journal(message_id, after, limit))
 
     def trail(self) -> AbstractAsyncContextManager[SqliteTrail]:
         """Open the journal alone."""
         self._check_journal()
-        return open_trail(self.path, self._namespace, self.name)
+        return open_trail(self.path, self._handle.namespace, self.name)
 
     def _check_journal(self) -> None:
-        if not self._journal:
+        if not self._handle.journal:
             raise UnsupportedByStoreError(
                 "journal", "off", "SqliteStore(journal=1000) or 'sqlite:///file.db?journal=1000'"
             )
 
     # --- dead letters -------------------------------------------------------------------------------------
 
-    async def dead_letters(
-        self,
-        *,
-        lane: Lane | None = None,
-        message_id: str | None = None,
-        after: tuple[int, str, int] | None = None,
-        limit: int = 100,
-    ) -> Sequence[DeadLetter]:
-        return await self._read(lambda reader: reader.dead_letters(lane, message_id, after, limit))
-
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        return await self.write(lambda tables: upkeep.redrive(tables, keys), size=len(keys))
+        return await self._handle.write(lambda tables: upkeep.redrive(tables, keys), size=len(keys))
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
-        return await self.write(lambda tables: upkeep.purge(tables, keys), size=len(keys))
+        return await self._handle.write(lambda tables: upkeep.purge(tables, keys), size=len(keys))
 
     # --- whole tables -------------------------------------------------------------------------------------
 
     def scan_parts(self, scan: Scan) -> Sequence[Part]:
-        return scan_parts(File(self.path, self.name, self._namespace), scan)
+        return scan_parts(File(self.path, self.name, self._handle.namespace), scan)
 
     def scan_part(self, scan: Scan, part: Part) -> Iterator[Columns]:
-        return scan_part(File(self.path, self.name, self._namespace), scan, part, self.now_ms())
+        return scan_part(File(self.path, self.name, self._handle.namespace), scan, part, self.now_ms())
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        if loss := self._checked().loss():  # the messages stay where the source keeps them
+        if loss := self._handle.checked().loss():  # the messages stay where the source keeps them
             raise StoreUnavailableError(self.name, loss)
-        return await self.write(lambda tables: upkeep.put_back(tables, messages), size=len(messages))
+        return await self._handle.write(lambda tables: upkeep.put_back(tables, messages), size=len(messages))
 
 
 def _outcome_of(failure: Failure) -> Outcome:

@@ -33,7 +33,7 @@ STEP_SIZE = 500
 
 
 class Write(Protocol):
-    """Runs something in a transaction; see `SqliteStore.write`."""
+    """Runs something in a transaction; see `Handle.write`."""
 
     async def __call__(
         self,
