@@ -88,7 +88,7 @@ class Change(Struct, eq=False, gc=False):
         return bool(self.targets) and self.entry is not None and self.entry.state is EntryState.GONE
 
     def tell(self, *, written: bool) -> None:
-        """Note whether the change was written, and wake who waits for that."""
+        """Note if the change was written, and wake the task that waits for that."""
         self.is_written = written
         if self.waiter is not None:
             self.waiter.set_result(None)

@@ -1,6 +1,6 @@
 """`Decisions`: what an owner decides about the messages of a partition, each decision as a `Change` to be written.
 
-The rules are those of every store. A decision counts only once its records were read back.
+All stores share the rules. A decision counts only once its records were read back.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ __all__ = ["TopicFeed"]
 LONGEST_WAIT_S = 10.0
 
 _Key: TypeAlias = tuple[str, int]
-"""Id, and the token's counter: what was lost, and taken again, is another claim."""
+"""Id, and the token's counter: a record that was lost, and taken again, has another claim."""
 
 
 class _Taken(Struct, frozen=True, gc=False):
@@ -123,7 +123,7 @@ class TopicFeed:
         return Claimed(claims, now_ms, now_ms if claims else None)
 
     def _give_out(self, lane: str, wanted: Demand, ends_ms: int, now_ms: int) -> list[Claim]:
-        """Give out what was read, an equal share of each partition first, then what others left."""
+        """Give out records that were read: first an equal share of each partition, then the rest."""
         claims: list[Claim] = []
         self._turn += 1
         parts = [part for part in self._reader.parts.values() if part.ready]
@@ -168,7 +168,7 @@ class TopicFeed:
     # --- settling -----------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        """End claims; what goes back to the store is there first. Of a lost partition's nothing is written."""
+        """End claims. The store has retries and dead letters first. A claim of a lost partition writes nothing."""
         found: list[_Taken | None] = []
         leaving: list[PutBack] = []
         for settlement in settlements:
@@ -198,7 +198,7 @@ class TopicFeed:
         """Do nothing: a record carries no lapses, so that it is never a suspect."""
 
     def _held(self, claim: Settlement | Renewal) -> _Taken | None:
-        """Return what is settled or renewed, None if it is not held any more."""
+        """Return the record that is settled or renewed; None: this process holds it no longer."""
         key = _key(claim)
         taken = self._taken.get(key)
         if taken is not None and taken.part.is_lost:

@@ -18,7 +18,7 @@ FeedRecord: TypeAlias = Any
 """aiokafka's `ConsumerRecord`."""
 
 MOST_AHEAD = 2_000
-"""A partition is read no further while so many records were read from the first one on that has not ended."""
+"""Most records to read ahead of the first record that has not ended."""
 MOST_IN_ID = 100
 """Most characters of a topic's name that message ids repeat."""
 _OFFSET = attrgetter("offset")

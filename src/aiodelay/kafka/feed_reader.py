@@ -26,7 +26,7 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 CHECK_S = 30.0
 """Pause between two questions whether the topic is still the same one."""
 NOTE = "aiodelay-topic="
-"""The group commits each offset with the topic's id: a topic that is created anew is read from its beginning."""
+"""The group commits each offset with the topic's id: a topic that is created again is read from its beginning."""
 
 
 class FeedReader:
@@ -35,7 +35,7 @@ class FeedReader:
     Args:
         cluster: Where the topic is.
         topic: Its name.
-        group: The group; `assign` tells what it has given this member.
+        group: The group; the feed passes its assignments to `assign`.
     """
 
     def __init__(self, cluster: Cluster, topic: str, group: Group) -> None:
@@ -56,7 +56,7 @@ class FeedReader:
     # --- whose partitions they are ------------------------------------------------------------------------
 
     def assign(self, numbers: Collection[int]) -> None:
-        """Own these partitions from now on: claims of others end, those of partitions that stay go on."""
+        """Own these partitions from now on. Claims of lost partitions end; claims of partitions that stay go on."""
         self.assigned = frozenset(numbers)
         self._followed = None  # also if they are the same: another may have had them in between
         for place, part in list(self.parts.items()):
@@ -66,7 +66,7 @@ class FeedReader:
                 del self.parts[place]
 
     def find_topic_again(self) -> None:
-        """Follow the topic that bears the name now: another one than that which was read."""
+        """Follow the topic that bears the name now: it is another topic than before."""
         self._followed = None
         for part in self.parts.values():
             part.is_checked = False
@@ -100,7 +100,7 @@ class FeedReader:
             committed = await self._group.committed(places) if places else {}
             begins, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
             if assigned is not self.assigned or commits != self.commits_ended:
-                continue  # what was committed meanwhile is our own
+                continue  # the offsets that were committed meanwhile are our own
             self.topic_id = topic_id
             self.id_ends = "-" + blake2b(f"{topic_id}/{self._group.name}".encode(), digest_size=8).hexdigest()
             for place in places:
@@ -128,7 +128,9 @@ class FeedReader:
             if part.is_own(committed) and part.offsets.read_to in there:
                 part.committed, part.is_checked = committed, True
                 return
-            part.is_lost = not part.is_own(committed)  # else it was cut off: nobody is given what has not ended
+            part.is_lost = not part.is_own(
+                committed
+            )  # else it was cut off: nobody gets the records that have not ended
             start = committed if part.is_lost else part.offsets.read_to
         is_others = found is not None and found.metadata.startswith(NOTE) and found.metadata != NOTE + self.topic_id
         if start is not None and (start not in there or is_others):

@@ -46,7 +46,7 @@ class Holds(StorePort):
         return was_held != is_held
 
     async def _write_everywhere(self, wire: records.Wire) -> None:
-        """Write a record to every partition, and wait until this process has read those of its own."""
+        """Write a record to every partition, and wait until this process has read it in its own partitions."""
         assignment = self._parts.assignment
         places = [TopicPartition(topic, i) for topic, n in assignment.counts.items() for i in range(n)]
         outgoing = [Outgoing(place.topic, *wire, place.partition) for place in places]

@@ -81,7 +81,7 @@ class OffsetCommits:
                     self._reader.commits_ended += 1
             except CommitFailedError:
                 self._moved.set()  # the group is being shared out
-            except Exception as error:  # noqa: BLE001 - one that stopped and told nobody would be the worst of faults
+            except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
                 self._moved.set()
                 what = f"{self._reader.name}, group {self._group.name}: offsets are not committed"
                 log_failure(log, what, reason_of(error), error, UNAVAILABLE)
@@ -104,7 +104,7 @@ class OffsetCommits:
                 part.is_checked = part.is_own(found[part.place].offset if part.place in found else None)
 
     async def _is_same_topic(self, place: TopicPartition) -> bool:
-        """Say whether the topic is still the one that was read; if not, the reader turns to the new one."""
+        """Say if the topic is still the same; if not, the reader turns to the new topic."""
         if await self._group.topic_id(place) == self._reader.topic_id:
             return True
         self._reader.find_topic_again()

@@ -1,6 +1,6 @@
 """`PendingIndex`: the pending messages of one partition, fed by the partition's records alone.
 
-The rules, claims, leases and fairness are those of every store. The difference: a message changes only once the change
+All stores share the rules, claims, leases and fairness. The difference: a message changes only once the change
 was written to the partition and read back. A settlement, or a message that has become late, makes a `Change`. Nobody
 can reach the message until its record comes back, or the session ends without it.
 
@@ -98,7 +98,7 @@ class PendingIndex:
         self.repairs = Repairs(self.decisions, self.log, name=placement.name)
 
     def emptied(self, far: Far) -> PendingIndex:
-        """Return one that has read nothing but far messages, for the same workers."""
+        """Return an index that has read nothing but far messages, for the same workers."""
         index = PendingIndex(
             clock=self._clock,
             placement=self.placement,

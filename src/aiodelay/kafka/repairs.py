@@ -83,7 +83,7 @@ class Repairs:
         return bool(state.hidden or state.bad or state.over or state.asked or self._log.changes)
 
     def quarantine(self) -> None:
-        """Make dead letters of messages that have ended already, but stand in the partition again."""
+        """Make dead letters of messages that had ended, and are in the partition again."""
         mark = self._state.mark
         for key, standing in self._state.standings.items():
             entry = self._table.find(records.id_of(key)) if standing.seen.offset < mark.read_to else None

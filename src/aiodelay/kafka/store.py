@@ -75,7 +75,7 @@ class KafkaStore(Looking, Transfers, Holds, HistoryJournal):
     New messages go into the first topic. The same id in two topics is two messages: a command by id is about the
     message in the first topic that holds the id.
 
-    A consumer group for each topic shares the partitions anew whenever a process comes or goes. As `member` k of
+    A consumer group for each topic shares the partitions again whenever a process comes or goes. As `member` k of
     `members` n, this process owns every n-th partition instead, from the k-th on. Only a process that owns all
     partitions has verdicts. Any other process writes its requests, and the owner reads them.
 
@@ -108,7 +108,7 @@ class KafkaStore(Looking, Transfers, Holds, HistoryJournal):
 
     @property
     def traits(self) -> StoreTraits:
-        """What the store can do in this process: less in one that only schedules."""
+        """The abilities of the store in this process; a process that only schedules has fewer."""
         return _TRAITS if self.assignment.is_whole else _PRODUCER_TRAITS
 
     @property
@@ -164,7 +164,7 @@ class KafkaStore(Looking, Transfers, Holds, HistoryJournal):
             await self._parts.writer.__aexit__()
 
     async def _finish(self) -> None:
-        """Let transactions end: one that is left open holds up the topic's readers until Kafka aborts it (K3)."""
+        """Let transactions end: an open transaction holds up the topic's readers until Kafka aborts it (K3)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S), asyncio.TaskGroup() as tasks:
                 for partition in self.partitions.values():
@@ -173,7 +173,7 @@ class KafkaStore(Looking, Transfers, Holds, HistoryJournal):
     # --- commands -----------------------------------------------------------------------------------------
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands; those of one message in order."""
+        """Carry out commands; commands of one message in order."""
         self._parts.tasks.check_open()
         if source is not None:
             return await self._intakes.store(commands, source)
@@ -214,11 +214,11 @@ class KafkaStore(Looking, Transfers, Holds, HistoryJournal):
         return await instances_of(self.assignment, name=self.name, instance=instance, now_ms=self.now_ms())
 
     def tell_restored(self, told: Callable[[float], None] | None) -> None:
-        """Tell of each partition how long it took until it served claims, in seconds."""
+        """Call `told` for each partition with the seconds from its assignment until it serves claims."""
         self.assignment.told_restored = told
 
     def guard(self, check: Callable[[str], object]) -> None:
-        """Judge where the records go that others write, from the next opening on."""
+        """Check the destinations of records that other programs write, from the next opening on."""
         self.assignment.factory.guard = check
 
     # --- what keeps it from serving -----------------------------------------------------------------------
@@ -233,7 +233,7 @@ class KafkaStore(Looking, Transfers, Holds, HistoryJournal):
         return await self._readiness.missing_rights()
 
     async def vanished(self) -> str:
-        """Return what happened to a topic that this process schedules into; an owner's status tells of it."""
+        """Return what happened to a topic that this process schedules into; "" in an owner, whose status says it."""
         return self._readiness.lost_topic()
 
     async def vanished_elsewhere(self) -> str:

@@ -40,7 +40,7 @@ class Handle:
 
         Raises:
             ConfigurationError: It is open already.
-            StoreUnavailableError, StoreMismatchError: As those of `Opened.open`.
+            StoreUnavailableError, StoreMismatchError: As `Opened.open` raises them.
         """
         if self.opened is not None:
             self.opened.check()

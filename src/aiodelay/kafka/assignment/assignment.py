@@ -1,7 +1,8 @@
 """`Assignment`: takes partitions over and gives them up, as the groups of the topics, or the options, say.
 
-The processes that have opened `work` share the partitions of each topic anew whenever a process comes or goes, by a
-consumer group for each topic. With the options `member` and `members`, a process owns every n-th partition instead.
+The processes that have opened `work` share the partitions, by a consumer group for each topic. The group shares them
+again whenever a process comes or goes. With the options `member` and `members`, a process owns every n-th partition
+instead.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Assignment:
         self.reader = Reader(options.cluster)
         self.partitions: Mapping[TopicPartition, Partition] = {}
         self.counts: dict[str, int] = {}
-        """How many partitions each topic has; the first topic is the one that takes new messages."""
+        """How many partitions each topic has; new messages go into the first topic."""
         self.groups: dict[str, Group] = {}
         self.lost: dict[str, StoreMismatchError] = {}
         """The topics that were deleted."""

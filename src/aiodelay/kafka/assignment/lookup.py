@@ -1,4 +1,4 @@
-"""`Lookup`: finds the partition in which a message or a dead letter stands, among those that this process owns."""
+"""`Lookup`: finds the partition that holds a message or a dead letter, if this process owns it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Lookup:
     Args:
         name: What error messages call the store.
         assignment: The partitions that this process owns.
-        tasks: Tell whether the store is open.
+        tasks: Know if the store is open.
     """
 
     def __init__(self, name: str, assignment: Assignment, tasks: StoreTasks) -> None:
@@ -107,7 +107,7 @@ class Lookup:
             raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
 
     def _at(self, own: TopicPartition) -> Iterator[Partition]:
-        """Return a key's own partition, if it is owned, and those of its topic in which other keys stand as well."""
+        """Return a key's own partition, if it is owned, and owned partitions of its topic that hold keys of others."""
         partitions = self._assignment.partitions
         if own in partitions:
             yield partitions[own]

@@ -18,7 +18,7 @@ __all__ = ["Readiness"]
 
 
 class Readiness:
-    """What users are told about an assignment.
+    """The answers to users about an assignment.
 
     Args:
         cluster: Where the topics are.
@@ -81,5 +81,5 @@ class Readiness:
         return [remedied(each, self._cluster) for each in dict.fromkeys(found)]
 
     def lost_topic(self) -> str:
-        """Return what happened to a topic that this process schedules into; an owner's status tells of it."""
+        """Return what happened to a topic that this process schedules into; "" in an owner, whose status says it."""
         return "" if self._assignment.is_owner else next(map(str, self._assignment.lost.values()), "")

@@ -1,4 +1,4 @@
-"""What a Kafka store does with commands.
+"""The commands of a Kafka store.
 
 `Commands` in `commands.py` carries them out as the owner of the partitions, or leaves them to the owners: `UserWrites`
 writes them as any user may, and `RemoteCancels` asks for verdicts. `Intakes` stores commands with the position of a

@@ -30,7 +30,7 @@ class Commands:
         self._assignment, self._lookup, self._writes, self._cancels = assignment, lookup, writes, cancels
 
     async def apply(self, commands: Sequence[Command]) -> Sequence[Outcome]:
-        """Carry out commands; those of one message in order."""
+        """Carry out commands; commands of one message in order."""
         if self._assignment.is_whole:
             return await self._as_owner(commands)
         return await self._leave_to_owners(commands)

@@ -1,4 +1,4 @@
-"""`PutBacks`: takes messages back that had left the store, such as those of a source that a handler tries again."""
+"""`PutBacks`: takes messages back that had left the store, such as a source's message that a handler tries again."""
 
 from __future__ import annotations
 

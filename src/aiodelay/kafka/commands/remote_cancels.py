@@ -29,7 +29,7 @@ class RemoteCancels:
         assignment: Knows the topics.
         lookup: Knows where an id belongs.
         writer: Open while the store is.
-        writes: Tell whether anything may be written.
+        writes: Know if anything may be written.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class UserWrites:
             raise StoreUnavailableError(self._name, reason_of(error)) from error
 
     async def refusal(self) -> str:
-        """Say why nothing may be written: the topic is not what it was; "" if it is.
+        """Say why nothing may be written, since the topic has changed; "" if it is the same.
 
         Raises:
             KafkaError, TimeoutError, OSError: The cluster does not say.

@@ -11,7 +11,7 @@ __all__ = ["Batch"]
 
 
 class Batch:
-    """The records of one transaction: first those of changes, then others."""
+    """The records of one transaction: first the records of changes, then others."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []

@@ -29,7 +29,7 @@ __all__ = ["STALL_S", "ChangeWriter"]
 MARK_MS = 5_000
 """Pause between two watermarks."""
 STALL_S = 3.0
-"""Longest wait for written records to be read back: who waits has other partitions, and renewals, to see to."""
+"""Longest wait for written records to be read back: a waiting worker has other partitions, and renewals, to serve."""
 
 
 class ChangeWriter:
@@ -37,11 +37,11 @@ class ChangeWriter:
 
     Args:
         place: The partition.
-        shared: What it shares with other partitions.
+        shared: The settings of all partitions of the store.
         progress: The partition's index.
         ownership: Tells when the session is over.
         unread: Where committed changes wait to be read back.
-        horizon: Brings far messages near that are to be written.
+        horizon: Brings far messages near before the writer writes them again.
         to_write: Wakes the writer.
     """
 
@@ -73,7 +73,7 @@ class ChangeWriter:
         await self._unread.until_none()
 
     def give_back(self) -> None:
-        """Undo changes that were not committed, or perhaps not: the next session reads what was committed."""
+        """Undo changes that are not known to be committed: the next session reads the committed ones."""
         log = self._progress.index.log
         self._unread.clear()
         self._refusals.suspects.clear()

@@ -1,7 +1,6 @@
 """`OwnerCommands`: claims, settlements, commands and housekeeping of a partition's owner, each written and read back.
 
-A call decides at once and in memory. It returns after the decision's records were read back, or with what is known
-when its time is up.
+A call decides at once and in memory. It returns after the decision's records were read back, or when its time is up.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ class OwnerCommands:
     """The commands of one partition.
 
     Args:
-        shared: What the partition shares with others.
+        shared: The settings of all partitions of the store.
         progress: The partition's index.
-        ownership: Tells whether the partition serves.
-        horizon: Brings far messages near that a command is about.
-        stalls: Tells whether the partition can be read.
+        ownership: Knows if the partition serves.
+        horizon: Brings a far message near before a command changes it.
+        stalls: Knows if the partition can be read.
         to_write: Wakes the writer.
     """
 
@@ -118,7 +117,7 @@ class OwnerCommands:
         return tidied
 
     async def _written_since(self, before: int) -> None:
-        """Wait for the changes that the index has made by itself since it had so many."""
+        """Wait for the changes that the index has made by itself: all but the first `before`."""
         changes = list(self._progress.index.log.changes)[before:]
         if changes:
             self._to_write.set()
@@ -187,7 +186,7 @@ class OwnerCommands:
                     if not await change.until_written():
                         if change.refusal:
                             raise StoreUnavailableError(self._cluster_name, change.refusal)
-                        continue  # if it was written after all, it stands there, and is kept
+                        continue  # if it was written after all, the next turn finds the message and keeps it
                     is_shadowed = message.reason is None and not change.counted
                     return replace(stored, answer="kept") if is_shadowed else stored
         except TimeoutError:

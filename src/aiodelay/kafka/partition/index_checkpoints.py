@@ -37,7 +37,7 @@ class IndexCheckpoints:
     def __init__(self, progress: ReadProgress, disk: Disk | None, clock: Clock, on_open: Callable[[], None]) -> None:
         self._progress, self._disk, self._clock, self._on_open = progress, disk, clock, on_open
         self.is_open = disk is None
-        """Reading may begin: the index on disk was taken up, or there is none."""
+        """Reading may begin: the index goes on from its file, or has no file."""
         self._last: Read | None = None
         self._witness: Witness | None = None
         self._written_to, self._written_s, self._took_s = 0, 0.0, 0.0

@@ -33,9 +33,9 @@ class Moves:
 
     Args:
         topic: The partition's own topic.
-        shared: What the partition shares with others.
+        shared: The settings of all partitions of the store.
         progress: The partition's index.
-        ownership: Tells whether the partition serves.
+        ownership: Knows if the partition serves.
         to_write: Wakes the writer.
     """
 

@@ -1,4 +1,4 @@
-"""`Ownership`: whether this process serves a partition, and why not. All parts of a `Partition` ask it."""
+"""`Ownership`: says if this process serves a partition, and why not. All parts of a `Partition` ask it."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class Partition:
 
     Args:
         place: The partition.
-        shared: What it shares with the store's other partitions.
-        callbacks: Whom it calls.
+        shared: The settings of all partitions of the store.
+        callbacks: The functions that it calls.
         fetch: Reads records of the partition again, at offsets.
         patience_s: After so long without the end of the partition, reading begins anew: tombstones may be gone.
         disk: Where the index is kept; None = in memory only.
@@ -128,7 +128,7 @@ class Partition:
 
     @property
     def is_open(self) -> bool:
-        """Whether reading may begin: the index on disk was taken up, or there is none."""
+        """Whether reading may begin: the index goes on from its file, or has no file."""
         return self._checkpoints.is_open
 
     @property

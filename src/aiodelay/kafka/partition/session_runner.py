@@ -1,4 +1,4 @@
-"""`SessionRunner`: runs the sessions of a partition, one after the other, from the barrier to whatever ends them."""
+"""`SessionRunner`: runs the sessions of a partition, one after the other, each from its barrier to the error at its end."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class SessionRunner:
 
     Args:
         place: The partition.
-        shared: What it shares with other partitions.
-        callbacks: Whom it calls.
+        shared: The settings of all partitions of the store.
+        callbacks: The functions that it calls.
         progress: The partition's index.
         ownership: What the sessions set.
         writer: Writes within a session.
@@ -91,7 +91,7 @@ class SessionRunner:
             await asyncio.sleep(pause_s(failures, first_s=FIRST_PAUSE_S))
 
     def end(self, why: FencedError | InDoubtError) -> None:
-        """End the session now; what it has not committed is undone."""
+        """End the session now, and undo the changes that it has not committed."""
         self._end()
         self._ownership.end_at_once(why)
 
@@ -131,7 +131,7 @@ class SessionRunner:
         return Outgoing(self._place.topic, key, value, [], self._place.number)
 
     async def _until_read(self) -> None:
-        """Wait until the index has read the barrier, and with it all that earlier owners have written."""
+        """Wait until the index has read the barrier, and with it all records of earlier owners."""
         while not self._ownership.session.is_ready:
             self._progress.was_read.clear()
             await self._progress.was_read.wait(self._cluster.timeout_ms / 1000)

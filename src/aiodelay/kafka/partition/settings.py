@@ -1,4 +1,4 @@
-"""What a `Partition` is made with: its place, what it shares with others, and whom it calls."""
+"""The arguments of a `Partition`: its place, the settings of all partitions of a store, and functions to call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Place(NamedTuple):
         topic: The schedules topic.
         number: The partition's number.
         partitions: How many partitions the topic has.
-        is_accepted: The user has confirmed this count, whatever the partition itself says.
+        is_accepted: The user has confirmed this count, also against the count that the partition holds.
     """
 
     topic: str
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all partitions of a store share.
+    """The settings of all partitions of a store.
 
     Attributes:
         cluster: Where the topics are.
@@ -47,7 +47,7 @@ class Shared(NamedTuple):
         claims: Numbers for claims.
         workers: The dispatching roles that this process has opened.
         pace: How fast long overdue messages leave.
-        history: The topic that records what becomes of messages; "" = none.
+        history: The topic for the entries of the journal; "" = none.
         horizon_ms: How far ahead an index holds messages whole.
         guard: Refuses a destination to which other programs' messages may not go; None = all are allowed.
     """
@@ -65,7 +65,7 @@ class Shared(NamedTuple):
 
 
 class Callbacks(NamedTuple):
-    """Whom a partition calls.
+    """The functions that a partition calls.
 
     Attributes:
         may_begin: Returns when a session may begin; its argument says whether another owner may have fenced the last

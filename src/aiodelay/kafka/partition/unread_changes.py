@@ -70,7 +70,7 @@ class UnreadChanges:
             self._on_change()
 
     def has_read(self) -> None:
-        """Let go of the changes that the index has read by now, and wake who waits for them."""
+        """Let go of the changes that the index has read by now, and wake the tasks that wait for them."""
         index = self._progress.index
         self._ownership.has_read()
         self._tell()
