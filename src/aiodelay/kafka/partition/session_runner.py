@@ -1,4 +1,4 @@
-"""`SessionRunner`: runs the sessions of a partition, one after the other, each from its barrier to the error at its end."""
+"""`SessionRunner`: runs the sessions of a partition, one after the other, each from its barrier to its end."""
 
 from __future__ import annotations
 
