@@ -16,8 +16,9 @@ from aiodelay.model import (
     Lane,
 )
 
+from .entry import Entry
 from .rows import ROW, careful_record_of, object_text, record_of, salvaged
-from .tables import Entry, Tables
+from .tables import Tables
 
 __all__ = ["ClaimCounter", "claim", "claim_again", "return_lapsed"]
 

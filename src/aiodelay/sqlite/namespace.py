@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiodelay import transitions as t
 from aiodelay.model import Lane, Record
 
 from .connection import decoded_anyhow
@@ -129,6 +130,17 @@ class Namespace:
     def lanes(self) -> list[tuple[int, Lane]]:
         """Return all lanes of the namespace."""
         return self.execute("SELECT n, name FROM lanes WHERE ns = ?", (self.ns,)).fetchall()
+
+    # --- leases that are too long -------------------------------------------------------------------------
+
+    def is_righting_over(self) -> bool:
+        """Say whether holders of leases that are too long, of which there are some, have had time to set them right."""
+        found = self.execute("SELECT ahead_since_ms FROM clock_steps WHERE ns = ?", (self.ns,)).fetchone()
+        before = found[0] if found else 0
+        since = t.ahead_since(before, self.now)
+        if since != before:
+            self.execute("INSERT OR REPLACE INTO clock_steps (ns, ahead_since_ms) VALUES (?, ?)", (self.ns, since))
+        return since + t.RIGHTING_MS <= self.now
 
     # --- journal ------------------------------------------------------------------------------------------
 

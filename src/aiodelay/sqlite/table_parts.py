@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -11,11 +10,9 @@ from aiodelay import transitions as t
 from aiodelay.codecs import decode_record, encode_record
 from aiodelay.model import RETRY_WINDOW_MS, Command, DeadKey, DeadLetter, Outcome, Record, Refused, Stored
 
+from .entry import Entry
 from .namespace import Namespace
 from .rows import Row, object_text
-
-if TYPE_CHECKING:
-    from .tables import Entry, Tables
 
 __all__ = ["Answers", "Letters", "SupersededClaims", "Trials", "around_occurrences"]
 
@@ -28,16 +25,21 @@ REMEMBERED = f"SELECT op FROM ops WHERE ns = ? AND until_ms > ? AND op IN ({', '
 
 
 class Answers:
-    """`Answers` in the tables `ops` and `tombstones`, and in the rows of messages that are over."""
+    """`Answers` in the tables `ops` and `tombstones`, and in the rows of messages that are over.
 
-    def __init__(self, tables: Tables) -> None:
+    Attributes:
+        ended: Rows that are over, by the ids for which `Tables.find` has looked in this transaction.
+    """
+
+    def __init__(self, tables: Namespace) -> None:
         self._tables = tables
+        self.ended: dict[str, Entry] = {}
 
     def answer(self, command: Command, now: int) -> Outcome | None:
         outcome = self._of(command.op, now)
         if outcome is not None:
             return outcome
-        ended = self._tables.ended(command.id)
+        ended = self.ended.get(command.id)
         if ended is None or ended.record.op != command.op or now >= ended.record.revision + RETRY_WINDOW_MS:
             return None
         return t.first_answer(ended.record)
@@ -76,7 +78,7 @@ class Answers:
 
     def last_revision(self, message_id: str, now: int) -> int | None:
         del now  # a revision that is remembered for too long does no harm
-        ended = self._tables.ended(message_id)
+        ended = self.ended.get(message_id)
         return None if ended is None else ended.record.revision
 
     def ended_version(self, message_id: str, now: int) -> int | None:
@@ -106,7 +108,7 @@ class Answers:
 class SupersededClaims:
     """`SupersededClaims` in the table `superseded`."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Namespace) -> None:
         self._tables = tables
 
     def add(self, row: Entry) -> None:

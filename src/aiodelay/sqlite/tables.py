@@ -12,13 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from msgspec import Struct
-
 from aiodelay import transitions as t
 from aiodelay.core.rules import Rules
 from aiodelay.errors import RecordFormatError
 from aiodelay.model import RETRY_WINDOW_MS, Record
 
+from .entry import Entry
 from .namespace import Namespace
 from .rows import (
     INSERT,
@@ -34,7 +33,7 @@ from .rows import (
 )
 from .table_parts import Answers, Letters, SupersededClaims, Trials, around_occurrences
 
-__all__ = ["Entry", "Place", "Tables"]
+__all__ = ["Place", "Tables"]
 
 Place: TypeAlias = tuple[int, str, int, int]
 """Where a parked message stands: lane, address, place, number."""
@@ -49,20 +48,6 @@ PARKED_AT_ONCE = 1_000
 _TOGETHER = nullcontext()
 
 
-class Entry(Struct, gc=False):
-    """A row of `messages`: its record, its number and place, and the token of its claim (0 = none).
-
-    `is_over`: it has ended and is only remembered.
-    """
-
-    n: int
-    place_ms: int
-    lane: int
-    record: Record
-    token: int = 0
-    is_over: bool = False
-
-
 class Tables(Namespace):
     """See the module."""
 
@@ -75,17 +60,16 @@ class Tables(Namespace):
         self.letters: Letters = Letters(self)
         self.trials: Trials = Trials(self)
         self.rules: Rules[Entry] = Rules(self)
-        self._ended: dict[str, Entry] = {}  # rows that are over, by the ids that `find` has looked for
         self._reserved_n = 0
 
     def begin(self, now: int, *, careful: bool) -> None:
         super().begin(now, careful=careful)
-        self._ended.clear()
+        self.answers.ended.clear()
         self._reserved_n = 0
 
     def forget_caches(self) -> None:
         super().forget_caches()
-        self._ended.clear()
+        self.answers.ended.clear()
 
     # --- finding ------------------------------------------------------------------------------------------
 
@@ -95,13 +79,9 @@ class Tables(Namespace):
         if not found:
             return None
         if found[0].is_over:
-            self._ended[message_id] = found[0]
+            self.answers.ended[message_id] = found[0]
             return None
         return found[0]
-
-    def ended(self, message_id: str) -> Entry | None:
-        """Return the row of a message that is over and remembered, if `find` has just looked for it."""
-        return self._ended.get(message_id)
 
     def entries(self, numbers: Iterable[int]) -> list[Entry]:
         """Return messages by number, in the order of numbers."""
@@ -135,7 +115,7 @@ class Tables(Namespace):
 
     def insert(self, record: Record, place_ms: int) -> None:
         n, self._reserved_n = self._reserved_n or self.next_n(), 0
-        ended = self._ended.pop(record.id, None)
+        ended = self.answers.ended.pop(record.id, None)
         if ended is not None:
             self.answers.keep(ended.record, self.now)
             self.execute("DELETE FROM ended WHERE ns = ? AND n = ?", (self.ns, ended.n))
@@ -226,14 +206,3 @@ class Tables(Namespace):
         if len(passed) < len(places):
             return places[len(passed)][2]
         return passed[-1][2] if len(passed) == PARKED_AT_ONCE else None  # look again then: the next look goes on
-
-    # --- leases that are too long -------------------------------------------------------------------------
-
-    def is_righting_over(self) -> bool:
-        """Say whether holders of leases that are too long, of which there are some, have had time to set them right."""
-        found = self.execute("SELECT ahead_since_ms FROM clock_steps WHERE ns = ?", (self.ns,)).fetchone()
-        before = found[0] if found else 0
-        since = t.ahead_since(before, self.now)
-        if since != before:
-            self.execute("INSERT OR REPLACE INTO clock_steps (ns, ahead_since_ms) VALUES (?, ?)", (self.ns, since))
-        return since + t.RIGHTING_MS <= self.now
