@@ -134,10 +134,10 @@ class Rules(Generic[R]):
         if refused is not None or row is None:
             return refused or Refused("not_found")
         record, is_claimed = row.record, row.token != 0
-        in_flight = self.end_retries(command.id, now) or self._has_superseded(command.id, now) or is_claimed
-        if is_claimed:
+        if is_claimed:  # Before its retries end: each leaves `live` of the stored series, and `row` may not know it.
             self.table.update(row, replace(record, no_retry=True))
-        else:
+        in_flight = self.end_retries(command.id, now) or self._has_superseded(command.id, now) or is_claimed
+        if not is_claimed:
             self.end(row, now)
         answer: Literal["in_flight", "cancelled"] = "in_flight" if in_flight else "cancelled"
         self.table.note("cancelled", record, now, answer if in_flight else "")

@@ -332,6 +332,18 @@ class RecurringRules(Bench):
         stage.move(10 * HOUR_MS)
         assert await stage.claim() == []
 
+    @staged
+    async def test_recurring_cancel_in_flight_ends_the_waiting_retries_and_lists_none(self, stage: Stage) -> None:
+        stage.needs_verdict()
+        await self._with_retries(stage)
+        await stage.do(Fire(stage.op(), "s"))
+        await stage.claim_one()
+        outcome = await stage.do(Cancel(stage.op(), "s"))
+        assert isinstance(outcome, Stored)
+        assert outcome.answer == "in_flight"
+        (snapshot,) = await stage.messages()
+        assert (snapshot.record.id, snapshot.record.no_retry, snapshot.record.live) == ("s", True, ())
+
     @pytest.mark.parametrize("end", ["done", "again", "dead", "lapse"])
     @staged
     async def test_recurring_cancel_lets_a_retry_in_flight_run_for_the_last_time(self, stage: Stage, end: str) -> None:
