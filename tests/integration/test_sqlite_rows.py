@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 from collections.abc import AsyncIterator
@@ -149,6 +150,23 @@ async def test_the_op_of_a_refused_put_is_remembered_though_its_message_is_gone(
         await file.work.settle([done(claim) for claim in await file.claim()])
         assert await file.store.apply([kept]) == answer
         assert await file.store.get("m") is None
+
+
+@pytest.mark.asyncio
+async def test_a_number_that_came_to_another_message_in_the_same_transaction_does_not_end_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as file:
+        newer = Put(b"newer 1.", Envelope("m", "lane", version=1), After(0), Conflict.newer(1))
+        await file.store.apply([newer])
+        await file.work.settle([done(claim) for claim in await file.claim()])
+        file.clock.move(RETRY_WINDOW_MS)
+        again = Put(b"newer 2.", Envelope("m", "lane", version=2), After(0), Conflict.newer(2))
+        await asyncio.gather(
+            file.store.hold("busy", None),  # The other calls gather meanwhile, and share a transaction.
+            file.store.apply([Cancel(b"cancel..", "m")]),  # It finds the row of `m`, which is over, and purges it.
+            file.store.apply([put(2)]),
+            file.store.apply([again]),
+        )
+        assert [claim.record.id for claim in await file.claim()] == ["m2", "m"]
 
 
 @pytest.mark.asyncio

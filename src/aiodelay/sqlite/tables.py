@@ -76,12 +76,13 @@ class Tables(Namespace):
     def find(self, message_id: str) -> Entry | None:
         """Return the message that stands under an id."""
         found = self._found(f"{FIND} WHERE m.ns = ? AND m.id = ?", (self.ns, message_id))
-        if not found:
+        row = found[0] if found else None
+        if row is not None and row.is_over:
+            self.answers.ended[message_id] = row
             return None
-        if found[0].is_over:
-            self.answers.ended[message_id] = found[0]
-            return None
-        return found[0]
+        # An earlier call of this transaction may have purged a row that was over: its number may be another message's.
+        self.answers.ended.pop(message_id, None)
+        return row
 
     def entries(self, numbers: Iterable[int]) -> list[Entry]:
         """Return messages by number, in the order of numbers."""
