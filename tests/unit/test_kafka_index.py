@@ -13,6 +13,7 @@ from aiodelay.core.dict_table import Worker
 from aiodelay.kafka import records
 from aiodelay.kafka.changes import Change
 from aiodelay.kafka.client import Outgoing
+from aiodelay.kafka.far import Far
 from aiodelay.kafka.mark import Mark
 from aiodelay.kafka.pace import OVERDUE_MS, Pace
 from aiodelay.kafka.pending_index import PendingIndex
@@ -104,6 +105,18 @@ def test_a_session_that_ends_tells_of_every_change_also_of_two_of_one_key() -> N
     assert len(begun) == 2
     assert index.give_back() == begun
     assert index.give_back() == []
+
+
+def test_a_partition_that_is_read_anew_is_told_to_hold_keys_of_others_only_if_it_still_does() -> None:
+    placement = Placement("t/0", 1 - records.partition_of(b"m", 2), 2)
+    placement.guard = str
+    index = PendingIndex(clock=VirtualClock(), placement=placement, claims=count(1))
+    index.reader.read(put(0, b"astray"))
+    assert index.placement.is_mixed
+    anew = index.emptied(Far())
+    assert (anew.placement.is_mixed, anew.placement.guard, anew.name) == (False, str, "t/0")
+    anew.reader.read(put(0, b"astray"))
+    assert anew.placement.is_mixed
 
 
 def claims_of(index: PendingIndex, worker: Worker) -> Sequence[Claim]:

@@ -101,7 +101,7 @@ class PendingIndex:
         """Return an index that has read nothing but far messages, for the same workers."""
         index = PendingIndex(
             clock=self._clock,
-            placement=self.placement,
+            placement=self.placement.unread(),
             claims=self._claims,
             pace=self._pace,
             keeps_history=self.log.keeps_history,

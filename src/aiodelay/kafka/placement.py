@@ -32,6 +32,12 @@ class Placement:
         self.is_mixed: bool = False
         """Keys stand here that should stand in another partition."""
 
+    def unread(self) -> Placement:
+        """Return the placement of a partition that is read anew: no key is known that should stand elsewhere."""
+        placement = Placement(self.name, self.number, self.partitions, self.schedules)
+        placement.guard = self.guard
+        return placement
+
     def check_address(self, envelope: Envelope, *, is_users: bool) -> None:
         """Check where a message goes.
 
