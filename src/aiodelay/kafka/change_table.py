@@ -25,7 +25,7 @@ from aiodelay.model import (
 )
 
 from . import records
-from .changes import ChangeLog
+from .changes import Change, ChangeLog
 
 __all__ = ["ChangeTable", "SupersededChanges"]
 
@@ -155,19 +155,20 @@ class ChangeTable:
         self._near.set_token(row, token)
 
     def remove(self, row: Entry) -> None:
-        change, message_id = self._log.current, row.record.id
+        change = self._log.current
         if change is None:
             self._near.remove(row)
         elif change.entry is row:
             self._hold_lease(row)
-            self._keep_version(message_id)
+            if self._near.answers.versions.is_any:
+                self._keep_version(change, row.record.id)
 
-    def _keep_version(self, message_id: str) -> None:
+    def _keep_version(self, change: Change, message_id: str) -> None:
         """Write the version again with which this id last ended: the new record takes the place of its tombstone."""
-        now, versions = self._clock.now_ms(), self._near.answers.versions
-        version = versions.get(message_id, now) if versions.is_any else None
-        if version is not None and self._log.current is not None:
-            self._log.current.remembering().version = version, now + TOMBSTONE_WINDOW_MS
+        now = self._clock.now_ms()
+        version = self._near.answers.versions.get(message_id, now)
+        if version is not None:
+            change.remembering().version = version, now + TOMBSTONE_WINDOW_MS
 
     def retire(self, row: Entry, now: int) -> None:
         self.remove(row)

@@ -127,6 +127,22 @@ class Change(Struct, eq=False, gc=False):
             yield records.encode_record(record, read_to=self.read_to, place_ms=place_ms, memory=self.memory)
 
 
+class _Deciding:
+    """See `ChangeLog.deciding`; a class, since a generator costs a move more than all its rules."""
+
+    __slots__ = ("_change", "_log", "_outer")
+
+    def __init__(self, log: ChangeLog, change: Change) -> None:
+        self._log, self._change = log, change
+
+    def __enter__(self) -> Change:
+        self._outer, self._log.current = self._log.current, self._change
+        return self._change
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._log.current = self._outer
+
+
 class ChangeLog:
     """The changes of a partition, from the decision until their records were read.
 
@@ -158,14 +174,9 @@ class ChangeLog:
 
     # --- deciding -----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def deciding(self, change: Change) -> Iterator[Change]:
-        """Add all that the table is told meanwhile to a change."""
-        outer, self.current = self.current, change
-        try:
-            yield change
-        finally:
-            self.current = outer
+    def deciding(self, change: Change) -> _Deciding:
+        """Add all calls of a block on the table to a change."""
+        return _Deciding(self, change)
 
     @contextmanager
     def ending(self, entry: Entry) -> Iterator[None]:
