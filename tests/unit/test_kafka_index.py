@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import count, product
 
 import pytest
@@ -195,6 +196,21 @@ def test_a_commands_answer_is_remembered_though_nobody_waits_for_it(name: str) -
     assert isinstance(again, Stored)
     assert again.answer in {outcome.answer, "stored"}
     assert nothing is None
+
+
+def test_a_revision_grows_also_if_a_replacement_was_cancelled_and_the_clock_stepped_back() -> None:
+    clock = VirtualClock()
+    index = PendingIndex(clock=clock, placement=Placement("t/0"), claims=count(1))
+    index.reader.read(put(0, b"first"))
+    (first,) = index.inspection.search(Query(), NOW)
+    change = index.command(COMMANDS["put"])[1]
+    assert change is not None
+    read_back(index, change)
+    index.reader.read(Read(index.state.read_to, NOW, *encode_cancel(b"m")))
+    clock.step(timedelta(minutes=-1))
+    outcome, _ = index.command(Put(b"another!", Envelope("m", "kafka", "t"), At(NOW)))
+    assert isinstance(outcome, Stored)
+    assert outcome.revision > first.record.revision
 
 
 def test_what_was_put_twice_and_ended_in_between_does_not_come_back() -> None:

@@ -23,6 +23,7 @@ from aiodelay.model import (
     Record,
     Stored,
 )
+from aiodelay.transitions import occurrence_of
 
 from . import records
 from .changes import Change, ChangeLog
@@ -155,13 +156,16 @@ class ChangeTable:
         self._near.set_token(row, token)
 
     def remove(self, row: Entry) -> None:
-        change = self._log.current
+        change, record = self._log.current, row.record
         if change is None:
             self._near.remove(row)
         elif change.entry is row:
             self._hold_lease(row)
             if self._near.answers.versions.is_any:
-                self._keep_version(change, row.record.id)
+                self._keep_version(change, record.id)
+            if occurrence_of(record.id) is None:  # A user may end what takes its place, which then tells no revision.
+                until_ms = self._clock.now_ms() + RETRY_WINDOW_MS
+                self._near.answers.revisions.add(record.id, record.revision, until_ms=until_ms)
 
     def _keep_version(self, change: Change, message_id: str) -> None:
         """Write the version again with which this id last ended: the new record takes the place of its tombstone."""
@@ -173,7 +177,6 @@ class ChangeTable:
     def retire(self, row: Entry, now: int) -> None:
         self.remove(row)
         self.answers.keep(row.record, now)
-        self._near.answers.revisions.add(row.record.id, row.record.revision, until_ms=now + RETRY_WINDOW_MS)
 
     def changing(self, row: Entry) -> AbstractContextManager[object]:
         return self._log.ending(row)
