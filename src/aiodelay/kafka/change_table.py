@@ -153,6 +153,8 @@ class ChangeTable:
         self._near.update(row, record)
 
     def set_token(self, row: Entry, token: int) -> None:
+        # While its replacement is written, a claimed row still stands, and its claim is kept as superseded already.
+        self._near.superseded.renew(row.record.id, row.record.revision, row.token, token)
         self._near.set_token(row, token)
 
     def remove(self, row: Entry) -> None:
