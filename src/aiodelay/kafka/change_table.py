@@ -26,7 +26,7 @@ from aiodelay.model import (
 from aiodelay.transitions import occurrence_of
 
 from . import records
-from .changes import Change, ChangeLog
+from .changes import ChangeLog
 
 __all__ = ["ChangeTable", "SupersededChanges"]
 
@@ -158,27 +158,28 @@ class ChangeTable:
         self._near.set_token(row, token)
 
     def remove(self, row: Entry) -> None:
-        change, record = self._log.current, row.record
-        if change is None:
-            self._near.remove(row)
-        elif change.entry is row:
-            self._hold_lease(row)
-            if self._near.answers.versions.is_any:
-                self._keep_version(change, record.id)
-            if occurrence_of(record.id) is None:  # A user may end what takes its place, which then tells no revision.
-                until_ms = self._clock.now_ms() + RETRY_WINDOW_MS
-                self._near.answers.revisions.add(record.id, record.revision, until_ms=until_ms)
-
-    def _keep_version(self, change: Change, message_id: str) -> None:
-        """Write the version again with which this id last ended: the new record takes the place of its tombstone."""
-        now = self._clock.now_ms()
-        version = self._near.answers.versions.get(message_id, now)
-        if version is not None:
-            change.remembering().version = version, now + TOMBSTONE_WINDOW_MS
+        self._leave(row, self._clock.now_ms())
 
     def retire(self, row: Entry, now: int) -> None:
-        self.remove(row)
+        self._leave(row, now)
         self.answers.keep(row.record, now)
+
+    def _leave(self, row: Entry, now: int) -> None:
+        """Let the message of the current change end; keep its revision, and the version with which its id last ended.
+
+        Another record may take its place, and its tombstone's. If a user ends that one, its record tells no revision.
+        """
+        change, record, answers = self._log.current, row.record, self._near.answers
+        if change is None:
+            self._near.remove(row)
+        if change is None or change.entry is not row:
+            return
+        self._hold_lease(row)
+        if occurrence_of(record.id) is None:
+            answers.revisions.add(record.id, record.revision, until_ms=now + RETRY_WINDOW_MS)
+        version = answers.versions.get(record.id, now) if answers.versions.is_any else None
+        if version is not None:
+            change.remembering().version = version, now + TOMBSTONE_WINDOW_MS
 
     def changing(self, row: Entry) -> AbstractContextManager[object]:
         return self._log.ending(row)
