@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         WrongLoopError,
     )
     from .handlers import event
-    from .messages import Message, Scheduled
+    from .message import Message, Scheduled
     from .model import (
         CancelOutcome,
         Conflict,
@@ -154,7 +154,7 @@ _HOMES = {
     "InputError": "errors",
     "Late": "model",
     "Later": "context",
-    "Message": "messages",
+    "Message": "message",
     "MessageIdError": "errors",
     "MissingExtraError": "errors",
     "OutcomeUnknownError": "errors",
@@ -169,7 +169,7 @@ _HOMES = {
     "Retry": "retry",
     "ScheduleOutcome": "model",
     "ScheduleTimeError": "errors",
-    "Scheduled": "messages",
+    "Scheduled": "message",
     "Scheduler": "scheduler",
     "SinkUnavailableError": "errors",
     "Snapshot": "model",

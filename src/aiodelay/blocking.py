@@ -17,7 +17,7 @@ from anyio.from_thread import BlockingPortal
 
 from .bulk import PartlyScheduledError, Rejected
 from .errors import BlockingCallError, ConfigurationError, InputError, kind_of
-from .messages import Message, Scheduled
+from .message import Message, Scheduled
 from .model import (
     NO_HEADERS,
     Blocked,

@@ -18,7 +18,7 @@ from .errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from .messages import Scheduled
+from .message import Scheduled
 from .model import (
     RETRY_WINDOW_MS,
     Cancel,

@@ -28,6 +28,7 @@ from .timeunits import Duration, check_horizon, parse_duration, to_epoch_ms
 from .transitions import occurrence_of
 
 __all__ = [
+    "HANDLER_TARGET",
     "MAX_ADDRESS_BYTES",
     "MAX_HEADERS",
     "MAX_HEADER_BYTES",
@@ -55,6 +56,8 @@ MAX_HEADERS = 64
 MAX_HEADER_NAME = 128
 MAX_HEADER_BYTES = 16_384
 MAX_ADDRESS_BYTES = 255
+HANDLER_TARGET = "handler"
+"""`to="handler:<type name>"` reaches a handler by its name: for bytes, and for other languages."""
 RESERVED_HEADER_PREFIX = "aiodelay-"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")

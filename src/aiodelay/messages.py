@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from datetime import datetime
-from typing import Any, Literal
-
-from msgspec import Struct
+from typing import Literal
 
 from . import recurrence
 from ._runtime.settling import decode_error_text
@@ -25,6 +22,7 @@ from .errors import (
 from .handlers import EventTypes, is_event_class
 from .identifiers import new_id, new_op
 from .inputs import (
+    HANDLER_TARGET,
     Targets,
     check_headers,
     check_id,
@@ -34,57 +32,15 @@ from .inputs import (
     due_of,
     split_target,
 )
-from .model import NO_HEADERS, After, At, Conflict, Envelope, Late, LateAction, Put, ScheduleOutcome
+from .message import Message
+from .model import NO_HEADERS, After, At, Conflict, Envelope, Late, LateAction, Put
 from .ports import Sink, StoreTraits
 from .recurrence import Cron, Every, Rule
-from .timeunits import Duration, from_epoch_ms
 
-__all__ = ["HANDLER_TARGET", "TIMES", "Composer", "Message", "Scheduled", "check_rule", "names_of"]
-
-HANDLER_TARGET = "handler"
-"""`to="handler:<type name>"` reaches a handler by its name: for bytes, and for other languages."""
+__all__ = ["TIMES", "Composer", "check_rule", "names_of"]
 
 TIMES = "at, delay, every"
 """The arguments of which exactly one says when."""
-
-
-class Message(Struct, frozen=True, kw_only=False):
-    """One message for `schedule_many`; the fields are the arguments of `schedule`."""
-
-    event: Any
-    at: datetime | None = None
-    delay: Duration | None = None
-    every: Every | Cron | None = None
-    id: str | None = None
-    to: str | None = None
-    key: bytes | None = None
-    headers: Mapping[str, bytes] = NO_HEADERS
-    conflict: Conflict = Conflict.replace()
-    late: Late = Late.deliver()
-
-
-class Scheduled(Struct, frozen=True):
-    """What became of `schedule()`.
-
-    Attributes:
-        id: The message id: yours, or one made for it.
-        due_ms: When the message that stands under the id is due, epoch ms on the store's clock; 0 where none does.
-        revision: Of that message; it grows with each replacement. 0 where none stands.
-        outcome: Whether it was stored, replaced another, or left another as it is.
-        is_older_in_flight: It replaced a version that is still being delivered, or a series with a retry that is, and
-            may run beside that one.
-    """
-
-    id: str
-    due_ms: int
-    revision: int
-    outcome: ScheduleOutcome
-    is_older_in_flight: bool = False
-
-    @property
-    def due(self) -> datetime:
-        """When it is due, aware, UTC."""
-        return from_epoch_ms(self.due_ms)
 
 
 class Composer:

@@ -7,8 +7,7 @@ from datetime import datetime
 
 from .errors import ConfigurationError, kind_of, shortened
 from .handlers import is_event_class, type_names
-from .inputs import check_count, check_id, check_letters_id, check_type_name, split_target
-from .messages import HANDLER_TARGET
+from .inputs import HANDLER_TARGET, check_count, check_id, check_letters_id, check_type_name, split_target
 from .model import (
     Blocked,
     DeadKey,

@@ -77,7 +77,8 @@ from .inputs import (
     listed,
     split_target,
 )
-from .messages import Composer, Message, Scheduled, check_rule, names_of
+from .message import Message, Scheduled
+from .messages import Composer, check_rule, names_of
 from .middleware import Middleware, chained
 from .model import (
     NO_HEADERS,

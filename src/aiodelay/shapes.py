@@ -31,8 +31,8 @@ from .errors import (
     cut,
     shortened,
 )
-from .inputs import check_id, split_target
-from .messages import HANDLER_TARGET, Message, Scheduled
+from .inputs import HANDLER_TARGET, check_id, split_target
+from .message import Message, Scheduled
 from .model import (
     NO_HEADERS,
     NO_TRACE,

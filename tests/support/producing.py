@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from aiodelay import Conflict, Scheduler
 from aiodelay.errors import AiodelayError, OutcomeUnknownError
-from aiodelay.messages import Scheduled
+from aiodelay.message import Scheduled
 from aiodelay.model import CancelOutcome, RescheduleOutcome
 
 from . import history as h

@@ -37,6 +37,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "completion",
             "imports",
             "inputs",
+            "message",
             "pausing",
             "ports",
             "private_files",

@@ -21,8 +21,7 @@ from aiodelay import (
     Snapshot,
 )
 from aiodelay.errors import cut, shortened
-from aiodelay.inputs import check_type_name, split_target
-from aiodelay.messages import HANDLER_TARGET
+from aiodelay.inputs import HANDLER_TARGET, check_type_name, split_target
 from aiodelay.model import State
 from aiodelay.queries import Filter, page
 from aiodelay.shapes import error_shape, message_shape, read_time, to_of

@@ -27,8 +27,7 @@ from aiodelay.errors import (
     masked_url,
     shortened,
 )
-from aiodelay.inputs import Targets
-from aiodelay.messages import HANDLER_TARGET
+from aiodelay.inputs import HANDLER_TARGET, Targets
 from aiodelay.scheduler import Scheduler
 from aiodelay.timeunits import format_duration
 

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from aiodelay.errors import ConfigurationError, shortened
-from aiodelay.messages import HANDLER_TARGET
+from aiodelay.inputs import HANDLER_TARGET
 from aiodelay.scanning import Columns
 from aiodelay.shapes import stored_rule
 

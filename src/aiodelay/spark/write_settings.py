@@ -11,8 +11,7 @@ from msgspec import Struct
 from pyspark.sql.types import StructType
 
 from aiodelay.errors import ConfigurationError, TargetError, UnsupportedByStoreError, shortened
-from aiodelay.inputs import check_namespace, check_type_name, split_target
-from aiodelay.messages import HANDLER_TARGET
+from aiodelay.inputs import HANDLER_TARGET, check_namespace, check_type_name, split_target
 from aiodelay.model import MAX_CLAIM_MESSAGES
 from aiodelay.ports import BulkLoad, Store
 from aiodelay.registry import open_store

@@ -13,7 +13,7 @@ import msgspec
 from aiodelay.codecs import codec_named
 from aiodelay.errors import InputError, shortened
 from aiodelay.handlers import is_event_class, type_names
-from aiodelay.messages import HANDLER_TARGET
+from aiodelay.inputs import HANDLER_TARGET
 from aiodelay.model import Delivery, Envelope, Snapshot, State
 from aiodelay.scheduler import Scheduler
 from aiodelay.timeunits import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms

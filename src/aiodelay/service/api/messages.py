@@ -12,7 +12,7 @@ from msgspec import structs
 
 from aiodelay.errors import OutcomeUnknownError, cut, shortened
 from aiodelay.inputs import check_id
-from aiodelay.messages import Message, Scheduled
+from aiodelay.message import Message, Scheduled
 from aiodelay.model import CancelOutcome, Conflict, FireOutcome, RescheduleOutcome, ScheduleOutcome
 from aiodelay.queries import page
 from aiodelay.shapes import message_shape, read_message, read_time

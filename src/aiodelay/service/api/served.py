@@ -10,7 +10,7 @@ from fastapi import Depends, Query, Request
 
 from aiodelay.activity import ActivityMeter
 from aiodelay.inputs import Targets
-from aiodelay.messages import Message
+from aiodelay.message import Message
 from aiodelay.queries import LatenessMeter
 from aiodelay.scheduler import Scheduler
 

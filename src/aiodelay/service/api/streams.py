@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from starlette.responses import StreamingResponse
 
 from aiodelay.errors import AiodelayError
-from aiodelay.messages import Message, Scheduled
+from aiodelay.message import Message, Scheduled
 from aiodelay.model import ScheduleOutcome
 from aiodelay.shapes import read_message, scheduled_shape
 

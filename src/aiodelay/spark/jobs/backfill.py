@@ -11,8 +11,7 @@ from pyspark.sql import DataFrame
 
 from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError
-from aiodelay.inputs import check_count, check_type_name, split_target
-from aiodelay.messages import HANDLER_TARGET
+from aiodelay.inputs import HANDLER_TARGET, check_count, check_type_name, split_target
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.summary import Summary

@@ -1,0 +1,54 @@
+"""What a caller schedules, and what became of it: `Message` for `schedule_many`, `Scheduled` as the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from .model import NO_HEADERS, Conflict, Late, ScheduleOutcome
+from .recurrence import Cron, Every
+from .timeunits import Duration, from_epoch_ms
+
+__all__ = ["Message", "Scheduled"]
+
+
+class Message(Struct, frozen=True, kw_only=False):
+    """One message for `schedule_many`; the fields are the arguments of `schedule`."""
+
+    event: Any
+    at: datetime | None = None
+    delay: Duration | None = None
+    every: Every | Cron | None = None
+    id: str | None = None
+    to: str | None = None
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = NO_HEADERS
+    conflict: Conflict = Conflict.replace()
+    late: Late = Late.deliver()
+
+
+class Scheduled(Struct, frozen=True):
+    """What became of `schedule()`.
+
+    Attributes:
+        id: The message id: yours, or one made for it.
+        due_ms: When the message that stands under the id is due, epoch ms on the store's clock; 0 where none does.
+        revision: Of that message; it grows with each replacement. 0 where none stands.
+        outcome: Whether it was stored, replaced another, or left another as it is.
+        is_older_in_flight: It replaced a version that is still being delivered, or a series with a retry that is, and
+            may run beside that one.
+    """
+
+    id: str
+    due_ms: int
+    revision: int
+    outcome: ScheduleOutcome
+    is_older_in_flight: bool = False
+
+    @property
+    def due(self) -> datetime:
+        """When it is due, aware, UTC."""
+        return from_epoch_ms(self.due_ms)
