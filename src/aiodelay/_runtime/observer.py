@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from aiodelay.model import Delivery, Lane, Put, SendOutcome, Settlement
+from aiodelay.model import Claim, Delivery, Lane, Put, SendOutcome, Settlement
 from aiodelay.ports import Feed, Sink, Transferring, Work
 
-if TYPE_CHECKING:
-    from .leases import Held
-
-__all__ = ["Attempt", "Observer"]
+__all__ = ["Attempt", "ObservedClaim", "Observer"]
 
 
 class Attempt(Protocol):
@@ -26,6 +23,13 @@ class Attempt(Protocol):
     def failed(self, error: BaseException) -> None:
         """The handler raised."""
         ...
+
+
+class ObservedClaim(Protocol):
+    """A claim of this process and its attempt: `Held` of the lease book."""
+
+    claim: Claim
+    attempt: Attempt | None
 
 
 class Observer(Protocol):
@@ -47,11 +51,13 @@ class Observer(Protocol):
         """Leave what surrounds the caller, for what goes on after it; `silent`: also unseen by others."""
         ...
 
-    def begin(self, held: Held, lateness_ms: int) -> None:
+    def begin(self, held: ObservedClaim, lateness_ms: int) -> None:
         """A handler's run begins: set `held.attempt`."""
         ...
 
-    async def send(self, sink: Sink, held: Sequence[Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+    async def send(
+        self, sink: Sink, held: Sequence[ObservedClaim], deliveries: Sequence[Delivery]
+    ) -> Sequence[SendOutcome]:
         """Have a sink send a batch; set the `attempt` of each."""
         ...
 
@@ -59,11 +65,11 @@ class Observer(Protocol):
         """Stand around the storing of requests that were taken from a partition; what is to be stored is given."""
         ...
 
-    def settled(self, held: Held, settlement: Settlement) -> Settlement:
+    def settled(self, held: ObservedClaim, settlement: Settlement) -> Settlement:
         """It is decided how a claim ends; return what is to be settled, with what is to be kept of the attempt."""
         ...
 
-    def left(self, held: Held) -> None:
+    def left(self, held: ObservedClaim) -> None:
         """A claim is left to its lease."""
         ...
 

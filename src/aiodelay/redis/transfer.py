@@ -28,7 +28,7 @@ from aiodelay.model import (
     Stored,
     Transferred,
 )
-from aiodelay.ports import Sink, Source, Transferring
+from aiodelay.ports import Sink, Source, StoreTraits, Transferring
 
 from .commands import answer_of
 from .fanout import RedisFanoutSink
@@ -55,6 +55,9 @@ BACK_AT_ONCE = 100
 
 class Transfers(Looking):
     """`Endpoints`, `Transfer` and `PutsBack`: the store's lists, topics and logs; messages go there and come back."""
+
+    traits: StoreTraits
+    """What `RedisStore` says of itself."""
 
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
         super().__init__(options, keys, clock)

@@ -7,7 +7,6 @@ import logging
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -36,11 +35,9 @@ from .held import Held, HeldClaims, plain_arguments
 from .keys import member_of, text_of
 from .reading import Lanes, read_record
 from .scripts import Arg
+from .transfer import Transfers
 from .waiting import Waiter
 from .workers import SERVED_WINDOW_MS, served_lanes
-
-if TYPE_CHECKING:
-    from .store import RedisStore
 
 __all__ = ["RedisWork"]
 
@@ -67,7 +64,7 @@ class RedisWork:
         worker: Names it among its peers.
     """
 
-    def __init__(self, store: RedisStore, worker: str) -> None:
+    def __init__(self, store: Transfers, worker: str) -> None:
         self._store, self._worker = store, worker
         self.waiter: Waiter = Waiter()
         self._held = HeldClaims()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from opentelemetry.trace import Link, Span, SpanKind, set_span_in_context
 
@@ -12,10 +12,8 @@ from aiodelay.model import After, Cancel, Command, Fire, Put, Refused, Reschedul
 
 from . import names
 from .instruments import Attributes, now_s
+from .measurements import Measurements
 from .tracing import current_in, destination_of, fail
-
-if TYPE_CHECKING:
-    from .observer import Observer
 
 __all__ = ["Carrier", "ObservedCommands"]
 
@@ -49,7 +47,7 @@ class ObservedCommands:
         create_spans: Whether each message of a batch has a span of its own.
     """
 
-    def __init__(self, commands: Carrier, observer: Observer, *, create_spans: bool) -> None:
+    def __init__(self, commands: Carrier, observer: Measurements, *, create_spans: bool) -> None:
         self._commands, self._observer, self._create_spans = commands, observer, create_spans
 
     async def carry_out(self, command: Command, size: int) -> Stored | Refused:
@@ -139,7 +137,7 @@ class ObservedCommands:
 class _Call:
     """One call: its span, its duration, and how many messages were sent."""
 
-    def __init__(self, observer: Observer, span: Span, labels: Attributes) -> None:
+    def __init__(self, observer: Measurements, span: Span, labels: Attributes) -> None:
         self._observer, self._span, self._labels, self.sent = observer, span, labels, 0
         self.context = set_span_in_context(span)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanKind
 
@@ -25,10 +24,8 @@ from aiodelay.ports import Feed, Store, Transferring, Work
 
 from . import names
 from .instruments import now_s
+from .measurements import Measurements
 from .tracing import NOTHING, QUIET, current_in
-
-if TYPE_CHECKING:
-    from .observer import Observer
 
 __all__ = ["ObservedFeed", "ObservedTransfer", "ObservedWork"]
 
@@ -41,7 +38,7 @@ SAFETY_PART = 0.7
 class _Looking:
     """What claims and moves have in common: they look, and wait until they look again."""
 
-    def __init__(self, looks: Feed | Transferring, observer: Observer, store: Store, lane: Lane) -> None:
+    def __init__(self, looks: Feed | Transferring, observer: Measurements, store: Store, lane: Lane) -> None:
         self._looks, self._observer, self._store = looks, observer, store
         self._labels = {**observer.base, names.DESTINATION: lane} if lane else observer.base
         self._next_due_ms: int | None = None
@@ -103,7 +100,7 @@ class ObservedFeed(_Looking):
         lane: Of a source: whom it is for; "" = a store's, for all.
     """
 
-    def __init__(self, feed: Feed, observer: Observer, store: Store, lane: Lane = "") -> None:
+    def __init__(self, feed: Feed, observer: Measurements, store: Store, lane: Lane = "") -> None:
         super().__init__(feed, observer, store, lane)
         self._feed = feed
 
@@ -151,7 +148,7 @@ class ObservedFeed(_Looking):
 class ObservedWork(ObservedFeed):
     """`Work`, observed."""
 
-    def __init__(self, work: Work, observer: Observer, store: Store) -> None:
+    def __init__(self, work: Work, observer: Measurements, store: Store) -> None:
         super().__init__(work, observer, store)
         self._work = work
 
@@ -170,7 +167,7 @@ class ObservedWork(ObservedFeed):
 class ObservedTransfer(_Looking):
     """`Transferring`, observed: a span for each move that moved something, with links for messages that it moved."""
 
-    def __init__(self, moves: Transferring, observer: Observer, store: Store, lane: Lane) -> None:
+    def __init__(self, moves: Transferring, observer: Measurements, store: Store, lane: Lane) -> None:
         super().__init__(moves, observer, store, lane)
         self._moves, self._lane = moves, observer.named(lane)
 

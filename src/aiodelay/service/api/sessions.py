@@ -5,19 +5,28 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from aiodelay.clock import Clock, SystemClock
 from aiodelay.service.config import Token
 
-if TYPE_CHECKING:
-    from .security import Tokens
-
-__all__ = ["COOKIE", "SESSION_S", "Sessions"]
+__all__ = ["COOKIE", "SESSION_S", "Sessions", "ValidTokens"]
 
 COOKIE = "aiodelay-session"
 SESSION_S = 12 * 3600
 SESSIONS = 1_000
+
+
+class ValidTokens(Protocol):
+    """The tokens that are valid now: `Tokens` of `security`."""
+
+    def find(self, secret: str) -> Token | None:
+        """Return the token of a secret; None if there is no such token."""
+        ...
+
+    def __contains__(self, token: Token) -> bool:
+        """Return whether a token is still valid."""
+        ...
 
 
 class Sessions:
@@ -28,7 +37,7 @@ class Sessions:
         clock: For intervals.
     """
 
-    def __init__(self, tokens: Tokens, clock: Clock | None = None) -> None:
+    def __init__(self, tokens: ValidTokens, clock: Clock | None = None) -> None:
         self._tokens, self._clock = tokens, clock or SystemClock()
         self._sessions: OrderedDict[str, tuple[int, Token]] = OrderedDict()
         self._key = secrets.token_bytes(32)

@@ -1,0 +1,445 @@
+"""Spans, counts and durations of one opening of a scheduler; `Observer` adds what stands around stores and sources."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+)
+from typing import Protocol, get_args
+
+from msgspec import structs
+from opentelemetry import context as contexts
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, set_span_in_context
+
+from aiodelay.errors import AiodelayError
+from aiodelay.model import (
+    After,
+    Claim,
+    Dead,
+    DeadReason,
+    Delivery,
+    Done,
+    Lane,
+    LaneCounts,
+    NotTaken,
+    Put,
+    Record,
+    SendOutcome,
+    Sent,
+    Settlement,
+    Tidied,
+)
+from aiodelay.ports import Bounded, Lists, Loads, Sink, Store
+
+from . import names
+from .instruments import Attributes, Instruments, now_s
+from .tracing import NOTHING, QUIET, Tracing, current_in, destination_of, fail, fail_as
+
+__all__ = ["Attempt", "Measurements"]
+
+log: logging.Logger = logging.getLogger("aiodelay.telemetry")
+
+LOOKS_PART = 0.01
+"""Most of the time that may be spent on counting messages."""
+
+
+class _Held(Protocol):
+    """A claim in this process, and what is observed of its delivery."""
+
+    claim: Claim
+    attempt: Attempt | None
+
+
+class Attempt:
+    """One attempt at delivering a message: a handler's run, or a place in a batch that is sent.
+
+    Args:
+        observer: Whose it is.
+        context: That of its span.
+        span: Ended with the attempt; None where the batch ends it.
+        labels: Of its duration.
+    """
+
+    __slots__ = ("_error", "_labels", "_observer", "_span", "_started_s", "context")
+
+    context: Context
+
+    def __init__(
+        self, observer: Measurements, context: Context, span: Span | None = None, labels: Attributes | None = None
+    ) -> None:
+        self._observer, self.context, self._span, self._labels = observer, context, span, labels or {}
+        self._started_s, self._error = now_s(), ""
+
+    def enter(self, variables: contextvars.Context) -> None:
+        """Make its span the current one of the context in which a handler runs."""
+        variables.run(contexts.attach, self.context)
+
+    def failed(self, error: BaseException) -> None:
+        """Take note of what a handler raised."""
+        if self._span is not None:
+            self._error = fail(self._span, error)
+
+    def end(self, settlement: Settlement | None) -> None:
+        """End it; without a settlement, it was left to its lease."""
+        if self._span is None:
+            return
+        if not self._error and not isinstance(settlement, Done):
+            if settlement is None:
+                self._error = fail_as(self._span, "left_to_lease")
+            elif isinstance(settlement, Dead):
+                self._error = fail_as(self._span, settlement.reason)
+        labels = {**self._labels, names.ERROR_TYPE: self._error} if self._error else self._labels
+        self._observer.instruments.record(names.PROCESS_DURATION, now_s() - self._started_s, labels)
+        self._span.end()
+        self._span = None
+
+
+class Measurements:
+    """Observes one opening of a scheduler.
+
+    Args:
+        tracing: Makes spans.
+        instruments: Count.
+        store: The scheduler's.
+        namespace: The scheduler's.
+        create_spans: Whether each message of a batch has a span of its own.
+    """
+
+    def __init__(
+        self, tracing: Tracing, instruments: Instruments, store: Store, namespace: str, *, create_spans: bool
+    ) -> None:
+        self.tracing: Tracing = tracing
+        self.instruments: Instruments = instruments
+        self._store = store
+        self._create_spans = create_spans
+        self.base: Attributes = {names.STORE: store.name, names.NAMESPACE: namespace}
+        self._labels: dict[tuple[str, str, str], Attributes] = {}  # as many as there are names of destinations
+        self._own_labels: dict[str, Attributes] = {}
+        self._loads: Callable[[], Iterable[tuple[Lane, int, int]]] = tuple
+        self._tidied: Tidied | None = None
+        self._counts: Mapping[Lane, LaneCounts] | None = None
+        self._fill: float | None = None
+        self._lengths: Mapping[str, int] = {}
+        self._look_again_s = 0.0
+        self._observed: dict[str, Callable[[], Iterable[tuple[float, Attributes]]]] = {
+            names.OVERDUE_AGE.name: self._overdue,
+            names.SERVED.name: self._served,
+            names.MESSAGES.name: self._messages,
+            names.IN_FLIGHT.name: lambda: [(n, self.of_ours(self.named(lane))) for lane, n, _ in self._loads()],
+            names.DEMAND.name: lambda: [(n, self.of_ours(self.named(lane))) for lane, _, n in self._loads()],
+            names.STORE_FILL.name: lambda: () if self._fill is None else [(self._fill, self.base)],
+            names.LIST_LENGTH.name: lambda: [(n, self.of_ours(place)) for place, n in self._lengths.items()],
+            names.PARTITIONS.name: self._partitions,
+        }
+
+    @staticmethod
+    def apart(*, silent: bool = False) -> AbstractContextManager[None]:
+        """Leave the caller's span for the length of a block: what is begun there goes on when the span has ended.
+
+        Args:
+            silent: Clients' instrumentation makes no spans of what is begun there either.
+        """
+        return current_in(QUIET if silent else NOTHING)
+
+    # --- what is scheduled ----------------------------------------------------------------------------------
+
+    def carrying(self, put: Put, span: Span) -> Put:
+        """Return a put that keeps a span's context with its message."""
+        ahead_ms = None if put.envelope.rule is not None else self._ahead_ms(put)
+        trace = self.tracing.carried(span, ahead_ms=ahead_ms)
+        return structs.replace(put, envelope=structs.replace(put.envelope, trace=trace)) if trace else put
+
+    def note_delays(self, puts: Sequence[Put]) -> None:
+        """Record how far ahead messages are scheduled."""
+        for put in puts:
+            labels = self.of_ours(self.named(destination_of(put.envelope)))
+            self.instruments.record(names.SCHEDULE_DELAY, self._ahead_ms(put) / 1000, labels)
+
+    def _ahead_ms(self, put: Put) -> int:
+        return put.due.ms if isinstance(put.due, After) else max(put.due.ms - self._store.now_ms(), 0)
+
+    @contextmanager
+    def taken_in(self, topic: str, partition: int, puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
+        """Stand around the storing of requests: one span, linked to those whose contexts their records hold."""
+        if not puts:
+            yield puts
+            return
+        span = self.tracing.start(
+            names.PROCESS,
+            self.named(f"{names.KAFKA}:{topic}"),
+            SpanKind.CONSUMER,
+            attributes={names.MESSAGE_COUNT: len(puts), names.PARTITION: str(partition)},
+            context=NOTHING,
+            links=[link for put in puts for link in self.tracing.given_in(put.envelope.headers)],
+            system=names.KAFKA,
+        )
+        try:
+            with current_in(set_span_in_context(span, NOTHING)):
+                yield [self.carrying(put, span) for put in puts]
+            self.note_delays(puts)
+        except BaseException as error:
+            fail(span, error)
+            raise
+        finally:
+            span.end()
+
+    # --- deliveries -----------------------------------------------------------------------------------------
+
+    def begin(self, held: _Held, lateness_ms: int) -> None:
+        """A handler is about to run."""
+        claim, record = held.claim, held.claim.record
+        destination = self.named(record.envelope.lane)
+        context, links = self.tracing.origin(record)
+        span = self.tracing.start(
+            names.PROCESS,
+            destination,
+            SpanKind.CONSUMER,
+            attributes={**_of_one(record, lateness_ms), **_place(claim)},
+            context=context,
+            links=links,
+            system=names.SYSTEM if claim.partition is None else names.KAFKA,
+        )
+        labels = self.labels(names.PROCESS, destination)
+        held.attempt = Attempt(self, set_span_in_context(span, context), span, labels)
+        self.instruments.add(names.CONSUMED, 1, labels)
+        self.instruments.record(names.DELIVERY_LATENESS, lateness_ms / 1000, self.of_ours(destination))
+
+    async def send(self, sink: Sink, held: Sequence[_Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        """Send a batch: one span, with a link for each message, whose context goes out with them."""
+        destination = self.named(_common_destination(deliveries))
+        system = getattr(sink, "system", names.SYSTEM)
+        span = self._begin_batch(held, deliveries, destination, system)
+        context = set_span_in_context(span, NOTHING)
+        for each in held:
+            each.attempt = Attempt(self, context)
+        of_ours = self.of_ours(destination)
+        for delivery in deliveries:
+            self.instruments.record(names.DELIVERY_LATENESS, delivery.lateness_ms / 1000, of_ours)
+        carried = self.tracing.carried(span)
+        if carried:
+            deliveries = [
+                structs.replace(each, envelope=structs.replace(each.envelope, trace=carried)) for each in deliveries
+            ]
+        labels, started_s, error = self.labels(names.DELIVER, destination, system), now_s(), ""
+        try:
+            with current_in(context):
+                outcomes = await sink.send(deliveries)
+            error = next(filter(None, map(_error_of, outcomes)), "")
+            if len(deliveries) == 1 and isinstance(sent := next(iter(outcomes), None), Sent):
+                span.set_attributes(_place(sent))
+            if error:
+                fail_as(span, error)
+        except BaseException as raised:
+            error = fail(span, raised)
+            raise
+        else:
+            return outcomes
+        finally:
+            span.end()
+            if error:
+                labels = {**labels, names.ERROR_TYPE: error}
+            self.instruments.add(names.SENT, len(deliveries), labels)
+            self.instruments.record(names.OPERATION_DURATION, now_s() - started_s, labels)
+
+    def _begin_batch(
+        self, held: Sequence[_Held], deliveries: Sequence[Delivery], destination: str, system: str
+    ) -> Span:
+        origins = [self.tracing.origin(each.claim.record) for each in held]
+        context, links = NOTHING, [link for _, links in origins for link in links]
+        attributes: Attributes = {names.MESSAGE_COUNT: len(deliveries)}
+        if len(deliveries) == 1:
+            context, _ = origins[0]
+            attributes = _of_one(held[0].claim.record, deliveries[0].lateness_ms)
+        return self.tracing.start(
+            names.DELIVER,
+            destination,
+            SpanKind.CLIENT,
+            attributes=attributes,
+            context=context,
+            links=links,
+            system=system,
+        )
+
+    def settled(self, held: _Held, settlement: Settlement) -> Settlement:
+        """It is decided how a claim ends; return that, with what the next attempt is to be linked to."""
+        attempt, record = held.attempt, held.claim.record
+        if not isinstance(settlement, Done):
+            self._given_up_or_back(record, attempt, settlement)
+            if attempt is not None:
+                trace = self.tracing.attempted(record.envelope.trace, attempt.context)
+                settlement = structs.replace(settlement, trace=trace)
+        if attempt is not None:
+            attempt.end(settlement)
+        return settlement
+
+    def left(self, held: _Held) -> None:
+        """A claim is left to its lease, whatever its run does."""
+        if held.attempt is not None:
+            held.attempt.end(None)
+
+    def _given_up_or_back(self, record: Record, attempt: Attempt | None, settlement: Settlement) -> None:
+        is_dead = isinstance(settlement, Dead)
+        operation = names.DEAD_LETTER if is_dead else names.RELEASE
+        reason = settlement.reason if isinstance(settlement, Dead) else _why_back(record, settlement)
+        destination = self.named(destination_of(record.envelope))
+        labels = {**self.of_ours(destination), names.REASON: reason}
+        self.instruments.add(names.DEAD_LETTERED if is_dead else names.RELEASED, 1, labels)
+        if attempt is None and not is_dead:  # it was never run
+            return
+        context, links = self.tracing.origin(record) if attempt is None else (attempt.context, ())
+        attributes: Attributes = {
+            names.MESSAGE_ID: record.id,
+            names.ATTEMPT: _attempt_of(settlement),
+            names.REASON: reason,
+        }
+        span = self.tracing.start(
+            operation, destination, SpanKind.CLIENT, attributes=attributes, context=context, links=links
+        )
+        span.end()
+
+    # --- labels ---------------------------------------------------------------------------------------------
+
+    def named(self, destination: str) -> str:
+        """Return what a destination is called in spans' names and in labels."""
+        return self.instruments.destinations.of(destination) if destination else ""
+
+    def labels(self, operation: str, destination: str = "", system: str = names.SYSTEM) -> Attributes:
+        """Return the labels of the conventions' metrics."""
+        key = operation, destination, system
+        found = self._labels.get(key)
+        if found is None:
+            made = {names.MESSAGING_SYSTEM: system, names.OPERATION_NAME: operation, **self.base}
+            found = self._labels[key] = {**made, names.DESTINATION: destination} if destination else made
+        return found
+
+    def of_ours(self, destination: str) -> Attributes:
+        """Return the labels of our own metrics."""
+        found = self._own_labels.get(destination)
+        if found is None:
+            found = self._own_labels[destination] = {**self.base, names.DESTINATION: destination}
+            for reason in get_args(DeadReason):
+                self.instruments.start_at_zero(names.DEAD_LETTERED, {**found, names.REASON: reason})
+        return found
+
+    # --- what is asked when metrics are collected -------------------------------------------------------------
+
+    def watch(self, loads: Callable[[], Iterable[tuple[Lane, int, int]]]) -> None:
+        """Answer from now on.
+
+        Args:
+            loads: Returns each lane that is served with what is in flight and what is requested.
+        """
+        self._loads = loads
+        self.instruments.watch(self)
+
+    def forget(self) -> None:
+        """Answer no more."""
+        self.instruments.forget(self)
+
+    async def look(self, tidied: Tidied) -> None:
+        """Take what housekeeping has found, and count messages, unless that has taken long lately."""
+        self._tidied = tidied
+        for lane in {*(lane for lane, _, _ in self._loads()), *(each.lane for each in tidied.lanes)}:
+            self.of_ours(self.named(lane))
+        started_s = now_s()
+        if started_s < self._look_again_s:
+            return
+        try:
+            self._counts = await self._store.counts()
+            if isinstance(self._store, Bounded):
+                self._fill = await self._store.fill()
+            if isinstance(self._store, Lists):
+                self._lengths = await self._store.lengths(self.instruments.destinations.known)
+        except AiodelayError as error:
+            log.debug("messages cannot be counted: %s", error)
+        ended_s = now_s()
+        self._look_again_s = ended_s + (ended_s - started_s) / LOOKS_PART
+
+    def observe(self, metric: str) -> Iterable[tuple[float, Attributes]]:
+        """Return the values of a metric now."""
+        return self._observed[metric]()
+
+    def _overdue(self) -> Iterable[tuple[float, Attributes]]:
+        if self._tidied is None:
+            return
+        ages_ms = {lane: 0 for lane, _, _ in self._loads()}
+        for each in self._tidied.lanes:
+            ages_ms[each.lane] = 0 if each.oldest_due_ms is None else max(self._tidied.now_ms - each.oldest_due_ms, 0)
+        for lane, age_ms in ages_ms.items():
+            yield age_ms / 1000, self.of_ours(self.named(lane))
+
+    def _served(self) -> Iterable[tuple[float, Attributes]]:
+        served = {lane: True for lane, _, _ in self._loads()}
+        if self._tidied is not None:
+            served.update((each.lane, each.served) for each in self._tidied.lanes)
+        for lane, is_served in served.items():
+            yield float(is_served), self.of_ours(self.named(lane))
+
+    def _messages(self) -> Iterable[tuple[float, Attributes]]:
+        if self._counts is None:  # a 0 before the first count would look as if all dead letters came after it
+            return
+        empty = {lane: LaneCounts() for lane, _, _ in self._loads()}
+        for lane, counts in {**empty, **self._counts}.items():
+            labels = self.of_ours(self.named(lane))
+            yield from ((n, {**labels, names.STATE: state}) for state, n in _states(counts))
+
+    def _partitions(self) -> Iterable[tuple[float, Attributes]]:
+        if isinstance(self._store, Loads):
+            yield self._store.status().of, self.base
+
+
+def _of_one(record: Record, lateness_ms: int) -> Attributes:
+    return {
+        names.MESSAGE_ID: record.id,
+        names.DELIVERY_TIMESTAMP: record.due_ms,
+        names.ATTEMPT: record.attempt + 1,
+        names.LATENESS: lateness_ms / 1000,
+    }
+
+
+def _place(of: Claim | Sent) -> Attributes:
+    """Return where a record stands in its topic, as far as that is known."""
+    if of.partition is None or of.offset is None:
+        return {}
+    return {names.PARTITION: str(of.partition), names.KAFKA_OFFSET: of.offset}
+
+
+def _common_destination(deliveries: Sequence[Delivery]) -> str:
+    """Return where all of a batch go; the sink alone, if that is several places."""
+    found = {destination_of(each.envelope) for each in deliveries}
+    return found.pop() if len(found) == 1 else deliveries[0].envelope.lane
+
+
+def _error_of(outcome: SendOutcome) -> str:
+    if isinstance(outcome, Sent):
+        return ""
+    return "not_taken" if isinstance(outcome, NotTaken) else "refused"
+
+
+def _why_back(record: Record, settlement: Settlement) -> str:
+    assert not isinstance(settlement, Done | Dead)
+    if settlement.attempt > record.attempt:
+        return "retry"
+    if settlement.error is not None:
+        return "not_taken"
+    return "given_back" if settlement.due_ms == record.due_ms else "later"
+
+
+def _attempt_of(settlement: Settlement) -> int:
+    """Return how many runs there have been."""
+    return 0 if isinstance(settlement, Done) else settlement.attempt
+
+
+def _states(counts: LaneCounts) -> Iterable[tuple[str, int]]:
+    return (
+        ("scheduled", counts.scheduled),
+        ("overdue", counts.overdue),
+        ("claimed", counts.in_flight),
+        ("held", counts.held),
+        ("dead", counts.dead),
+    )
