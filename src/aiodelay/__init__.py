@@ -10,7 +10,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from ._runtime.housekeeping import Alarm
     from .bulk import PartlyScheduledError, Rejected
-    from .context import Context, Later, Reject
+    from .context import Later, Reject
     from .dependencies import Depends
     from .errors import (
         AiodelayError,
@@ -59,10 +59,9 @@ if TYPE_CHECKING:
         Snapshot,
         State,
     )
-    from .received import Received
     from .recurrence import Cron, Every
     from .retry import Retry
-    from .scheduler import Scheduler
+    from .scheduler import Context, Received, Scheduler
     from .telemetry.settings import Telemetry
     from .timeunits import Duration
 
@@ -137,7 +136,7 @@ _HOMES = {
     "CodecError": "errors",
     "ConfigurationError": "errors",
     "Conflict": "model",
-    "Context": "context",
+    "Context": "scheduler",
     "Cron": "recurrence",
     "DeadKey": "model",
     "DeadLetter": "model",
@@ -161,7 +160,7 @@ _HOMES = {
     "PartlyScheduledError": "bulk",
     "PayloadTooLargeError": "errors",
     "PayloadTypeError": "errors",
-    "Received": "received",
+    "Received": "scheduler",
     "RecordFormatError": "errors",
     "Reject": "context",
     "Rejected": "bulk",

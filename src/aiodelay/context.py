@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from types import NoneType, UnionType
+from typing import Generic, TypeVar, Union, get_args, get_origin
 
 from . import transitions
 from .errors import ConfigurationError, shortened
@@ -12,23 +13,25 @@ from .inputs import check_flag
 from .model import Claim
 from .timeunits import Duration, format_duration, from_epoch_ms, parse_duration
 
-if TYPE_CHECKING:
-    from .scheduler import Scheduler
+__all__ = ["Later", "Reject", "RunContext", "is_context"]
 
-__all__ = ["Context", "Later", "Reject"]
+S = TypeVar("S")
 
 MILLISECOND = timedelta(milliseconds=1)  # to multiply it takes a quarter of the time of `timedelta(milliseconds=...)`
 
 
-class Context:
-    """One attempt at delivering one message, as its handler sees it."""
+class RunContext(Generic[S]):
+    """One attempt at delivering one message. `Context`, beside `Scheduler`, is this class for users.
+
+    `Context` knows the type of its scheduler, so it cannot stand here: the scheduler imports this module.
+    """
 
     __slots__ = ("_attempts", "_claim", "_lateness_ms", "_record", "scheduler")
 
-    scheduler: Scheduler
+    scheduler: S
     """The scheduler that delivers it; schedule from here as from anywhere."""
 
-    def __init__(self, claim: Claim, lateness_ms: int, attempts: int, scheduler: Scheduler) -> None:
+    def __init__(self, claim: Claim, lateness_ms: int, attempts: int, scheduler: S) -> None:
         self._claim, self._record, self._lateness_ms, self.scheduler = claim, claim.record, lateness_ms, scheduler
         self._attempts = attempts
 
@@ -95,6 +98,13 @@ class Context:
     def scheduled_at(self) -> datetime:
         """When it was scheduled, or replaced, on the store's clock."""
         return from_epoch_ms(self._record.revision)
+
+
+def is_context(hint: object) -> bool:
+    """Return whether an annotation asks for the context: `Context`, or `Context | None`."""
+    classes = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    (class_, *others) = [each for each in classes if each is not NoneType] or [None]
+    return not others and RunContext in getattr(class_, "__bases__", ())
 
 
 class Later:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, ExitStack
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-from .context import Context
+from .context import RunContext, is_context
 from .errors import HandlerSignatureError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Dependencies:
             self._check(self._provider.get_dependant(key))
 
     def _what(self, hint: object, *, has_default: bool) -> str | None:
-        if hint in (Context, Context | None):
+        if is_context(hint):
             return "context"
         if hint is self._event_class:
             return "event"
@@ -98,11 +98,11 @@ class Dependencies:
         allowed = "dependencies whose parameters have defaults, dependencies, or the type Context or that of the event"
         return HandlerSignatureError(self._owner, got, allowed)
 
-    def _arguments(self, event: object, context: Context) -> dict[str, Any]:
+    def _arguments(self, event: object, context: RunContext[Any]) -> dict[str, Any]:
         values = {"event": event, "context": context}
         return {name: values[what] for name, what in self._given.items() if what in values}
 
-    def around(self, call: Callable[..., Any]) -> Callable[[Any, Context], Any]:
+    def around(self, call: Callable[..., Any]) -> Callable[[Any, RunContext[Any]], Any]:
         """Return a call of the handler that makes its dependencies before, and ends them after it.
 
         What the handler raised goes on, whatever a dependency does with it: it must not look as if it were done.
@@ -110,7 +110,7 @@ class Dependencies:
         if not self._is_coroutine:
             return self._around_plain(call)
 
-        async def with_dependencies(event: object, context: Context) -> object:
+        async def with_dependencies(event: object, context: RunContext[Any]) -> object:
             arguments, made = self._arguments(event, context), dict[Any, Any]()
             failure: BaseException | None = None
             async with AsyncExitStack() as stack:
@@ -131,8 +131,8 @@ class Dependencies:
 
         return with_dependencies
 
-    def _around_plain(self, call: Callable[..., Any]) -> Callable[[Any, Context], Any]:
-        def with_dependencies(event: object, context: Context) -> object:
+    def _around_plain(self, call: Callable[..., Any]) -> Callable[[Any, RunContext[Any]], Any]:
+        def with_dependencies(event: object, context: RunContext[Any]) -> object:
             arguments, made = self._arguments(event, context), dict[Any, Any]()
             failure: BaseException | None = None
             with ExitStack() as stack:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 
-from ._runtime.subscription import HandlerSpec
+from ._runtime.handler_spec import HandlerSpec
 from .codecs import codec_named
-from .context import Context, Later, Reject
+from .context import Later, Reject, RunContext, is_context
 from .dependencies import Dependencies, dependency_of
 from .errors import (
     ConfigurationError,
@@ -222,7 +222,7 @@ def taker_spec(
     )
 
 
-def _not_called(event: object, context: Context) -> None:
+def _not_called(event: object, context: RunContext[Any]) -> None:
     """Stand in the place of a function: the messages are given to a subscriber."""
 
 
@@ -303,7 +303,7 @@ def _context_parameter(function: Handler, rest: list[inspect.Parameter], hints: 
     found = None
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in rest:
-        if hints.get(parameter.name) in (Context, Context | None) and found is None:
+        if is_context(hints.get(parameter.name)) and found is None:
             found = parameter.name
         elif parameter.default is inspect.Parameter.empty and parameter.kind not in variadic:
             raise HandlerSignatureError(

@@ -1,24 +1,25 @@
-"""`Received`: a message in the hands of whoever takes messages without a handler, until it is settled."""
+"""A message that a program takes without a handler and holds until it is settled: `Received`, for users."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from .context import Context, Later, Reject
+from .context import Later, Reject, RunContext
 from .errors import InputError, kind_of
 
-__all__ = ["GIVEN_BACK", "Received"]
+__all__ = ["GIVEN_BACK", "HeldMessage"]
 
 T = TypeVar("T")
+C = TypeVar("C", bound=RunContext[Any])
 GIVEN_BACK: Literal["given back"] = "given back"
 """Stands for a result: nothing was tried."""
 
 
-class Received(Generic[T]):
-    """One message, held under a lease that is renewed until it is settled.
+class HeldMessage(Generic[T, C]):
+    """One message, held under a lease that is renewed until it is settled. `Received` is this class for users.
 
     As a context manager it settles itself: done when the block ends, tried again by the retry policy when the block
     raises, given back when the block's task is cancelled. The exception goes on either way.
@@ -32,10 +33,10 @@ class Received(Generic[T]):
     __slots__ = ("_is_outdated", "_is_over", "_waiter", "context", "event", "result")
 
     event: T
-    context: Context
+    context: C
     result: object
 
-    def __init__(self, event: T, context: Context, is_outdated: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, event: T, context: C, is_outdated: Callable[[], bool] = lambda: False) -> None:
         self.event, self.context = event, context
         self._is_outdated = is_outdated
         self._is_over = False

@@ -6,23 +6,24 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import AiodelayError
 from .reactive import Subscriber, Subscription
-from .received import Received
+from .received import HeldMessage
 from .wakeup import WakeUp
 
 __all__ = ["Messages"]
 
 log: logging.Logger = logging.getLogger("aiodelay.reactive")
 
-T = TypeVar("T")
+R = TypeVar("R", bound=HeldMessage[Any, Any])
+"""What is taken: `Received` of an event."""
 ROUNDS_TO_CLOSE = 2
 """Rounds of the event loop within which asyncio closes the generator of a loop that was left: its lane is free then."""
 
 
-class Messages(Generic[T]):
+class Messages(Generic[R]):
     """A `Publisher` of one lane's messages, to subscribe to or to iterate over, while the scheduler is open.
 
     A lane has one taker in a process: a handler, or one subscription. Each subscription completes when the scheduler
@@ -32,10 +33,10 @@ class Messages(Generic[T]):
     the loop gives back those not seen; the others may still be settled.
     """
 
-    def __init__(self, publish: Callable[[Subscriber[Received[T]]], None], concurrency: int) -> None:
+    def __init__(self, publish: Callable[[Subscriber[R]], None], concurrency: int) -> None:
         self._publish, self._concurrency = publish, concurrency
 
-    def subscribe(self, subscriber: Subscriber[Received[T]]) -> None:
+    def subscribe(self, subscriber: Subscriber[R]) -> None:
         """Begin a subscription; where there can be none, `on_error` says why, after `on_subscribe`.
 
         Raises:
@@ -48,7 +49,7 @@ class Messages(Generic[T]):
         except AiodelayError as error:
             _reject(subscriber, error)
 
-    async def __aiter__(self) -> AsyncGenerator[Received[T], None]:
+    async def __aiter__(self) -> AsyncGenerator[R, None]:
         """Give message after message until the scheduler is closed.
 
         Raises:
@@ -56,7 +57,7 @@ class Messages(Generic[T]):
         """
         for _ in range(ROUNDS_TO_CLOSE):
             await asyncio.sleep(0)
-        window = _Window[T](self._concurrency)
+        window = _Window[R](self._concurrency)
         self.subscribe(window)
         try:
             while (message := await window.next()) is not None:
@@ -65,7 +66,7 @@ class Messages(Generic[T]):
             window.leave()
 
 
-def _reject(subscriber: Subscriber[Received[T]], error: AiodelayError) -> None:
+def _reject(subscriber: Subscriber[R], error: AiodelayError) -> None:
     try:
         subscriber.on_subscribe(_NoSubscription())
         subscriber.on_error(error)
@@ -81,7 +82,7 @@ class _NoSubscription:
     def cancel(self) -> None: ...
 
 
-class _Window(Generic[T]):
+class _Window(Generic[R]):
     """A subscriber with up to `size` messages in flight; asks for more in batches, once a quarter of them is settled.
 
     Args:
@@ -92,7 +93,7 @@ class _Window(Generic[T]):
 
     def __init__(self, size: int) -> None:
         self._size, self._settled = size, 0
-        self._ready: deque[Received[T]] = deque()
+        self._ready: deque[R] = deque()
         self._wakeup = WakeUp()
         self._is_over = False
         self._error: Exception | None = None
@@ -101,7 +102,7 @@ class _Window(Generic[T]):
         self._subscription = subscription
         subscription.request(self._size)
 
-    def on_next(self, item: Received[T], /) -> None:
+    def on_next(self, item: R, /) -> None:
         item.over().add_done_callback(self._replenish)
         self._ready.append(item)
         self._wakeup.set()
@@ -120,7 +121,7 @@ class _Window(Generic[T]):
             self._subscription.request(self._settled)
             self._settled = 0
 
-    async def next(self) -> Received[T] | None:
+    async def next(self) -> R | None:
         """Wait for a message that is still held, and was neither replaced nor cancelled; None at the end."""
         while True:
             self._wakeup.clear()

@@ -31,15 +31,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 from msgspec import structs
 
 from . import registry
+from ._runtime.handler_spec import HandlerSpec
 from ._runtime.housekeeping import Alarm
 from ._runtime.lifecycle import Running
 from ._runtime.loops import RuntimeOptions
-from ._runtime.subscription import HandlerSpec
 from .bulk import schedule_in_chunks
 from .clock import Clock, SystemClock
 from .codecs import codec_named
 from .commands import Commands, answer_of
-from .context import Context
+from .context import RunContext
 from .errors import (
     AiodelayError,
     ClosedError,
@@ -105,7 +105,7 @@ from .model import (
 from .operations import Operations
 from .ports import Endpoints, Loads, Sink, Source, Store, Transfer
 from .reactive import Subscriber
-from .received import Received
+from .received import HeldMessage
 from .receiving import Messages
 from .recurrence import Cron, Every
 from .retry import Retry
@@ -117,7 +117,7 @@ if TYPE_CHECKING:
     from .telemetry.commands import Carrier
     from .telemetry.observer import Observer
 
-__all__ = ["Scheduler"]
+__all__ = ["Context", "Received", "Scheduler"]
 
 log: logging.Logger = logging.getLogger("aiodelay")
 
@@ -125,6 +125,29 @@ F = TypeVar("F", bound=Handler)
 T = TypeVar("T")
 A = TypeVar("A")
 S = TypeVar("S")
+
+
+class Context(RunContext["Scheduler"]):
+    """One attempt at delivering one message, as its handler sees it."""
+
+    __slots__ = ()
+
+
+class Received(HeldMessage[T, Context]):
+    """One message, held under a lease that is renewed until it is settled.
+
+    As a context manager it settles itself: done when the block ends, tried again by the retry policy when the block
+    raises, given back when the block's task is cancelled. The exception goes on either way.
+
+    Attributes:
+        event: The event.
+        context: What a handler would be given beside it.
+        result: The result that it was settled with; None until then.
+    """
+
+    __slots__ = ()
+
+
 H = TypeVar("H", bound=Middleware[Context, Any])
 M = TypeVar("M", bound=Middleware[Message, Scheduled])
 D = TypeVar("D", bound=Callable[[DeadLetter], Any])
@@ -715,16 +738,16 @@ class Scheduler(Operations):
     @overload
     def messages(
         self, what: type[T], /, *, concurrency: int = 16, retry: Retry | None = None, source: str | None = None
-    ) -> Messages[T]: ...
+    ) -> Messages[Received[T]]: ...
 
     @overload
     def messages(
         self, what: str, /, *, concurrency: int = 16, retry: Retry | None = None, source: str | None = None
-    ) -> Messages[bytes]: ...
+    ) -> Messages[Received[bytes]]: ...
 
     def messages(
         self, what: type | str, /, *, concurrency: int = 16, retry: Retry | None = None, source: str | None = None
-    ) -> Messages[Any]:
+    ) -> Messages[Received[Any]]:
         """Return a publisher of the messages of an event type, for whoever takes them without a handler.
 
         `async for message in scheduler.messages(CheckPayment)` pulls them; `messages.subscribe(subscriber)` gives a
@@ -756,7 +779,7 @@ class Scheduler(Operations):
             raise ConfigurationError("messages", "of a scheduler that does not dispatch", "dispatch=True")
         self._check_free(spec)
         self._subscribed.append(spec)
-        running.publish(spec, subscriber, lambda: self._subscribed.remove(spec))
+        running.publish(spec, subscriber, Received, lambda: self._subscribed.remove(spec))
 
     # --- open and closed ----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from aiodelay.memory import MemoryStore
 from aiodelay.memory.store import _MemoryWork
 from aiodelay.model import LaneCounts, WorkStatus
 from aiodelay.reactive import Subscription
-from aiodelay.received import Received
+from aiodelay.scheduler import Received
 from aiodelay.testing import Fault, FaultyStore, VirtualClock
 
 pytestmark = pytest.mark.asyncio

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -16,11 +16,11 @@ from msgspec import structs
 
 from aiodelay import reactive
 from aiodelay.completion import run_to_completion
-from aiodelay.context import Context
+from aiodelay.context import RunContext
 from aiodelay.errors import ClosedError, StoreDamagedError, StoreUnavailableError, WrongLoopError
 from aiodelay.model import Claim, Lane, Promise, Query, Snapshot, WorkStatus
 from aiodelay.ports import Identified, Sink, Source, Store, Transfer, Work
-from aiodelay.received import Received
+from aiodelay.received import HeldMessage
 from aiodelay.timeunits import format_duration
 from aiodelay.wakeup import WakeUp
 
@@ -28,18 +28,21 @@ from .data_watch import DataWatch
 from .dead_letter_hooks import DeadLetterHooks
 from .dispatcher import Subscriber, Subscription
 from .group_commit import GroupCommit
+from .handler_spec import HandlerSpec
 from .loops import Loops, RuntimeOptions, ended_by
 from .observer import Observer
 from .patience import Patience
 from .publication import Publication
 from .runners import Runners
 from .sink_subscription import SinkSubscription
-from .subscription import HandlerSpec, HandlerSubscription
+from .subscription import HandlerSubscription
 from .transfer import TransferSubscription
 
 __all__ = ["Running"]
 
 log = logging.getLogger("aiodelay")
+
+R = TypeVar("R", bound=HeldMessage[Any, Any])
 
 CANCELLATIONS = 4
 """How often a run is cancelled that does not end in time, all together within `CANCEL_S`."""
@@ -72,7 +75,7 @@ class Running:
         sinks: Sequence[Sink],
         sources: Sequence[Source],
         options: RuntimeOptions,
-        context: Callable[[Claim, int, int], Context],
+        context: Callable[[Claim, int, int], RunContext[Any]],
     ) -> None:
         self._store, self._sinks, self._options, self._context = store, sinks, options, context
         self._sources = {source.name: source for source in sources}
@@ -201,13 +204,18 @@ class Running:
         self._serve(subscription)
 
     def publish(
-        self, spec: HandlerSpec, subscriber: reactive.Subscriber[Received[Any]], on_over: Callable[[], None]
+        self,
+        spec: HandlerSpec,
+        subscriber: reactive.Subscriber[R],
+        received: Callable[[Any, Any, Callable[[], bool]], R],
+        on_over: Callable[[], None],
     ) -> None:
         """Start giving a lane's messages to a subscriber: from the store, and from its source if it has one.
 
         Args:
             spec: As of a handler that is never called.
             subscriber: Whom to signal.
+            received: Makes the message that the subscriber gets, of the event, its context, and whether it is outdated.
             on_over: Called once, when the subscription is over.
         """
         assert self._loops is not None
@@ -221,6 +229,7 @@ class Running:
             observer=self._options.observer,
             hooks=self._hooks,
             subscriber=subscriber,
+            received=received,
             failure=lambda: None if loops.settles else ClosedError("scheduler", "ended by a failure"),
             on_over=on_over,
             leave=self._leave,

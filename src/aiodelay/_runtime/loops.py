@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from msgspec import Struct
 
 from aiodelay.clock import Clock
-from aiodelay.context import Context
 from aiodelay.middleware import Middleware
 from aiodelay.model import LEASE_MS, DeadLetter, Lane, WorkStatus
 from aiodelay.ports import Feed, Work
@@ -41,7 +41,7 @@ class RuntimeOptions(Struct, frozen=True):
     alarm_ms: int
     retry: Retry
     on_alarm: Callable[[Alarm], object] | None
-    middleware: Sequence[Middleware[Context, object]] = ()
+    middleware: Sequence[Middleware[Any, object]] = ()
     lease_ms: int = LEASE_MS
     observer: Observer | None = None
     dead_letter_hooks: Sequence[Callable[[DeadLetter], Awaitable[object]]] = ()

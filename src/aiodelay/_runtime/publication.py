@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiodelay.context import Context
+from aiodelay.context import RunContext
 from aiodelay.errors import InputError, shortened
 from aiodelay.model import Settlement, SettleOutcome
 from aiodelay.reactive import Subscriber
-from aiodelay.received import GIVEN_BACK, Received
+from aiodelay.received import GIVEN_BACK, HeldMessage
 
 from . import settling
 from .leases import Held
@@ -31,12 +31,14 @@ class Publication(HandlerSubscription):
 
     Args:
         subscriber: Whom to signal; None once the subscription is over.
+        received: Makes the message that the subscriber gets, of the event, its context, and whether it is outdated.
         failure: Returns why no more messages come, None for an orderly end.
         on_over: Called once, when the subscription is over: what was delivered may still be settled.
         leave: Called when the subscriber cancelled: what is in flight shall be seen off.
     """
 
-    subscriber: Subscriber[Received[Any]] | None
+    subscriber: Subscriber[Any] | None
+    received: Callable[[Any, RunContext[Any], Callable[[], bool]], HeldMessage[Any, Any]]
     failure: Callable[[], Exception | None]
     on_over: Callable[[], None]
     leave: Callable[[Publication], None]
@@ -99,9 +101,9 @@ class Publication(HandlerSubscription):
         except Exception:
             log.exception("%s: the subscriber raised at the end", self.lane)
 
-    def _start(self, held: Held, event: object, context: Context, started_s: float) -> Settlement | Run:
+    def _start(self, held: Held, event: object, context: RunContext[Any], started_s: float) -> Settlement | Run:
         assert self.subscriber is not None  # else it would have been given back
-        received = Received(event, context, lambda: held.is_unwanted)
+        received = self.received(event, context, lambda: held.is_unwanted)
         self._shown.add(id(held))
         try:
             contextvars.copy_context().run(self.subscriber.on_next, received)
@@ -112,7 +114,7 @@ class Publication(HandlerSubscription):
             return self._returned(held, received.result)
         return Run(held, started_s, self._result(received))
 
-    async def _result(self, received: Received[Any]) -> object:
+    async def _result(self, received: HeldMessage[Any, Any]) -> object:
         await received.over()
         return received.result
 

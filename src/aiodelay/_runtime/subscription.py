@@ -13,22 +13,23 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from aiodelay.context import Context, Later, Reject
-from aiodelay.errors import HandlerResultError, HandlerTimeoutError, RecordFormatError, shortened
+from aiodelay.context import Later, Reject, RunContext
+from aiodelay.errors import HandlerResultError, HandlerTimeoutError
 from aiodelay.middleware import Middleware, chained
 from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Done, Lane, Settlement, SettleOutcome
-from aiodelay.retry import GiveUp, Retry
+from aiodelay.retry import GiveUp
 from aiodelay.transitions import token_deadline_ms
 
 from . import settling
 from .dead_letter_hooks import DeadLetterHooks
 from .drive import rest_of
+from .handler_spec import HandlerSpec
 from .leases import Held
 from .observer import Observer
 from .runners import Runners
 from .threads import Threads
 
-__all__ = ["HandlerSpec", "HandlerSubscription", "Run"]
+__all__ = ["HandlerSubscription", "Run"]
 
 log = logging.getLogger("aiodelay.handlers")
 
@@ -36,45 +37,6 @@ SLICE_S = 0.005
 """A runner whose messages never wait lets others run after this long."""
 OWN_FAULT_MS = 5_000
 """After a fault of our own, a message is tried again this much later; it costs no attempt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerSpec:
-    """A handler as the runtime needs it.
-
-    Attributes:
-        name: The event's stable type name: its lane.
-        aliases: Former names, served by the same demand.
-        decode: Reads a payload, by its encoding.
-        call: Calls the user's function with the event and, if it wants one, the context.
-        is_coroutine: Whether `call` returns a coroutine; else it runs in a worker thread.
-        concurrency: Most runs at once.
-        timeout_ms: Longest run; None = no limit.
-        types: What a message from a source may be of; None = anything.
-        source: Name and address of where messages are taken from, beside the store.
-        place: The function's module, name and line, for error messages.
-    """
-
-    name: Lane
-    aliases: tuple[Lane, ...]
-    decode: Callable[[bytes, str], Any]
-    call: Callable[[Any, Context], Any]
-    is_coroutine: bool
-    concurrency: int
-    timeout_ms: int | None
-    retry: Retry
-    types: frozenset[str] | None = None
-    source: tuple[str, str] | None = None
-    place: str = ""
-
-    def check_type(self, type_: str) -> None:
-        """Refuse a message of a type that is not the handler's: what is pushed to a list may be anybody's.
-
-        Raises:
-            RecordFormatError: Names both.
-        """
-        if type_ and self.types is not None and type_ not in self.types:
-            raise RecordFormatError(f"it is of type {shortened(type_)}, not {self.name}")
 
 
 @dataclass(slots=True)
@@ -118,10 +80,10 @@ class HandlerSubscription:
 
     spec: HandlerSpec
     runners: Runners
-    context: Callable[[Claim, int, int], Context]
+    context: Callable[[Claim, int, int], RunContext[Any]]
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
-    middleware: Sequence[Middleware[Context, object]] = ()
+    middleware: Sequence[Middleware[Any, object]] = ()
     observer: Observer | None = None
     hooks: DeadLetterHooks | None = None
     concurrency: int = 0
@@ -285,7 +247,7 @@ class HandlerSubscription:
         context = self.context(held.claim, lateness_ms, self.spec.retry.attempts)
         return self._start(held, event, context, started_s)
 
-    def _start(self, held: Held, event: object, context: Context, started_s: float) -> Settlement | Run:
+    def _start(self, held: Held, event: object, context: RunContext[Any], started_s: float) -> Settlement | Run:
         variables = contextvars.copy_context()
         if held.attempt is not None:
             held.attempt.enter(variables)
@@ -303,14 +265,14 @@ class HandlerSubscription:
             return self._failed(held, error)
         return Run(held, started_s, rest_of(coroutine, variables, awaited))
 
-    async def _through_middleware(self, event: object, context: Context) -> object:
+    async def _through_middleware(self, event: object, context: RunContext[Any]) -> object:
         """Run a message's handler with the middleware around it; where that returns None, the handler's result stands.
 
         So one that forgets to return it loses no `Later` and no `Reject`.
         """
         returned: object = None
 
-        async def handle(context: Context) -> object:
+        async def handle(context: RunContext[Any]) -> object:
             nonlocal returned
             if self.spec.is_coroutine:
                 returned = await self.spec.call(event, context)
@@ -428,7 +390,7 @@ class HandlerSubscription:
         return settling.again(record, token, now, due_ms=now + later.delay_ms, attempt=attempt)
 
 
-def _in_thread(call: Callable[[Any, Context], Any], event: object, context: Context) -> object:
+def _in_thread(call: Callable[[Any, RunContext[Any]], Any], event: object, context: RunContext[Any]) -> object:
     """Call a plain function. No future can hold a `StopIteration`: it becomes what a coroutine makes of it."""
     try:
         return call(event, context)
