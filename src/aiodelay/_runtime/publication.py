@@ -81,6 +81,7 @@ class Publication(HandlerSubscription):
         return self.concurrency - len(self._shown)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
+        """Free the place that the message took in what was requested."""
         if id(held) in self._shown:
             self._shown.remove(id(held))
             self.concurrency -= 1

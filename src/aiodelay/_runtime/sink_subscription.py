@@ -74,6 +74,7 @@ class SinkSubscription:
 
     @property
     def lane(self) -> Lane:
+        """The sink's name."""
         return self.sink.name
 
     def demand(self) -> Demand:
@@ -97,6 +98,7 @@ class SinkSubscription:
         task.add_done_callback(self._sends.pop)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
+        """Free the place that the message took."""
         self.in_flight -= 1
         self._bytes -= held.claim.record.envelope.size
         if self.hooks is not None:

@@ -101,6 +101,7 @@ class HandlerSubscription:
 
     @property
     def lane(self) -> Lane:
+        """The handler's type name."""
         return self.spec.name
 
     def demand(self) -> Demand:
@@ -123,6 +124,7 @@ class HandlerSubscription:
         self.on_free()
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
+        """Free the place that the message took, and start what waits for it."""
         self.in_flight -= 1
         if self.hooks is not None:
             self.hooks.settled(held, outcome)
@@ -130,6 +132,7 @@ class HandlerSubscription:
             self._start_runner()
 
     def lost(self, held: Held) -> None:
+        """Cancel the run of a message whose lease was lost; a run in a thread cannot be cancelled."""
         run = self._running.get(id(held))
         if run is not None and self.spec.is_coroutine:
             run.cancel()

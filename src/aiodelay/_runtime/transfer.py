@@ -43,6 +43,7 @@ class TransferSubscription:
 
     @property
     def lane(self) -> Lane:
+        """The sink's name."""
         return self.sink.name
 
     def drain(self) -> None:

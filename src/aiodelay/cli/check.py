@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from aiodelay import AiodelayError, ConfigurationError, Scheduler, UnsupportedByStoreError
 from aiodelay.errors import cut, masked_url
-from aiodelay.handlers import Decoder
 from aiodelay.model import Lane, LaneCounts
 from aiodelay.ports import Bounded, Identified, Restricted, Store
 from aiodelay.queries import oldest_overdue_ms
@@ -208,7 +207,9 @@ def _alias(lane: Lane) -> str:
     return f'a handler for it, or @event(..., aliases=("{lane}",)) on the class that took its place'
 
 
-async def _unreadable(scheduler: Scheduler, lane: Lane, decode: Decoder) -> AsyncIterator[Finding]:
+async def _unreadable(
+    scheduler: Scheduler, lane: Lane, decode: Callable[[bytes, str], object]
+) -> AsyncIterator[Finding]:
     """Try to read the next messages of a lane as its handler would."""
     examined, failed = 0, dict[str, str]()
     async for snapshot in scheduler.pending(lane, limit=EXAMINED):
