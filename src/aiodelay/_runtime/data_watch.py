@@ -16,7 +16,7 @@ from .housekeeping import Alarm, tell
 
 __all__ = ["DataWatch"]
 
-log = logging.getLogger("aiodelay.store")
+log: logging.Logger = logging.getLogger("aiodelay.store")
 
 LOOK_S = ANSWER_S = 5.0
 """How often the store is asked, and how long it may take to answer: an alarm is raised within 10 s of the loss."""
@@ -34,7 +34,7 @@ class DataWatch:
     def __init__(self, store: Identified, clock: Clock, on_alarm: Callable[[Alarm], object] | None) -> None:
         self._store, self._clock, self._on_alarm = store, clock, on_alarm
         self._seen_ms = clock.monotonic_ms()
-        self.vanished = ""
+        self.vanished: str = ""
         """What happened to the store's data, as of the last answer; empty while they are there."""
 
     async def run(self) -> None:

@@ -14,7 +14,7 @@ from .leases import Held
 
 __all__ = ["DeadLetterHooks"]
 
-log = logging.getLogger("aiodelay")
+log: logging.Logger = logging.getLogger("aiodelay")
 
 MOST_WAITING = 1_000
 """Most dead letters that wait for the hooks; the hooks are not told of more."""

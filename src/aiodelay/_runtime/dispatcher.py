@@ -24,7 +24,7 @@ from .runners import Runners
 
 __all__ = ["Dispatcher", "Subscriber", "Subscription"]
 
-log = logging.getLogger("aiodelay.dispatcher")
+log: logging.Logger = logging.getLogger("aiodelay.dispatcher")
 
 LANE_OF = attrgetter("record.envelope.lane")
 

@@ -28,7 +28,7 @@ from .backoff import is_stray
 
 __all__ = ["ACTIONS", "GroupCommit"]
 
-log = logging.getLogger("aiodelay.group_commit")
+log: logging.Logger = logging.getLogger("aiodelay.group_commit")
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 ACTIONS: Mapping[type[Command], str] = {Put: "stored", Cancel: "cancelled", Reschedule: "rescheduled", Fire: "fired"}

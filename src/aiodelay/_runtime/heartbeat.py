@@ -13,7 +13,7 @@ from aiodelay.ports import Feed
 
 __all__ = ["Heartbeat"]
 
-log = logging.getLogger("aiodelay.heartbeat")
+log: logging.Logger = logging.getLogger("aiodelay.heartbeat")
 
 JOIN_S = 0.1
 """Longest wait for the thread's end; a beat under way may take longer, and the thread ends after it."""

@@ -21,7 +21,7 @@ from .backoff import is_stray
 
 __all__ = ["Alarm", "Housekeeping", "LoopLag", "tell"]
 
-log = logging.getLogger("aiodelay.housekeeping")
+log: logging.Logger = logging.getLogger("aiodelay.housekeeping")
 
 STEP_S = 10.0
 STEP_LIMIT = 500
@@ -88,7 +88,7 @@ class Housekeeping:
         self._unserved: set[Lane] = set()
         self._reached_ms = clock.monotonic_ms()
         self._stop = WakeUp()
-        self.overdue_age_ms = 0
+        self.overdue_age_ms: int = 0
         """Age of the oldest overdue message over all lanes at the last step, in ms; 0 = nothing is overdue."""
 
     def stop(self) -> None:

@@ -47,7 +47,7 @@ from .observer import Attempt, Observer
 
 __all__ = ["Held", "LeaseBook", "Taker"]
 
-log = logging.getLogger("aiodelay.leases")
+log: logging.Logger = logging.getLogger("aiodelay.leases")
 
 IDS_NAMED = 5
 """Most ids that a warning about lost leases names."""

@@ -40,7 +40,7 @@ from .transfer import TransferSubscription
 
 __all__ = ["Running"]
 
-log = logging.getLogger("aiodelay")
+log: logging.Logger = logging.getLogger("aiodelay")
 
 R = TypeVar("R", bound=HeldMessage[Any, Any])
 
@@ -81,10 +81,10 @@ class Running:
         self._sources = {source.name: source for source in sources}
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         self._worker = f"{socket.gethostname()}-{self._pid}-{uuid4().hex[:8]}"
-        self.patience = Patience(options.open_timeout_ms)
+        self.patience: Patience = Patience(options.open_timeout_ms)
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
-        self.commit = GroupCommit(store, options.clock, options.store_timeout_ms)
+        self.commit: GroupCommit = GroupCommit(store, options.clock, options.store_timeout_ms)
         self.subscriptions: dict[Lane, Subscription] = {}
         self._transfers: list[TransferSubscription] = []
         self._leaving: list[Subscriber] = []
@@ -92,7 +92,7 @@ class Running:
         self._loops: Loops | None = None
         self._data_watch: DataWatch | None = None
         self._hooks: DeadLetterHooks | None = None
-        self.is_closing = False
+        self.is_closing: bool = False
         self._closed_by_s = 0.0
 
     async def open(self, *, dispatch: bool, lanes: Sequence[Lane]) -> None:

@@ -26,7 +26,7 @@ from .subscription import HandlerSubscription
 
 __all__ = ["Loops", "RuntimeOptions", "ended_by"]
 
-log = logging.getLogger("aiodelay")
+log: logging.Logger = logging.getLogger("aiodelay")
 
 LAG_LIMIT_S = 1.0
 
@@ -75,7 +75,7 @@ class Loops:
         self._sources: dict[Subscriber, tuple[SourceLoop, asyncio.Task[None]]] = {}
         self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
         self._heartbeat = Heartbeat(work, interval_s=options.lease_ms / 3000)
-        self.book = LeaseBook(
+        self.book: LeaseBook = LeaseBook(
             work,
             options.clock,
             now_ms,
@@ -87,7 +87,7 @@ class Loops:
         self._dispatcher = Dispatcher(
             work, self.book, subscriptions, options.lease_ms, may_claim=self._may_claim, max_lapses=self._max_lapses
         )
-        self.housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
+        self.housekeeping: Housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
         self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
         self._book_task.add_done_callback(lambda _: on_change())
         self._dispatch_task = tasks.create_task(self._dispatcher.run(), name="aiodelay dispatcher")

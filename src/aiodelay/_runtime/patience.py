@@ -21,7 +21,7 @@ __all__ = ["Patience"]
 
 T = TypeVar("T")
 
-log = logging.getLogger("aiodelay")
+log: logging.Logger = logging.getLogger("aiodelay")
 
 LONGEST_PAUSE_S = 2.0
 MAY_PASS = (StoreUnavailableError, StoreBusyError, OutcomeUnknownError, SinkUnavailableError)

@@ -20,7 +20,7 @@ from .subscription import HandlerSubscription, Run
 
 __all__ = ["Publication"]
 
-log = logging.getLogger("aiodelay.reactive")
+log: logging.Logger = logging.getLogger("aiodelay.reactive")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -42,6 +42,7 @@ class Publication(HandlerSubscription):
     failure: Callable[[], Exception | None]
     on_over: Callable[[], None]
     leave: Callable[[Publication], None]
+    concurrency: int = 0
     _shown: set[int] = field(default_factory=set)
     """Those in flight that the subscriber has been given, by id."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["Runners"]
 
-log = logging.getLogger("aiodelay")
+log: logging.Logger = logging.getLogger("aiodelay")
 
 
 class Runners:

@@ -35,7 +35,7 @@ from .runners import Runners
 
 __all__ = ["SinkSubscription"]
 
-log = logging.getLogger("aiodelay.sinks")
+log: logging.Logger = logging.getLogger("aiodelay.sinks")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 NO_REASON = "the sink gave no reason"

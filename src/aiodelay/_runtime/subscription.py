@@ -31,7 +31,7 @@ from .threads import Threads
 
 __all__ = ["HandlerSubscription", "Run"]
 
-log = logging.getLogger("aiodelay.handlers")
+log: logging.Logger = logging.getLogger("aiodelay.handlers")
 
 SLICE_S = 0.005
 """A runner whose messages never wait lets others run after this long."""

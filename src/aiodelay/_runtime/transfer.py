@@ -17,7 +17,7 @@ from .runners import Runners
 
 __all__ = ["TransferSubscription"]
 
-log = logging.getLogger("aiodelay.sinks")
+log: logging.Logger = logging.getLogger("aiodelay.sinks")
 
 
 @dataclass(slots=True, kw_only=True)
