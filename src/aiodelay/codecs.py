@@ -36,6 +36,7 @@ __all__ = [
     "encode_body",
     "encode_record",
     "encode_trace",
+    "first_line",
     "numbers_at",
     "storable_text",
     "storable_texts",
@@ -186,7 +187,8 @@ def _holds_nan(event: object) -> bool:
     return False
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, at most 120 characters."""
     return str(error).split("\n", 1)[0][:120]
 
 
@@ -384,7 +386,7 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         trace = _read_trace(body.c) if body.c else NO_TRACE
         lane_name = lane(number)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise RecordFormatError(f"it is damaged ({_first_line(error)})") from None
+        raise RecordFormatError(f"it is damaged ({first_line(error)})") from None
     except LookupError:
         raise RecordFormatError(f"no lane has the number {number}") from None
     version = int.from_bytes(data[_PREFIX_SIZE:version_end], "big") if flags & _HAS_VERSION else None
@@ -453,7 +455,7 @@ def decode_columns(values: Sequence[bytes], at: int, wanted: Collection[str]) ->
         if names := tuple(name for name in _KEYS if name in wanted):
             found |= _body_columns(values, at + _PREFIX_SIZE, flags, names)
     except (IndexError, msgspec.MsgspecError, ValueError) as error:
-        raise RecordFormatError(f"one is damaged ({_first_line(error)})") from None
+        raise RecordFormatError(f"one is damaged ({first_line(error)})") from None
     return {name: found[name] for name in wanted}
 
 

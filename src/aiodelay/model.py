@@ -190,7 +190,7 @@ class Late(Struct, frozen=True):
     @classmethod
     def deliver(cls) -> Late:
         """Deliver however late (the default)."""
-        return _DELIVER
+        return DELIVER
 
     @classmethod
     def drop(cls, after: Duration) -> Late:
@@ -203,7 +203,7 @@ class Late(Struct, frozen=True):
         return cls(LateAction.DEAD_LETTER, parse_duration(after, field="late.after", error=ConfigurationError))
 
 
-_DELIVER = Late()
+DELIVER = Late()
 
 
 class At(Struct, frozen=True, gc=False):
@@ -324,7 +324,7 @@ class Put(Struct, frozen=True, gc=False):
     envelope: Envelope
     due: At | After
     conflict: Conflict = _REPLACE
-    late: Late = _DELIVER
+    late: Late = DELIVER
 
     @property
     def id(self) -> str:
