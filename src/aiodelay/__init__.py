@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from ._runtime.housekeeping import Alarm
-    from .bulk import PartlyScheduledError, Rejected
+    from .alarm import Alarm
     from .context import Later, Reject
     from .dependencies import Depends
     from .errors import (
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
         WrongLoopError,
     )
     from .handlers import event
-    from .message import Message, Scheduled
+    from .message import Message, PartlyScheduledError, Rejected, Scheduled
     from .model import (
         CancelOutcome,
         Conflict,
@@ -129,7 +128,7 @@ __all__ = [
 
 _HOMES = {
     "AiodelayError": "errors",
-    "Alarm": "_runtime.housekeeping",
+    "Alarm": "alarm",
     "BlockingCallError": "errors",
     "CancelOutcome": "model",
     "ClosedError": "errors",
@@ -157,13 +156,13 @@ _HOMES = {
     "MessageIdError": "errors",
     "MissingExtraError": "errors",
     "OutcomeUnknownError": "errors",
-    "PartlyScheduledError": "bulk",
+    "PartlyScheduledError": "message",
     "PayloadTooLargeError": "errors",
     "PayloadTypeError": "errors",
     "Received": "scheduler",
     "RecordFormatError": "errors",
     "Reject": "context",
-    "Rejected": "bulk",
+    "Rejected": "message",
     "RescheduleOutcome": "model",
     "Retry": "retry",
     "ScheduleOutcome": "model",

@@ -15,9 +15,8 @@ from typing import Final, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
-from .bulk import PartlyScheduledError, Rejected
 from .errors import BlockingCallError, ConfigurationError, InputError, kind_of
-from .message import Message, Scheduled
+from .message import Message, PartlyScheduledError, Rejected, Scheduled
 from .model import (
     NO_HEADERS,
     Blocked,

@@ -7,51 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
 from .errors import AiodelayError
+from .message import PartlyScheduledError, Rejected
 from .model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
 
-__all__ = ["PartlyScheduledError", "Rejected", "schedule_in_chunks"]
+__all__ = ["schedule_in_chunks"]
 
 C = TypeVar("C")
 CHUNKS_AT_ONCE = 4
-REJECTED_SHOWN = 3
-
-
-class Rejected(Struct, frozen=True):
-    """One message that `schedule_many` could not store.
-
-    Attributes:
-        position: Its place in what was given, from 0.
-        error: Why.
-    """
-
-    position: int
-    error: AiodelayError
-
-
-class PartlyScheduledError(AiodelayError):
-    """Some messages of a `schedule_many` were refused; all others are stored.
-
-    Attributes:
-        stored: How many were stored.
-        rejected: The refused ones, by position.
-    """
-
-    stored: int
-    rejected: Sequence[Rejected]
-
-    def __init__(self, stored: int, rejected: Sequence[Rejected]) -> None:
-        super().__init__(stored, rejected)
-        self.stored, self.rejected = stored, rejected
-
-    def __str__(self) -> str:
-        first = "; ".join(f"message {r.position}: {r.error}" for r in self.rejected[:REJECTED_SHOWN])
-        more = len(self.rejected) - REJECTED_SHOWN
-        return f"{self.stored} messages stored, {len(self.rejected)} refused: {first}" + (
-            f"; and {more} more" if more > 0 else ""
-        )
 
 
 async def schedule_in_chunks(

@@ -1,18 +1,21 @@
-"""What a caller schedules, and what became of it: `Message` for `schedule_many`, `Scheduled` as the answer."""
+"""What a caller schedules, and what became of it: `Message` and `Scheduled`; `Rejected`, for one of many."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
 
+from .errors import AiodelayError
 from .model import NO_HEADERS, Conflict, Late, ScheduleOutcome
 from .recurrence import Cron, Every
 from .timeunits import Duration, from_epoch_ms
 
-__all__ = ["Message", "Scheduled"]
+__all__ = ["Message", "PartlyScheduledError", "Rejected", "Scheduled"]
+
+REJECTED_SHOWN = 3
 
 
 class Message(Struct, frozen=True, kw_only=False):
@@ -52,3 +55,38 @@ class Scheduled(Struct, frozen=True):
     def due(self) -> datetime:
         """When it is due, aware, UTC."""
         return from_epoch_ms(self.due_ms)
+
+
+class Rejected(Struct, frozen=True):
+    """One message that `schedule_many` could not store.
+
+    Attributes:
+        position: Its place in what was given, from 0.
+        error: Why.
+    """
+
+    position: int
+    error: AiodelayError
+
+
+class PartlyScheduledError(AiodelayError):
+    """Some messages of a `schedule_many` were refused; all others are stored.
+
+    Attributes:
+        stored: How many were stored.
+        rejected: The refused ones, by position.
+    """
+
+    stored: int
+    rejected: Sequence[Rejected]
+
+    def __init__(self, stored: int, rejected: Sequence[Rejected]) -> None:
+        super().__init__(stored, rejected)
+        self.stored, self.rejected = stored, rejected
+
+    def __str__(self) -> str:
+        first = "; ".join(f"message {r.position}: {r.error}" for r in self.rejected[:REJECTED_SHOWN])
+        more = len(self.rejected) - REJECTED_SHOWN
+        return f"{self.stored} messages stored, {len(self.rejected)} refused: {first}" + (
+            f"; and {more} more" if more > 0 else ""
+        )

@@ -32,9 +32,9 @@ from msgspec import structs
 
 from . import registry
 from ._runtime.handler_spec import HandlerSpec
-from ._runtime.housekeeping import Alarm
 from ._runtime.lifecycle import Running
 from ._runtime.loops import RuntimeOptions
+from .alarm import Alarm
 from .bulk import schedule_in_chunks
 from .clock import Clock, SystemClock
 from .codecs import codec_named

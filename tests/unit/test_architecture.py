@@ -34,6 +34,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs", "record_format"}, set()),
     "decisions": (
         {
+            "alarm",
             "completion",
             "imports",
             "inputs",

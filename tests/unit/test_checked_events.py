@@ -10,9 +10,8 @@ import msgspec
 import pydantic
 import pytest
 
-from aiodelay import CodecError, Message, PayloadTypeError, Scheduler
+from aiodelay import CodecError, Message, PartlyScheduledError, PayloadTypeError, Scheduler
 from aiodelay.blocking import BlockingScheduler
-from aiodelay.bulk import PartlyScheduledError
 from aiodelay.memory import MemoryStore
 from aiodelay.testing.clock import VirtualClock
 

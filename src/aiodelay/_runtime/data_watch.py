@@ -7,12 +7,13 @@ import logging
 import random
 from collections.abc import Callable
 
+from aiodelay.alarm import Alarm
 from aiodelay.clock import Clock
 from aiodelay.errors import StoreError
 from aiodelay.ports import Identified
 
 from .backoff import is_stray
-from .housekeeping import Alarm, tell
+from .housekeeping import tell
 
 __all__ = ["DataWatch"]
 

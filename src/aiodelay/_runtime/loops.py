@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from aiodelay.alarm import Alarm
 from aiodelay.clock import Clock
 from aiodelay.middleware import Middleware
 from aiodelay.model import LEASE_MS, DeadLetter, Lane, WorkStatus
@@ -18,7 +19,7 @@ from aiodelay.retry import Retry
 
 from .dispatcher import Dispatcher, Subscriber, Subscription
 from .heartbeat import Heartbeat
-from .housekeeping import Alarm, Housekeeping, LoopLag
+from .housekeeping import Housekeeping, LoopLag
 from .leases import LeaseBook
 from .observer import Observer
 from .source_loop import SourceLoop
