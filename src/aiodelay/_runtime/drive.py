@@ -12,6 +12,8 @@ from collections.abc import Coroutine, Generator
 from contextvars import Context
 from typing import Any, TypeVar
 
+__all__ = ["rest_of"]
+
 T = TypeVar("T")
 
 

@@ -14,6 +14,21 @@ from aiodelay.errors import RecordFormatError
 from aiodelay.model import TRACEBACK_BYTES, Again, Dead, DeadReason, Done, LateAction, Record, Settlement
 from aiodelay.transitions import is_killer, is_late, token_deadline_ms
 
+__all__ = [
+    "again",
+    "by_policy",
+    "dead",
+    "decode_error_text",
+    "done",
+    "error_text",
+    "kept",
+    "release",
+    "then_due_ms",
+    "traceback_text",
+    "users_traceback",
+    "without_running",
+]
+
 ERROR_LIMIT = 500
 """Most characters of an error's text that are kept with a message."""
 _OWN_CALLS = ("aiodelay._runtime.", "aiodelay.handlers", "aiodelay.middleware", "concurrent.futures.")

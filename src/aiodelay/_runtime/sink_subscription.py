@@ -33,7 +33,7 @@ from .leases import Held
 from .observer import Observer
 from .runners import Runners
 
-__all__ = ["SinkSubscription"]
+__all__ = ["SinkRefusal", "SinkSubscription"]
 
 log: logging.Logger = logging.getLogger("aiodelay.sinks")
 
