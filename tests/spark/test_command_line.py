@@ -17,7 +17,6 @@ import pyspark
 import pytest
 
 from aiodelay.cli.app import app
-from aiodelay.cli.commands import name_of
 from aiodelay.cli.spark import JOBS
 from tests.spark.connect import Client
 from tests.support.cli import Ran
@@ -181,9 +180,7 @@ def test_without_arrow_a_cluster_with_its_own_pyspark_is_told_what_to_install(tm
     assert done.stderr.endswith("aiodelay.spark is missing pyarrow; allowed: pip install 'aiodelay[spark]'\n")
 
 
-@pytest.mark.parametrize(
-    "name", [*(name_of(place) for place, _ in JOBS if place != "cold:cold"), "cold put", "cold cancel"]
-)
+@pytest.mark.parametrize("name", JOBS)
 def test_every_option_of_a_job_stands_on_its_page(name: str) -> None:
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "spark").glob("*.md"))
     arguments = reduce(getitem, name.split(), app["spark"]).assemble_argument_collection()

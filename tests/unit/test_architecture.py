@@ -47,6 +47,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "retry",
             "recurrence",
             "scanning",
+            "spark_options",
             "transitions",
             "wakeup",
             "urls",
@@ -519,7 +520,10 @@ def wrong_in_all(module: ModuleType) -> Iterator[str]:
 
 RE_EXPORTED = {
     "aiodelay.model": {"FIELDS", "FORMAT_VERSION", "Field"},
+    "aiodelay.spark.jobs.backfill": {"OnConflict", "PastDue"},
     "aiodelay.spark.jobs.report": {"By", "report"},
+    "aiodelay.spark.jobs.simulate": {"Overdue"},
+    "aiodelay.spark.jobs.snapshot": {"Kept"},
     "aiodelay.spark.writing": {"Counts"},
     "aiodelay.testing.clock": {"VirtualLoop", "WaitingForeverError"},
 }

@@ -14,16 +14,16 @@ class Summary(Struct, frozen=True, kw_only=True):
     """What a job did.
 
     Attributes:
-        job: Its name.
-        seconds: How long it took.
+        job: Its name, which `job` gives.
+        seconds: How long it took; likewise.
         counts: What it counted, by name.
         rejected: How many rows it could not take.
         rows: How many rows it was given.
         facts: What else whoever reads it should know: windows relied on, files written.
     """
 
-    job: str
-    seconds: float
+    job: str = ""
+    seconds: float = 0.0
     rows: int = 0
     rejected: int = 0
     counts: Mapping[str, int]

@@ -16,6 +16,7 @@ from aiodelay.model import MAX_CLAIM_MESSAGES
 from aiodelay.ports import BulkLoad, Store
 from aiodelay.registry import open_store
 from aiodelay.scheduler import MOST_PAYLOAD
+from aiodelay.spark_options import WriteOptions
 from aiodelay.timeunits import parse_duration
 
 from .options import Options, store_url
@@ -102,19 +103,17 @@ class WriteSettings(Struct, frozen=True, kw_only=True):
         return self.rate / (self.concurrency or DEFAULT_CONCURRENCY)
 
 
-def write_options(
-    *, store: str, namespace: str, conflict: str, max_payload: int, rate: int, concurrency: int | None, timeout: str
-) -> dict[str, str]:
+def write_options(options: WriteOptions, *, conflict: str, max_payload: int) -> dict[str, str]:
     """Return the options of `format("aiodelay")` by which a job writes."""
-    options = {
-        "store": store,
-        "namespace": namespace,
+    return {
+        "store": options.store,
+        "namespace": options.namespace,
         "conflict": conflict,
         "maxPayload": f"{max_payload}",
-        "rate": f"{rate}",
-        "timeout": timeout,
+        "rate": f"{options.rate}",
+        "timeout": options.timeout,
+        **({} if options.concurrency is None else {"concurrency": f"{options.concurrency}"}),
     }
-    return options if concurrency is None else options | {"concurrency": f"{concurrency}"}
 
 
 def read_settings(given: Mapping[str, str], schema: StructType, *, overwrite: bool = False) -> WriteSettings:

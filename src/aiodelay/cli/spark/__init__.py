@@ -1,31 +1,82 @@
-"""`aiodelay spark`: what there is to do for Spark, one command a job; each is imported when it is asked for."""
+"""`aiodelay spark`: one command for each job."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from cyclopts import App
 
-from aiodelay.cli.commands import name_of
+from aiodelay.spark_options import (
+    ArchiveOptions,
+    BackfillOptions,
+    ColdCancelOptions,
+    ColdPutOptions,
+    CompactOptions,
+    EngineOptions,
+    MigrateOptions,
+    PromoteOptions,
+    ReconcileOptions,
+    RepairOptions,
+    ReplayOptions,
+    ReportOptions,
+    SimulateOptions,
+    SnapshotOptions,
+)
+
+from .command import Source, command
+from .sources import Asked, Differences, Kept, Messages, Moved, Rows, Told, Truth
 
 __all__ = ["JOBS", "spark"]
 
-JOBS: tuple[tuple[str, str], ...] = (
-    ("archive:archive", "Write what became of messages to Parquet, by day, each event once."),
-    ("backfill:backfill", "Store the rows of files or of a database as messages."),
-    ("cold:cold", "Keep far schedules in files, or cancel them there."),
-    ("compact:compact", "Merge the small files of an archive's days."),
-    ("engine:engine", "Deliver from Kafka to Kafka with Spark alone (experimental)."),
-    ("migrate:migrate", "Move what is due from a time on to another store, while both are in use."),
-    ("promote:promote", "Move what comes due soon from a cold tier into a store."),
-    ("reconcile:reconcile", "Compare a truth with what is pending in a store."),
-    ("repair:repair", "Mend what a reconcile has found, where it is still so."),
-    ("replay:replay", "Store a part of what was kept of messages again."),
-    ("report:report", "Tell how late messages were delivered, and what failed, from archived events."),
-    ("simulate:simulate", "Tell what lateness and backlog what is pending will bring, at some rates."),
-    ("snapshot:snapshot", "Write what a store holds to Parquet."),
-)
-"""Place in this package, and what it does, for each job."""
+
+class Job(NamedTuple):
+    """What a command does, the options of the job, and what else the command takes."""
+
+    help: str
+    options: type
+    source: type[Source] = Source
+
+
+JOBS: dict[str, Job] = {
+    "archive": Job("Write the events of messages to Parquet, by day, each event once.", ArchiveOptions),
+    "backfill": Job("Store the rows of files or of a database as messages.", BackfillOptions, Rows),
+    "cold put": Job(
+        "Keep the rows of files or of a database in a cold tier, until `promote` moves them into a store.\n\n"
+        "It may be repeated: the tier keeps the first version of an id, or the highest one with --conflict newer.",
+        ColdPutOptions,
+        Rows,
+    ),
+    "cold cancel": Job(
+        "Cancel messages in a cold tier, and in the store if they have gone there.\n\n"
+        "It may be repeated. Without --store it rejects messages that are not in the tier, or have gone into a store.",
+        ColdCancelOptions,
+        Asked,
+    ),
+    "compact": Job("Merge the small files of an archive's days.", CompactOptions),
+    "engine": Job("Deliver from Kafka to Kafka with Spark alone (experimental).", EngineOptions, Told),
+    "migrate": Job(
+        "Move messages that are due from a time on to another store, while both are in use.", MigrateOptions, Moved
+    ),
+    "promote": Job("Move messages that come due soon from a cold tier into a store.", PromoteOptions),
+    "reconcile": Job("Compare a truth with the pending messages of a store.", ReconcileOptions, Truth),
+    "repair": Job(
+        "Repair the differences that a reconcile has found, as far as they still exist.", RepairOptions, Differences
+    ),
+    "replay": Job("Store messages of a snapshot or of a backfill again.", ReplayOptions, Kept),
+    "report": Job("Report how late messages were delivered, and which failed, from archived events.", ReportOptions),
+    "simulate": Job(
+        "Forecast the lateness and the backlog of pending messages, at some rates.", SimulateOptions, Messages
+    ),
+    "snapshot": Job("Write what a store holds to Parquet.", SnapshotOptions),
+}
+"""Each command by its words."""
 
 spark: App = App(name="spark", help="Load, check, archive, replay and report with Apache Spark.")
+_cold = App(name="cold", help="Keep far schedules in files, or cancel them there.")
+spark.command(_cold)
 
-for _place, _line in JOBS:
-    spark.command(f"{__package__}.{_place}", name=name_of(_place), help=_line)
+for _name, _job in JOBS.items():
+    _first, _, _second = _name.rpartition(" ")
+    (_cold if _first else spark).command(
+        command(_name.replace(" ", "_"), _job.options, _job.source), name=_second, help=_job.help
+    )

@@ -10,17 +10,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 from pyspark.sql.streaming.query import StreamingQuery
 
-from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.spark.archived import CHECKPOINT, LOG, local_path
-from aiodelay.spark.following import MOST_ROWS
 from aiodelay.spark.interrupts import noted_interrupts
 from aiodelay.spark.progress import Batches
 from aiodelay.spark.session import register
 from aiodelay.spark.summary import Summary
+from aiodelay.spark_options import ArchiveOptions
 from aiodelay.timeunits import Duration, parse_duration
 
 from .given import setting
+from .job import job
 
 __all__ = ["by_day", "run"]
 
@@ -34,17 +34,8 @@ def by_day(events: DataFrame) -> DataFrame:
     return events.withColumn("day", F.expr("date_from_unix_date(cast(floor(unix_millis(at) / 86400000) as int))"))
 
 
-def run(
-    spark: SparkSession,
-    *,
-    store: str,
-    to: str,
-    namespace: str = "default",
-    checkpoint: str | None = None,
-    every: Duration | None = None,
-    max_rows_per_batch: int = MOST_ROWS,
-    fail_on_data_loss: bool = True,
-) -> Summary:
+@job("archive", ArchiveOptions)
+def run(spark: SparkSession, options: ArchiveOptions) -> Summary:
     """Write the events that are not in the archive yet.
 
     Exactly once for whoever reads the folder with Spark, at any time: its log `_spark_metadata` names the files that
@@ -52,13 +43,7 @@ def run(
 
     Args:
         spark: The session.
-        store: URL of a store with a journal or a history, also as `env:NAME` or `file:PATH`.
-        to: The archive's folder, where the executors can write.
-        namespace: Whose events.
-        checkpoint: Folder of how far was read; None: within the archive.
-        every: Go on, and look so often for more, until interrupted; None: end with what is there now.
-        max_rows_per_batch: How many events are committed at a time.
-        fail_on_data_loss: End with an error where events were trimmed unread; otherwise go on without them.
+        options: See `ArchiveOptions`; callers give each by keyword.
 
     Returns:
         How many events this run wrote in how many batches; `facts` has their days.
@@ -68,38 +53,35 @@ def run(
         UnsupportedByStoreError: The store keeps no journal.
         StreamingQueryException: It failed; `clear_error` finds why.
     """
-    clock = SystemClock()
-    started_ms = clock.monotonic_ms()
-    checkpoint = checkpoint or f"{to.rstrip('/')}/{CHECKPOINT}"
-    _check_places(to, checkpoint)
-    trigger = _trigger(every)
+    checkpoint = options.checkpoint or f"{options.to.rstrip('/')}/{CHECKPOINT}"
+    _check_places(options.to, checkpoint)
+    trigger = _trigger(options.every)
     register(spark)
-    options = {
+    reading = {
         "table": "events",
-        "store": store,
-        "namespace": namespace,
-        "maxRowsPerBatch": f"{max_rows_per_batch}",
-        "failOnDataLoss": f"{fail_on_data_loss}".lower(),
+        "store": options.store,
+        "namespace": options.namespace,
+        "maxRowsPerBatch": f"{options.max_rows_per_batch}",
+        "failOnDataLoss": f"{options.fail_on_data_loss}".lower(),
     }
-    events = by_day(spark.readStream.format("aiodelay").options(**options).load())
+    events = by_day(spark.readStream.format("aiodelay").options(**reading).load())
     days = F.collect_set(F.col("day").cast("string"))
     rows = Batches.observing(events, F.count(F.lit(1)).alias("rows"), days.alias("days"))
     writer = rows.writeStream.format("parquet").partitionBy("day").option("checkpointLocation", checkpoint)
     written = _Written()
     with setting(spark, _EVERY_BATCH, "1"):
-        query = writer.trigger(**trigger).start(to)
+        query = writer.trigger(**trigger).start(options.to)
     try:
         with noted_interrupts() as interrupted:
             while not interrupted.is_set() and not query.awaitTermination(_LOOK_S):
                 written.note(query)
     finally:
         query.stop()
-    if interrupted.is_set() and every is None:
+    if interrupted.is_set() and options.every is None:
         raise KeyboardInterrupt
     written.note(query)
-    facts = {"to": to, "checkpoint": checkpoint, "days": sorted(written.days)}
-    seconds = (clock.monotonic_ms() - started_ms) / 1000
-    return Summary(job="archive", seconds=seconds, rows=written.rows, counts={"batches": written.batches}, facts=facts)
+    facts = {"to": options.to, "checkpoint": checkpoint, "days": sorted(written.days)}
+    return Summary(rows=written.rows, counts={"batches": written.batches}, facts=facts)
 
 
 class _Written:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from msgspec import structs
 from pyspark.sql import DataFrame
@@ -17,10 +18,12 @@ from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.write_settings import read_settings, write_options
 from aiodelay.spark.writing import write_frame
-from aiodelay.timeunits import Duration, format_duration, parse_duration
+from aiodelay.spark_options import BackfillOptions, OnConflict, PastDue
+from aiodelay.timeunits import format_duration, parse_duration
 
 from .checking import DROPPED, Rules, accepted, judged, rejected
 from .given import one_of, writing_anew
+from .job import job
 from .mapping import MAPPED, given
 
 __all__ = [
@@ -34,29 +37,14 @@ __all__ = [
     "write_rejects",
 ]
 
-OnConflict: TypeAlias = Literal["insert", "newer"]
-PastDue: TypeAlias = Literal["reject", "now"]
+
+@dataclass(frozen=True, kw_only=True)
+class _Options(BackfillOptions):
+    now_ms: int | None = None
 
 
-def run(
-    frame: DataFrame,
-    *,
-    store: str,
-    namespace: str = "default",
-    mapping: Mapping[str, str] | None = None,
-    to: str | None = None,
-    conflict: OnConflict = "insert",
-    min_lead: Duration = "0s",
-    past_due: PastDue = "reject",
-    max_payload: int = 262_144,
-    timezone: str | None = None,
-    rate: int = 20_000,
-    concurrency: int | None = None,
-    timeout: str = "60s",
-    rejects: str | None = None,
-    dry_run: bool = False,
-    now_ms: int | None = None,
-) -> Summary:
+@job("backfill", _Options)
+def run(frame: DataFrame, options: _Options) -> Summary:
     """Store a message for each row that can be one.
 
     May be repeated: what is known of an id, pending or ended within the tombstone window, stays as it is (`insert`),
@@ -64,21 +52,8 @@ def run(
 
     Args:
         frame: Any rows.
-        store: The store's URL, also as `env:NAME` or `file:PATH`.
-        namespace: Whose messages.
-        mapping: For each column of a message, a column or an SQL expression; None: columns called as ours.
-        to: The destination of rows that give none.
-        conflict: `insert`: the first version of an id stands; `newer`: the one with the highest `version`.
-        min_lead: Rows due sooner than this are rejected.
-        past_due: `reject` rows whose time is up, or store them to be delivered `now`; then `min_lead` does not count.
-        max_payload: Most bytes of a payload: no more than the schedulers' own, who refuse what is larger.
-        timezone: Where times without an offset were written down; None: they are rejected.
-        rate: Most rows a second, of all tasks together; 0 = no limit.
-        concurrency: How many tasks write at once; None: as many as the session has cores.
-        timeout: How long a task asks again while the store does not answer.
-        rejects: A folder for the rejected rows, as Parquet, with `reason` and `field`; it must not be there yet.
-        dry_run: Count, and store nothing.
-        now_ms: The time by which rows are judged, in epoch milliseconds; None: this machine's.
+        options: See `BackfillOptions`; callers give each by keyword. In Python also `now_ms`, the time by which rows
+            are judged, in epoch milliseconds; None: this machine's.
 
     Returns:
         Counts of the rows that were accepted, repeated and superseded, and of the messages stored, replaced and
@@ -88,37 +63,36 @@ def run(
         ConfigurationError: An option, or a column's name or type, is wrong; nothing was stored.
         StoreUnavailableError: The store did not answer for too long; to run it again is safe.
     """
-    clock = SystemClock()
-    started_ms = clock.monotonic_ms()
     rules = Rules(
-        now_ms=clock.now_ms() if now_ms is None else now_ms,
-        min_lead_ms=parse_duration(min_lead, field="min_lead", error=ConfigurationError),
-        past_due=one_of("past_due", past_due, get_args(PastDue)),
-        max_payload=check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
-        conflict=one_of("conflict", conflict, get_args(OnConflict)),
-        timezone=timezone,
+        now_ms=SystemClock().now_ms() if options.now_ms is None else options.now_ms,
+        min_lead_ms=parse_duration(options.min_lead, field="min_lead", error=ConfigurationError),
+        past_due=one_of("past_due", options.past_due, get_args(PastDue)),
+        max_payload=check_count(options.max_payload, "max_payload", 1, MOST_PAYLOAD),
+        conflict=one_of("conflict", options.conflict, get_args(OnConflict)),
+        timezone=options.timezone,
     )
-    options = write_options(
-        store=store,
-        namespace=namespace,
-        conflict=rules.conflict,
-        max_payload=rules.max_payload,
-        rate=rate,
-        concurrency=concurrency,
-        timeout=timeout,
-    )
-    rows = judged(given_whole(frame, mapping, to, rules), rules)
-    read_settings(options, accepted(rows, rules).schema)  # a mistake in them is told before Spark has any work
+    writing = write_options(options, conflict=rules.conflict, max_payload=rules.max_payload)
+    rows = judged(given_whole(frame, options.mapping, options.to, rules), rules)
+    read_settings(writing, accepted(rows, rules).schema)  # a mistake in them is told before Spark has any work
     rows = rows.persist()
     try:
         found = counted(rows)
-        if rejects is not None:
-            write_rejects(rejected(rows), rejects)
-        written = {} if dry_run else structs.asdict(write_frame(accepted(rows, rules), options))
+        if options.rejects is not None:
+            write_rejects(rejected(rows), options.rejects)
+        written = {} if options.dry_run else structs.asdict(write_frame(accepted(rows, rules), writing))
     finally:
         rows.unpersist()
-    seconds = (clock.monotonic_ms() - started_ms) / 1000
-    return _summary(found, written, seconds=seconds, dry_run=dry_run)
+    dropped, reasons = reasons_of(found)
+    return Summary(
+        rows=found.total(),
+        rejected=sum(reasons.values()),
+        counts={"accepted": found[None, None], **dropped, **written},
+        facts={
+            "dry_run": options.dry_run,
+            "reasons": reasons,
+            "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS),
+        },
+    )
 
 
 def given_whole(
@@ -184,17 +158,3 @@ def reasons_of(found: Counter[tuple[str | None, str | None]]) -> tuple[dict[str,
     dropped = {reason: sum(n for (_, why), n in found.items() if why == reason) for reason in DROPPED}
     reasons = {f"{field}.{why}": n for (field, why), n in sorted(found.items(), key=str) if why and why not in DROPPED}
     return dropped, reasons
-
-
-def _summary(
-    found: Counter[tuple[str | None, str | None]], written: Mapping[str, int], *, seconds: float, dry_run: bool
-) -> Summary:
-    dropped, reasons = reasons_of(found)
-    return Summary(
-        job="backfill",
-        seconds=seconds,
-        rows=found.total(),
-        rejected=sum(reasons.values()),
-        counts={"accepted": found[None, None], **dropped, **written},
-        facts={"dry_run": dry_run, "reasons": reasons, "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS)},
-    )

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.spark.cold import END, WAS_DUE_AT, Standing, Tier, ends
 from aiodelay.spark.summary import Summary
-from aiodelay.timeunits import format_duration, to_epoch_ms
+from aiodelay.spark_options import ColdCancelOptions, OnConflict
+from aiodelay.timeunits import format_duration
 
 from .backfill import counted, reasons_of
 from .checking import Rules, accepted, judged
 from .hot import Hot
+from .job import job, judging_ms
 from .mapping import given
 
 __all__ = ["COLUMNS", "run"]
@@ -27,36 +28,22 @@ COLUMNS: Final = ("id", "version", WAS_DUE_AT)
 """What a mapping may give."""
 
 
-def run(
-    frame: DataFrame,
-    *,
-    tier: str,
-    store: str | None = None,
-    namespace: str = "default",
-    mapping: Mapping[str, str] | None = None,
-    timezone: str | None = None,
-    rate: int = 20_000,
-    concurrency: int | None = None,
-    timeout: str = "60s",
-    now: datetime | None = None,
-) -> Summary:
+@dataclass(frozen=True, kw_only=True)
+class _Options(ColdCancelOptions):
+    mapping: Mapping[str, str] | None = None
+
+
+@job("cold cancel", _Options)
+def run(frame: DataFrame, options: _Options) -> Summary:
     """Cancel messages: in the tier, and with a store also there, in whatever order this and a promotion run.
 
     May be repeated. A message that is put again under a higher version is a new one.
 
     Args:
         frame: A row for each message.
-        tier: The folder of `cold put`.
-        store: The store that the tier is promoted into, also as `env:NAME` or `file:PATH`. Without it, ids that are not
-            found, and those that a promotion has claimed, are rejected: they may be delivered.
-        namespace: Whose messages.
-        mapping: For `id`, `version` and `was_due_at` a column or an SQL expression; None: columns called so. Without a
-            version, any is cancelled; with it none that is newer. With a due time only that day is looked at.
-        timezone: Where times without an offset were written down; None: they are rejected.
-        rate: Most cancels a second in the store, of all tasks together; 0 = no limit.
-        concurrency: How many tasks cancel there at once; None: as many as the session has cores.
-        timeout: How long a task asks again while the store does not answer.
-        now: The time; None: this machine's.
+        options: See `ColdCancelOptions`; callers give each by keyword. In Python also `mapping`: a column or an SQL
+            expression for `id`, `version` and `was_due_at`; None: columns called so. Without a version, any is
+            cancelled; with it none that is newer. With a due time only that day is looked at.
 
     Returns:
         `rows`: ids. `counts`: `ended` by a new tombstone; `newer` than the version given, and left alone; `not_found`
@@ -67,13 +54,12 @@ def run(
         ConfigurationError: An option, or a column's name or type, is wrong; or nothing was ever put into the tier.
         StoreUnavailableError: The store did not answer; to run it again is safe.
     """
-    clock = SystemClock()
-    started_ms = clock.monotonic_ms()
-    now_ms = clock.now_ms() if now is None else to_epoch_ms(now, field="now")
-    hot = Hot.checked(store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
-    place = Tier(frame.sparkSession, tier)
-    asked = given(frame, mapping, names=COLUMNS, required=("id",))
-    rules = Rules(now_ms=now_ms, conflict="newer" if "version" in asked.columns else "insert", timezone=timezone)
+    now_ms = judging_ms(options.now)
+    hot = Hot.checked(options)
+    place = Tier(frame.sparkSession, options.tier)
+    asked = given(frame, options.mapping, names=COLUMNS, required=("id",))
+    conflict: OnConflict = "newer" if "version" in asked.columns else "insert"
+    rules = Rules(now_ms=now_ms, conflict=conflict, timezone=options.timezone)
     rows = judged(asked, rules).persist()
     try:
         found = counted(rows)
@@ -85,8 +71,6 @@ def run(
         f"id.{name}": n for name, n in counts.items() if hot is None and name in ("promoted", "not_found") and n
     }
     return Summary(
-        job="cold cancel",
-        seconds=(clock.monotonic_ms() - started_ms) / 1000,
         rows=found.total(),
         rejected=sum(reasons.values()),
         counts={**dropped, **counts},

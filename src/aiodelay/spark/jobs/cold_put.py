@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable
 from functools import partial, reduce
 from typing import Final, get_args
 
@@ -17,40 +16,24 @@ from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.cold import END, PUT, STORED, WAS_DUE_AT, Standing, Tier, due_day, ends
 from aiodelay.spark.summary import Summary
-from aiodelay.timeunits import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
+from aiodelay.spark_options import ColdPutOptions, OnConflict
+from aiodelay.timeunits import format_duration, from_epoch_ms, parse_duration
 
-from .backfill import OnConflict, counted, given_whole, reasons_of, write_rejects
+from .backfill import counted, given_whole, reasons_of, write_rejects
 from .checking import Rules, accepted, judged, rejected
 from .given import one_of
 from .hot import Hot
+from .job import job, judging_ms
 from .mapping import MAPPED
 
 __all__ = ["MIN_LEAD", "run"]
 
-MIN_LEAD: Final = "8d"
+MIN_LEAD: Final = ColdPutOptions.min_lead
 """The window of a promotion, and a day until the next one."""
 
 
-def run(
-    frame: DataFrame,
-    *,
-    tier: str,
-    store: str | None = None,
-    namespace: str = "default",
-    mapping: Mapping[str, str] | None = None,
-    to: str | None = None,
-    was_due: str | None = None,
-    conflict: OnConflict = "insert",
-    min_lead: Duration = MIN_LEAD,
-    max_payload: int = 262_144,
-    timezone: str | None = None,
-    rate: int = 20_000,
-    concurrency: int | None = None,
-    timeout: str = "60s",
-    rejects: str | None = None,
-    dry_run: bool = False,
-    now: datetime | None = None,
-) -> Summary:
+@job("cold put", ColdPutOptions)
+def run(frame: DataFrame, options: ColdPutOptions) -> Summary:
     """Keep a message for each row that can be one, and that is due far enough ahead.
 
     All rows of a run count from one moment on, or none do. It may be repeated: what the tier has of an id stays as it
@@ -59,25 +42,7 @@ def run(
 
     Args:
         frame: Any rows.
-        tier: The folder, anywhere that the executors can read and write; it is made.
-        store: The store that the tier is promoted into, also as `env:NAME` or `file:PATH`. With it rows that are due
-            too soon for the tier are stored there, and what they replace is ended there too; without it they are
-            rejected.
-        namespace: Whose messages.
-        mapping: As of `backfill`.
-        to: The destination of rows that give none.
-        was_due: A column, or an SQL expression: when the message was due that this row replaces, null of new ones.
-            Then only the days that it names are looked at, and not all that are ahead.
-        conflict: `insert`: the first row of an id stands; `newer`: the one with the highest `version`.
-        min_lead: Rows due sooner than this do not belong into the tier.
-        max_payload: Most bytes of a payload: no more than the schedulers' own, who refuse what is larger.
-        timezone: Where times without an offset were written down; None: they are rejected.
-        rate: Most rows a second into the store, of all tasks together; 0 = no limit.
-        concurrency: How many tasks write to the store at once; None: as many as the session has cores.
-        timeout: How long a task asks again while the store does not answer.
-        rejects: A folder for the rejected rows, as Parquet, with `reason` and `field`; it must not be there yet.
-        dry_run: Count, and keep nothing.
-        now: The time by which rows are judged; None: this machine's.
+        options: See `ColdPutOptions`; callers give each by keyword.
 
     Returns:
         Counts of rows as of `backfill`; `put` and `ended` into the tier; `known` there; with a store `hot_…`, what came
@@ -88,41 +53,37 @@ def run(
         ConfigurationError: An option, or a column's name or type, is wrong; nothing was kept.
         StoreUnavailableError: The store did not answer for too long; to run it again is safe.
     """
-    clock = SystemClock()
-    started_ms, read_ms = clock.monotonic_ms(), clock.now_ms()
-    now_ms = read_ms if now is None else to_epoch_ms(now, field="now")
-    hot = Hot.checked(store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
-    place = Tier(frame.sparkSession, tier)
-    lead_ms = parse_duration(min_lead, field="min_lead", error=ConfigurationError)
-    kind = one_of("conflict", conflict, get_args(OnConflict))
-    payload = check_count(max_payload, "max_payload", 1, MOST_PAYLOAD)
+    read_ms, now_ms = SystemClock().now_ms(), judging_ms(options.now)
+    hot = Hot.checked(options)
+    place = Tier(frame.sparkSession, options.tier)
+    lead_ms = parse_duration(options.min_lead, field="min_lead", error=ConfigurationError)
+    kind = one_of("conflict", options.conflict, get_args(OnConflict))
+    payload = check_count(options.max_payload, "max_payload", 1, MOST_PAYLOAD)
     before = place.standing()
     if hot is not None:
         hot.check_of(before)
     first_ms = max(now_ms + lead_ms, before.claimed_ms)
     least_ms = 0 if hot else first_ms - now_ms
-    rules = Rules(now_ms=now_ms, min_lead_ms=least_ms, max_payload=payload, conflict=kind, timezone=timezone)
-    rows = judged(_given(frame, mapping, to, was_due, rules), rules).persist()
+    rules = Rules(now_ms=now_ms, min_lead_ms=least_ms, max_payload=payload, conflict=kind, timezone=options.timezone)
+    rows = judged(_given(frame, options, rules), rules).persist()
     try:
         found = counted(rows)
-        if rejects is not None:
-            write_rejects(rejected(rows), rejects)
+        if options.rejects is not None:
+            write_rejects(rejected(rows), options.rejects)
         put = _Put(place, before, hot, now_ms=now_ms, first_ms=first_ms, read_ms=read_ms)
         good = accepted(rows, rules)
-        outcome = {} if dry_run else put.run(good.drop("version") if kind == "insert" else good)
+        outcome = {} if options.dry_run else put.run(good.drop("version") if kind == "insert" else good)
     finally:
         rows.unpersist()
     dropped, reasons = reasons_of(found)
     reasons |= {name: n for name, n in outcome.items() if name in _UNDONE and n}
     return Summary(
-        job="cold put",
-        seconds=(clock.monotonic_ms() - started_ms) / 1000,
         rows=found.total(),
         rejected=sum(reasons.values()),
         counts={"accepted": found[None, None], **dropped}
         | {name: n for name, n in outcome.items() if name not in _UNDONE},
         facts={
-            "dry_run": dry_run,
+            "dry_run": options.dry_run,
             "reasons": reasons,
             "first_due": _time(first_ms),
             "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS),
@@ -133,13 +94,11 @@ def run(
 _UNDONE: Final = ("due_at.overtaken", "id.promoted")
 
 
-def _given(
-    frame: DataFrame, mapping: Mapping[str, str] | None, to: str | None, was_due: str | None, rules: Rules
-) -> DataFrame:
-    if was_due is None:
-        return given_whole(frame, mapping, to, rules)
-    named = dict(mapping or {name: name for name in MAPPED if name in frame.columns})
-    return given_whole(frame, named | {WAS_DUE_AT: was_due}, to, rules, names=(*MAPPED, WAS_DUE_AT))
+def _given(frame: DataFrame, options: ColdPutOptions, rules: Rules) -> DataFrame:
+    if options.was_due is None:
+        return given_whole(frame, options.mapping, options.to, rules)
+    named = dict(options.mapping or {name: name for name in MAPPED if name in frame.columns})
+    return given_whole(frame, named | {WAS_DUE_AT: options.was_due}, options.to, rules, names=(*MAPPED, WAS_DUE_AT))
 
 
 class _Put:

@@ -17,7 +17,10 @@ from aiodelay.clock import SystemClock
 from aiodelay.errors import AiodelayError, ConfigurationError, shortened
 from aiodelay.spark.archived import Archived, File, Listed
 from aiodelay.spark.summary import Summary
-from aiodelay.timeunits import Duration, from_epoch_ms, parse_duration
+from aiodelay.spark_options import CompactOptions
+from aiodelay.timeunits import from_epoch_ms, parse_duration
+
+from .job import job
 
 __all__ = ["ArchiveDamagedError", "run"]
 
@@ -46,7 +49,8 @@ class ArchiveDamagedError(AiodelayError):
         return f"day {self.day} has {self.wanted} events, and {self.found} after merging; nothing was changed"
 
 
-def run(spark: SparkSession, *, archive: str, before: str | None = None, keep: Duration = "1d") -> Summary:
+@job("compact", CompactOptions)
+def run(spark: SparkSession, options: CompactOptions) -> Summary:
     """Merge the files of each day that has ended.
 
     The new files count, and the old ones do so no more, in one step: a reader sees these or those. Old files stay for
@@ -55,9 +59,7 @@ def run(spark: SparkSession, *, archive: str, before: str | None = None, keep: D
 
     Args:
         spark: The session.
-        archive: The folder that `archive` writes, on this machine or mounted here.
-        before: Merge days before this one, `YYYY-MM-DD`; None: before today, UTC.
-        keep: How long files stay that count no more.
+        options: See `CompactOptions`; callers give each by keyword.
 
     Returns:
         How many events were in the merged days, and how many files there were before and after; `facts` has the days.
@@ -66,11 +68,10 @@ def run(spark: SparkSession, *, archive: str, before: str | None = None, keep: D
         ConfigurationError: It is no archive of ours, or elsewhere; or an option is wrong.
         ArchiveDamagedError: A day could not be merged; nothing of it was changed.
     """
-    clock = SystemClock()
-    started_ms, now_ms = clock.monotonic_ms(), clock.now_ms()
-    keep_ms = parse_duration(keep, field="keep", error=ConfigurationError)
-    place = Archived(archive)
-    end = _day(before) if before else from_epoch_ms(now_ms).date().isoformat()
+    now_ms = SystemClock().now_ms()
+    keep_ms = parse_duration(options.keep, field="keep", error=ConfigurationError)
+    place = Archived(options.archive)
+    end = _day(options.before) if options.before else from_epoch_ms(now_ms).date().isoformat()
     listed = place.listed()
     days = {day: files for day, files in _by_day(listed).items() if day < end and _is_worth_it(files)}
     with _staging(place) as staging:
@@ -84,10 +85,9 @@ def run(spark: SparkSession, *, archive: str, before: str | None = None, keep: D
         "files_after": sum(len(new) for _, new in merged.values()),
         "files_removed": removed,
     }
-    facts = {"archive": archive, "days": sorted(merged) if is_done else [], "overtaken": not is_done}
+    facts = {"archive": options.archive, "days": sorted(merged) if is_done else [], "overtaken": not is_done}
     rows = sum(n for n, _ in merged.values())
-    seconds = (clock.monotonic_ms() - started_ms) / 1000
-    return Summary(job="compact", seconds=seconds, rows=rows, counts=counts, facts=facts)
+    return Summary(rows=rows, counts=counts, facts=facts)
 
 
 def _day(text: str) -> str:

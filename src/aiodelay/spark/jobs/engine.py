@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 from pyspark.sql.streaming.query import StreamingQuery
 
-from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.inputs import check_count
 from aiodelay.kafka.records import is_topic
@@ -21,11 +21,13 @@ from aiodelay.spark.producing import check_writable
 from aiodelay.spark.progress import Batch, Batches
 from aiodelay.spark.slots import Slots
 from aiodelay.spark.summary import Summary
-from aiodelay.spark.topic_reading import MOST_AT_ONCE, readable_partitions
+from aiodelay.spark.topic_reading import readable_partitions
 from aiodelay.spark.topics import TopicSource
+from aiodelay.spark_options import EngineOptions
 from aiodelay.timeunits import Duration, parse_duration
 
 from .given import run_coroutine, setting
+from .job import job, taking
 
 __all__ = ["OnBatch", "run", "start"]
 
@@ -38,21 +40,8 @@ _STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBSta
 _LEAST_MS: Final = 100
 
 
-def start(
-    spark: SparkSession,
-    *,
-    source: str,
-    checkpoint: str,
-    to: str | None = None,
-    dead: str | None = None,
-    slot: Duration = "1s",
-    trigger: Duration = "500ms",
-    shards: int = 4,
-    starting: Literal["earliest", "latest"] = "earliest",
-    max_rows_per_batch: int = MOST_AT_ONCE,
-    fail_on_data_loss: bool = True,
-    timeout: str = "60s",
-) -> StreamingQuery:
+@taking(EngineOptions)
+def start(spark: SparkSession, options: EngineOptions) -> StreamingQuery:
     """Begin to deliver what a topic's records schedule, each to the topic that it names, and return what does it.
 
     Never early. At least once: the batch that was under way when it ended is given out again, under the same delivery
@@ -60,59 +49,59 @@ def start(
 
     Args:
         spark: The session.
-        source: `kafka://host:9092/topic`: schedules as docs/formats.md has them; also `env:NAME` or `file:PATH`.
-        checkpoint: Folder of what was read and of what waits; this query's alone, as long as its messages count.
-        to: `kafka://host:9092`, where the topics are that records name; None: where the source is.
-        dead: The topic for dead letters there, which is created if it is missing; None: the source's name and `.dead`.
-        slot: Length of a slot, the most that it adds to a message's lateness; a checkpoint keeps to one.
-        trigger: How often a batch begins.
-        shards: Over how many tasks the messages of a slot are spread; a checkpoint keeps to one number.
-        starting: Where a checkpoint begins that is new.
-        max_rows_per_batch: Most records that are read in a batch.
-        fail_on_data_loss: End with an error where records were deleted unread; otherwise go on without them.
-        timeout: How long a task tries again while Kafka takes nothing.
+        options: See `EngineOptions`; callers give each by keyword.
 
     Raises:
         ConfigurationError: An option is wrong.
         StoreMismatchError: There is no such topic.
         StoreUnavailableError: Kafka does not answer, or does not allow what is needed.
     """
-    if not checkpoint.strip():
+    return _started(spark, options)
+
+
+def _started(spark: SparkSession, options: EngineOptions) -> StreamingQuery:
+    if not options.checkpoint.strip():
         raise ConfigurationError("checkpoint", "blank", "a folder for what was read and what waits")
-    slots = Slots(_ms("slot", slot), check_count(shards, "shards", 1, 10_000))
-    trigger_ms = _ms("trigger", trigger)
-    topic = _prepared(source, to, dead)
-    dead = dead or f"{topic}.dead"
+    slots = Slots(_ms("slot", options.slot), check_count(options.shards, "shards", 1, 10_000))
+    trigger_ms = _ms("trigger", options.trigger)
+    topic = _prepared(options)
+    dead = options.dead or f"{topic}.dead"
     spark.dataSource.register(TopicSource)
     reading = {
-        "url": source,
+        "url": options.source,
         "purpose": f"{topic} in slots of {slots.slot_ms} ms and {slots.shards} shards",
-        "startingOffset": starting,
-        "maxRowsPerBatch": f"{max_rows_per_batch}",
-        "failOnDataLoss": f"{fail_on_data_loss}".lower(),
+        "startingOffset": options.starting,
+        "maxRowsPerBatch": f"{options.max_rows_per_batch}",
+        "failOnDataLoss": f"{options.fail_on_data_loss}".lower(),
     }
     raw = spark.readStream.format("aiodelay_kafka").options(**reading).load()
     rows = Batches.observing(due(placed(raw, slots), topic, dead), *_observed())
-    writer = rows.writeStream.format("aiodelay_kafka").options(url=to or source, dead=dead, timeout=timeout)
+    writing = {"url": options.to or options.source, "dead": dead, "timeout": options.timeout}
+    writer = rows.writeStream.format("aiodelay_kafka").options(**writing)
     with (
         setting(spark, "spark.sql.streaming.stateStore.providerClass", _STATE_STORE),
         setting(spark, "spark.sql.shuffle.partitions", f"{slots.shards}"),
     ):
         return (
-            writer.option("checkpointLocation", checkpoint)
+            writer.option("checkpointLocation", options.checkpoint)
             .outputMode("append")
             .trigger(processingTime=f"{trigger_ms} milliseconds")
             .start()
         )
 
 
-def run(spark: SparkSession, *, on_batch: OnBatch | None = None, **options: Any) -> Summary:  # noqa: ANN401 - `start`'s
+@dataclass(frozen=True, kw_only=True)
+class _Options(EngineOptions):
+    on_batch: OnBatch | None = None
+
+
+@job("engine", _Options)
+def run(spark: SparkSession, options: _Options) -> Summary:
     """Deliver until interrupted.
 
     Args:
         spark: The session.
-        on_batch: Is told of each batch.
-        options: Those of `start`.
+        options: Those of `start`; `on_batch` is told of each batch.
 
     Returns:
         How many messages this run delivered and how many became dead letters, in how many batches; `facts` has the
@@ -124,10 +113,8 @@ def run(spark: SparkSession, *, on_batch: OnBatch | None = None, **options: Any)
         StoreUnavailableError: As `start`.
         StreamingQueryException: It failed; `clear_error` finds why.
     """
-    clock = SystemClock()
-    started_ms = clock.monotonic_ms()
-    query = start(spark, **options)
-    told = _Told(on_batch)
+    query = _started(spark, options)
+    told = _Told(options.on_batch)
     try:
         with noted_interrupts() as interrupted:
             while not interrupted.is_set() and not query.awaitTermination(_LOOK_S):
@@ -136,8 +123,6 @@ def run(spark: SparkSession, *, on_batch: OnBatch | None = None, **options: Any)
         query.stop()
     told.note(query)
     return Summary(
-        job="engine",
-        seconds=(clock.monotonic_ms() - started_ms) / 1000,
         rows=told.delivered + told.dead,
         rejected=told.dead,
         counts={"batches": told.batches, "delivered": told.delivered, "dead": told.dead},
@@ -149,11 +134,11 @@ def _ms(name: str, given: Duration) -> int:
     return parse_duration(given, field=name, error=ConfigurationError, least_ms=_LEAST_MS)
 
 
-def _prepared(source: str, to: str | None, dead: str | None) -> str:
+def _prepared(options: EngineOptions) -> str:
     """Return the source's topic, which is there, and have one for dead letters."""
-    cluster, topic = read_topic(source, "source")
-    target = read_cluster_of(to or source, "to")
-    dead = dead or f"{topic}.dead"
+    cluster, topic = read_topic(options.source, "source")
+    target = read_cluster_of(options.to or options.source, "to")
+    dead = options.dead or f"{topic}.dead"
     if not is_topic(dead) or dead == topic:
         raise ConfigurationError("dead", shortened(dead), "a topic beside the source: A-Z a-z 0-9 . _ -")
 

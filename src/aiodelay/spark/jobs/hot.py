@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Self
 
 from msgspec import structs
@@ -17,6 +17,7 @@ from aiodelay.spark.cold import MESSAGE, Standing
 from aiodelay.spark.ending import end_frame
 from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of, write_options
 from aiodelay.spark.writing import write_frame
+from aiodelay.spark_options import ColdCancelOptions, ColdPutOptions, WriteOptions
 
 __all__ = ["Hot"]
 
@@ -33,37 +34,26 @@ _SCHEMA: Final = StructType(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hot:
-    """A store, and how it is written to.
-
-    Attributes:
-        store: Its URL, also as `env:NAME` or `file:PATH`.
-        namespace: Whose messages.
-        rate: Most messages a second, of all tasks together; 0 = no limit.
-        concurrency: How many tasks write at once; None: as many as the session has cores.
-        timeout: How long a task asks again while the store does not answer.
-    """
-
-    store: str
-    namespace: str
-    rate: int
-    concurrency: int | None
-    timeout: str
+@dataclass(frozen=True, kw_only=True)
+class Hot(WriteOptions):
+    """A store, and how it is written to."""
 
     @classmethod
-    def checked(
-        cls, store: str | None, *, namespace: str, rate: int, concurrency: int | None, timeout: str
-    ) -> Self | None:
+    def of(cls, options: WriteOptions | ColdPutOptions | ColdCancelOptions) -> Self:
+        """Return the store that a job's options name."""
+        return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
+
+    @classmethod
+    def checked(cls, options: ColdPutOptions | ColdCancelOptions) -> Self | None:
         """Return the store of a job that may do without, before Spark has any work.
 
         Raises:
             ConfigurationError: As `settings`.
             UnsupportedByStoreError: As `settings`.
         """
-        if store is None:
+        if options.store is None:
             return None
-        hot = cls(store=store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
+        hot = cls.of(options)
         hot.settings()
         return hot
 
@@ -109,12 +99,4 @@ class Hot:
         return end_frame(rows, self.settings())
 
     def _options(self) -> dict[str, str]:
-        return write_options(
-            store=self.store,
-            namespace=self.namespace,
-            conflict="newer",
-            max_payload=MOST_PAYLOAD,
-            rate=self.rate,
-            concurrency=self.concurrency,
-            timeout=self.timeout,
-        )
+        return write_options(self, conflict="newer", max_payload=MOST_PAYLOAD)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -18,15 +17,17 @@ from aiodelay.spark.moving import COPIED, MOVED, OUTCOMES, TAKEN_BACK, WHAT, Cop
 from aiodelay.spark.options import store_url
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.writing import cores_of
-from aiodelay.timeunits import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
+from aiodelay.spark_options import MigrateOptions
+from aiodelay.timeunits import format_duration, from_epoch_ms, parse_duration, to_epoch_ms
 
 from .given import run_coroutine
+from .job import job
 from .steps import Steps, messages_of
 
 __all__ = ["LEAD", "MARGIN", "run"]
 
-LEAD: Final = "10m"
-MARGIN: Final = "2m"
+LEAD: Final = MigrateOptions.lead
+MARGIN: Final = MigrateOptions.margin
 _FEW, _ONE_TASK = 500, 10_000
 
 
@@ -47,23 +48,8 @@ class _Plan(Struct, frozen=True, kw_only=True):
         return self.rate / self.tasks
 
 
-def run(
-    spark: SparkSession,
-    *,
-    source: str,
-    target: str,
-    cutover: datetime,
-    work: str,
-    namespace: str = "default",
-    to_namespace: str = "default",
-    lead: Duration = LEAD,
-    margin: Duration = MARGIN,
-    passes: int = 0,
-    rate: int = 20_000,
-    concurrency: int | None = None,
-    timeout: str = "60s",
-    verify: bool = False,
-) -> Summary:
+@job("migrate", MigrateOptions)
+def run(spark: SparkSession, options: MigrateOptions) -> Summary:
     """Move messages that are due at `cutover` or later, in passes, until one finds nothing to move.
 
     A pass copies what it finds, looks at both stores again, takes out of the source what stands in both as it was
@@ -72,20 +58,7 @@ def run(
 
     Args:
         spark: A session, classic or Connect.
-        source: URL of the store that messages leave, or `env:NAME` or `file:PATH` of one.
-        target: Of the store that they move to.
-        cutover: What is due before it stays in the source. Once it has passed, what is left and due later than `lead`
-            from now is moved.
-        work: A folder of this migration alone, where driver and executors can write.
-        namespace: Whose messages.
-        to_namespace: Whose they become.
-        lead: A run does not begin when the cut-over is nearer than this.
-        margin: Nothing is moved any more that is due within this.
-        passes: How many at most; 0: as many as it takes, until `margin` before the cut-over.
-        rate: Most messages a second, of all tasks together; 0 = no limit.
-        concurrency: How many tasks work at once; None: as many as the session has cores.
-        timeout: How long a task asks again while a store does not answer.
-        verify: Compare each copy with its original, in all their parts, before that is taken out.
+        options: See `MigrateOptions`; callers give each by keyword.
 
     Returns:
         `rows`: what passes have found. `rejected`: what is left in the source, and copies that differ. `counts` as
@@ -97,22 +70,22 @@ def run(
         StoreUnavailableError: A store did not answer for too long; run it again.
     """
     clock = SystemClock()
-    started_ms = clock.monotonic_ms()
     duration = partial(parse_duration, error=ConfigurationError)
+    tasks = cores_of(spark) if options.concurrency is None else options.concurrency
     plan = _Plan(
-        source=Place(source, namespace),
-        target=Place(target, to_namespace),
-        cutover_ms=to_epoch_ms(cutover, field="cutover"),
-        lead_ms=duration(lead, field="lead"),
-        margin_ms=duration(margin, field="margin"),
-        passes=check_count(passes, "passes", 0, 1_000_000),
-        rate=check_count(rate, "rate", 0, 100_000_000),
-        tasks=cores_of(spark) if concurrency is None else check_count(concurrency, "concurrency", 1, 100_000),
-        patience_ms=duration(timeout, field="timeout"),
-        verify=verify,
+        source=Place(options.source, options.namespace),
+        target=Place(options.target, options.to_namespace),
+        cutover_ms=to_epoch_ms(options.cutover, field="cutover"),
+        lead_ms=duration(options.lead, field="lead"),
+        margin_ms=duration(options.margin, field="margin"),
+        passes=check_count(options.passes, "passes", 0, 1_000_000),
+        rate=check_count(options.rate, "rate", 0, 100_000_000),
+        tasks=check_count(tasks, "concurrency", 1, 100_000),
+        patience_ms=duration(options.timeout, field="timeout"),
+        verify=options.verify,
     )
     _check(plan)
-    steps = Steps(spark, work, {"source": _told(plan.source), "target": _told(plan.target)})
+    steps = Steps(spark, options.work, {"source": _told(plan.source), "target": _told(plan.target)})
     migration = _Migration(spark, plan, steps, clock)
     resumed = migration.resume()
     wait_ms = plan.cutover_ms - clock.now_ms()
@@ -123,8 +96,6 @@ def run(
         migration.move()
     counts = dict(migration.counts) | {"left": migration.left()}
     return Summary(
-        job="migrate",
-        seconds=(clock.monotonic_ms() - started_ms) / 1000,
         rows=migration.rows,
         rejected=counts["left"] + counts.get("drift", 0),
         counts=counts,
@@ -132,8 +103,8 @@ def run(
             "cutover": from_epoch_ms(plan.cutover_ms).isoformat(),
             "passes": migration.passes,
             "resumed": resumed,
-            "verified": verify,
-            "work": work,
+            "verified": options.verify,
+            "work": options.work,
         },
     )
 

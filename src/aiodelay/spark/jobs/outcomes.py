@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain, combinations
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, get_args
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 from aiodelay.errors import ConfigurationError, InputError, shortened
 from aiodelay.model import DeadReason
+from aiodelay.spark_options import By
 from aiodelay.timeunits import to_epoch_ms
 
 from .given import problem_of_condition
 
-__all__ = ["By", "levels_of", "report"]
-
-By: TypeAlias = Literal["lane", "hour", "day"]
-"""What a report may have a row for: event type or sink, hour or day in UTC."""
+__all__ = ["levels_of", "report"]
 
 DEAD_REASONS: Final[tuple[str, ...]] = get_args(DeadReason)
 _OUTCOMES = ("delivered", "again", "dead", "dropped", "skipped")

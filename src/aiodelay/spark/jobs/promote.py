@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,35 +14,24 @@ from aiodelay.errors import ConfigurationError
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.spark.cold import Standing, Tier, day_of, live
 from aiodelay.spark.summary import Summary
-from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
+from aiodelay.spark_options import PromoteOptions
+from aiodelay.timeunits import format_duration, parse_duration
 
 from .hot import Hot
+from .job import job, judging_ms
 
 __all__ = ["MIN_LEAD", "WINDOW", "run"]
 
-WINDOW: Final = "7d"
-MIN_LEAD: Final = "1d"
+WINDOW: Final = PromoteOptions.window
+MIN_LEAD: Final = PromoteOptions.min_lead
 
 log: logging.Logger = logging.getLogger("aiodelay.spark")
 
 _JUDGED: Final = ("kind", "id", "version", "due_at", "at", "due_day")
 
 
-def run(
-    spark: SparkSession,
-    *,
-    tier: str,
-    store: str,
-    namespace: str = "default",
-    window: Duration = WINDOW,
-    min_lead: Duration = MIN_LEAD,
-    rate: int = 20_000,
-    concurrency: int | None = None,
-    timeout: str = "60s",
-    new_store: bool = False,
-    dry_run: bool = False,
-    now: datetime | None = None,
-) -> Summary:
+@job("promote", PromoteOptions)
+def run(spark: SparkSession, options: PromoteOptions) -> Summary:
     """Move everything that is due until the end of the day in which the window ends, and has not been moved yet.
 
     The days are claimed in the tier's log before they are read, so that whoever adds to them afterwards knows that the
@@ -54,18 +43,7 @@ def run(
 
     Args:
         spark: A session, classic or Connect.
-        tier: The folder of `cold put`.
-        store: The store's URL, also as `env:NAME` or `file:PATH`; all promotions of a tier go into the same.
-        namespace: Whose messages.
-        window: How far ahead of their time messages are moved, at least.
-        min_lead: Messages that have less time than this when they are moved are late.
-        rate: Most messages a second, of all tasks together; 0 = no limit.
-        concurrency: How many tasks write at once; None: as many as the session has cores.
-        timeout: How long a task asks again while the store does not answer.
-        new_store: The tier is promoted into this store from now on; without it, another one than before is refused.
-            What was promoted before is not moved again.
-        dry_run: Count, and move nothing.
-        now: The time; None: this machine's.
+        options: See `PromoteOptions`; callers give each by keyword.
 
     Returns:
         Counts of messages that were `stored`, `replaced` an older version, or were `known`; of all of them `late`,
@@ -77,30 +55,29 @@ def run(
             may have forgotten what was cancelled meanwhile: the days are claimed, and to run it again is safe.
         StoreUnavailableError: The store did not answer for too long; to run it again is safe.
     """
-    clock = SystemClock()
-    started_ms, read_ms = clock.monotonic_ms(), clock.now_ms()
-    now_ms = read_ms if now is None else to_epoch_ms(now, field="now")
-    window_ms = parse_duration(window, field="window", error=ConfigurationError)
-    lead_ms = parse_duration(min_lead, field="min_lead", error=ConfigurationError)
+    read_ms, now_ms = SystemClock().now_ms(), judging_ms(options.now)
+    window_ms = parse_duration(options.window, field="window", error=ConfigurationError)
+    lead_ms = parse_duration(options.min_lead, field="min_lead", error=ConfigurationError)
     if window_ms < lead_ms:
-        raise ConfigurationError("window", f"{window}, shorter than min_lead", f"at least {min_lead}")
-    hot = Hot(store=store, namespace=namespace, rate=rate, concurrency=concurrency, timeout=timeout)
-    name, place = hot.name, Tier(spark, tier)
+        raise ConfigurationError("window", f"{options.window}, shorter than min_lead", f"at least {options.min_lead}")
+    hot = Hot.of(options)
+    name, place = hot.name, Tier(spark, options.tier)
     before = place.standing()
     if not before.loads:
-        raise ConfigurationError("tier", f"{tier!r}, in which there is nothing", "a folder that `cold put` has written")
-    if not new_store:
+        found = f"{options.tier!r}, in which there is nothing"
+        raise ConfigurationError("tier", found, "a folder that `cold put` has written")
+    if not options.new_store:
         hot.check_of(before)
     through = max(day_of(now_ms + window_ms) + timedelta(days=1), before.claimed)
     is_due = through > before.promoted
-    if (is_due or before.store != name) and not dry_run:
+    if (is_due or before.store != name) and not options.dry_run:
         place.claim(through, store=name, now_ms=now_ms)
     after = place.standing()  # what was added before the claim is read; who adds anything later looks for the claim
     days = _Days(before.promoted, through, before.claimed)
     late = _late(place, after, days, now_ms=now_ms, lead_ms=lead_ms)
     facts = place.facts(after, days.has)
-    moved = _moved(facts, hot, read_ms=read_ms, dry_run=dry_run)
-    if is_due and not dry_run:
+    moved = _moved(facts, hot, read_ms=read_ms, dry_run=options.dry_run)
+    if is_due and not options.dry_run:
         place.promoted(through, store=name, now_ms=now_ms)
     if late["late"]:
         told = (
@@ -108,13 +85,11 @@ def run(
         )
         log.error(told, late["late"], format_duration(lead_ms), late["overdue"])
     return Summary(
-        job="promote",
-        seconds=(clock.monotonic_ms() - started_ms) / 1000,
         rows=sum(moved.values()),
         rejected=late["late"],
         counts={**moved, **late},
         facts={
-            "dry_run": dry_run,
+            "dry_run": options.dry_run,
             "days": sorted(f"{day}" for day in after.days(days.has)),
             "folders_read": len(place.places(after, days.has)),
             "promoted_before": f"{through}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec import Struct
@@ -14,16 +14,18 @@ from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, shortened
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.spark.summary import Summary
-from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
+from aiodelay.spark_options import ReconcileOptions
+from aiodelay.timeunits import format_duration, parse_duration
 
 from .differences import FINDINGS, compared_in, judged, tallied
 from .given import writing_anew
+from .job import job, judging_ms
 from .mapping import mapped
 from .sources import stored
 
 __all__ = ["FORMATS", "MARGIN", "run"]
 
-MARGIN: Final = "5m"
+MARGIN: Final = ReconcileOptions.margin
 FORMATS: Final = ("parquet", "csv", "json")
 
 _KINDS = (*FINDINGS, "same", "soon", "ended", "ahead", "recurring")
@@ -41,21 +43,13 @@ class _Count(Struct, frozen=True):
     example: str | None
 
 
-def run(
-    spark: SparkSession,
-    truth: DataFrame,
-    *,
-    store: str,
-    namespace: str = "default",
-    lane: str | None = None,
-    mapping: Mapping[str, str] | None = None,
-    to: str | None = None,
-    timezone: str | None = None,
-    margin: Duration = MARGIN,
-    now: datetime | None = None,
-    out: str | None = None,
-    overwrite: bool = False,
-) -> Summary:
+@dataclass(frozen=True, kw_only=True)
+class _Options(ReconcileOptions):
+    truth: DataFrame = field(kw_only=False)
+
+
+@job("reconcile", _Options)
+def run(spark: SparkSession, options: _Options) -> Summary:
     """Compare a truth with what is pending in a store; nothing is changed.
 
     The store goes on while it is read. So nothing is said of what is due before `now` and the margin; where reading
@@ -63,18 +57,8 @@ def run(
 
     Args:
         spark: A session, classic or Connect.
-        truth: What should be pending: a row for each message. It is evaluated once.
-        store: URL, or `env:NAME` or `file:PATH` of one.
-        namespace: Whose messages.
-        lane: Compare only with this sink's or event type's; the truth must then be of it alone.
-        mapping: Which of its columns are a message's, as `aiodelay.spark.jobs.mapping.mapped` takes it. Those that the
-            truth does not have are not compared.
-        to: Where messages of the truth go that does not say so itself.
-        timezone: Of due times without an offset.
-        margin: Longer than reading takes.
-        now: The time of the comparison; the default is this machine's.
-        out: Where differences are written, as `parquet:DIR`, `csv:DIR` or `json:DIR`; nowhere by default.
-        overwrite: Replace what stands there.
+        options: The truth, which is what should be pending: a row for each message, evaluated once. Then those of
+            `ReconcileOptions`; callers give each by keyword.
 
     Returns:
         `rows`: of the truth. `rejected`: differences. `counts`: messages by kind.
@@ -85,14 +69,15 @@ def run(
     """
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
-    margin_ms = parse_duration(margin, field="margin", error=ConfigurationError)
-    now_ms = clock.now_ms() if now is None else to_epoch_ms(now, field="now")
-    place = None if out is None else _read_place(out)
-    wanted = mapped(truth, mapping, to=to, timezone=timezone)
+    margin_ms = parse_duration(options.margin, field="margin", error=ConfigurationError)
+    now_ms = judging_ms(options.now)
+    place = None if options.out is None else _read_place(options.out)
+    wanted = mapped(options.truth, options.mapping, to=options.to, timezone=options.timezone)
     compared = compared_in(wanted)
-    options = {"store": store, "namespace": namespace} | ({} if lane is None else {"lane": lane})
-    pending = stored(spark, "id", "due_at", "version", "revision", "rule", *compared, **options)
-    ended = stored(spark, "id", "version", store=store, namespace=namespace, table="done")
+    place_of = {"store": options.store, "namespace": options.namespace}
+    lane = {} if options.lane is None else {"lane": options.lane}
+    pending = stored(spark, "id", "due_at", "version", "revision", "rule", *compared, **place_of, **lane)
+    ended = stored(spark, "id", "version", table="done", **place_of)
     found = tallied(judged(wanted, pending, ended, horizon_ms=now_ms + margin_ms))
     # A checkpoint, not a cache: what was found is never worked out again, from a truth and a store that have moved on.
     found = found.localCheckpoint(eager=True)
@@ -103,10 +88,8 @@ def run(
     differences = {kind: counts[kind].ids for kind in FINDINGS if kind in counts}
     rows = sum(each.in_truth for each in counts.values())
     if place is not None:
-        _write(_differences(found, now_ms=now_ms, rows=rows), place, overwrite=overwrite)
+        _write(_differences(found, now_ms=now_ms, rows=rows), place, overwrite=options.overwrite)
     return Summary(
-        job="reconcile",
-        seconds=(clock.monotonic_ms() - started_ms) / 1000,
         rows=rows,
         rejected=sum(differences.values()),
         counts={kind: counts[kind].ids if kind in counts else 0 for kind in _KINDS},
@@ -114,7 +97,7 @@ def run(
             "compared": ["due_at", *compared],
             "margin": format_duration(max(margin_ms, took_ms)),
             "stored": sum(each.in_store for each in counts.values()),
-            "differences": out,
+            "differences": options.out,
             "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS),
         },
     )
@@ -133,11 +116,11 @@ def _counted(found: DataFrame) -> dict[str, _Count]:
 
 
 def _check_fit(counts: Mapping[str, _Count]) -> None:
-    for kind, (field, problem, allowed) in _UNFIT.items():
+    for kind, (name, problem, allowed) in _UNFIT.items():
         if kind in counts:
             found = counts[kind]
             example = "" if found.example is None else f", such as {shortened(found.example)}"
-            raise InputError(field, f"{problem}: {found.in_truth:,} rows{example}", allowed)
+            raise InputError(name, f"{problem}: {found.in_truth:,} rows{example}", allowed)
 
 
 def _write(differences: DataFrame, place: tuple[str, str], *, overwrite: bool) -> None:

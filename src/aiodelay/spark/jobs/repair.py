@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, get_args
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError, shortened
 from aiodelay.model import TOMBSTONE_WINDOW_MS
 from aiodelay.spark.repairing import FOUND, OUTCOMES, Repairer
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of
-from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
+from aiodelay.spark_options import Kind, RepairOptions
+from aiodelay.timeunits import format_duration, parse_duration
 
 from .differences import compared_in
+from .job import job, judging_ms
 from .mapping import mapped
-from .reconcile import MARGIN
 
 __all__ = ["KINDS", "MAX_FRACTION", "run"]
 
-KINDS: Final = ("missing", "drift")
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
 """What is repaired unless `kinds` says otherwise; orphans are never, but where it is asked for."""
-MAX_FRACTION: Final = 0.01
+MAX_FRACTION: Final = RepairOptions.max_fraction
 
 _COLUMNS = ("kind", "id", "have_due_at", "have_revision", "found_at", "truth_rows")
 
@@ -41,22 +41,14 @@ class _Chosen(Struct, frozen=True):
         return sum(self.counts.values())
 
 
-def run(
-    spark: SparkSession,
-    differences: DataFrame,
-    truth: DataFrame,
-    *,
-    store: str,
-    namespace: str = "default",
-    mapping: Mapping[str, str] | None = None,
-    to: str | None = None,
-    timezone: str | None = None,
-    kinds: Sequence[str] = KINDS,
-    delete_orphans: int = 0,
-    max_fraction: float = MAX_FRACTION,
-    margin: Duration = MARGIN,
-    now: datetime | None = None,
-) -> Summary:
+@dataclass(frozen=True, kw_only=True)
+class _Options(RepairOptions):
+    differences: DataFrame = field(kw_only=False)
+    truth: DataFrame = field(kw_only=False)
+
+
+@job("repair", _Options)
+def run(spark: SparkSession, options: _Options) -> Summary:
     """Mend what a reconcile has found, where it is still so; whatever has changed since is left to the next reconcile.
 
     What is missing is stored, unless the store remembers that it ended. What drifted gets the truth's time, or all that
@@ -65,18 +57,8 @@ def run(
 
     Args:
         spark: A session, classic or Connect.
-        differences: What `reconcile` has written.
-        truth: As of `reconcile`; it is read again, and may have moved on.
-        store: URL, or `env:NAME` or `file:PATH` of one.
-        namespace: Whose messages.
-        mapping: As of `reconcile`.
-        to: As of `reconcile`.
-        timezone: As of `reconcile`.
-        kinds: `missing`, `drift`, or both.
-        delete_orphans: Cancel orphans, as many as this at most; 0: none.
-        max_fraction: How many differences are repaired at most, as a part of the truth's rows, 0 to 1.
-        margin: Nothing stored is changed that is due before `now` and this.
-        now: The time of the repair; the default is this machine's.
+        options: What `reconcile` has written; the truth as of `reconcile`, which is read again and may have moved on.
+            Then those of `RepairOptions`; callers give each by keyword.
 
     Returns:
         `rows`: differences of the chosen kinds. `counts`: what they came to. Repaired: `stored`, `replaced`,
@@ -88,27 +70,23 @@ def run(
         InputError: The differences are older than the store's memory; the truth has an id twice.
         UnsupportedByStoreError: The store cannot be repaired.
     """
-    clock = SystemClock()
-    started_ms = clock.monotonic_ms()
-    margin_ms = parse_duration(margin, field="margin", error=ConfigurationError)
-    now_ms = clock.now_ms() if now is None else to_epoch_ms(now, field="now")
-    wanted = mapped(truth, mapping, to=to, timezone=timezone)
+    margin_ms = parse_duration(options.margin, field="margin", error=ConfigurationError)
+    now_ms = judging_ms(options.now)
+    wanted = mapped(options.truth, options.mapping, to=options.to, timezone=options.timezone)
     given = compared_in(wanted)
-    wanted_kinds = _read_kinds(kinds, orphans=delete_orphans)
-    _check_columns(differences, given, wanted_kinds)
-    wanted, settings = _writable(wanted, store, namespace)
-    chosen = _chosen(differences, wanted_kinds)
-    _check_bounds(chosen, max_fraction, delete_orphans)
+    wanted_kinds = _read_kinds(options.kinds, orphans=options.delete_orphans)
+    _check_columns(options.differences, given, wanted_kinds)
+    wanted, settings = _writable(wanted, options.store, options.namespace)
+    chosen = _chosen(options.differences, wanted_kinds)
+    _check_bounds(chosen, options.max_fraction, options.delete_orphans)
     _check_age(chosen, now_ms)
     counts: dict[str, int] = {}
     if chosen.rows:
         repairer = Repairer(settings, given, now_ms + margin_ms)
-        work = _work(differences.where(F.col("kind").isin(*wanted_kinds)), wanted, settings)
+        work = _work(options.differences.where(F.col("kind").isin(*wanted_kinds)), wanted, settings)
         outcomes = work.mapInArrow(repairer, OUTCOMES).groupBy("outcome").agg(F.sum("n").alias("n"))
         counts = {each["outcome"]: each["n"] for each in outcomes.collect()}
     return Summary(
-        job="repair",
-        seconds=(clock.monotonic_ms() - started_ms) / 1000,
         rows=chosen.rows,
         counts=counts,
         facts={"found": chosen.counts, "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS)},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec import structs
@@ -12,59 +12,37 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spar
 from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, cut, shortened
 from aiodelay.spark.summary import Summary
+from aiodelay.spark_options import ReplayOptions
 from aiodelay.timeunits import Duration, parse_duration
 
 from . import backfill
 from .backfill import checked_destination
 from .given import problem_of_condition
+from .job import job
 from .mapping import mapped
 
 __all__ = ["NOW", "happened_to", "replayed", "run"]
 
-NOW: Final = "now"
+NOW: Final = ReplayOptions.shift
 _OCCURRENCE = "~[0-9]{10,15}$"
 """How the id of a recurring message's occurrence ends."""
 
 
-def run(
-    frame: DataFrame,
-    *,
-    store: str,
-    namespace: str = "default",
-    name: str | None = None,
-    same_ids: bool = False,
-    mapping: Mapping[str, str] | None = None,
-    where: str | None = None,
-    events: DataFrame | None = None,
-    events_where: str | None = None,
-    shift: Duration = NOW,
-    to: str | None = None,
-    rate: int = 500,
-    concurrency: int | None = None,
-    rejects: str | None = None,
-    dry_run: bool = False,
-) -> Summary:
+@dataclass(frozen=True, kw_only=True)
+class _Options(ReplayOptions):
+    events: DataFrame | None = None
+
+
+@job("replay", _Options)
+def run(frame: DataFrame, options: _Options) -> Summary:
     """Store messages again.
 
     To run it again under the same name changes nothing, for as long as the store remembers what has ended (24 h).
 
     Args:
         frame: What was kept of messages: a snapshot of a store, or what a backfill was made from.
-        store: The store's URL, also as `env:NAME` or `file:PATH`.
-        namespace: Whose messages.
-        name: What this replay is called: ids become `<id>-replay-<name>`.
-        same_ids: Keep ids, under a version that is higher by one: what is pending under one of them is replaced.
-        mapping: For each column of a message, a column or an SQL expression; None: columns called as ours.
-        where: An SQL condition on the frame.
-        events: Events of an archive: only messages to which one of them happened.
-        events_where: An SQL condition on the events.
-        shift: `now`: all are due at once, and the rate spreads them. A duration: due so much later than they were;
-            with a minus sign, earlier. What is due in the past is delivered at once.
-        to: Another destination of all of them.
-        rate: Most rows a second, of all tasks together; 0 = no limit.
-        concurrency: How many tasks write at once; None: as many as the session has cores.
-        rejects: A folder for rows that cannot be messages.
-        dry_run: Count, and store nothing.
+        options: See `ReplayOptions`; callers give each by keyword. In Python also `events` of an archive: only messages
+            to which one of them happened.
 
     Returns:
         What `backfill` returns; `without_message` counts the ids of events of which the frame has no message.
@@ -73,37 +51,30 @@ def run(
         ConfigurationError: An option, or a column's name or type, is wrong; nothing was stored.
         StoreUnavailableError: The store did not answer for too long; to run it again is safe.
     """
-    clock = SystemClock()
-    started_ms = clock.monotonic_ms()
-    _check_name(name, same_ids=same_ids)
-    shift_ms = _shift_ms(shift)
-    if events is None and events_where is not None:
+    _check_name(options.name, same_ids=options.same_ids)
+    shift_ms = _shift_ms(options.shift)
+    if options.events is None and options.events_where is not None:
         raise ConfigurationError("events_where", "given without events", "events, or no condition on them")
-    messages = mapped(_filtered(frame, where, "where"), mapping)
-    messages = messages if to is None else messages.withColumn("to", F.lit(checked_destination(to)))
+    messages = mapped(_filtered(frame, options.where, "where"), options.mapping)
+    messages = messages if options.to is None else messages.withColumn("to", F.lit(checked_destination(options.to)))
     counts: dict[str, int] = {}
-    if events is not None:
-        wanted = happened_to(_filtered(events, events_where, "events_where"))
+    if options.events is not None:
+        wanted = happened_to(_filtered(options.events, options.events_where, "events_where"))
         counts["without_message"] = wanted.join(messages, "id", "left_anti").count()
         messages = messages.join(wanted, "id", "left_semi")
     summary = backfill.run(
-        replayed(messages, name=name, now_ms=clock.now_ms(), shift_ms=shift_ms),
-        store=store,
-        namespace=namespace,
-        conflict="newer" if same_ids else "insert",
+        replayed(messages, name=options.name, now_ms=SystemClock().now_ms(), shift_ms=shift_ms),
+        store=options.store,
+        namespace=options.namespace,
+        conflict="newer" if options.same_ids else "insert",
         past_due="now",
-        rate=rate,
-        concurrency=concurrency,
-        rejects=rejects,
-        dry_run=dry_run,
+        rate=options.rate,
+        concurrency=options.concurrency,
+        rejects=options.rejects,
+        dry_run=options.dry_run,
     )
-    return structs.replace(
-        summary,
-        job="replay",
-        seconds=(clock.monotonic_ms() - started_ms) / 1000,
-        counts={**summary.counts, **counts},
-        facts={**summary.facts, "name": name},
-    )
+    facts = {**summary.facts, "name": options.name}
+    return structs.replace(summary, counts={**summary.counts, **counts}, facts=facts)
 
 
 def replayed(messages: DataFrame, *, name: str | None, now_ms: int, shift_ms: int | None) -> DataFrame:

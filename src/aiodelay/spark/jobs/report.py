@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_format
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -12,16 +12,17 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.clock import SystemClock
 from aiodelay.errors import ConfigurationError, InputError, shortened
 from aiodelay.spark.report_page import ReportPage, render
 from aiodelay.spark.report_plots import SLOTS_S, Figures
 from aiodelay.spark.schemas import EVENTS
 from aiodelay.spark.summary import Summary
+from aiodelay.spark_options import By, ReportOptions
 from aiodelay.timeunits import from_epoch_ms
 
 from .given import replacing, writing_anew
-from .outcomes import By, levels_of, report
+from .job import job
+from .outcomes import levels_of, report
 
 __all__ = ["MOST_ROWS", "By", "read_events", "report", "run"]
 
@@ -53,19 +54,8 @@ def read_events(spark: SparkSession, archive: str) -> DataFrame:
     return events
 
 
-def run(
-    spark: SparkSession,
-    *,
-    archive: str,
-    by: Sequence[By] = ("lane", "hour"),
-    start: datetime | None = None,
-    end: datetime | None = None,
-    where: str | None = None,
-    parquet: str | None = None,
-    csv: Path | None = None,
-    html: Path | None = None,
-    overwrite: bool = False,
-) -> Summary:
+@job("report", ReportOptions)
+def run(spark: SparkSession, options: ReportOptions) -> Summary:
     """Report on an archive of events.
 
     The figures are made in Spark, once. What is brought here does not grow with the events: rows for the page, up to
@@ -73,15 +63,7 @@ def run(
 
     Args:
         spark: Classic or Connect.
-        archive: A folder of Parquet, wherever Spark can read.
-        by: As of `report`, like `start`, `end` and `where`.
-        start: Earliest instant of what is counted.
-        end: First instant that is not counted any more.
-        where: A condition in SQL.
-        parquet: A folder to write the rows to, wherever Spark can write.
-        csv: A file of this machine for the same rows, times as ISO 8601 text.
-        html: A file of this machine for the page.
-        overwrite: Replace what is there already.
+        options: See `ReportOptions`; callers give each by keyword.
 
     Returns:
         Its rows are the outcomes that were counted.
@@ -90,30 +72,30 @@ def run(
         InputError: The archive is not there or holds something else, or `where` cannot be read.
         ConfigurationError: An option is wrong, or there is something where the report is to be written.
     """
-    clock = SystemClock()
-    started_ms = clock.monotonic_ms()
-    _check_free(archive, parquet, {"csv": csv, "html": html}, overwrite=overwrite)
-    figures = report(read_events(spark, archive), by=by, start=start, end=end, where=where, totals=True).persist()
+    _check_free(options)
+    by, events = options.by, read_events(spark, options.archive)
+    within = {"start": options.start, "end": options.end}
+    figures = report(events, by=by, where=options.where, totals=True, **within).persist()
     try:
-        if parquet is not None:
-            _write_parquet(_rows_of(figures, by), by, parquet, overwrite=overwrite)
-        if csv is not None:
-            _write_csv(_rows_of(figures, by).orderBy(*by), csv)
-        shown = _page_of(figures, by, archive, _range_text(start, end), where)
-        if html is not None:
-            with replacing(html) as file:
+        if options.parquet is not None:
+            _write_parquet(_rows_of(figures, by), by, options.parquet, overwrite=options.overwrite)
+        if options.csv is not None:
+            _write_csv(_rows_of(figures, by).orderBy(*by), options.csv)
+        shown = _page_of(figures, options)
+        if options.html is not None:
+            with replacing(options.html) as file:
                 file.write(render(shown))
     finally:
         figures.unpersist()
-    seconds = (clock.monotonic_ms() - started_ms) / 1000
-    return _summary_of(shown, seconds, {"parquet": parquet, "csv": csv, "html": html})
+    return _summary_of(shown, options)
 
 
-def _check_free(archive: str, parquet: str | None, files: Mapping[str, Path | None], *, overwrite: bool) -> None:
-    if parquet is not None and f"{parquet.rstrip('/')}/".startswith(f"{archive.rstrip('/')}/"):
-        raise ConfigurationError("parquet", shortened(parquet), "a folder outside the archive")
-    for name, path in files.items():
-        if path is not None and path.exists() and not overwrite:
+def _check_free(options: ReportOptions) -> None:
+    parquet, archive = (f"{(each or '').rstrip('/')}/" for each in (options.parquet, options.archive))
+    if options.parquet is not None and parquet.startswith(archive):
+        raise ConfigurationError("parquet", shortened(options.parquet), "a folder outside the archive")
+    for name, path in (("csv", options.csv), ("html", options.html)):
+        if path is not None and path.exists() and not options.overwrite:
             raise ConfigurationError(name, shortened(f"{path}"), "a name that is free, or overwrite")
         if path is not None and not path.parent.is_dir():
             raise ConfigurationError(name, shortened(f"{path}"), "in a folder that is there")
@@ -148,14 +130,15 @@ def _in_plain_types(rows: DataFrame) -> DataFrame:
     return rows.withColumn("hour", F.unix_seconds("hour")) if "hour" in rows.columns else rows
 
 
-def _page_of(figures: DataFrame, by: Sequence[By], archive: str, within: str, where: str | None) -> ReportPage:
+def _page_of(figures: DataFrame, options: ReportOptions) -> ReportPage:
+    by = options.by
     unit = tuple(name for name in by if name in SLOTS_S)
     found = _collected(figures, by)
     nothing = {name: None if name.endswith("_ms") else 0 for name in figures.columns}
     return ReportPage(
-        source=archive,
-        within=within,
-        where=where,
+        source=options.archive,
+        within=_range_text(options.start, options.end),
+        where=options.where,
         by=by,
         total=next(iter(found[()] or ()), nothing),
         lanes=found[("lane",)] if "lane" in by else (),
@@ -192,12 +175,13 @@ def _range_text(start: datetime | None, end: datetime | None) -> str:
     return " ".join(texts)
 
 
-def _summary_of(shown: ReportPage, seconds: float, files: dict[str, Any]) -> Summary:
+def _summary_of(shown: ReportPage, options: ReportOptions) -> Summary:
     total = shown.total
     outcomes = ("delivered", "repeated", "again", "dropped", "skipped", "dead")
     counts = {name: total[name] for name in (*outcomes, "early", "unclaimed")}
     lateness = {name: total[name] for name in ("p50_ms", "p95_ms", "p99_ms", "max_ms", "min_ms")}
+    files = {"parquet": options.parquet, "csv": options.csv, "html": options.html}
     written = {name: f"{path}" for name, path in files.items() if path is not None}
     rows = sum(counts[name] for name in outcomes)
     facts = {"within": shown.within, "time_zone": "UTC", "lateness": lateness, "written": written}
-    return Summary(job="report", seconds=seconds, rows=rows, counts=counts, facts=facts)
+    return Summary(rows=rows, counts=counts, facts=facts)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 from msgspec import structs
@@ -20,16 +21,15 @@ from aiodelay.spark.forecast import HOUR_MS, MESSAGE, Arrivals, Forecast, Hour, 
 from aiodelay.spark.session import register
 from aiodelay.spark.simulate_page import SimulationPage, render
 from aiodelay.spark.summary import Summary
+from aiodelay.spark_options import Overdue, SimulateOptions
 from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
 
 from .given import one_of, problem_of_condition, replacing
+from .job import job
 from .mapping import converted, given
 from .sources import stored
 
 __all__ = ["MOST_RATES", "Overdue", "pending", "read_rates", "run", "slots", "span_of"]
-
-Overdue: TypeAlias = Literal["backlog", "ignore"]
-"""What becomes of messages that are due before the simulated time: they are due at its begin, or left out."""
 
 MOST_RATES: Final = 6
 MOST_DAYS: Final = 92
@@ -112,21 +112,15 @@ def pending(
     return stored(spark, "due_at", **options)
 
 
-def run(
-    frame: DataFrame,
-    *,
-    rates: Sequence[float],
-    span: Span | None = None,
-    mapping: Mapping[str, str] | None = None,
-    timezone: str | None = None,
-    where: str | None = None,
-    overdue: Overdue = "backlog",
-    scale: float = 1.0,
-    slot: Duration | None = None,
-    source: str = "a frame",
-    out: Path | None = None,
-    overwrite: bool = False,
-) -> Summary:
+@dataclass(frozen=True, kw_only=True)
+class _Options(SimulateOptions):
+    rates: Sequence[float]
+    span: Span | None = None
+    source: str = "a frame"
+
+
+@job("simulate", _Options)
+def run(frame: DataFrame, options: _Options) -> Summary:
     """Simulate what dispatching at each rate brings: one queue, first due first served, nothing new or tried again.
 
     Lateness is told within a slot and the time of one message (1/rate), rounded up to a ms. What is brought here is how
@@ -134,19 +128,9 @@ def run(
 
     Args:
         frame: Messages, or whatever has due times.
-        rates: Messages a second; up to six.
-        span: The time to simulate; None: the next 7 days.
-        mapping: As of `backfill`, of which only `due_at` counts: a column, or an SQL expression; None: `due_at`.
-        timezone: Where due times without an offset were written down.
-        where: A condition in SQL on the frame.
-        overdue: What becomes of messages due before the span: `backlog` = they are due at its begin, `ignore` = left
-            out.
-        scale: As if there were so many times as many messages, 0.01 to 100.
-        slot: Messages that are due within the same slot count as due at its begin; a duration that divides an hour.
-            None: 1 ms to 10 s, so that there are up to a million slots.
-        source: Where the frame comes from, for the page.
-        out: A folder of this machine for `simulate.csv` and `simulate.html`.
-        overwrite: Replace what is there already.
+        options: See `SimulateOptions`; callers give each by keyword. In Python also `rates`, up to six, in messages a
+            second; `span`, the time to simulate, the next 7 days without it; `source`, where the frame comes from, for
+            the page.
 
     Returns:
         Its rows are the messages that were counted; `facts` has the figures of each rate in all.
@@ -156,27 +140,28 @@ def run(
         InputError: A due time is missing.
         StoreUnavailableError: The frame is a store's that does not answer.
     """
-    clock = SystemClock()
-    started_ms = clock.monotonic_ms()
-    span = span_of() if span is None else span
-    units, weight = _units(rates), _weight(scale)
-    slot_ms = _slot_ms(slot, span)
-    one_of("overdue", overdue, get_args(Overdue))
-    if out is not None:
-        _check_free(out, overwrite=overwrite)
-    counted = slots(_due_times(frame, mapping, timezone, where), span=span, slot_ms=slot_ms)
-    arrivals, late = _collected(counted, with_overdue=overdue == "backlog")
+    span = span_of() if options.span is None else options.span
+    units, weight = _units(options.rates), _weight(options.scale)
+    slot_ms = _slot_ms(options.slot, span)
+    one_of("overdue", options.overdue, get_args(Overdue))
+    if options.out is not None:
+        _check_free(options.out, overwrite=options.overwrite)
+    counted = slots(_due_times(frame, options), span=span, slot_ms=slot_ms)
+    arrivals, late = _collected(counted, with_overdue=options.overdue == "backlog")
     forecasts = [forecast(arrivals, rate, span, weight) for rate in units]
-    facts = _facts(forecasts, span, slot_ms, scale)
-    if out is not None:
+    facts = _facts(forecasts, span, slot_ms, options.scale)
+    if options.out is not None:
         shown = SimulationPage(
-            source=source, span=span, slot_ms=slot_ms, overdue=late, scale=scale, forecasts=forecasts
+            source=options.source,
+            span=span,
+            slot_ms=slot_ms,
+            overdue=late,
+            scale=options.scale,
+            forecasts=forecasts,
         )
-        facts["written"] = _write(shown, out)
-    seconds = (clock.monotonic_ms() - started_ms) / 1000
+        facts["written"] = _write(shown, options.out)
     rows = int(arrivals.n.sum())
-    counts = {"messages": rows, "overdue": late}
-    return Summary(job="simulate", seconds=seconds, rows=rows, counts=counts, facts=facts)
+    return Summary(rows=rows, counts={"messages": rows, "overdue": late}, facts=facts)
 
 
 def _units(rates: Sequence[float]) -> list[int]:
@@ -218,14 +203,12 @@ def _check_free(out: Path, *, overwrite: bool) -> None:
         raise ConfigurationError("out", shortened(f"{out}"), "in a folder that is there")
 
 
-def _due_times(
-    frame: DataFrame, mapping: Mapping[str, str] | None, timezone: str | None, where: str | None
-) -> DataFrame:
-    if where is not None:
+def _due_times(frame: DataFrame, options: SimulateOptions) -> DataFrame:
+    if (where := options.where) is not None:
         if problem := problem_of_condition(frame, where):
             raise ConfigurationError("where", f"{shortened(where)}{problem}", "a condition on what is read")
         frame = frame.where(where)
-    return converted(given(frame, mapping, names=_DUE, required=_DUE), timezone=timezone)
+    return converted(given(frame, options.mapping, names=_DUE, required=_DUE), timezone=options.timezone)
 
 
 def _collected(counted: DataFrame, *, with_overdue: bool) -> tuple[Arrivals, int]:

@@ -1,0 +1,125 @@
+"""The command of a job, made from the job's options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from datetime import datetime, timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from aiodelay.cli.errors import FAILED, NOT_UNDERSTOOD, CommandError
+from aiodelay.cli.output import print_json
+from aiodelay.errors import ConfigurationError
+from aiodelay.shapes import read_time
+from aiodelay.spark_options import Flag
+
+from .common import Cluster, mapping_of, run_job
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from aiodelay.spark.summary import Summary
+
+__all__ = ["Source", "command"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a job is about: nothing but what its options say. Subclasses have options of the command line alone."""
+
+    def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
+        """Call the job."""
+        return job(spark, **options)
+
+
+def command(job: str, options: type, source: type[Source] = Source) -> Callable[..., int]:
+    """Return the command of a job: it takes the options of the job and of its source, and where Spark runs."""
+    own, of_job = _declared(source), _declared(options)
+    declared = {name: own[name] for name in own if name not in of_job} | of_job | own
+
+    def run(*, cluster: Cluster = Cluster(), **texts: Any) -> int:  # noqa: ANN401 - what cyclopts has read
+        def work(spark: SparkSession) -> Summary:
+            columns = {"mapping": mapping_of(given["mapping"])} if "mapping" in given else {}
+            return first.run(import_module(f"aiodelay.spark.jobs.{job}").run, spark, given | columns)
+
+        given = {name: declared[name].read(value) for name, value in texts.items()}
+        try:
+            first = source(**{name: given.pop(name) for name in own if name in given})
+            summary = run_job(work, cluster)
+        except ConfigurationError as error:
+            raise CommandError(f"{error}", exit_code=NOT_UNDERSTOOD) from error
+        print_json(summary.shape())
+        return 0 if summary.is_within(cluster.max_rejected) else FAILED
+
+    where = inspect.Parameter("cluster", inspect.Parameter.KEYWORD_ONLY, default=Cluster(), annotation=Cluster)
+    shown = [*(each.parameter for each in declared.values()), where]
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # what cyclopts reads
+    run.__annotations__ = {each.name: each.annotation for each in shown}
+    run.__doc__ = "\n".join([f"Run {job}.", "", "Args:", *_texts(source), *_texts(options)])
+    return run
+
+
+def _declared(options: type) -> dict[str, _Option]:
+    """Return the options of a dataclass, those of its bases behind its own."""
+    own, hints = inspect.get_annotations(options), get_type_hints(options, include_extras=True)
+    found = sorted(fields(options), key=lambda each: each.name not in own)
+    return {each.name: _Option(each.name, each.default, hints[each.name]) for each in found}
+
+
+class _Option(NamedTuple):
+    name: str
+    default: object
+    hint: Any
+
+    @property
+    def parts(self) -> list[Any]:
+        return list(_parts(self.hint))
+
+    @property
+    def flag(self) -> Flag:
+        return next((each for each in self.parts if isinstance(each, Flag)), Flag())
+
+    @property
+    def spelled(self) -> str:
+        return f"--{self.flag.name or self.name.strip('_').replace('_', '-')}"
+
+    def read(self, value: Any) -> Any:  # noqa: ANN401 - of any type
+        return read_time(value, self.spelled) if datetime in self.parts else value
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        flag, is_mapping = self.flag, Mapping in self.parts
+        spelled = Parameter(
+            name=self.spelled,
+            env_var=flag.env,
+            negative=None if self.default is True else "",
+            validator=[] if flag.least is None else Number(gte=flag.least, lte=flag.most),
+            allow_leading_hyphen=flag.signed,
+            consume_multiple=flag.many,
+        )
+        kind = tuple[str, ...] if is_mapping else str if _TEXTS.intersection(self.parts) else self.hint
+        default = inspect.Parameter.empty if self.default is MISSING else () if is_mapping else self.default
+        return inspect.Parameter(
+            self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, spelled]
+        )
+
+
+_TEXTS = frozenset({datetime, timedelta})
+"""Types that the command line reads as text."""
+
+
+def _parts(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - any type
+    """Return what a type is made of, with what is said of it."""
+    yield get_origin(hint) or hint
+    for each in get_args(hint):
+        yield from _parts(each)
+
+
+def _texts(options: type) -> Iterator[str]:
+    """Return what the docstrings of a dataclass and its bases say of each option."""
+    return (f"{inspect.getdoc(each)}".partition("Attributes:\n")[2] for each in options.__mro__)
