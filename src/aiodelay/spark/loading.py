@@ -20,7 +20,7 @@ from .composing import parts_of, puts_of
 from .pacing import Pacer, rows_at_once
 from .write_settings import WriteSettings, store_of
 
-__all__ = ["Counts", "Patience", "load", "opened"]
+__all__ = ["Counts", "Patience", "load", "opened", "unanswered"]
 
 CALLS_AT_ONCE = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
@@ -106,7 +106,8 @@ class _Loader:
             patience = Patience(self._settings.patience_ms)
             left, why = await self._tried(puts)
             while why is not None:
-                await patience.pause(self._error(why, len(left)))
+                told = f"{len(left)} rows were sent for {format_duration(self._settings.patience_ms)} in vain"
+                await patience.pause(unanswered(self._store, why, told))
                 self._check_time()
                 left, why = await self._tried(left)
         finally:
@@ -127,10 +128,11 @@ class _Loader:
                 raise InputError("message", f"refused as {each.reason} ({each.detail})", "what can be replaced", put.id)
         return [put for put, _ in left], next((each for _, each in left if isinstance(each, Refused | Unknown)), None)
 
-    def _error(self, why: Refused | Unknown, rows: int) -> StoreError:
-        kind = StoreFullError if isinstance(why, Refused) and why.reason == "full" else StoreUnavailableError
-        patience = format_duration(self._settings.patience_ms)
-        return kind(self._store.name, f"{why.detail}; {rows} rows were sent for {patience} in vain")
+
+def unanswered(store: Store, why: Refused | Unknown, told: str) -> StoreError:
+    """Return the error of a store that did not answer, or had no room."""
+    kind = StoreFullError if isinstance(why, Refused) and why.reason == "full" else StoreUnavailableError
+    return kind(store.name, f"{why.detail}; {told}")
 
 
 def _is_settled(outcome: Outcome) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -17,16 +17,16 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 from msgspec import structs
 
-from aiodelay.errors import InputError, StoreError, StoreFullError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.errors import InputError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.identifiers import new_op
-from aiodelay.model import MAX_CLAIM_MESSAGES, Cancel, Command, Conflict, Outcome, Put, Refused, Stored
+from aiodelay.model import MAX_CLAIM_MESSAGES, Cancel, Command, Conflict, Outcome, Put, Refused, Stored, Unknown
 from aiodelay.ports import Scannable, Store
 from aiodelay.registry import open_store
 from aiodelay.scanning import Scan
 from aiodelay.scheduler import MOST_PAYLOAD
 
 from .composing import parts_of, puts_of
-from .loading import Patience, opened
+from .loading import Patience, opened, unanswered
 from .options import store_url
 from .pacing import Pacer, rows_at_once
 from .write_settings import WriteSettings
@@ -298,24 +298,16 @@ async def _carried_out(store: Store, commands: Sequence[Command], patience_ms: i
     while left:
         outcomes = await store.apply([commands[number] for number in left])
         found |= dict(zip(left, outcomes, strict=True))
-        left = [number for number in left if _why_again(found[number]) is not None]
+        left = [number for number in left if _is_unanswered(found[number])]
         if left:
-            await patience.pause(_error(store, found[left[0]], len(left)))
+            why = found[left[0]]
+            assert isinstance(why, Refused | Unknown)
+            await patience.pause(unanswered(store, why, f"{len(left)} messages wait for it"))
     return [found[number] for number in range(len(commands))]
 
 
-def _why_again(outcome: Outcome) -> str | None:
-    if isinstance(outcome, Stored):
-        return None
-    if isinstance(outcome, Refused):
-        return outcome.detail if outcome.reason in ("unavailable", "full") else None
-    return outcome.detail
-
-
-def _error(store: Store, outcome: Outcome, rows: int) -> StoreError:
-    is_full = isinstance(outcome, Refused) and outcome.reason == "full"
-    kind: Callable[..., StoreError] = StoreFullError if is_full else StoreUnavailableError
-    return kind(store.name, f"{_why_again(outcome)}; {rows} messages wait for it")
+def _is_unanswered(outcome: Outcome) -> bool:
+    return isinstance(outcome, Unknown) or (isinstance(outcome, Refused) and outcome.reason in ("unavailable", "full"))
 
 
 def _word(answer: Outcome) -> Taken:

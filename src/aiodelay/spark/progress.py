@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Batch", "Batches"]
+from .interrupts import noted_interrupts
+
+__all__ = ["Batch", "Batches", "followed"]
 
 _OBSERVED: Final = "aiodelay"
+_LOOK_S: Final = 1
 
 
 class Batch(NamedTuple):
@@ -46,6 +49,18 @@ class Batches:
                 continue
             self._last = progress["batchId"]
             yield Batch(self._last, progress["durationMs"]["triggerExecution"] / 1000, _by_name(row.asDict()))
+
+
+def followed(query: StreamingQuery, note: Callable[[StreamingQuery], object]) -> bool:
+    """Call `note` every second until the query ends or Ctrl-C stops it; return whether it was Ctrl-C."""
+    try:
+        with noted_interrupts() as interrupted:
+            while not interrupted.is_set() and not query.awaitTermination(_LOOK_S):
+                note(query)
+    finally:
+        query.stop()
+    note(query)
+    return interrupted.is_set()
 
 
 def _by_name(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,8 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from aiodelay.errors import ConfigurationError, shortened
 from aiodelay.spark.archived import CHECKPOINT, LOG, local_path
-from aiodelay.spark.interrupts import noted_interrupts
-from aiodelay.spark.progress import Batches
+from aiodelay.spark.progress import Batches, followed
 from aiodelay.spark.session import register
 from aiodelay.spark.summary import Summary
 from aiodelay.spark_options import ArchiveOptions
@@ -24,7 +23,6 @@ from .job import job
 
 __all__ = ["by_day", "run"]
 
-_LOOK_S: Final = 1
 _EVERY_BATCH: Final = "spark.sql.streaming.fileSink.log.compactInterval"
 """How many batches the sink's log of files is written for at once; 1: each time the whole of it, in one file."""
 
@@ -71,15 +69,8 @@ def run(spark: SparkSession, options: ArchiveOptions) -> Summary:
     written = _Written()
     with setting(spark, _EVERY_BATCH, "1"):
         query = writer.trigger(**trigger).start(options.to)
-    try:
-        with noted_interrupts() as interrupted:
-            while not interrupted.is_set() and not query.awaitTermination(_LOOK_S):
-                written.note(query)
-    finally:
-        query.stop()
-    if interrupted.is_set() and options.every is None:
+    if followed(query, written.note) and options.every is None:
         raise KeyboardInterrupt
-    written.note(query)
     facts = {"to": options.to, "checkpoint": checkpoint, "days": sorted(written.days)}
     return Summary(rows=written.rows, counts={"batches": written.batches}, facts=facts)
 

@@ -15,10 +15,9 @@ from aiodelay.inputs import check_count
 from aiodelay.kafka.records import is_topic
 from aiodelay.kafka.topic import prepare_dead
 from aiodelay.spark.engine import due, placed
-from aiodelay.spark.interrupts import noted_interrupts
 from aiodelay.spark.places import read_cluster_of, read_topic
 from aiodelay.spark.producing import check_writable
-from aiodelay.spark.progress import Batch, Batches
+from aiodelay.spark.progress import Batch, Batches, followed
 from aiodelay.spark.slots import Slots
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.topic_reading import readable_partitions
@@ -34,7 +33,6 @@ __all__ = ["OnBatch", "run", "start"]
 OnBatch: TypeAlias = Callable[[Mapping[str, Any]], object]
 """Is told of each batch that gave something out: `batch`, `delivered`, `dead`, `seconds`, `lateness_ms`."""
 
-_LOOK_S: Final = 1
 _PARTS: Final = (0.5, 0.99)
 _STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _LEAST_MS: Final = 100
@@ -115,13 +113,7 @@ def run(spark: SparkSession, options: _Options) -> Summary:
     """
     query = _started(spark, options)
     told = _Told(options.on_batch)
-    try:
-        with noted_interrupts() as interrupted:
-            while not interrupted.is_set() and not query.awaitTermination(_LOOK_S):
-                told.note(query)
-    finally:
-        query.stop()
-    told.note(query)
+    followed(query, told.note)
     return Summary(
         rows=told.delivered + told.dead,
         rejected=told.dead,
