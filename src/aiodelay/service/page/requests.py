@@ -32,17 +32,22 @@ MOST_FIELDS = 2_100
 FORM = "application/x-www-form-urlencoded"
 
 
-def screen(scope: Scope) -> Callable[[_Endpoint], _Endpoint]:
-    """Make a route of a function: for those whose token is for this; whoever has not signed in is asked to."""
+def screen(scope: Scope | None) -> Callable[[_Endpoint], _Endpoint]:
+    """Make a route of a function for callers whose token has the scope. Others are asked to sign in, unless it is None.
+
+    The page shows errors that the function raises.
+    """
 
     def decorate(function: _Endpoint) -> _Endpoint:
         async def endpoint(request: Request) -> Response:
-            if request.scope[CALLER] is None and state_of(request).has_tokens and request.method == "GET":
+            is_unknown = request.scope[CALLER] is None and state_of(request).has_tokens
+            if scope is not None and is_unknown and request.method == "GET":
                 if request.headers.get("hx-request"):
                     return Response(status_code=401, headers={"hx-redirect": path_of(request, "login")})
                 return RedirectResponse(path_of(request, "login", back=here_of(request)), 303)
             try:
-                check_allowed(request, scope)
+                if scope is not None:
+                    check_allowed(request, scope)
                 return await function(request)
             except AiodelayError as error:
                 return failed(request, error)

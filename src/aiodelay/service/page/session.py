@@ -5,12 +5,11 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.responses import Response
 
-from aiodelay.service.api.problems import ApiError
 from aiodelay.service.api.security import CALLER, Caller, audit
 from aiodelay.service.api.sessions import COOKIE, SESSION_S
 
 from .rendering import THEME, local, path_of, shown
-from .requests import failed, form_of, seen_at
+from .requests import form_of, screen, seen_at
 from .state import state_of
 
 __all__ = ["login", "logout", "sign_in", "theme"]
@@ -24,12 +23,10 @@ async def login(request: Request) -> Response:
     return shown(request, "login.html", wrong="wrong" in request.query_params, next_page=back)
 
 
+@screen(None)
 async def sign_in(request: Request) -> Response:
     """Begin a session."""
-    try:
-        form = await form_of(request)
-    except ApiError as error:
-        return failed(request, error)
+    form = await form_of(request)
     back = local(request, form.one("back"))
     begun = state_of(request).sessions.begin(form.one("token"))
     peer = request.client.host if request.client else "local"
@@ -45,24 +42,20 @@ async def sign_in(request: Request) -> Response:
     return response
 
 
+@screen(None)
 async def logout(request: Request) -> Response:
     """End a session."""
-    try:
-        await form_of(request)
-    except ApiError as error:
-        return failed(request, error)
+    await form_of(request)
     state_of(request).sessions.end(request.cookies.get(COOKIE, ""))
     response = seen_at(path_of(request, "login"))
     response.delete_cookie(COOKIE, path=_path(request))
     return response
 
 
+@screen(None)
 async def theme(request: Request) -> Response:
     """Choose dark, light, or what the system says."""
-    try:
-        form = await form_of(request)
-    except ApiError as error:
-        return failed(request, error)
+    form = await form_of(request)
     response = seen_at(local(request, form.one("back")))
     chosen = form.one("theme")
     _set(request, response, THEME, chosen if chosen in ("dark", "light") else "auto", YEAR_S)
