@@ -171,19 +171,9 @@ async def _schedule(
 
 async def _scheduled(store: Opened, message: Message) -> Scheduled:
     store.check(message)
+    fields = {name: getattr(message, name) for name in message.__struct_fields__ if name != "event"}
     try:
-        return await store.scheduler.schedule(
-            message.event,
-            at=message.at,
-            delay=message.delay,
-            every=message.every,
-            id=message.id,
-            to=message.to,
-            key=message.key,
-            headers=message.headers,
-            conflict=message.conflict,
-            late=message.late,
-        )
+        return await store.scheduler.schedule(message.event, **fields)
     except OutcomeUnknownError as error:
         found = await error.retry()
         assert isinstance(found, Scheduled)
