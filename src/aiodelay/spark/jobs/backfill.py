@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from msgspec import structs
 from pyspark.sql import DataFrame
@@ -26,16 +27,7 @@ from .given import one_of, writing_anew
 from .job import job
 from .mapping import MAPPED, given
 
-__all__ = [
-    "OnConflict",
-    "PastDue",
-    "checked_destination",
-    "counted",
-    "given_whole",
-    "reasons_of",
-    "run",
-    "write_rejects",
-]
+__all__ = ["Found", "OnConflict", "PastDue", "checked_destination", "given_whole", "run", "sorted_out"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +66,15 @@ def run(frame: DataFrame, options: _Options) -> Summary:
     writing = write_options(options, conflict=rules.conflict, max_payload=rules.max_payload)
     rows = judged(given_whole(frame, options.mapping, options.to, rules), rules)
     read_settings(writing, accepted(rows, rules).schema)  # a mistake in them is told before Spark has any work
-    rows = rows.persist()
-    try:
-        found = counted(rows)
-        if options.rejects is not None:
-            write_rejects(rejected(rows), options.rejects)
-        written = {} if options.dry_run else structs.asdict(write_frame(accepted(rows, rules), writing))
-    finally:
-        rows.unpersist()
-    dropped, reasons = reasons_of(found)
+    with sorted_out(rows, rules, options.rejects) as (good, found):
+        written = {} if options.dry_run else structs.asdict(write_frame(good, writing))
     return Summary(
-        rows=found.total(),
-        rejected=sum(reasons.values()),
-        counts={"accepted": found[None, None], **dropped, **written},
+        rows=found.rows,
+        rejected=sum(found.reasons.values()),
+        counts={"accepted": found.accepted, **found.dropped, **written},
         facts={
             "dry_run": options.dry_run,
-            "reasons": reasons,
+            "reasons": found.reasons,
             "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS),
         },
     )
@@ -136,25 +121,38 @@ def checked_destination(to: str | None) -> str | None:
     return to
 
 
-def counted(rows: DataFrame) -> Counter[tuple[str | None, str | None]]:
-    """Return how many rows there are of each field and reason; (None, None) are the good ones."""
-    return Counter(
-        {(row["field"], row["reason"]): row["count"] for row in rows.groupBy("field", "reason").count().collect()}
-    )
+class Found(NamedTuple):
+    """How many rows there were, and how many became what.
+
+    Attributes:
+        rows: All of them.
+        accepted: The good ones.
+        dropped: Rows that were dropped although they are no mistake, by reason.
+        reasons: Rejected rows, by `field.reason`.
+    """
+
+    rows: int
+    accepted: int
+    dropped: dict[str, int]
+    reasons: dict[str, int]
 
 
-def write_rejects(rows: DataFrame, folder: str) -> None:
-    """Write rejected rows into a new folder.
+@contextmanager
+def sorted_out(rows: DataFrame, rules: Rules, rejects: str | None = None) -> Iterator[tuple[DataFrame, Found]]:
+    """Work out judged rows once, write the rejected ones into a new folder, and yield the good ones and the counts.
 
     Raises:
-        ConfigurationError: There is something.
+        ConfigurationError: The folder is there already.
     """
-    with writing_anew("rejects", folder, "a folder that is not there yet"):
-        rows.write.parquet(folder)
-
-
-def reasons_of(found: Counter[tuple[str | None, str | None]]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how many rows were dropped for what is no mistake, by reason; and rejected, by `field.reason`."""
-    dropped = {reason: sum(n for (_, why), n in found.items() if why == reason) for reason in DROPPED}
-    reasons = {f"{field}.{why}": n for (field, why), n in sorted(found.items(), key=str) if why and why not in DROPPED}
-    return dropped, reasons
+    rows = rows.persist()
+    try:
+        groups = rows.groupBy("field", "reason").count().collect()
+        counts = Counter({(row["field"], row["reason"]): row["count"] for row in groups})
+        if rejects is not None:
+            with writing_anew("rejects", rejects, "a folder that is not there yet"):
+                rejected(rows).write.parquet(rejects)
+        dropped = {reason: sum(n for (_, why), n in counts.items() if why == reason) for reason in DROPPED}
+        wrong = {f"{at}.{why}": n for (at, why), n in sorted(counts.items(), key=str) if why and why not in DROPPED}
+        yield accepted(rows, rules), Found(counts.total(), counts[None, None], dropped, wrong)
+    finally:
+        rows.unpersist()

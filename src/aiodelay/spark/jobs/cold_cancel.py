@@ -16,8 +16,8 @@ from aiodelay.spark.summary import Summary
 from aiodelay.spark_options import ColdCancelOptions, OnConflict
 from aiodelay.timeunits import format_duration
 
-from .backfill import counted, reasons_of
-from .checking import Rules, accepted, judged
+from .backfill import sorted_out
+from .checking import Rules, judged
 from .hot import Hot
 from .job import job, judging_ms
 from .mapping import given
@@ -60,20 +60,14 @@ def run(frame: DataFrame, options: _Options) -> Summary:
     asked = given(frame, options.mapping, names=COLUMNS, required=("id",))
     conflict: OnConflict = "newer" if "version" in asked.columns else "insert"
     rules = Rules(now_ms=now_ms, conflict=conflict, timezone=options.timezone)
-    rows = judged(asked, rules).persist()
-    try:
-        found = counted(rows)
-        counts = _cancel(place, accepted(rows, rules), hot, now_ms)
-    finally:
-        rows.unpersist()
-    dropped, reasons = reasons_of(found)
-    reasons |= {
-        f"id.{name}": n for name, n in counts.items() if hot is None and name in ("promoted", "not_found") and n
-    }
+    with sorted_out(judged(asked, rules), rules) as (good, found):
+        counts = _cancel(place, good, hot, now_ms)
+    undone = {} if hot else {f"id.{name}": n for name in ("promoted", "not_found") if (n := counts[name])}
+    reasons = found.reasons | undone
     return Summary(
-        rows=found.total(),
+        rows=found.rows,
         rejected=sum(reasons.values()),
-        counts={**dropped, **counts},
+        counts={**found.dropped, **counts},
         facts={"reasons": reasons, "tombstone_window": format_duration(TOMBSTONE_WINDOW_MS)},
     )
 

@@ -19,8 +19,8 @@ from aiodelay.spark.summary import Summary
 from aiodelay.spark_options import ColdPutOptions, OnConflict
 from aiodelay.timeunits import format_duration, from_epoch_ms, parse_duration
 
-from .backfill import counted, given_whole, reasons_of, write_rejects
-from .checking import Rules, accepted, judged, rejected
+from .backfill import given_whole, sorted_out
+from .checking import Rules, judged
 from .given import one_of
 from .hot import Hot
 from .job import job, judging_ms
@@ -65,22 +65,15 @@ def run(frame: DataFrame, options: ColdPutOptions) -> Summary:
     first_ms = max(now_ms + lead_ms, before.claimed_ms)
     least_ms = 0 if hot else first_ms - now_ms
     rules = Rules(now_ms=now_ms, min_lead_ms=least_ms, max_payload=payload, conflict=kind, timezone=options.timezone)
-    rows = judged(_given(frame, options, rules), rules).persist()
-    try:
-        found = counted(rows)
-        if options.rejects is not None:
-            write_rejects(rejected(rows), options.rejects)
+    rows = judged(_given(frame, options, rules), rules)
+    with sorted_out(rows, rules, options.rejects) as (good, found):
         put = _Put(place, before, hot, now_ms=now_ms, first_ms=first_ms, read_ms=read_ms)
-        good = accepted(rows, rules)
         outcome = {} if options.dry_run else put.run(good.drop("version") if kind == "insert" else good)
-    finally:
-        rows.unpersist()
-    dropped, reasons = reasons_of(found)
-    reasons |= {name: n for name, n in outcome.items() if name in _UNDONE and n}
+    reasons = found.reasons | {name: n for name, n in outcome.items() if name in _UNDONE and n}
     return Summary(
-        rows=found.total(),
+        rows=found.rows,
         rejected=sum(reasons.values()),
-        counts={"accepted": found[None, None], **dropped}
+        counts={"accepted": found.accepted, **found.dropped}
         | {name: n for name, n in outcome.items() if name not in _UNDONE},
         facts={
             "dry_run": options.dry_run,
