@@ -6,7 +6,7 @@ Nothing here imports PySpark, so that `aiodelay spark JOB --help` needs none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeAlias
@@ -93,7 +93,7 @@ class StoreOptions:
         namespace: Whose messages, in a store that several applications share.
     """
 
-    store: _Store
+    store: _Store = field(repr=False)  # it may hold a password
     namespace: _Namespace = "default"
 
 
@@ -196,7 +196,7 @@ class ColdPutOptions(PaceOptions):
     """
 
     tier: str
-    store: str | None = None
+    store: str | None = field(default=None, repr=False)
     namespace: _Namespace = "default"
     to: str | None = None
     mapping: _Columns = None
@@ -223,7 +223,7 @@ class ColdCancelOptions(PaceOptions):
     """
 
     tier: str
-    store: str | None = None
+    store: str | None = field(default=None, repr=False)
     namespace: _Namespace = "default"
     timezone: str | None = None
     now: datetime | None = None
@@ -262,7 +262,7 @@ class EngineOptions:
         timeout: How long to try again while Kafka takes nothing.
     """
 
-    source: Annotated[str, Flag("in")]
+    source: Annotated[str, Flag("in")] = field(repr=False)
     checkpoint: str
     to: Annotated[str | None, Flag("out")] = None
     dead: str | None = None
@@ -294,8 +294,8 @@ class MigrateOptions(PaceOptions):
         verify: Compare each copy with its original, in all their parts, before that is taken out.
     """
 
-    source: Annotated[str, Flag("from")]
-    target: Annotated[str, Flag("to")]
+    source: Annotated[str, Flag("from")] = field(repr=False)
+    target: Annotated[str, Flag("to")] = field(repr=False)
     cutover: datetime
     work: str
     namespace: str = "default"

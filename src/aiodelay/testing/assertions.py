@@ -13,9 +13,9 @@ import msgspec
 from aiodelay.codecs import codec_named
 from aiodelay.errors import InputError, shortened
 from aiodelay.handlers import is_event_class, type_names
-from aiodelay.inputs import HANDLER_TARGET
 from aiodelay.model import Delivery, Envelope, Snapshot, State
 from aiodelay.scheduler import Scheduler
+from aiodelay.shapes import to_of
 from aiodelay.timeunits import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
 from aiodelay.transitions import base_id
 
@@ -149,8 +149,8 @@ class _Wanted:
     def differences(self, envelope: Envelope, waiting: Snapshot | None) -> list[_Difference]:
         """Return in what a message differs from what is wanted."""
         found = self._event_differences(envelope)
-        if self.to is not None and self.to not in (_target(envelope), envelope.lane):
-            found.append(_Difference(f"to: {_target(envelope)!r}, expected {self.to!r}", WRONG_PLACE))
+        if self.to is not None and self.to not in (to_of(envelope), envelope.lane):
+            found.append(_Difference(f"to: {to_of(envelope)!r}, expected {self.to!r}", WRONG_PLACE))
         if self.id is not None and base_id(envelope.id) != self.id:
             found.append(_Difference(f"id: {envelope.id!r}, expected {self.id!r}", WRONG_PLACE))
         if waiting is None:
@@ -286,7 +286,7 @@ def _shown(what: Snapshot | Delivery) -> str:
 
 
 def _event(envelope: Envelope) -> str:
-    target = "" if not envelope.address else f" to {_target(envelope)!r}"
+    target = "" if not envelope.address else f" to {to_of(envelope)!r}"
     if not envelope.encoding:
         return f"{_cut(repr(envelope.payload))}{target} (id {envelope.id!r})"
     try:
@@ -302,10 +302,6 @@ def _cut(text: str) -> str:
 
 def _type(envelope: Envelope) -> str:
     return envelope.type or envelope.lane
-
-
-def _target(envelope: Envelope) -> str:
-    return f"{envelope.lane}:{envelope.address}" if envelope.address else f"{HANDLER_TARGET}:{envelope.lane}"
 
 
 def _times(n: int) -> str:
