@@ -132,11 +132,6 @@ class LeaseBook:
         return len(self._held)
 
     @property
-    def is_settling(self) -> bool:
-        """Whether settlements wait to be sent, or for their answer."""
-        return bool(self._ended)
-
-    @property
     def is_trying(self) -> bool:
         """Whether suspects are held that were claimed within the last second: nothing else is claimed meanwhile."""
         now = self._clock.monotonic_ms()
