@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from html import escape
 from importlib.resources import files
+from string import Template
 
 from .report_plots import Figures, count_text, ms_text, slot_text
 
@@ -21,15 +22,9 @@ def page(title: str, about: str, parts: Iterable[str], explained: str) -> str:
         parts: HTML of its sections, in order.
         explained: How its figures are to be read.
     """
-    css = files(__package__).joinpath("report_page.css").read_text("utf-8")
-    return (
-        f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>"
-        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<style>{css}</style></head><body><main>"
-        f"<header><h1>{escape(title)}</h1><p class='quiet'>{about}. All times are in UTC.</p></header>"
-        f"{''.join(parts)}<footer>{escape(explained)}</footer></main></body></html>\n"
-    )
+    template, css = (files(__package__).joinpath(f"report_page.{kind}").read_text("utf-8") for kind in ("html", "css"))
+    given = {"title": escape(title), "about": about, "parts": "".join(parts), "explained": escape(explained)}
+    return Template(template).substitute(given, css=css)
 
 
 def section(head: str, *content: str) -> str:
