@@ -153,6 +153,18 @@ def test_a_shift_may_begin_with_a_minus() -> None:
     assert bound.arguments["shift"] == "-2h"
 
 
+@pytest.mark.parametrize("name", JOBS)
+def test_only_the_options_that_must_be_given_are_needed(name: str) -> None:
+    import pydantic  # noqa: F401, PLC0415 - cyclopts judges what it has read by this once it is imported
+
+    given = ["--ids", "a"] if name == "cold cancel" else []
+    for argument in reduce(getitem, name.split(), app["spark"]).assemble_argument_collection():
+        if argument.required:
+            given += [argument.name, "1"]
+    _, bound, _ = app.parse_args(["spark", *name.split(), *given], exit_on_error=False)
+    assert len(bound.arguments) == len(given) / 2
+
+
 def test_without_pyspark_it_is_told_what_to_install(tmp_path: Path) -> None:
     code = """
 import sys

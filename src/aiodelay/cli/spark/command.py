@@ -102,7 +102,9 @@ class _Option(NamedTuple):
             allow_leading_hyphen=flag.signed,
             consume_multiple=flag.many,
         )
-        kind = tuple[str, ...] if is_mapping else str if _TEXTS.intersection(self.parts) else self.hint
+        kind = tuple[str, ...] if is_mapping else self.hint
+        if _TEXTS.intersection(self.parts):
+            kind = str | None if self.default is None else str
         default = inspect.Parameter.empty if self.default is MISSING else () if is_mapping else self.default
         return inspect.Parameter(
             self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, spelled]
