@@ -30,7 +30,7 @@ __all__ = [
     "check",
     "check_once_each",
     "in_turn",
-    "least_median",
+    "median_interval",
     "number_of",
     "order",
     "per_message_us",
@@ -180,12 +180,13 @@ def ratios(bare: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
     return tuple(b / o for b, o in zip(bare, ours, strict=True))
 
 
-def least_median(values: Sequence[float]) -> float:
-    """Return the lower end of a 95 % interval of the median, by order statistics; of fewer than 6 values, the least."""
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return a 95 % interval of the median, by order statistics; of fewer than 6 values, the least and the greatest."""
     n, below, rank = len(values), 0.0, 0
     while (below := below + math.comb(n, rank) / 2**n) <= 0.025:
         rank += 1
-    return sorted(values)[max(rank - 1, 0)]
+    ordered, outside = sorted(values), max(rank - 1, 0)
+    return ordered[outside], ordered[n - 1 - outside]
 
 
 def per_message_us(seconds: Sequence[float], n: int) -> str:

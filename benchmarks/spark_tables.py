@@ -1,4 +1,4 @@
-"""What BD1 to BD8 share: a session of two tasks at once, and tables of messages in Parquet."""
+"""What BD1 to BD9 share: a session of two tasks at once, and tables of messages in Parquet."""
 
 from __future__ import annotations
 

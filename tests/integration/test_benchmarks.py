@@ -12,6 +12,7 @@ from redis import Redis
 
 from aiodelay.codecs import JSON
 from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.bd9_spark_break_even import break_even
 from benchmarks.harness import (
     PAYLOAD_BYTES,
     Benchmark,
@@ -22,7 +23,7 @@ from benchmarks.harness import (
     check,
     check_once_each,
     in_turn,
-    least_median,
+    median_interval,
     number_of,
     order,
     quantile,
@@ -76,9 +77,9 @@ def test_ratios_compare_the_times_of_one_round() -> None:
         ratios([1.0], [2.0, 2.0])
 
 
-@pytest.mark.parametrize(("n", "least"), [(1, 1), (5, 1), (6, 1), (30, 10), (100, 40)])
-def test_the_least_median_is_an_order_statistic(n: int, least: int) -> None:
-    assert least_median(range(1, n + 1)) == least
+@pytest.mark.parametrize(("n", "least", "greatest"), [(1, 1, 1), (5, 1, 5), (6, 1, 6), (30, 10, 21), (100, 40, 61)])
+def test_the_interval_of_a_median_is_of_order_statistics(n: int, least: int, greatest: int) -> None:
+    assert median_interval(range(n, 0, -1)) == (least, greatest)
 
 
 @pytest.mark.parametrize(("part", "value"), [(0.0, 1), (0.5, 51), (0.99, 100), (1.0, 100)])
@@ -97,6 +98,19 @@ def test_sides_take_turns_and_another_one_is_first_each_round(tmp_path: Path) ->
     figures = in_turn(Plan(tmp_path, runs=3), sides)
     assert measured == ["bare", "ours", "ours", "bare", "bare", "ours"]
     assert figures == {"bare": [1, 4, 5], "ours": [2, 3, 6]}
+
+
+@pytest.mark.parametrize(
+    ("spark", "rows"),
+    [
+        ([12.0, 13.0, 25.0], None),  # behind at each size
+        ([12.0, 13.0, 15.0], 580.0),  # 10 s behind at 100 rows, 5 s ahead at 820
+        ([12.0, 3.0, 1.0], 100.0),
+        ([1.0, 2.0, 3.0], 10.0),
+    ],
+)
+def test_break_even_lies_between_the_sizes_where_spark_overtakes(spark: list[float], rows: float | None) -> None:
+    assert break_even([10, 100, 820], spark, [1.0, 3.0, 20.0]) == rows
 
 
 # --- checks -----------------------------------------------------------------------------------------------
