@@ -45,8 +45,8 @@ def _row(plan: Plan, store: str, into: Callable[..., float], n: int) -> Row:
     least, greatest = median_interval(of_pairs)
     beside = (
         f"processor time: {per_message_us(times['with'], n)} a message, without {per_message_us(times['without'], n)};"
-        f" the lower end of the median's 95 % interval: {statistics.median(of_pairs):.2f} [{least:.2f}-{greatest:.2f}]"
-        f" of {pairs} pairs"
+        f" median of {pairs} pairs {statistics.median(of_pairs):.2f}, 95 % interval {least:.2f}-{greatest:.2f}:"
+        " its lower end counts"
     )
     return Row("BF7", f"{store}: `schedule_many` of {n:,}, checked", "x unchecked", (least,), GOAL, beside)
 
