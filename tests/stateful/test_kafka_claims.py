@@ -109,6 +109,8 @@ class Play:
                 self.least = max(self.least, least)
         self.owner.repairs.make()
         self.commit()
+        self.owner.reader.checkpoint()
+        assert all(map(self.owner.state.stands, self.owner.state.over)), "an end that was read is to be written again"
 
     def commit(self) -> list[Change]:
         """Write what the owner has decided, and read it back."""

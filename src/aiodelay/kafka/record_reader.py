@@ -147,6 +147,7 @@ class RecordReader:
         change.counted = True
         del state.standings[key]  # nothing need be known of a message that an owner has ended
         state.hidden.pop(key, None)
+        state.over.pop(key, None)
         self._table.remove(entry)
         state.ended_at = offset
         self._forget_cancels(change.read_to)
@@ -266,7 +267,9 @@ class RecordReader:
         for entry in self._table.retries_of(series_id):
             if entry.record.no_retry and not is_replaced:
                 continue  # that is written already
-            self._state.over[records.key_of(entry.record.id)] = None
+            key = records.key_of(entry.record.id)
+            if self._state.stands(key):  # Else its end was read already, and its last run goes on.
+                self._state.over[key] = None
             if entry.token and not is_replaced:
                 self._table.update(entry, replace(entry.record, no_retry=True))
             else:
