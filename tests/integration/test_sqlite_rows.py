@@ -37,6 +37,7 @@ from aiodelay.sqlite import SqliteStore, upkeep
 from aiodelay.sqlite.connection import Database
 from aiodelay.sqlite.reading import Reader
 from aiodelay.testing.clock import VirtualClock
+from aiodelay.transitions import occurrence_id
 
 LANE = {"lane": Demand(500)}
 SCAN = re.compile(r"SCAN (TABLE )?(m|messages|q|queue)\b")
@@ -194,6 +195,29 @@ async def test_a_claim_settled_twice_in_one_call_is_settled_by_the_first(tmp_pat
         again = Again(claim.record.id, claim.record.revision, claim.token, file.clock.now_ms(), 1)
         assert await file.work.settle([again, done(claim)]) == [SettleOutcome.SETTLED, SettleOutcome.GONE]
         assert await file.store.get("m1") is not None
+
+
+@pytest.mark.asyncio
+async def test_a_series_that_lapses_in_the_same_step_in_which_its_retry_is_given_up_lists_it_no_more(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as file:
+        await file.store.apply([Put(b"series..", Envelope("s", "lane", rule={"e": 1_000}), After(0))])
+        (first,) = await file.claim()
+        key, now = (first.record.id, first.record.revision, first.token), file.clock.now_ms()
+        await file.work.settle([Again(*key, now, 1, "error", now + 10 * 60_000)])
+        for i in range(5):  # The retry is tried alone three times; the third time, the series is claimed beside it.
+            async with file.store.work(f"w{i}", ["lane"]) as work:
+                claims = list((await work.claim(LANE, request="retry", lease_ms=1_000)).claims)
+                if i == 4:
+                    await file.store.apply([Fire(b"fire....", "s")])
+                    claims += (await work.claim(LANE, request="series", lease_ms=1_000)).claims
+            file.clock.move(100_000)
+            await file.tidy()
+        assert [claim.record.id for claim in claims] == [occurrence_id("s", first.record.due_ms), "s"]
+        assert [letter.reason for letter in await file.store.dead_letters()] == ["killed_worker"]
+        (series,) = await file.claim()
+        assert (series.record.id, series.record.live) == ("s", ())
 
 
 # --- what is held -----------------------------------------------------------------------------------------

@@ -275,6 +275,8 @@ def return_lapsed(tables: Tables, limit: int) -> int:
     ahead = [n for (n,) in tables.execute(query, (tables.ns, too_long, limit - len(numbers)))]
     if ahead and tables.is_righting_over():
         numbers += ahead
-    for entry in tables.entries(numbers):
+    for found in tables.entries(numbers):
+        # A retry that lapsed before its series has left the series' list meanwhile.
+        entry = tables.entries([found.n])[0] if found.n in tables.series_changed else found
         tables.rules.lapse(entry, tables.now)
     return len(numbers)
