@@ -118,7 +118,7 @@ class Rules(Generic[R]):
         return Stored(verdict, record.revision, record.due_ms, is_older_in_flight)
 
     def _make_room(self, row: R, now: int) -> None:
-        """Free the id of a message for another record; what the old record tells is kept."""
+        """Free the id of a message for another record, and keep the old record's answer and version."""
         table, record = self.table, row.record
         table.superseded.add(row)
         table.remove(row)
@@ -204,7 +204,7 @@ class Rules(Generic[R]):
     # --- ends ---------------------------------------------------------------------------------------------
 
     def end(self, row: R, now: int) -> None:
-        """End a message for good, and keep for a while what repeated commands ask for."""
+        """End a message for good, and keep its answer, revision and version for repeated commands."""
         record = row.record
         if t.occurrence_of(record.id) is not None:
             self.table.remove(row)
@@ -247,7 +247,7 @@ class Rules(Generic[R]):
             self.table.update(rows[0], replace(first, alone=True, kills=search.kills_of(first)))
 
     def settle(self, settlement: Settlement, now: int) -> SettleOutcome:
-        """End a claim that is still held, in one step with what follows from it."""
+        """End a claim that is still held, in one step with its retry, dead letter or next occurrence."""
         table, row = self.table, self.table.find(settlement.id)
         if row is None or row.token != settlement.token:
             was_replaced = table.superseded.end(settlement.id, settlement.revision, settlement.token)
@@ -328,7 +328,7 @@ class Rules(Generic[R]):
                 table.note("dropped", record, now, "cancelled in flight")
             self.end(row, now)
 
-    # --- dead letters, and messages that come back ----------------------------------------------------------
+    # --- dead letters, and messages that come back --------------------------------------------------------
 
     def redrive(self, key: DeadKey, now: int) -> Outcome:
         """Give a dead letter a new life."""

@@ -194,7 +194,7 @@ class Table(Protocol[R]):
         ...
 
     def remove(self, row: R) -> None:
-        """Delete a message; its id is free, and nothing of it is kept."""
+        """Delete a message and free its id. The rules keep its answer and version themselves."""
         ...
 
     def retire(self, row: R, now: int) -> None:

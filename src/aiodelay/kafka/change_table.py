@@ -32,7 +32,7 @@ __all__ = ["ChangeTable", "SupersededChanges"]
 
 
 class _Answers:
-    """`Answers` of which the current change keeps those that the partition's records tell no longer."""
+    """`Answers` that the current change writes with its record, once no other record of the partition tells them."""
 
     def __init__(self, near: DictAnswers, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -66,7 +66,7 @@ class _Answers:
 
 
 class SupersededChanges:
-    """`SupersededClaims`, except for claims whose settlement is being written: those have ended."""
+    """`SupersededClaims`, except for claims that have ended because their settlement is being written."""
 
     def __init__(self, near: DictClaims, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -87,7 +87,7 @@ class SupersededChanges:
 
 
 class _Letters:
-    """`Letters` that change with the current change; those that stand change when its records are read."""
+    """`Letters`: the current change writes additions and deletions. The table has them once their records were read."""
 
     def __init__(self, near: DictLetters, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -108,10 +108,10 @@ class _Letters:
 
 
 class ChangeTable:
-    """See the module.
+    """`Table` of one partition: adds the calls of a rule to the current change.
 
     Args:
-        near: The messages as the records that were read tell them.
+        near: The messages of the records that were read.
         log: Where changes go.
         clock: Where the time is read.
     """

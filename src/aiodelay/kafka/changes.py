@@ -40,11 +40,11 @@ class Change(Struct, eq=False, gc=False):
         purged: A dead letter that ends with it.
         asked: The key of a request that was left to the owner, which ends with it.
         entry: The message that is held back meanwhile; None: no message of the table.
-        is_users: It ends as if a user had cancelled it, and counts whatever was written meanwhile.
+        is_users: It writes the cancel of a user, which counts even if others have written the key meanwhile.
         offset: Of its last record, once it is written.
         counted: It was read, and counted.
         refusal: Why Kafka does not take it.
-        is_too_large: Since the partition has no room for a record of it.
+        is_too_large: Kafka does not take it because one of its records is too large.
         notes: Its entries of the history.
         is_written: True once it was read, False once it is known not to have been written.
         waiter: Ends once `is_written` is known.
@@ -152,7 +152,7 @@ class ChangeLog:
         table: The messages.
         state: How far the partition was read.
         name: The topic and partition, for logs.
-        keeps_history: Note what becomes of messages.
+        keeps_history: Note the events of messages for the history topic.
         notes: Entries of the history that wait.
     """
 
@@ -211,7 +211,7 @@ class ChangeLog:
             self.table.lanes[entry.record.envelope.lane].unpark(entry)
         entry.state = EntryState.LEASED
 
-    # --- the way of a change --------------------------------------------------------------------------------
+    # --- the way of a change ------------------------------------------------------------------------------
 
     def offer(self, change: Change) -> Change | None:
         """Begin a change and hold its message back; drop the end of a message that has no record any more."""
@@ -252,7 +252,7 @@ class ChangeLog:
             self.table.remove(entry)
 
     def is_left(self, entry: Entry) -> bool:
-        """Say whether an entry still stands in the table."""
+        """Say whether the table still has this very entry."""
         return self.table.entries.get(entry.record.id) is entry
 
     def drop_stale(self, change: Change) -> bool:
@@ -265,7 +265,7 @@ class ChangeLog:
     def give_back(self) -> list[Change]:
         """Undo all changes under way, and return them.
 
-        Messages that were leased are leased again; others stand in their lanes.
+        A message that was leased is leased again. Any other message returns to its lane.
         """
         for queue in self.table.lanes.values():
             queue.sweep()  # some changes have taken their message out of the heap, others have not

@@ -51,7 +51,7 @@ class DueMessages:
         self._table, self._state = changes.table, changes.state
 
     def take(self, lane: Lane, demand: Demand, known: Container[str], now: int) -> Due:
-        """Take the due messages out of a lane that are to be moved; the caller ends them.
+        """Take due messages that can move out of their lane. The caller decides their moves.
 
         Args:
             lane: A sink's.
@@ -87,7 +87,7 @@ class DueMessages:
         return Due(entries, taken, series, unknown)
 
     def move(self, key: bytes, entry: Entry, target: Outgoing, now: int) -> Change:
-        """Decide that a message ends which `take` has just taken out, because it is moved."""
+        """Decide the move of a message that `take` has just returned: the move ends it."""
         change = Change(key, self._state.read_to, entry, outcome="delivered", targets=(target,))
         with self._changes.deciding(change):
             self._changes.reserve(entry)
@@ -97,7 +97,7 @@ class DueMessages:
         return change
 
     def series_at(self, settlement: Settlement) -> Entry | None:
-        """Return a series that still stands at the due occurrence which a settlement ends."""
+        """Return the series whose occurrence a settlement ends, if that occurrence is still due and not held."""
         entry = self._table.find(settlement.id)
         if entry is None or entry.state is not EntryState.IN_LANE or entry.record.envelope.rule is None:
             return None

@@ -61,7 +61,7 @@ class PendingIndex:
         placement: Which partition this is.
         claims: Numbers for claims.
         pace: How fast overdue messages leave, shared by all partitions of a store.
-        keeps_history: Note what becomes of messages.
+        keeps_history: Note the events of messages for the history topic.
         far: Messages that are far already.
         workers: The dispatching processes.
         notes: Entries of the history that wait.

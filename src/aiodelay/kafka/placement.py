@@ -53,7 +53,7 @@ class Placement:
                 raise RecordFormatError(str(error)) from error
 
     def look_for_strays(self, key: bytes) -> None:
-        """Take note, once, of a key that stands in a partition that is not its own; it is delivered from here."""
+        """Note and log the first key that belongs to another partition. Its message is delivered from here."""
         if self.partitions <= 1 or self.is_mixed:
             return
         own = records.partition_of(key, self.partitions)

@@ -84,7 +84,7 @@ class RecordReader:
         elif glance.kind is Kind.BARRIER:
             self._forget_cancels(read.offset)
         elif glance.kind is Kind.INTAKE:
-            pass  # `Positions` reads it, for whoever takes in
+            pass  # `Positions` reads it, for intakes
         elif glance.kind is Kind.PARTITIONS:
             self._state.partitions = records.partitions_in(read.value)
         elif glance.kind is Kind.MARK:
@@ -151,7 +151,7 @@ class RecordReader:
         self._table.remove(entry)
         state.ended_at = offset
         self._forget_cancels(change.read_to)
-        self._remember(entry.record.id, change.memory)  # also if whoever asked for it waits no more
+        self._remember(entry.record.id, change.memory)  # also if the caller waits no more
         return True
 
     def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:

@@ -1,4 +1,4 @@
-"""Claiming: looking at the heads of lanes first, then writing what was found there."""
+"""Claim messages: read the heads of lanes first, then write the leases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClaimCounter:
 
 
 class _Head:
-    """Reads one lane from its head on, and notes what has to leave it; nothing is written before `close`.
+    """Reads one lane from its head on, and notes the messages that leave it. `close` writes.
 
     What a SELECT sees of rows that are written while it is read would be left open.
     """
@@ -67,7 +67,7 @@ class _Head:
     def first(self) -> Entry | None:
         """Return the first message that is due and neither held nor late, left where it is.
 
-        Nothing is read ahead of need: what is late behind it is none of this claim's business.
+        It reads no further than that: late messages behind it are left to other claims.
         """
         if not self._is_read:
             if self._rows is None:
@@ -100,13 +100,13 @@ class _Head:
                 return
 
     def take(self) -> None:
-        """Take what `first` has returned."""
+        """Take the message that `first` has returned."""
         if self._first is not None:
             self.taken.append(self._first)
             self._is_read = False
 
     def step_over(self) -> None:
-        """Leave where it is what `first` has returned, and look behind it next."""
+        """Leave the message that `first` has returned, and read the one behind it next."""
         self.has_aside = True
         self._is_read = False
 
@@ -119,7 +119,7 @@ class _Head:
         return None if found is None else int(found[0])
 
     def close(self) -> None:
-        """End reading; take what was taken or passed out of the queue, and carry out what passing it means."""
+        """End reading. Delete taken messages from the queue, park held ones, and end late and unreadable ones."""
         self._rows = iter(())
         tables, now = self._tables, self._tables.now
         for entry in self._unreadable:
@@ -217,7 +217,7 @@ def _most_tried(tables: Tables) -> int:
 
 
 def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
-    """Write the leases of what left the queue; one statement per lane, a third of the cost of one per message."""
+    """Write the leases of taken messages: one statement per lane costs a third of one per message."""
     by_lane: dict[int, list[int]] = {}
     for entry in entries:
         by_lane.setdefault(entry.lane, []).append(entry.n)
@@ -254,7 +254,7 @@ def _next_due_ms(tables: Tables, heads: _Heads, behind: Mapping[int, int | None]
 def claim_again(
     tables: Tables, demand: Mapping[Lane, Demand], claims: Sequence[Claim], numbers: Sequence[int]
 ) -> Claimed:
-    """Answer the repetition of a claim: what it leased, as far as it still is."""
+    """Answer the repetition of a claim with its messages that are still leased."""
     standing = {entry.n: entry for entry in tables.entries(numbers)}
     held = [
         Claim(standing[n].record, claim.token)
@@ -265,7 +265,7 @@ def claim_again(
 
 
 def return_lapsed(tables: Tables, limit: int) -> int:
-    """Put back what was claimed and not settled in time, at most `limit`; return how many there were."""
+    """Return at most `limit` messages to their lanes whose leases have ended; return how many there were."""
     least, too_long = t.tokens_held(tables.now)
     in_doubt = tables.trials.in_doubt()
     query = "SELECT n FROM leases WHERE ns = ? AND token < ? ORDER BY token LIMIT ?"

@@ -49,7 +49,7 @@ _TOGETHER = nullcontext()
 
 
 class Tables(Namespace):
-    """See the module."""
+    """`Table` of one namespace, used inside a transaction."""
 
     has_new: bool
 
