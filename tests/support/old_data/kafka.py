@@ -1,0 +1,124 @@
+"""Old data of Kafka: a schedules topic, in which users have written as well, and its history."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+from confluent_kafka import Producer
+
+from aiodelay import Message
+from aiodelay.kafka import open_store, records
+from aiodelay.model import Cancel, Conflict, Late
+from aiodelay.ports import Store
+from aiodelay.testing.clock import VirtualClock
+from aiodelay.testing.conformance import Stage
+from tests.support.kafka import create_topic, new_name
+from tests.support.topics import producing
+
+from .answers import OldData
+from .kafka_topics import load, read_lines, read_topic, written
+from .story import FAR, JOURNAL, Told, tell
+
+__all__ = ["OldKafka"]
+
+SCHEDULES, HISTORY = "schedules.jsonl", "history.jsonl"
+PARTITIONS = 2
+SETTINGS: dict[str, str | float] = {
+    "cleanup_policy": "compact",
+    "min_compaction_lag_ms": 86_400_000,
+    "delete_retention_ms": 604_800_000,
+    "message_timestamp_type": "CreateTime",
+}
+"""Of a topic that is written again: its records keep their times."""
+DUE = datetime(2090, 1, 1, tzinfo=UTC)
+
+
+class OldKafka(OldData):
+    """Topics of an old version.
+
+    Args:
+        fixture: The folder with the topics.
+        bootstrap: Of a cluster, which gets them.
+    """
+
+    order_per_group: ClassVar[bool] = False
+    leases_survive: ClassVar[bool] = False
+    counted_journal: ClassVar[bool] = False
+
+    def __init__(self, fixture: Path, bootstrap: str) -> None:
+        self._fixture, self._bootstrap = fixture, bootstrap
+        self.schedules: str = new_name("schedules")
+        self.history: str = new_name("history")
+
+    async def restore(self) -> None:
+        """Write the topics under new names."""
+        self.schedules = await create_topic(self._bootstrap, new_name("schedules"), PARTITIONS, **SETTINGS)
+        self.history = await create_topic(self._bootstrap, new_name("history"), PARTITIONS, retention_ms=-1)
+        for topic, file in ((self.schedules, SCHEDULES), (self.history, HISTORY)):
+            partitions = read_lines((self._fixture / file).read_bytes())
+            await asyncio.to_thread(load, self._bootstrap, topic, partitions)
+
+    def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
+        """Return a store on the topics."""
+        url = f"kafka://{self._bootstrap}/{self.schedules}?create_topic=true&partitions={PARTITIONS}"
+        return open_store(f"{url}&history={self.history}" if journal else url, namespace="default", clock=clock)
+
+    async def write(self) -> Told:
+        """Write the topics; users go on writing when their owner is gone."""
+        async with Stage(self, journal=JOURNAL) as stage:
+            told = await tell(stage)
+        await self._write_as_users(stage)
+        for topic, file in ((self.schedules, SCHEDULES), (self.history, HISTORY)):
+            partitions = await asyncio.to_thread(read_topic, self._bootstrap, topic)
+            (self._fixture / file).write_bytes(written(partitions))
+        return told
+
+    async def _write_as_users(self, stage: Stage) -> None:
+        """Write what no owner has seen: by a process that only schedules, and by other producers."""
+        async with self.make_store(stage.clock, journal=0) as store:
+            await store.apply(
+                [
+                    stage.put("recorded", FAR, headers={"a": b"b"}, key=b"k"),
+                    stage.put("recorded to be kept", FAR, conflict=Conflict.keep()),
+                    stage.put("plain", FAR, conflict=Conflict.keep(), payload=b"not stored, since one stands"),
+                    Cancel(stage.op(), "typed"),
+                ]
+            )
+        with producing(self._bootstrap) as producer:
+            for wire in (*_encoded(), *_plain()):
+                _produce(producer, self.schedules, wire)
+
+
+def _encoded() -> list[records.Wire]:
+    """Return what a user of `aiodelay.kafka.records` sends."""
+    late = Late.dead_letter("1h")
+    messages = [
+        Message(b"payload", at=DUE, id="encoded", to="kafka:target", key=b"k", headers={"a": b"\xff"}, late=late),
+        Message(None, at=DUE, id="encoded null", to="kafka:target", key=b"k"),
+    ]
+    return [*map(records.encode, messages), records.encode_cancel(b"packed")]
+
+
+def _plain() -> list[records.Wire]:
+    """Return what producers send that know no more than the format, some of it wrong."""
+    at = ("scheduler-epoch", b"%d" % DUE.timestamp())
+    past = ("scheduler-epoch", b"1700000000")
+    target, key = ("scheduler-target-topic", b"target"), ("scheduler-target-key", b"k")
+    return [
+        records.Wire(b"of a producer", b"hello", [at, target, key, ("own", b"1"), ("own", b"2")]),
+        records.Wire(b"\xff\xfe", b"a key of bytes", [at, target]),
+        records.Wire(b"of a producer, in ms", b"hello", [("aiodelay-due-ms", b"%d" % FAR.ms), target]),
+        records.Wire(b"to a handler", b"hello", [past, ("aiodelay-lane", b"orders"), ("aiodelay-format", b"1")]),
+        records.Wire(b"of a later format", b"?", [at, target, ("aiodelay-format", b"2")]),
+        records.Wire(b"without a time", b"?", [target]),
+        records.Wire(b"failed", b"replaced by a user", [at, target]),
+    ]
+
+
+def _produce(producer: Producer, topic: str, wire: records.Wire) -> None:
+    assert wire.key is not None
+    partition = records.partition_of(wire.key, PARTITIONS)
+    producer.produce(topic, wire.value, wire.key, partition, headers=list(wire.headers))

@@ -1,0 +1,101 @@
+"""Old data of Redis: the keys of two namespaces, and of a list beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
+from redis import Redis
+
+from aiodelay.ports import Store
+from aiodelay.redis import open_store
+from aiodelay.testing.clock import VirtualClock
+from aiodelay.testing.conformance import Stage
+
+from .answers import OldData, plain
+from .redis_ends import read_ends, tell_ends
+from .redis_keys import Key, load, read_keys, read_lines, written
+from .story import FAR, JOURNAL, Told, tell
+
+__all__ = ["OldRedis", "of_the_store"]
+
+FILE, NAMESPACE, SHOP = "keys.jsonl", "old-data", "old-data-shop"
+OURS = "*old-data*"
+_TAG = b"{old-data:00}:"
+_OF_THE_SERVER = (b"fanout:", b"log:", b"logs", b"wake")
+"""How the names of keys go on that hold times of the server's own clock, or how processes are called."""
+
+
+class OldRedis(OldData):
+    """Keys of an old version.
+
+    Args:
+        fixture: The folder with the keys.
+        url: Of a server, which gets them.
+    """
+
+    wakes_other_processes: ClassVar[bool] = True
+
+    def __init__(self, fixture: Path, url: str) -> None:
+        self._fixture, self.url = fixture, url
+        self.namespace: str = NAMESPACE
+
+    async def restore(self) -> None:
+        """Write the keys into the server, in the place of what is there."""
+        self.clear()
+        with Redis.from_url(self.url) as server:
+            load(server, self.old_keys())
+
+    def clear(self) -> None:
+        """Delete the keys from the server."""
+        with Redis.from_url(self.url) as server:
+            for key in server.keys(OURS):
+                server.delete(key)
+
+    def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
+        """Return a store on the keys."""
+        return open_store(f"{self.url}?journal={journal}", namespace=NAMESPACE, clock=clock)
+
+    def shop(self) -> Store:
+        """Return a store on another namespace of the server."""
+        return open_store(self.url, namespace=SHOP, clock=VirtualClock())
+
+    def old_keys(self) -> list[Key]:
+        """Return the keys of the old version."""
+        return list(read_lines((self._fixture / FILE).read_bytes()))
+
+    def keys(self) -> list[Key]:
+        """Return the keys that the server has now."""
+        with Redis.from_url(self.url) as server:
+            return read_keys(server, OURS)
+
+    async def write(self) -> Told:
+        """Write the keys: they are read while the story's processes have the store open, as if they were killed."""
+        self.clear()
+        async with Stage(self, journal=JOURNAL) as stage:
+            told = await self.tell(stage)
+            (self._fixture / FILE).write_bytes(written(self.keys()))
+        return told
+
+    async def tell(self, stage: Stage) -> Told:
+        """Tell the story, beside that of lists and topics, and a message of another namespace."""
+        async with self.shop() as shop:
+            await shop.apply([stage.put("plain", FAR, payload=b"of the shop")])
+        await tell_ends(stage, self.url, NAMESPACE)
+        return await tell(stage)
+
+    async def ends(self, told: Told) -> Any:  # noqa: ANN401 - what JSON can hold
+        """Return what stands beside the store, in a new copy."""
+        async with self.opened(told) as stage:
+            return plain(await read_ends(stage, self.url, NAMESPACE))
+
+
+def of_the_store(keys: Sequence[Key]) -> dict[bytes, Key]:
+    """Return a store's own keys, without what is drawn by lot and how long they live."""
+    found = [each for each in keys if each.key.startswith(_TAG)]
+    kept = [each for each in found if not each.key.removeprefix(_TAG).startswith(_OF_THE_SERVER)]
+    return {
+        each.key: replace(each, ttl_ms=None, items=[(k, v) for k, v in each.items if k != b"uuid"]) for each in kept
+    }

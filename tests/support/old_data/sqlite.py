@@ -1,0 +1,96 @@
+"""Old data of SQLite: a file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from shutil import copyfile
+from typing import Any, ClassVar
+
+from aiodelay.ports import Store
+from aiodelay.sqlite import open_store
+from aiodelay.testing.clock import VirtualClock
+from aiodelay.testing.conformance import Stage
+
+from .answers import OldData
+from .story import FAR, JOURNAL, Told, tell
+
+__all__ = ["OldSqlite", "rows_of"]
+
+FILE, SHOP = "delay.db", "shop"
+_COUNTERS = 4096
+"""A token's last 12 bits are a counter, which begins anywhere."""
+
+
+class OldSqlite(OldData):
+    """A file of an old version.
+
+    Args:
+        fixture: The folder with the file.
+        here: A folder for copies of it.
+    """
+
+    wakes_other_processes: ClassVar[bool] = True
+
+    def __init__(self, fixture: Path, here: Path) -> None:
+        self._fixture = fixture
+        self.path: Path = here / FILE
+
+    @property
+    def url(self) -> str:
+        """The copy's URL."""
+        return f"sqlite:///{self.path}"
+
+    async def restore(self) -> None:
+        """Copy the file, without what the copy before has left beside it."""
+        for each in self.path.parent.glob(f"{FILE}*"):
+            each.unlink()
+        copyfile(self._fixture / FILE, self.path)
+
+    def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
+        """Return a store on the copy."""
+        return open_store(f"{self.url}?journal={journal}", namespace="default", clock=clock)
+
+    async def write(self) -> Told:
+        """Write the file: it is copied while the story's processes have it open, as if they were killed."""
+        async with Stage(self, journal=JOURNAL) as stage:
+            told = await self.tell(stage)
+            self.copy_to(self._fixture / FILE)
+        return told
+
+    async def tell(self, stage: Stage) -> Told:
+        """Tell the story, beside a message of another namespace."""
+        async with self.shop() as shop:
+            await shop.apply([stage.put("plain", FAR, payload=b"of the shop")])
+        return await tell(stage)
+
+    def shop(self) -> Store:
+        """Return a store on another namespace of the copy."""
+        return open_store(self.url, namespace=SHOP, clock=VirtualClock())
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the file as a clean close would leave it."""
+        with closing(sqlite3.connect(self.path)) as old, closing(sqlite3.connect(path)) as new:
+            old.backup(new)
+
+
+def rows_of(path: Path) -> Mapping[str, Sequence[tuple[Any, ...]]]:
+    """Return the rows of each table and of the view, without the counters of tokens; and the schema."""
+    with closing(sqlite3.connect(path)) as connection:
+        schema = connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall()
+        tables = [name for kind, name, _ in schema if kind == "table"] + ["schedule"]
+        found = {name: _rows(connection, name) for name in tables}
+        pragmas = [connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")]
+    return found | {"schema": schema, "pragmas": pragmas}
+
+
+def _rows(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
+    cursor = connection.execute(f"SELECT * FROM {table}")
+    names = [name for name, *_ in cursor.description]
+    rows = [
+        tuple(value // _COUNTERS if name == "token" else value for name, value in zip(names, row, strict=True))
+        for row in cursor
+    ]
+    return sorted(rows, key=str)
