@@ -32,6 +32,7 @@ from aiodelay.model import (
     Reschedule,
     Settlement,
     SourcePosition,
+    State,
 )
 from aiodelay.ports import Scannable, Store, Transfer
 from aiodelay.scanning import Scan, ScannedTable
@@ -48,6 +49,7 @@ FIXTURES = ROOT / "tests" / "fixtures"
 
 DAY_MS = 24 * HOUR_MS
 ALL = Query(limit=1000)
+CLAIMED = (*LANES, "kafka")
 STEPS, PAUSE_S = 400, 0.02
 """Most steps of a clock until all that is due has been given out, and the pause for a store that needs real time."""
 MESSAGES = (
@@ -70,6 +72,9 @@ class OldData(Bench):
     async def restore(self) -> None:
         """Make a new copy of the data."""
 
+    async def settle_down(self, stage: Stage) -> None:
+        """Wait until an open copy changes no more by itself."""
+
     @asynccontextmanager
     async def opened(self, told: Told) -> AsyncIterator[Stage]:
         """Open a new copy at the time of the story's end, with a worker called `first`."""
@@ -77,6 +82,7 @@ class OldData(Bench):
         stage = Stage(self, journal=JOURNAL)
         stage.move(told.now_ms - stage.now)
         async with stage:
+            await self.settle_down(stage)
             yield stage
 
 
@@ -276,17 +282,17 @@ async def _deliver(stage: Stage, told: Told) -> Mapping[str, Any]:
 
 async def _delivered(stage: Stage) -> Mapping[str, list[Any]]:
     """Claim and settle all that is due, and return it by lane."""
-    found: dict[str, list[Any]] = {lane: [] for lane in LANES}
-    due = replace(ALL, to_ms=stage.now + 1)
+    found: dict[str, list[Any]] = {lane: [] for lane in CLAIMED}
+    due = replace(ALL, lanes=CLAIMED, to_ms=stage.now + 1)
     for _ in range(STEPS):
-        claimed = await stage.claimed({lane: Demand(100) for lane in LANES})
+        claimed = await stage.claimed({lane: Demand(100) for lane in CLAIMED})
         for claim in claimed.claims:
             record = claim.record
             told = (record.attempt, record.lapses, record.kills, record.alone, record.no_retry, record.last_error)
             found[record.envelope.lane].append((delivery_id(record), *told))
         await stage.work.settle([_end_for_good(claim) for claim in claimed.claims])
         if not claimed.claims:
-            if not [each for each in await stage.store.search(due) if each.state != "in_flight"]:
+            if all(each.state is State.IN_FLIGHT for each in await stage.store.search(due)):
                 break
             stage.move(100)
             await asyncio.sleep(PAUSE_S)

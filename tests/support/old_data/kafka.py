@@ -17,6 +17,7 @@ from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import Stage
 from tests.support.kafka import create_topic, new_name
 from tests.support.topics import producing
+from tests.support.waiting import until
 
 from .answers import OldData
 from .kafka_topics import load, read_lines, read_topic, written
@@ -33,6 +34,7 @@ SETTINGS: dict[str, str | float] = {
     "message_timestamp_type": "CreateTime",
 }
 """Of a topic that is written again: its records keep their times."""
+KEPT, BAD = "recorded to be kept", {"of a later format", "without a time"}
 DUE = datetime(2090, 1, 1, tzinfo=UTC)
 
 
@@ -66,6 +68,15 @@ class OldKafka(OldData):
         url = f"kafka://{self._bootstrap}/{self.schedules}?create_topic=true&partitions={PARTITIONS}"
         return open_store(f"{url}&history={self.history}" if journal else url, namespace="default", clock=clock)
 
+    async def settle_down(self, stage: Stage) -> None:
+        """Wait until the owner has decided about what users have written since."""
+
+        async def has_decided() -> bool:
+            letters = {each.record.id for each in await stage.dead()}
+            return letters >= BAD and await stage.get(KEPT) is not None
+
+        await until(has_decided, "the owner has decided about records of users")
+
     async def write(self) -> Told:
         """Write the topics; users go on writing when their owner is gone."""
         async with Stage(self, journal=JOURNAL) as stage:
@@ -82,9 +93,11 @@ class OldKafka(OldData):
             await store.apply(
                 [
                     stage.put("recorded", FAR, headers={"a": b"b"}, key=b"k"),
-                    stage.put("recorded to be kept", FAR, conflict=Conflict.keep()),
-                    stage.put("plain", FAR, conflict=Conflict.keep(), payload=b"not stored, since one stands"),
-                    Cancel(stage.op(), "typed"),
+                    stage.put(KEPT, FAR, conflict=Conflict.keep()),
+                    stage.put(
+                        "for a user to keep", FAR, conflict=Conflict.keep(), payload=b"not stored, since one stands"
+                    ),
+                    Cancel(stage.op(), "for a user to cancel"),
                 ]
             )
         with producing(self._bootstrap) as producer:
@@ -99,7 +112,7 @@ def _encoded() -> list[records.Wire]:
         Message(b"payload", at=DUE, id="encoded", to="kafka:target", key=b"k", headers={"a": b"\xff"}, late=late),
         Message(None, at=DUE, id="encoded null", to="kafka:target", key=b"k"),
     ]
-    return [*map(records.encode, messages), records.encode_cancel(b"packed")]
+    return [*map(records.encode, messages), records.encode_cancel(b"for a user to end")]
 
 
 def _plain() -> list[records.Wire]:
@@ -114,7 +127,7 @@ def _plain() -> list[records.Wire]:
         records.Wire(b"to a handler", b"hello", [past, ("aiodelay-lane", b"orders"), ("aiodelay-format", b"1")]),
         records.Wire(b"of a later format", b"?", [at, target, ("aiodelay-format", b"2")]),
         records.Wire(b"without a time", b"?", [target]),
-        records.Wire(b"failed", b"replaced by a user", [at, target]),
+        records.Wire(b"for a user to replace", b"replaced", [at, target]),
     ]
 
 

@@ -184,6 +184,7 @@ async def _store(stage: Stage) -> None:
         stage.put("newest version", FAR, conflict=Conflict.newer((1 << 63) - 1)),
         stage.put("replaced version", FAR, conflict=Conflict.newer(3)),
         stage.put("replaced version", FAR, conflict=Conflict.newer(5)),
+        *[stage.put(f"for a user to {what}", FAR) for what in ("keep", "cancel", "end", "replace")],
     )
     await stage.stored(stage.put("ended version", lane=MAILS, conflict=Conflict.newer(7), payload=b"x" * 1500))
     await stage.end(_done(await stage.claim_one(MAILS)))
