@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -68,8 +68,16 @@ async def _made(folder: Path, kind: str) -> AsyncIterator[Any]:
             await asyncio.to_thread(broker.stop)
 
 
-def _save(path: Path, found: object) -> None:
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+def _save(path: Path, found: Mapping[str, Any]) -> None:
+    """Write JSON, an item of a question's answer on each line."""
+    texts = [f"{json.dumps(name, ensure_ascii=False)}: {_lines(answer)}" for name, answer in found.items()]
+    path.write_text("{\n" + ",\n".join(texts) + "\n}\n", encoding="utf-8")
+
+
+def _lines(answer: object) -> str:
+    if not isinstance(answer, list):
+        return json.dumps(answer, ensure_ascii=False)
+    return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in answer) + "\n]"
 
 
 def _export(folder: Path) -> None:
@@ -97,8 +105,8 @@ def _archive(folder: Path) -> None:
         asyncio.run(old.restore())
         to = Path(here, "events")
         write(spark, f"{old.url}?journal={JOURNAL}", to, folder / "archive" / "events")
-        _save(folder / "archive" / "events.json", events_of(spark, to))
-        _save(folder / "archive" / "report.json", report.run(spark, archive=f"{to}").rows)
+        _save(folder / "archive" / "events.json", {"events": events_of(spark, to)})
+        _save(folder / "archive" / "report.json", {"rows": report.run(spark, archive=f"{to}").rows})
     spark.stop()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from aiodelay.model import (
     LEASE_MS,
@@ -49,6 +49,7 @@ FIXTURES = ROOT / "tests" / "fixtures"
 
 DAY_MS = 24 * HOUR_MS
 ALL = Query(limit=1000)
+OPS_OF_THE_STORY = 1000
 CLAIMED = (*LANES, "kafka")
 STEPS, PAUSE_S = 400, 0.02
 """Most steps of a clock until all that is due has been given out, and the pause for a store that needs real time."""
@@ -81,6 +82,8 @@ class OldData(Bench):
         await self.restore()
         stage = Stage(self, journal=JOURNAL)
         stage.move(told.now_ms - stage.now)
+        for _ in range(OPS_OF_THE_STORY):  # the stage counts from 1, as it did for the story
+            stage.op()
         async with stage:
             await self.settle_down(stage)
             yield stage
@@ -123,7 +126,7 @@ async def _look(stage: Stage, told: Told) -> Mapping[str, Any]:
     found: dict[str, Any] = {
         "messages": messages,
         "pages": await _pages(store),
-        "one by one": {each.record.id: await store.get(each.record.id) == each for each in messages},
+        "differ one by one": [each for each in messages if await store.get(each.record.id) != each],
         "gone": [await store.get(each) for each in ("cancelled", "ended version", "killer")],
         "of a lane": [each.record.id for each in await store.search(replace(ALL, lanes=("mails",)))],
         "between": [each.record.id for each in await store.search(replace(ALL, from_ms=told.now_ms, to_ms=FAR.ms))],
@@ -133,7 +136,7 @@ async def _look(stage: Stage, told: Told) -> Mapping[str, Any]:
         "dead": await store.dead_letters(limit=1000),
         "dead of a lane": [each.key for each in await store.dead_letters(lane="mails")],
         "dead of an id": [each.key for each in await store.dead_letters(message_id="dead rejected")],
-        "journal": await store.journal(limit=1000),
+        "journal": [astuple(each) for each in await store.journal(limit=1000)],
         "journal of an id": [each.event for each in await store.journal(message_id="failed")],
         "holds": sorted(await store.holds(), key=str),
         "positions": {source: await store.position(source) for source in SOURCES},

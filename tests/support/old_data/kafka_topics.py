@@ -15,6 +15,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import Message as Read
 from msgspec import Struct
 
+from tests.support.waiting import until_sync
+
 __all__ = ["Partition", "Stands", "load", "read_lines", "read_topic", "written"]
 
 PATIENCE_S = 60.0
@@ -103,10 +105,12 @@ class _Loading:
         self._plain = Producer(options)
         self._bound = Producer({**options, "transactional.id": uuid4().hex})
         self._bound.init_transactions(PATIENCE_S)
+        self._reader = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid4().hex})
 
     def load(self, partition: Partition) -> None:
         for records, gap in _runs(partition):
             if gap in (0, 2):
+                self._wait_for(records[0].offset)
                 self._write(self._plain, records)
                 assert self._plain.flush(PATIENCE_S) == 0
             else:
@@ -114,6 +118,13 @@ class _Loading:
                 self._write(self._bound, records)
                 self._bound.commit_transaction(PATIENCE_S)
             self._fill(gap if gap in (0, 2) else gap - 1)
+        self._wait_for(partition.end)
+        self._reader.close()
+
+    def _wait_for(self, end: int) -> None:
+        """Wait for the marker of a transaction, which is written after the transaction is committed or aborted."""
+        place = TopicPartition(self._topic, self._number)
+        until_sync(lambda: self._reader.get_watermark_offsets(place, PATIENCE_S)[1] == end, f"the end is at {end}")
 
     def _write(self, producer: Producer, records: Sequence[Stands]) -> None:
         for each in records:

@@ -80,11 +80,12 @@ class OldRedis(OldData):
         return told
 
     async def tell(self, stage: Stage) -> Told:
-        """Tell the story, beside that of lists and topics, and a message of another namespace."""
+        """Tell the story, and that of lists and topics, beside a message of another namespace."""
         async with self.shop() as shop:
             await shop.apply([stage.put("plain", FAR, payload=b"of the shop")])
+        told = await tell(stage)
         await tell_ends(stage, self.url, NAMESPACE)
-        return await tell(stage)
+        return told
 
     async def ends(self, told: Told) -> Any:  # noqa: ANN401 - what JSON can hold
         """Return what stands beside the store, in a new copy."""
