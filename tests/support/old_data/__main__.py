@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -98,6 +99,7 @@ def _archive(folder: Path) -> None:
 
     from .archive import events_of, write  # noqa: PLC0415 - as above
 
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[1]").config("spark.sql.session.timeZone", "UTC")
     spark = builder.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "1").getOrCreate()
     with TemporaryDirectory() as here:
@@ -105,7 +107,7 @@ def _archive(folder: Path) -> None:
         asyncio.run(old.restore())
         to = Path(here, "events")
         write(spark, f"{old.url}?journal={JOURNAL}", to, folder / "archive" / "events")
-        _save(folder / "archive" / "events.json", {"events": events_of(spark, to)})
+        _save(folder / "archive" / "events.json", events_of(spark, to))
         _save(folder / "archive" / "report.json", {"rows": report.run(spark, archive=f"{to}").rows})
     spark.stop()
 

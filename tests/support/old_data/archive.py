@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -37,7 +37,8 @@ def _place(folder: Path, before: str, after: str) -> None:
         log.write_text(log.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
 
 
-def events_of(spark: SparkSession, folder: Path) -> Sequence[Any]:
-    """Return all events of an archive, as the jobs that read archives read it."""
-    rows = read_events(spark, f"{folder}").orderBy("number").collect()
-    return [{name: f"{value}" for name, value in row.asDict().items()} for row in rows]
+def events_of(spark: SparkSession, folder: Path) -> Mapping[str, Sequence[Any]]:
+    """Return all events of an archive, as the jobs that read archives read it, and their columns."""
+    events = read_events(spark, f"{folder}")
+    rows = events.orderBy("number").collect()
+    return {"columns": events.columns, "events": [[f"{value}" for value in row] for row in rows]}
