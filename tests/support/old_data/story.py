@@ -109,7 +109,10 @@ async def _fail(stage: Stage) -> None:
         due_ms = stage.now + HOUR_MS if attempt == 6 else stage.now
         await stage.end(replace(_again(claim, due_ms, attempt, f"error {attempt} ü"), trace=trace))
     for attempt, reason in enumerate(get_args(DeadReason), 1):
-        await stage.stored(stage.put(f"dead {reason}", conflict=Conflict.newer(attempt), key=b"k", trace=RICH_TRACE))
+        due = At(stage.now - 5)
+        await stage.stored(
+            stage.put(f"dead {reason}", due, conflict=Conflict.newer(attempt), key=b"k", trace=RICH_TRACE)
+        )
         await stage.end(_again(await stage.claim_one(), stage.now, attempt, "first"))
         await stage.end(_again(await stage.claim_one(), stage.now, attempt + 1, "second"))
         claim = await stage.claim_one()
