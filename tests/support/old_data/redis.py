@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 from msgspec.structs import replace
 from redis import Redis
 
@@ -23,6 +25,8 @@ __all__ = ["OldRedis", "of_the_store"]
 
 FILE, NAMESPACE, SHOP = "keys.jsonl", "old-data", "old-data-shop"
 OURS = "*old-data*"
+_SMALL_MAPS = range(0x80, 0x90)
+"""First bytes of MessagePack's maps of up to 15 pairs."""
 _TAG = b"{old-data:00}:"
 _OF_THE_SERVER = (b"fanout:", b"log:", b"logs", b"wake")
 """How the names of keys go on that hold times of the server's own clock, or how processes are called."""
@@ -94,9 +98,22 @@ class OldRedis(OldData):
 
 
 def of_the_store(keys: Sequence[Key]) -> dict[bytes, Key]:
-    """Return a store's own keys, without what is drawn by lot and how long they live."""
+    """Return a store's own keys, without what is drawn by lot, without order in bodies, and without times to live."""
     found = [each for each in keys if each.key.startswith(_TAG)]
     kept = [each for each in found if not each.key.removeprefix(_TAG).startswith(_OF_THE_SERVER)]
-    return {
-        each.key: replace(each, ttl_ms=None, items=[(k, v) for k, v in each.items if k != b"uuid"]) for each in kept
-    }
+    return {each.key: replace(each, ttl_ms=None, items=_compared(each)) for each in kept}
+
+
+def _compared(key: Key) -> list[tuple[bytes, Any]]:
+    if key.key.removeprefix(_TAG) in (b"msg", b"dead"):
+        return [(name, _without_order(value)) for name, value in key.items]
+    return [(name, value) for name, value in key.items if name != b"uuid"]
+
+
+def _without_order(value: bytes) -> tuple[bytes, Mapping[str, Any]]:
+    """Part a record's body, which is a map at the end of a value: scripts write its keys in any order."""
+    for at, byte in enumerate(value):
+        if byte in _SMALL_MAPS:
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                return value[:at], msgspec.msgpack.decode(value[at:], type=dict[str, Any])
+    raise AssertionError(f"no body: {value!r}")
