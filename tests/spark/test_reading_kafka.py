@@ -93,7 +93,7 @@ def test_partitions_are_read_as_their_owner_sees_them(kafka: str) -> None:
     for columns, traceback in ((("id", "errors"), None), (("traceback",), "Traceback\n  é")):
         scan = Scan(table="dead", columns=columns)
         indexes = [asyncio.run(scanner._read(scan, part))[0] for part in scanner.parts()]
-        assert [each.traceback for index in indexes for each in index.letters()] == [traceback]
+        assert [each.traceback for index in indexes for each in index.table.letters] == [traceback]
     assert {row["id"] for row in rows(url, table="done")} >= {"done", "m2"}
     assert not {row["id"] for row in rows(url, "id", table="done")} & found.keys()
     assert [row["id"] for row in rows(url, "id", ids="m3,again", dueFrom="2030-01-01T00:00:00Z")] == ["m3"]

@@ -14,6 +14,7 @@ import pytest
 from aiodelay.core.dict_table import Worker
 from aiodelay.kafka import records
 from aiodelay.kafka.changes import Change
+from aiodelay.kafka.checkpoint import Witness, checkpoint_of
 from aiodelay.kafka.pending_index import PendingIndex
 from aiodelay.kafka.placement import Placement
 from aiodelay.kafka.records import Read, Wire, encode_cancel, encode_record
@@ -109,7 +110,8 @@ class Play:
                 self.least = max(self.least, least)
         self.owner.repairs.make()
         self.commit()
-        self.owner.reader.checkpoint()
+        owner, now = self.owner, self.clock.now_ms()
+        checkpoint_of(owner.state, owner.table, owner.placement, witness=Witness(-1, 0, 0), now=now, whole_ms=0)
         assert all(map(self.owner.state.stands, self.owner.state.over)), "an end that was read is to be written again"
 
     def commit(self) -> list[Change]:

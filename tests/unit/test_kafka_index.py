@@ -206,12 +206,12 @@ def test_a_revision_grows_also_if_a_replacement_was_cancelled_and_the_clock_step
     index = PendingIndex(clock=clock, placement=Placement("t/0"), claims=count(1))
     index.reader.read(put(0, b"first"))
     (first,) = index.inspection.search(Query(), NOW)
-    change = index.command(COMMANDS["put"])[1]
+    change = index.decisions.command(COMMANDS["put"])[1]
     assert change is not None
     read_back(index, change)
     index.reader.read(Read(index.state.read_to, NOW, *encode_cancel(b"m")))
     clock.step(timedelta(minutes=-1))
-    outcome, _ = index.command(Put(b"another!", Envelope("m", "kafka", "t"), At(NOW)))
+    outcome, _ = index.decisions.command(Put(b"another!", Envelope("m", "kafka", "t"), At(NOW)))
     assert isinstance(outcome, Stored)
     assert outcome.revision > first.record.revision
 
@@ -221,14 +221,14 @@ def test_s4_a_claim_renewed_while_its_replacement_is_written_is_renewed_until_it
     index = PendingIndex(clock=clock, placement=Placement("t/0"), claims=count(1))
     index.reader.read(put(0, b"old"))
     (claim,) = claims_of(index, Worker("worker", (), 0))
-    replacing = index.command(COMMANDS["put"])[1]
+    replacing = index.decisions.command(COMMANDS["put"])[1]
     assert replacing is not None
     tokens = [claim.token + 4096 * 1000 * each for each in range(3)]
     renewals = [Renewal("m", claim.record.revision, token, to) for token, to in pairwise(tokens)]
     assert index.rules.renew(renewals[0]) is RenewOutcome.RENEWED
     read_back(index, replacing)
     assert index.rules.renew(renewals[1]) is RenewOutcome.SUPERSEDED
-    assert index.settle(Done("m", claim.record.revision, tokens[2]))[0] is SettleOutcome.SUPERSEDED
+    assert index.decisions.settle(Done("m", claim.record.revision, tokens[2]))[0] is SettleOutcome.SUPERSEDED
 
 
 def test_what_was_put_twice_and_ended_in_between_does_not_come_back() -> None:
