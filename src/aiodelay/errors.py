@@ -1,8 +1,8 @@
 """Every error aiodelay raises: one root, split by what the caller can do about it.
 
 `InputError` and `ConfigurationError`: mend the call; nothing was sent anywhere. `StoreUnavailableError`,
-`StoreBusyError`: nothing was stored; try again. `StoreDamagedError`: repair the store's data. `OutcomeUnknownError`:
-the message may be stored; `retry()` is safe.
+`StoreBusyError`: nothing was stored; try again. `StoreDamagedError`: repair the store's data. `StoreTooNewError`:
+upgrade this process. `OutcomeUnknownError`: the message may be stored; `retry()` is safe.
 Messages name the field, the value (shortened) and what is allowed. Payloads, header values and passwords are
 never part of a message.
 """
@@ -40,6 +40,7 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "StoreMismatchError",
+    "StoreTooNewError",
     "StoreUnavailableError",
     "TargetError",
     "TargetNotAllowedError",
@@ -342,6 +343,16 @@ class HandlerResultError(AiodelayError, TypeError):
 
 class StoreError(AiodelayError):
     """The store did not do what was asked."""
+
+
+class StoreTooNewError(StoreMismatchError, StoreError):
+    """The store's data use a feature or a layout that this version does not know; this process claims nothing.
+
+    `setting` names the data, `value` says what they use, `allowed` says what to do.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.value}; {self.allowed}"
 
 
 class StoreUnavailableError(StoreError):

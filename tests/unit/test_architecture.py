@@ -31,7 +31,10 @@ SOURCE = Path(aiodelay.__file__).parent
 
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     # layer: its modules and packages, and the layers below it that they may import
-    "values": ({"_version", "errors", "identifiers", "timeunits", "clock", "model", "codecs", "record_format"}, set()),
+    "values": (
+        {"_version", "errors", "features", "identifiers", "timeunits", "clock", "model", "codecs", "record_format"},
+        set(),
+    ),
     "decisions": (
         {
             "alarm",

@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from aiodelay.errors import StoreTooNewError
 from aiodelay.pausing import pause_s
 
 __all__ = ["Backoff", "is_cancelled", "is_stray"]
 
 FIRST_S, CAP_S = 0.05, 2.0
+TOLD_AGAIN_S = 60.0
+"""How soon the log says again that the store's data are of a newer version."""
 
 
 class Backoff:
     """Counts failures in a row."""
 
-    __slots__ = ("_failures",)
+    __slots__ = ("_failures", "_told_s")
 
     def __init__(self) -> None:
         self._failures = 0
+        self._told_s: float | None = None  # when the log said last in this row that the data are newer
 
     async def failed(self, log: logging.Logger, what: str, error: BaseException, *, is_bug: bool = False) -> None:
         """Log the first failure of a row, and wait: 50 ms at first, doubling up to 2 s, half of it random.
+
+        Data of a newer version are logged as an error, and once a minute again: only an upgrade ends that.
 
         Raises:
             CancelledError: The error is that this task was cancelled.
@@ -30,17 +36,25 @@ class Backoff:
             raise error
         if is_bug:
             log.error("%s failed unexpectedly; going on", what, exc_info=error)
+        elif isinstance(error, StoreTooNewError):
+            self._tell_too_new(log, what, error)
         elif not self._failures:
             log.warning("%s failed: %s; trying again", what, error)
         wait_s = pause_s(self._failures, first_s=FIRST_S, longest_s=CAP_S)
         self._failures += 1
         await asyncio.sleep(wait_s)
 
+    def _tell_too_new(self, log: logging.Logger, what: str, error: StoreTooNewError) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._told_s is None or now_s >= self._told_s + TOLD_AGAIN_S:
+            log.error("%s failed: %s", what, error)
+            self._told_s = now_s
+
     def succeeded(self, log: logging.Logger, what: str) -> None:
         """Log that a row of failures is over."""
         if self._failures:
             log.warning("%s works again after %d failures", what, self._failures)
-            self._failures = 0
+            self._failures, self._told_s = 0, None
 
 
 def is_cancelled() -> bool:

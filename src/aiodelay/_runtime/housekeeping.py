@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from aiodelay.alarm import Alarm
 from aiodelay.clock import Clock
-from aiodelay.errors import StoreError
+from aiodelay.errors import StoreError, StoreTooNewError
 from aiodelay.model import Lane, Tidied
 from aiodelay.ports import Work
 from aiodelay.wakeup import WakeUp
@@ -68,8 +68,10 @@ class Housekeeping:
             async with asyncio.timeout(max(self._alarm_ms / 1000, STEP_S)):  # a store that hangs must raise it too
                 tidied = await self._work.tidy(self._lanes(), limit=STEP_LIMIT)
             self._judge(tidied)
-            self._reached_ms = self._clock.monotonic_ms()
-            self._end("store", "")
+            self._reached()
+        except StoreTooNewError:  # the store has answered; its status tells why it serves no claims
+            self._reached()
+            self._judge_status()
         except (StoreError, TimeoutError) as error:
             log.debug("housekeeping step failed: %r", error)
             self._judge_silence()
@@ -78,6 +80,10 @@ class Housekeeping:
                 raise
             log.exception("housekeeping step failed unexpectedly; going on")
             self._judge_silence()
+
+    def _reached(self) -> None:
+        self._reached_ms = self._clock.monotonic_ms()
+        self._end("store", "")
 
     def _judge_status(self) -> None:
         status = self._work.status()

@@ -8,10 +8,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from aiodelay import AiodelayError, ConfigurationError, Scheduler, UnsupportedByStoreError
+from aiodelay import (
+    AiodelayError,
+    ConfigurationError,
+    Scheduler,
+    StoreTooNewError,
+    UnsupportedByStoreError,
+    features,
+)
 from aiodelay.errors import cut, masked_url
 from aiodelay.model import Lane, LaneCounts
-from aiodelay.ports import Bounded, Identified, Restricted, Store
+from aiodelay.ports import Bounded, Identified, Restricted, Store, Upgradable
 from aiodelay.queries import oldest_overdue_ms
 from aiodelay.remedies import MEND
 from aiodelay.timeunits import format_duration
@@ -82,6 +89,8 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
 
 
 def _of_error(name: str, error: AiodelayError) -> Finding:
+    if isinstance(error, StoreTooNewError):
+        return Finding("problem", error.setting, f"it {error.value}", error.allowed)
     if isinstance(error, ConfigurationError):
         return Finding("problem", error.setting, f"it is {error.value}", error.allowed)
     return _of_text("problem", name, str(error), "is it running, and is this its URL?")
@@ -159,6 +168,8 @@ async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> Async
         mend = "stop the service, and give --own; or ask the service"
         yield Finding("note", store.name, f"what is pending cannot be looked into: {error.value}", mend)
         return
+    async for finding in _of_features(store):
+        yield finding
     async for finding in _of_pending(scheduler, counts, program):
         yield finding
     for each in await scheduler.blocked():
@@ -174,6 +185,20 @@ async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> Async
     for sink in sorted(known.sinks):
         reach = known.reaches(sink)
         yield Finding("ok", f"sink {sink}", f"{reach.promise.value}: {reach.reason}")
+
+
+async def _of_features(store: Store) -> AsyncIterator[Finding]:
+    """Compare the features in use with those that this version knows."""
+    if not isinstance(store, Upgradable):
+        return
+    recorded = await store.features()
+    try:
+        features.check_known(store.name, recorded)
+    except StoreTooNewError as error:
+        yield _of_error(store.name, error)
+    if off := sorted(features.KNOWN - recorded.keys()):
+        mend = "aiodelay upgrade, once all processes run this version"
+        yield Finding("note", store.name, f"features that are not switched on: {', '.join(off)}", mend)
 
 
 async def _of_pending(

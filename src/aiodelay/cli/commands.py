@@ -36,6 +36,7 @@ COMMANDS = (
     ("why:why", LOOK, "Tell the whole story of a message, and why it did not arrive."),
     ("export:export", MOVE, "Write holds, messages and dead letters as JSON lines."),
     ("import_:import_", MOVE, "Store what `aiodelay export` has written, or what other systems keep."),
+    ("upgrade:upgrade", MOVE, "Switch on the features that this version knows, once all processes run it."),
     ("dead:dead", MESSAGES, "List and show dead letters, give them a new life, or delete them."),
     ("spark:spark", BULK, "Load, check, archive, replay and report with Apache Spark."),
 )

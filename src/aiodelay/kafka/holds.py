@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from aiokafka import TopicPartition
-
-from aiodelay.errors import StoreUnavailableError
 from aiodelay.model import Lane
 
 from . import records
-from .client import UNAVAILABLE, Outgoing, reason_of
+from .broadcast import all_places, write_everywhere
 from .store_parts import StorePort
 
 __all__ = ["Holds"]
@@ -36,22 +32,5 @@ class Holds(StorePort):
     async def _set_hold(self, lane: Lane, address: str | None, *, is_held: bool) -> bool:
         was_held = (lane, address) in await self.holds()
         wire = records.encode_hold(lane, address, is_held=is_held)
-        try:
-            async with asyncio.timeout(self._parts.cluster.timeout_ms / 1000):
-                await self._write_everywhere(wire)
-        except UNAVAILABLE as error:
-            raise StoreUnavailableError(
-                self._parts.cluster.name, f"held in part, or not: {reason_of(error)}"
-            ) from error
+        await write_everywhere(self._parts, wire, all_places(self._parts), "held")
         return was_held != is_held
-
-    async def _write_everywhere(self, wire: records.Wire) -> None:
-        """Write a record to every partition, and wait until this process has read it in its own partitions."""
-        assignment = self._parts.assignment
-        places = [TopicPartition(topic, i) for topic, n in assignment.counts.items() for i in range(n)]
-        outgoing = [Outgoing(place.topic, *wire, place.partition) for place in places]
-        for place, each in zip(places, await self._parts.writer.write(outgoing), strict=True):
-            if each.error is not None:
-                raise each.error
-            if (partition := assignment.partitions.get(place)) is not None:
-                await partition.until_read(each.offset)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 
 from aiodelay.model import Cancel, Put, PutBack
@@ -46,6 +48,7 @@ class ReadState(Struct, eq=False):
         mark: The newest watermark of an owner.
         ended_at: Where the last message ended.
         partitions: How many partitions the topic had when its first owner looked.
+        features: The features in use, each with the version of aiodelay that switched it on.
         near_until_ms: Messages that are due later are only noted, in `far`.
         edge_ms: No message of `far` is due before this.
     """
@@ -62,6 +65,7 @@ class ReadState(Struct, eq=False):
     mark: Mark = Mark()
     ended_at: int = -1
     partitions: int | None = None
+    features: Mapping[str, str] = field(default_factory=dict)
     near_until_ms: int = 1 << 62
     edge_ms: int = 0
 

@@ -87,6 +87,9 @@ class RecordReader:
             pass  # `Positions` reads it, for intakes
         elif glance.kind is Kind.PARTITIONS:
             self._state.partitions = records.partitions_in(read.value)
+        elif glance.kind is Kind.FEATURE:
+            self._keep_at(key, read)
+            self._read_feature(key, read.value)
         elif glance.kind is Kind.MARK:
             self._read_mark(records.mark_of(read.value))
         elif glance.kind is Kind.HOLD:
@@ -97,6 +100,12 @@ class RecordReader:
             self._read_asked(read, key.removeprefix(records.KEEP), glance)
         else:
             self._read_message(read, key, glance)
+
+    def _read_feature(self, key: bytes, value: bytes | None) -> None:
+        feature = records.feature_in(key, value)
+        if feature is not None:
+            name, version = feature
+            self._state.features = {**self._state.features, name: version}
 
     def read_own(self, changes: Iterable[Change]) -> None:
         """Take in committed changes without reading them, as far as no other record is to be read first.

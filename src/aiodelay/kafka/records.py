@@ -78,12 +78,14 @@ __all__ = [
     "encode_cancel",
     "encode_dead",
     "encode_end",
+    "encode_feature",
     "encode_history",
     "encode_hold",
     "encode_keep",
     "encode_mark",
     "encode_position",
     "encode_record",
+    "feature_in",
     "glance",
     "held_in",
     "id_of",
@@ -112,6 +114,7 @@ RESERVED = b"\x00aiodelay/"
 BARRIER, MARK, PARTITIONS = RESERVED + b"barrier", RESERVED + b"mark", RESERVED + b"partitions"
 INTAKE = RESERVED + b"intake/"
 AGAIN, DEAD, HOLD, KEEP = (RESERVED + name for name in (b"again/", b"dead/", b"hold/", b"keep/"))
+FEATURE = RESERVED + b"feature/"
 MAX_KEY = 255
 
 EPOCH, TARGET_TOPIC, TARGET_KEY = "scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"
@@ -132,6 +135,7 @@ _PREFIX = "aiodelay-"
 _NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)  # ValueError: a text in it that is not UTF-8
 _MOST_MS = (1 << 48) - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_FEATURE = re.compile(rb"[a-z0-9_]{1,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _LATE = {LateAction.DROP: b"drop", LateAction.DEAD_LETTER: b"dead_letter"}
 _ENCODINGS: dict[str, Literal["", "json", "msgpack", "null"]] = {
@@ -455,6 +459,24 @@ def held_in(key: bytes) -> tuple[str, str | None] | None:
         return None
 
 
+def encode_feature(name: str, version: str) -> Wire:
+    """Return the record by which a feature is in use from here on: one for each partition.
+
+    Args:
+        name: The feature's.
+        version: The version of aiodelay that switches it on.
+    """
+    return Wire(FEATURE + name.encode(), version.encode(), [])
+
+
+def feature_in(key: bytes, value: bytes | None) -> tuple[str, str] | None:
+    """Return the feature that such a record names, and the version that switched it on; None if it is none."""
+    name = key.removeprefix(FEATURE)
+    if value is None or not key.startswith(FEATURE) or not _FEATURE.fullmatch(name):
+        return None
+    return name.decode(), value.decode(errors="replace")
+
+
 def dead_key(key: DeadKey) -> bytes:
     """Return the key under which a dead letter stands."""
     return b"%s%d/%s" % (DEAD, key.revision, key_of(key.id))
@@ -612,6 +634,7 @@ class Kind(Enum):
     BARRIER = auto()
     MARK = auto()
     PARTITIONS = auto()
+    FEATURE = auto()
     HOLD = auto()
     DEAD = auto()
     INTAKE = auto()
@@ -641,6 +664,7 @@ _CANCEL = Glance(Kind.END)
 _INTAKE = Glance(Kind.INTAKE)
 _OWN = {BARRIER: Glance(Kind.BARRIER), MARK: Glance(Kind.MARK), PARTITIONS: Glance(Kind.PARTITIONS)}
 _DEAD, _HOLD, _WHOLE = Glance(Kind.DEAD), Glance(Kind.HOLD), Glance(Kind.PUT)
+_IN_USE = Glance(Kind.FEATURE)
 _RESERVED = Glance(Kind.BAD, problem="its key is reserved")
 
 
@@ -679,8 +703,8 @@ def _by_key(key: bytes | None) -> Glance | None:
 def _reserved(key: bytes) -> Glance:
     if key.startswith(HOLD):
         return _RESERVED if held_in(key) is None else _HOLD
-    if key.startswith(INTAKE):
-        return _INTAKE
+    if key.startswith((INTAKE, FEATURE)):
+        return _INTAKE if key.startswith(INTAKE) else _IN_USE
     if key.startswith(KEEP):
         return _WHOLE if is_plain(key.removeprefix(KEEP)) else _RESERVED
     prefix, _, rest = key.removeprefix(RESERVED).partition(b"/")

@@ -1,7 +1,7 @@
 """`kafka://host:9092/schedules`: compacted topics as the only database.
 
 `KafkaStore` joins the parts. `assignment/` owns partitions. `commands/` carries out commands. `Looking`, `Transfers`,
-`Holds` and `HistoryJournal` implement ports over the store's parts.
+`Holds`, `FeatureMarkers` and `HistoryJournal` implement ports over the store's parts.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from aiodelay.scanning import Columns, Scan
 from .assignment import Assignment, Lookup, Readiness
 from .client import CLOSE_S
 from .commands import Commands, Intakes, PutBacks, RemoteCancels, UserWrites
+from .feature_markers import FeatureMarkers
 from .group import HEARTBEAT_MS, METADATA_MS, SESSION_MS
 from .holds import Holds
 from .instances import instances_of
@@ -69,7 +70,7 @@ _PRODUCER_TRAITS = replace(
 )
 
 
-class KafkaStore(Looking, Transfers, Holds, HistoryJournal):
+class KafkaStore(Looking, Transfers, Holds, FeatureMarkers, HistoryJournal):
     """Keeps messages in compacted topics. The processes that have opened `work` share the partitions.
 
     New messages go into the first topic. The same id in two topics is two messages: a command by id is about the

@@ -60,6 +60,7 @@ class KafkaWork:
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         self._parts.tasks.check_open()
+        self._assignment.check_features()
         is_repeated, self._last = request == self._last, request
         if not is_repeated:
             self._turn += 1
@@ -160,6 +161,7 @@ class KafkaWork:
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         self._parts.tasks.check_open()
+        self._assignment.check_features()
         self._worker.lanes, self._worker.seen_ms = frozenset(lanes), self._parts.clock.now_ms()
         states: dict[Lane, LaneState] = {}
         lapsed = expired = 0

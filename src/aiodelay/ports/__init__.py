@@ -6,7 +6,7 @@ from .endpoints import Endpoints
 from .feed import Feed
 from .inspection import Inspectable, Instances, Recurring
 from .journal import Followed, Journal, Trail
-from .optional import Bounded, Guarded, Identified, Lists, Loads, Registry, Restricted
+from .optional import Bounded, Guarded, Identified, Lists, Loads, Registry, Restricted, Upgradable
 from .sink import Sink
 from .source import Source
 from .store import Store, StoreTraits, Work
@@ -39,5 +39,6 @@ __all__ = [
     "Trail",
     "Transfer",
     "Transferring",
+    "Upgradable",
     "Work",
 ]

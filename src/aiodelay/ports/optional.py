@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from aiodelay.model import Registered, WorkStatus
 
-__all__ = ["Bounded", "Guarded", "Identified", "Lists", "Loads", "Registry", "Restricted"]
+__all__ = ["Bounded", "Guarded", "Identified", "Lists", "Loads", "Registry", "Restricted", "Upgradable"]
 
 
 @runtime_checkable
@@ -114,5 +114,31 @@ class Registry(Protocol):
         Raises:
             TargetError: No topic can have that name.
             StoreUnavailableError: No answer.
+        """
+        ...
+
+
+@runtime_checkable
+class Upgradable(Protocol):
+    """A store that processes of several versions share: its data record which optional features are in use.
+
+    `aiodelay.features` says which features this version knows. `Work.claim`, `Work.tidy` and the opening of `work`
+    raise `StoreTooNewError` while a feature is in use that this version does not know (V1). Commands, settlements and
+    renewals go on.
+    """
+
+    async def features(self) -> Mapping[str, str]:
+        """Return the features in use, each with the version of aiodelay that switched it on.
+
+        Raises:
+            StoreUnavailableError: No answer.
+        """
+        ...
+
+    async def switch_on(self, names: Collection[str]) -> None:
+        """Record that features are in use from now on; one that is in use already stays as it is.
+
+        Raises:
+            StoreUnavailableError: No answer. Some may be recorded; repeating is safe.
         """
         ...

@@ -8,7 +8,8 @@ differences, so that nobody finds them out by catching errors.
 Rules (docs/guarantees.md holds the table with their tests): S1 never early. S2 nothing acknowledged is lost. S3 at
 least once. S4 the latest version wins. S5 an acknowledged cancel is honoured. S6 nothing ended comes back. S7 one live
 owner per claim. S8 bytes arrive identical. S9 order by due time, then scheduling order, where declared. B1 duplicates
-bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a poison message stops nobody else.
+bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a poison message stops nobody else. V1 a
+process claims nothing whose rules it does not know.
 """
 
 from __future__ import annotations

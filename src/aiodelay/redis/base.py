@@ -10,7 +10,14 @@ from typing import Any
 from uuid import uuid4
 
 from aiodelay.clock import Clock, SystemClock
-from aiodelay.errors import ClosedError, StoreDamagedError, StoreUnavailableError, WrongLoopError
+from aiodelay.errors import (
+    ClosedError,
+    StoreDamagedError,
+    StoreError,
+    StoreTooNewError,
+    StoreUnavailableError,
+    WrongLoopError,
+)
 
 from .checks import check_server, server_time_ms, warn_of_skew
 from .client import Client
@@ -124,6 +131,7 @@ class Base:
         Raises:
             StoreUnavailableError: It may or may not have run; repeating is safe.
             StoreDamagedError: A key holds another type than ours.
+            StoreTooNewError: The namespace uses what this version does not know; the script has changed nothing.
         """
         try:
             return await self._run(script, arguments)
@@ -145,8 +153,10 @@ class Base:
             with suppress(Fault):  # the server went away meanwhile
                 fault.reason = await overwritten_key(client, self._keys) or fault.reason
 
-    def unavailable(self, fault: Fault) -> StoreUnavailableError:
+    def unavailable(self, fault: Fault) -> StoreError:
         """Return the error that users of the store get for a fault."""
+        if fault.too_new is not None:
+            return StoreTooNewError(self.name, fault.too_new.value, fault.too_new.allowed)
         kind = StoreDamagedError if fault.is_damage else StoreUnavailableError
         return kind(self.name, fault.reason)
 

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+from aiodelay.features import REDIS_LAYOUT
 from aiodelay.remedies import explained, with_remedy
 
 from .client import Client
@@ -21,7 +22,7 @@ __all__ = ["SCHEMA", "check_layout", "check_server", "info_of", "server_time_ms"
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
-SCHEMA = 1
+SCHEMA = REDIS_LAYOUT
 """Version of the layout of keys."""
 SHARDS = 1
 LEAST_REDIS, LEAST_VALKEY = (6, 2), (7, 2)

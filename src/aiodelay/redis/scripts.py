@@ -1,6 +1,7 @@
 """The scripts: one file each under `lua/`, put together from the parts that their line `--@` names.
 
-Files name constants, such as `VALUE.DUE_MS_FIRST`; a script holds the numbers and strings of `layouts` instead.
+Files name constants, such as `VALUE.DUE_MS_FIRST`; a script holds the numbers and strings of `layouts` instead. It also
+holds what this version knows (`MARKER`), so that a script which another program has kept refuses newer data too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib.resources import files
 import hiredis
 from msgspec import Struct
 
+from aiodelay import features
 from aiodelay.record_format import FIELDS
 
 from .layouts import NAMESPACES, lua_constants
@@ -40,6 +42,7 @@ NAMES = (
     "scan",
     "series",
     "settle",
+    "switch_on",
     "tidy",
     "transfer",
     "transfer_logs",
@@ -71,7 +74,7 @@ STANDALONE = (
 """Those of lists, topics and logs, which have keys of their own."""
 
 _PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
-_CONSTANT = re.compile(rf"\b(?:{'|'.join(NAMESPACES)})\.[A-Z0-9_]+\b")
+_CONSTANT = re.compile(rf"\b(?:{'|'.join((*NAMESPACES, 'MARKER'))})\.[A-Z0-9_]+\b")
 _CONSTANTS = lua_constants(FIELDS)
 
 
@@ -99,15 +102,27 @@ def filled(source: str, constants: Mapping[str, str]) -> str:
 
 def part_of(name: str) -> str:
     """Return a file of `lua/` with its constants filled in, as scripts hold it."""
-    return filled(source_of(name), _CONSTANTS)
+    return _part(name, features.KNOWN)
+
+
+def _part(name: str, known: frozenset[str]) -> str:
+    marker = {
+        "MARKER.LAYOUT": f"'{features.REDIS_LAYOUT}'",
+        "MARKER.KNOWN": "{" + ", ".join(f"['{each}'] = true" for each in sorted(known)) + "}",
+    }
+    return filled(source_of(name), _CONSTANTS | marker)
+
+
+def script(name: str) -> Script:
+    """Return a script by name; read once per process."""
+    return _put_together(name, features.KNOWN)
 
 
 @cache
-def script(name: str) -> Script:
-    """Return a script by name; read once per process."""
+def _put_together(name: str, known: frozenset[str]) -> Script:
     found = _PARTS.search(source_of(name))
     parts = found[1].split() if found else []
-    text = "\n".join(map(part_of, [*parts, name])).encode()
+    text = "\n".join(_part(each, known) for each in [*parts, name]).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
 

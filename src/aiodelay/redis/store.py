@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Self
 
 import msgspec
 from msgspec import structs
 
+from aiodelay._version import __version__
 from aiodelay.clock import Clock
 from aiodelay.errors import StoreUnavailableError
+from aiodelay.features import check_known
 from aiodelay.model import Command, Lane, Outcome, Put, Refused, SourcePosition
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.scanning import Columns, Scan
@@ -145,6 +147,15 @@ class RedisStore(Transfers):
             return ""
         return f"a process has {self.name} open, and the keys {self._keys.tag}* that it was opened on are gone"
 
+    async def features(self) -> Mapping[str, str]:
+        """Return the features in use, each with the version that switched it on."""
+        recorded = await self.command("HGET", self._keys.key("meta"), "features")
+        return dict(each.split("=", 1) for each in (recorded or b"").decode().split())
+
+    async def switch_on(self, names: Collection[str]) -> None:
+        """Record features that are in use from now on."""
+        await self.run("switch_on", [__version__, *sorted(names)])
+
     def trail(self) -> AbstractAsyncContextManager[RedisTrail]:
         """Open the journal alone."""
         self.check_journal()
@@ -166,6 +177,7 @@ class RedisStore(Transfers):
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Open the dispatching role."""
         opened, workers = self._checked(), self._keys.key("workers")
+        check_known(self.name, await self.features())
         work = RedisWork(self, worker)
         serves = msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)])
         try:

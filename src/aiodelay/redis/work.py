@@ -12,6 +12,7 @@ import msgspec
 
 from aiodelay.codecs import encode_trace, storable_text
 from aiodelay.errors import RecordFormatError
+from aiodelay.features import VersionCheck
 from aiodelay.model import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
@@ -71,6 +72,7 @@ class RedisWork:
         self._turn = 0
         self._last = ""
         self._is_answered = False
+        self._version = VersionCheck()
 
     # --- claims -------------------------------------------------------------------------------------------
 
@@ -87,7 +89,8 @@ class RedisWork:
             arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
             names += [lane, *each.aliases]
         asked_s = asyncio.get_running_loop().time()
-        reply = await self._store.run("claim", arguments)
+        with self._version.noted():
+            reply = await self._store.run("claim", arguments)
         self._is_answered = True
         now_ms = self._store.heard(reply[0], asked_s)
         numbers = dict(zip(names, map(int, reply[3].split()), strict=True))
@@ -194,7 +197,8 @@ class RedisWork:
         while True:
             step = min(TIDIED_AT_ONCE, limit - max(lapsed, expired))
             asked_s = asyncio.get_running_loop().time()
-            reply = await self._store.run("tidy", [step, self._worker, serves, SERVED_WINDOW_MS])
+            with self._version.noted():
+                reply = await self._store.run("tidy", [step, self._worker, serves, SERVED_WINDOW_MS])
             lapsed, expired = lapsed + int(reply[1]), expired + int(reply[2])
             if not max(int(reply[1]), int(reply[2])) or max(lapsed, expired) >= limit:
                 break
@@ -212,7 +216,7 @@ class RedisWork:
 
     def status(self) -> WorkStatus:
         """Say whether claims are served."""
-        return WorkStatus("ready")
+        return self._version.status()
 
 
 def _cut(plain: Sequence[tuple[int, Held]]) -> Iterator[Sequence[tuple[int, Held]]]:

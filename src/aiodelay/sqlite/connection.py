@@ -15,7 +15,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
+from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreTooNewError, StoreUnavailableError
+from aiodelay.features import SQLITE_LAYOUT, newer_layout
 from aiodelay.private_files import make_private
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 APPLICATION_ID = 0x61696F64  # "aiod"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = SQLITE_LAYOUT
 LEAST_SQLITE = (3, 35, 0)  # RETURNING
 BUSY_S = 5.0
 """How long to try for the write lock that another process holds."""
@@ -59,11 +60,13 @@ class Failure(Struct, frozen=True):
         reason: For people.
         is_full: There is no room to write.
         is_in_doubt: The commit itself failed: it may have been done.
+        too_new: The file uses what this version does not know.
     """
 
     reason: str
     is_full: bool = False
     is_in_doubt: bool = False
+    too_new: StoreTooNewError | None = None
 
 
 BAD_VALUE = (OverflowError, UnicodeError, sqlite3.DataError)
@@ -241,11 +244,17 @@ class Database:
         Args:
             is_durable: The commit returns when the disk has it. Otherwise the system may lose it with its power, not
                 with this process.
+
+        Raises:
+            StoreTooNewError: A newer version has changed the schema since this process opened the file.
         """
         if is_durable is not self._is_full_sync:
             self.connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
             self._is_full_sync = is_durable
         self._patiently("BEGIN IMMEDIATE")
+        (version,) = self.connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise newer_layout(f"sqlite file {self.path!r}", version, SCHEMA_VERSION)
 
     def commit(self) -> None:
         """End the transaction."""

@@ -102,12 +102,13 @@ class Handle:
 
         Raises:
             StoreUnavailableError: Nothing was written, or that is not known.
+            StoreTooNewError: Nothing was written: the file uses a feature that this version does not know.
         """
 
         def refuse(failure: Failure) -> NoReturn:
             if failed is not None:
                 failed(failure)
-            raise StoreUnavailableError(self.name, failure.reason)
+            raise failure.too_new or StoreUnavailableError(self.name, failure.reason)
 
         job = Job(run, refuse, size=size, is_durable=is_durable, committed=committed)
         return await self.checked().writer.do(job)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from aiodelay import transitions as t
+from aiodelay._version import __version__
+from aiodelay.features import check_known
 from aiodelay.model import Lane, Record
 
 from .connection import decoded_anyhow
@@ -90,6 +92,22 @@ class Namespace:
         """Forget what was rolled back."""
         self._lane_numbers.clear()
         self._lane_names.clear()
+
+    # --- features -----------------------------------------------------------------------------------------
+
+    def check_features(self) -> None:
+        """Refuse to dispatch while a feature is in use that this version does not know.
+
+        Raises:
+            StoreTooNewError: Names the feature.
+        """
+        found = self.execute("SELECT name, version FROM features WHERE ns = ?", (self.ns,)).fetchall()
+        check_known(f"namespace {self._namespace!r}", dict(found))
+
+    def switch_on(self, names: Collection[str]) -> None:
+        """Record features that are in use from now on."""
+        rows = [(self.ns, name, __version__) for name in names]
+        self.executemany("INSERT OR IGNORE INTO features (ns, name, version) VALUES (?, ?, ?)", rows)
 
     # --- numbers ------------------------------------------------------------------------------------------
 

@@ -63,6 +63,10 @@ class Reader:
     def _holds(self) -> set[tuple[int, str | None]]:
         return set(self._execute("SELECT lane, address FROM holds"))
 
+    def features(self) -> dict[str, str]:
+        """Return the features in use, each with the version that switched it on."""
+        return dict(self._execute("SELECT name, version FROM features WHERE ns = ?", (self._ns(),)))
+
     # --- messages -----------------------------------------------------------------------------------------
 
     def get(self, message_id: str, now: int) -> Snapshot | None:

@@ -4,6 +4,11 @@
 
 CREATE TABLE namespaces (n INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 
+-- Features in use, each with the version of aiodelay that switched it on. Who does not know one of them claims nothing.
+CREATE TABLE features (
+    ns INTEGER NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL, PRIMARY KEY (ns, name)
+) WITHOUT ROWID;
+
 CREATE TABLE lanes (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, name TEXT NOT NULL, UNIQUE (ns, name));
 
 -- What was scheduled, until it has ended and its op is forgotten. No row is rewritten on the way through claim and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Self
 from urllib.parse import unquote
@@ -39,7 +39,9 @@ from .connection import Failure
 from .file_identity import note_of
 from .handle import Handle
 from .inspection import Inspection
+from .reading import Reader
 from .scanning import File, Part, scan_part, scan_parts
+from .tables import Tables
 from .trail import SqliteTrail, open_trail
 from .work import STEP_SIZE, SqliteWork
 from .writer import Job
@@ -128,7 +130,12 @@ class SqliteStore(Inspection):
         work = SqliteWork(
             self._handle.write, opened.writer.write_apart, worker, self._handle.clock, opened.counter, poll_ms=poll_ms
         )
-        await self._handle.write(lambda tables: upkeep.serve(tables, worker, lanes), is_durable=False)
+
+        def serve(tables: Tables) -> None:
+            tables.check_features()
+            upkeep.serve(tables, worker, lanes)
+
+        await self._handle.write(serve, is_durable=False)
         opened.add(work.wakeup)
         try:
             yield work
@@ -137,6 +144,16 @@ class SqliteStore(Inspection):
             if self._handle.opened is opened:
                 with suppress(StoreUnavailableError):  # it is forgotten after its window
                     await self._handle.write(lambda tables: upkeep.leave(tables, worker), is_durable=False)
+
+    # --- features -----------------------------------------------------------------------------------------
+
+    async def features(self) -> Mapping[str, str]:
+        """Return the features in use, each with the version that switched it on."""
+        return await self._handle.read(Reader.features)
+
+    async def switch_on(self, names: Collection[str]) -> None:
+        """Record features as in use."""
+        await self._handle.write(lambda tables: tables.switch_on(names))
 
     async def vanished(self) -> str:
         """Return what happened to the file that this store was opened on; "" while the path leads to it."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from aiodelay.clock import Clock
+from aiodelay.features import VersionCheck
 from aiodelay.model import (
     Claim,
     Claimed,
@@ -82,12 +83,14 @@ class SqliteWork:
         self._held = settling.HeldClaims()
         self._given: _Given | None = None
         self._turn = 0
+        self._version = VersionCheck()
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         given = _Given(request)
         wanted = dict(demand)
 
         def run(tables: Tables) -> Claimed:
+            tables.check_features()
             before = self._given
             if before is not None and before.request == request:
                 left = claims.claim_again(tables, wanted, before.claims, before.numbers)
@@ -115,7 +118,8 @@ class SqliteWork:
                 given.is_certain = False
                 self._given = given
 
-        return await self._write(run, size=STEP_SIZE, is_durable=False, committed=committed, failed=failed)
+        with self._version.noted():
+            return await self._write(run, size=STEP_SIZE, is_durable=False, committed=committed, failed=failed)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         return await self._write(
@@ -145,15 +149,18 @@ class SqliteWork:
         self.wakeup.clear()
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        return await self._write(
-            lambda tables: upkeep.tidy(tables, self._worker, lanes, limit), size=STEP_SIZE, is_durable=False
-        )
+        def run(tables: Tables) -> Tidied:
+            tables.check_features()
+            return upkeep.tidy(tables, self._worker, lanes, limit)
+
+        with self._version.noted():
+            return await self._write(run, size=STEP_SIZE, is_durable=False)
 
     def beat(self, ids: Collection[str]) -> None:
         self._write_apart(lambda tables: tables.trials.beat(self._worker, ids))
 
     def status(self) -> WorkStatus:
-        return WorkStatus("ready")
+        return self._version.status()
 
 
 class _Given:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from aiodelay.clock import Clock
-from aiodelay.errors import ClosedError
+from aiodelay.errors import ClosedError, StoreTooNewError
 
 from .connection import BAD_VALUE, Database, Failure, bad_value, failure_of
 from .tables import Tables
@@ -75,7 +75,7 @@ class Job(Generic[T]):
 
     def give_up(self, failure: Failure, cause: BaseException) -> None:
         """Answer that nothing was written."""
-        if not isinstance(cause, (sqlite3.Error, *BAD_VALUE)):
+        if not isinstance(cause, (sqlite3.Error, StoreTooNewError, *BAD_VALUE)):
             self.error = cause  # a fault of ours: as it is
             return
         try:
@@ -294,6 +294,8 @@ class Writer:
     def _judged(self, error: Exception, step: str, *, careful: bool) -> _Failed:
         if isinstance(error, BAD_VALUE):
             return _Failed(bad_value(error), error, is_common=False)
+        if isinstance(error, StoreTooNewError):
+            return _Failed(Failure(str(error), too_new=error), error, is_common=step == "begin")
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.ProgrammingError):
             failure = failure_of(error, self._path, at_commit=step == "commit")
             return _Failed(failure, error, is_common=step == "begin" or failure.is_in_doubt)

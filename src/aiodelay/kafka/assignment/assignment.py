@@ -15,7 +15,7 @@ from functools import partial
 from aiokafka import TopicPartition
 
 from aiodelay.clock import Clock
-from aiodelay.errors import StoreMismatchError
+from aiodelay.errors import StoreMismatchError, StoreTooNewError
 from aiodelay.kafka.group import Group
 from aiodelay.kafka.partition import Callbacks, Partition
 from aiodelay.kafka.reader import Reader
@@ -55,6 +55,8 @@ class Assignment:
         self.groups: dict[str, Group] = {}
         self.lost: dict[str, StoreMismatchError] = {}
         """The topics that were deleted."""
+        self.too_new: StoreTooNewError | None = None
+        """A feature is in use that this version does not know."""
         self.watch = self._new_watch()
         self.told_restored: Callable[[float], None] | None = None
         self._running: dict[object, asyncio.Task[None]] = {}
@@ -69,7 +71,7 @@ class Assignment:
         """Begin to watch the topics, and own none of their partitions yet."""
         self.counts = {topic.name: topic.partitions for topic in topics}
         self.factory.use(topics)
-        self.watch, self.lost = self._new_watch(), {}
+        self.watch, self.lost, self.too_new = self._new_watch(), {}, None
         self._watching = self._tasks.start(self.watch.run(), "aiodelay kafka topics")
 
     def cancel(self) -> None:
@@ -135,7 +137,7 @@ class Assignment:
         """Own these partitions of a topic from now on, and no others; a partition that stays goes on undisturbed."""
         if not self._tasks.is_open:
             return
-        if topic in self.lost:
+        if topic in self.lost or self.too_new is not None:
             numbers = ()
         if not numbers:
             self.watch.doubt(topic)
@@ -164,6 +166,29 @@ class Assignment:
         if group is not None:
             group.cancel()
 
+    def _give_way(self, error: StoreTooNewError) -> None:
+        """Leave all partitions to processes that know the features in use."""
+        if self.too_new is None:
+            self.too_new = error
+            log.error("%s", error)
+            asyncio.get_running_loop().call_soon(self._leave_groups)  # not while the reader goes through partitions
+
+    def _leave_groups(self) -> None:
+        for topic in self.counts:
+            self.assign(topic, ())
+        for group in self.groups.values():
+            if (task := self._running.pop(group, None)) is not None:
+                task.cancel()
+
+    def check_features(self) -> None:
+        """Refuse to dispatch while a feature is in use that this version does not know.
+
+        Raises:
+            StoreTooNewError: Names the feature.
+        """
+        if self.too_new is not None:
+            raise self.too_new
+
     def fullness(self) -> str:
         """Say that more is pending than was allowed; "" if it is not."""
         most, pending = self._options.max_pending, sum(each.index.pending for each in self.partitions.values())
@@ -181,6 +206,7 @@ class Assignment:
             skip=partial(self.reader.skip, place),
             on_open=self._read_open,
             on_restored=self._on_restored,
+            on_too_new=self._give_way,
         )
 
     async def _may_begin(self, place: TopicPartition, is_fenced: bool) -> None:  # noqa: FBT001 - a callback

@@ -36,10 +36,10 @@ class Lookup:
         Raises:
             ClosedError: The store is not open.
             UnsupportedByStoreError: This process only schedules.
-            StoreUnavailableError: A topic is not the one it was.
+            StoreUnavailableError: A topic is not the one it was, or this version does not know a feature in use.
         """
         self._tasks.check_open()
-        for problem in self._assignment.lost.values():
+        for problem in filter(None, [*self._assignment.lost.values(), self._assignment.too_new]):
             raise StoreUnavailableError(self._name, str(problem))
         if not self._assignment.is_owner:
             raise UnsupportedByStoreError("lookup", "a process that only schedules", "a process that dispatches")

@@ -56,7 +56,8 @@ class Readiness:
     def problem(self) -> StoreMismatchError | None:
         """Return what ends the delivery of a topic, or of a partition, until the process starts again."""
         assignment = self._assignment
-        problems = [*assignment.lost.values(), *(each.problem for each in assignment.groups.values())]
+        problems = [assignment.too_new, *assignment.lost.values()]
+        problems += [each.problem for each in assignment.groups.values()]
         problems += [each.problem for each in assignment.partitions.values()]
         return next(filter(None, problems), None)
 

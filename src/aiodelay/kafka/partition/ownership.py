@@ -51,6 +51,8 @@ class Ownership:
     @property
     def is_ready(self) -> bool:
         """Whether the partition's messages may be claimed and changed."""
+        if self.problem is not None:
+            return False
         far = self._progress.index.state.far
         return self._serves and not self.was_away() and not self._silence() and not far.problem
 
@@ -97,10 +99,15 @@ class Ownership:
     # --- the end of ownership -----------------------------------------------------------------------------
 
     def refuse(self, problem: StoreMismatchError) -> None:
-        """Serve nothing more until the process starts again."""
+        """Serve nothing more until the process starts again, and log why."""
+        if self.problem is None:
+            log.error("%s: nothing more is delivered or changed: %s", self.name, problem)
+        self.stop(problem)
+
+    def stop(self, problem: StoreMismatchError) -> None:
+        """Serve nothing more until the process starts again; the first problem counts."""
         if self.problem is None:
             self.problem, self.why = problem, str(problem)
-            log.error("%s: nothing more is delivered or changed: %s", self.name, problem)
         self._to_write.set()
         self._became_ready.set()
 
@@ -108,6 +115,7 @@ class Ownership:
         """Own the partition no longer."""
         self.is_given_up = True
         self._became_ready.set()
+        self._progress.end()
 
     # --- standing still -----------------------------------------------------------------------------------
 

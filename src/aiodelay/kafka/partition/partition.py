@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
+from aiodelay.features import too_new, unknown
 from aiodelay.kafka import records
 from aiodelay.kafka.client import FencedError, InDoubtError
 from aiodelay.kafka.disk import Disk
@@ -61,6 +62,7 @@ class Partition:
     ) -> None:
         self._place, self._callbacks = place, callbacks
         to_write, cluster = WakeUp(), shared.cluster
+        self._cluster_name = cluster.name
         self._progress = progress = ReadProgress(_new_index(place, shared), patience_s=patience_s)
         self._ownership = ownership = Ownership(place.name, cluster, progress, callbacks.silence, to_write)
         self._stalls = StallWatch(ownership)
@@ -202,6 +204,10 @@ class Partition:
         if read:
             self._checkpoints.note_read(read[-1])
         index.state.read_to = max(index.state.read_to, read_to)
+        if self.problem is None and (found := unknown(index.state.features)):
+            error = too_new(self._cluster_name, found)
+            self._ownership.stop(error)
+            self._callbacks.on_too_new(error)
         self._unread.has_read()
         if read:
             self._callbacks.on_change()

@@ -26,6 +26,7 @@ class ReadProgress:
         """For the partition's one task that waits for reading."""
         self._patience_s = patience_s
         self._has_read = asyncio.Event()
+        self._is_over = False
 
     def tell_read(self) -> None:
         """Wake all that wait for the partition to be read."""
@@ -34,9 +35,14 @@ class ReadProgress:
         self._has_read = asyncio.Event()
 
     async def until_read(self, offset: int) -> None:
-        """Wait until the index has taken in the record at an offset."""
-        while self.index.state.read_to <= offset:
+        """Wait until the index has taken in the record at an offset, or the partition is another process's."""
+        while self.index.state.read_to <= offset and not self._is_over:
             await self._has_read.wait()
+
+    def end(self) -> None:
+        """Release all that wait: this process reads the partition no longer."""
+        self._is_over = True
+        self.tell_read()
 
     def goes_on(self, now_s: float, *, is_whole: bool) -> bool:
         """Note whether a look has found the end; say whether the last end is recent enough to read on from here."""

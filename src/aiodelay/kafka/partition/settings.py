@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from aiodelay.clock import Clock
 from aiodelay.core.dict_table import Workers
+from aiodelay.errors import StoreTooNewError
 from aiodelay.kafka.options import Cluster
 from aiodelay.kafka.pace import Pace
 from aiodelay.kafka.targets import Targets
@@ -75,6 +76,7 @@ class Callbacks(NamedTuple):
         skip: Called with the offset at which the reader goes on.
         on_open: Called when the partition knows where reading begins.
         on_restored: Called once the partition serves claims, with the seconds since this process came to own it.
+        on_too_new: Called when a feature is in use that this version does not know.
     """
 
     may_begin: Callable[[bool], Awaitable[None]]
@@ -83,3 +85,4 @@ class Callbacks(NamedTuple):
     skip: Callable[[int], None]
     on_open: Callable[[], None]
     on_restored: Callable[[float], None]
+    on_too_new: Callable[[StoreTooNewError], None]

@@ -12,6 +12,13 @@ local LANES, MSG, DEAD, GRAVES, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[
 local SRC, HOLDS, LATE, LATE_HELD, PARKED = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local WORKERS, WAKE, JOURNAL, META = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local TAG = sub(LANES, 1, -#'lanes' - 1)
+
+-- A newer version may have changed the layout of the keys since the caller has opened the namespace.
+do
+  local layout = call('HGET', META, 'schema')
+  if layout and layout ~= MARKER.LAYOUT then return redis.error_reply('NEWER layout ' .. layout) end
+end
+
 local MOST_LANES = 65535
 local WAKE_KEPT = 64
 

@@ -1,5 +1,5 @@
 -- claim: leases due messages, an equal share for each demand first, then what the others left.
---@ base record memory moves heads
+--@ base known record memory moves heads
 -- ARGV[4] how long a lease lasts, ms
 -- ARGV[5] worker
 -- ARGV[6] request; repeated, it gives what it gave, as far as it is still leased

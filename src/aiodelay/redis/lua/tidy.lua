@@ -1,5 +1,5 @@
 -- tidy: a bounded step of housekeeping over all lanes.
---@ base record memory moves
+--@ base known record memory moves
 -- ARGV[4] most messages to touch
 -- ARGV[5] worker
 -- ARGV[6] what it serves, a MessagePack list: its time in ms, then names of lanes

@@ -1,5 +1,5 @@
 -- transfer: moves due messages of one lane into lists on this server: first pushed, then what was pushed is removed.
---@ base record memory moves heads lists moving
+--@ base known record memory moves heads lists moving
 -- ARGV[4] lane
 -- ARGV[5], ARGV[6] most messages and bytes to move
 -- ARGV[7] most elements that a list may hold, 0 = any number

@@ -1,5 +1,5 @@
 -- transfer_logs: moves due messages of one lane into logs of this namespace; all but ARGV[7] is as of `transfer`.
---@ base record memory moves heads log logs moving
+--@ base known record memory moves heads log logs moving
 -- ARGV[7] most messages that a log may keep, for how many ms, and whether what all its consumers have passed is dropped, 1 or
 --   0: with spaces between them
 -- Returns what `transfer` returns.

@@ -1,5 +1,5 @@
 -- transfer_topics: moves due messages of one lane into topics of this namespace; all but ARGV[7] is as of `transfer`.
---@ base record memory moves heads topic topics moving
+--@ base known record memory moves heads topic topics moving
 -- ARGV[7] most messages that a topic may keep, for how many ms, below how many bytes elements are given to each consumer
 --   themselves: with spaces between them
 -- Returns what `transfer` returns.

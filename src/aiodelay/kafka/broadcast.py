@@ -1,0 +1,45 @@
+"""`write_everywhere`: a record for every partition, such as a hold or a feature."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiokafka import TopicPartition
+
+from aiodelay.errors import StoreUnavailableError
+
+from . import records
+from .client import UNAVAILABLE, Outgoing, reason_of
+from .store_parts import StoreParts
+
+__all__ = ["all_places", "write_everywhere"]
+
+
+def all_places(parts: StoreParts) -> list[TopicPartition]:
+    """Return all partitions of the store's topics."""
+    return [TopicPartition(topic, i) for topic, n in parts.assignment.counts.items() for i in range(n)]
+
+
+async def write_everywhere(parts: StoreParts, wire: records.Wire, places: Sequence[TopicPartition], what: str) -> None:
+    """Write a record to partitions, and wait until this process has read it in its own partitions.
+
+    Args:
+        parts: The store's.
+        wire: The record.
+        places: The partitions.
+        what: The effect of the record, for the error: "held".
+
+    Raises:
+        StoreUnavailableError: Some partitions have the record, or none.
+    """
+    outgoing = [Outgoing(place.topic, *wire, place.partition) for place in places]
+    try:
+        async with asyncio.timeout(parts.cluster.timeout_ms / 1000):
+            for place, each in zip(places, await parts.writer.write(outgoing), strict=True):
+                if each.error is not None:
+                    raise each.error
+                if (partition := parts.assignment.partitions.get(place)) is not None:
+                    await partition.until_read(each.offset)
+    except UNAVAILABLE as error:
+        raise StoreUnavailableError(parts.cluster.name, f"{what} in part, or not: {reason_of(error)}") from error

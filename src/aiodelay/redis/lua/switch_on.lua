@@ -1,0 +1,13 @@
+-- switch_on: records features that are in use from now on; one that is in use already stays as it is.
+--@ base
+-- ARGV[4] the version of aiodelay that switches them on
+-- From ARGV[5] on: their names.
+-- Returns all that are in use now, as `meta` holds them.
+local features = call('HGET', META, 'features') or ''
+local recorded = {}
+for name in string.gmatch(features, '(%S+)=') do recorded[name] = true end
+for a = 5, #ARGV do
+  if not recorded[ARGV[a]] then features = features .. (features == '' and '' or ' ') .. ARGV[a] .. '=' .. ARGV[4] end
+end
+call('HSET', META, 'features', features)
+return features
