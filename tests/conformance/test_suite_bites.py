@@ -5,7 +5,7 @@ And it skips what a store declares not to have, and runs on any loop.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, cast
@@ -13,12 +13,14 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from aiodelay import __version__, features
 from aiodelay import transitions as t
 from aiodelay.core.dict_claims import DictClaiming, LaneHeads
 from aiodelay.core.dict_table import DictTable, Worker
 from aiodelay.core.entries import Entry, ExpiringDict
 from aiodelay.core.fair_share import FairShare
 from aiodelay.core.rules import Rules
+from aiodelay.errors import StoreTooNewError
 from aiodelay.memory import MemoryStore
 from aiodelay.memory.store import _MemoryWork
 from aiodelay.model import (
@@ -40,6 +42,8 @@ from aiodelay.model import (
     SettleOutcome,
     SourcePosition,
     Stored,
+    Tidied,
+    WorkStatus,
 )
 from aiodelay.ports import Store, Work
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
@@ -538,6 +542,94 @@ def test_a_store_that_breaks_a_rule_fails_its_test(
         getattr(suite_on(store), test)(*values)
 
 
+# --- an ability that the reference store does not have --------------------------------------------------------
+
+
+class Upgraded(MemoryStore):
+    """Records features, as stores do that processes of several versions share."""
+
+    def __init__(self, *, clock: VirtualClock, journal: int = 0) -> None:
+        super().__init__(clock=clock, journal=journal)
+        self.recorded: dict[str, str] = {}
+
+    async def features(self) -> Mapping[str, str]:
+        return self.recorded
+
+    async def switch_on(self, names: Collection[str]) -> None:
+        self.recorded |= dict.fromkeys(names, __version__)
+
+    def check(self, step: str) -> None:
+        features.check_known(self.name, self.recorded)
+
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
+        self.check("open")
+        yield _CheckedWork(self, Worker(worker, lanes, self.now_ms()), self.check)
+
+
+class _CheckedWork(_MemoryWork):
+    def __init__(self, store: MemoryStore, worker: Worker, check: Callable[[str], None]) -> None:
+        super().__init__(store, worker)
+        self._check, self._version = check, features.VersionCheck()
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        with self._version.noted():
+            self._check("claim")
+        return await super().claim(demand, request=request, lease_ms=lease_ms)
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        with self._version.noted():
+            self._check("tidy")
+        return await super().tidy(lanes, limit=limit)
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        self._check("renew")
+        return await super().renew(renewals)
+
+    def status(self) -> WorkStatus:
+        return self._version.status()
+
+
+class LeavesRenewals(Upgraded):
+    def check(self, step: str) -> None:
+        if step != "renew":
+            super().check(step)
+
+
+class ChecksAtOpening(LeavesRenewals):
+    def check(self, step: str) -> None:
+        if step == "open":
+            super().check(step)
+
+
+class ChecksClaims(LeavesRenewals):
+    def check(self, step: str) -> None:
+        if step == "claim":
+            super().check(step)
+
+
+class KnowsNothing(LeavesRenewals):
+    def check(self, step: str) -> None:
+        if self.recorded:
+            raise StoreTooNewError(self.name, "uses features", "upgrade this process")
+
+
+@pytest.mark.parametrize(
+    ("store", "test"),
+    [
+        (ChecksAtOpening, "test_v1_a_version_that_does_not_know_a_feature_claims_nothing"),
+        (ChecksClaims, "test_v1_a_version_that_does_not_know_a_feature_returns_no_lease"),
+        (ChecksClaims, "test_v1_a_version_that_does_not_know_a_feature_opens_no_dispatching_role"),
+        (KnowsNothing, "test_v1_a_version_that_knows_a_feature_goes_on"),
+        (Upgraded, "test_v1_a_claim_from_before_the_switch_is_renewed_and_settled"),
+    ],
+)
+def test_a_store_that_mixes_up_versions_fails_its_test(store: type[Upgraded], test: str) -> None:
+    getattr(suite_on(LeavesRenewals), test)()
+    with pytest.raises((AssertionError, StoreTooNewError, pytest.fail.Exception)):
+        getattr(suite_on(store), test)()
+
+
 # --- what a store does not have -----------------------------------------------------------------------------
 
 
@@ -563,6 +655,7 @@ class PlainSuite(StoreConformance):
         ("test_journal_is_trimmed_from_its_oldest_entry", (), "memory:// keeps its journal by age"),
         ("test_l2_wait_ends_by_what_another_process_puts", (), "memory:// does not wake other processes"),
         ("test_a_load_of_anything_else_is_refused_whole", (), "the store loads nothing in bulk"),
+        ("test_v1_a_version_that_knows_a_feature_goes_on", (), "memory:// records no features"),
     ],
 )
 def test_what_a_store_declares_not_to_have_is_skipped_with_the_reason(

@@ -76,6 +76,10 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
         ("redis://localhost", "key '{shop:00}:msg' holds no hash", "a"),
         "redis://localhost cannot be used: key '{shop:00}:msg' holds no hash (message 'a' was not stored)",
     ),
+    errors.StoreTooNewError: (
+        ("redis://localhost", "uses quotas, which aiodelay 1.0.0 does not know", "upgrade this process"),
+        "redis://localhost uses quotas, which aiodelay 1.0.0 does not know; upgrade this process",
+    ),
     errors.StoreFullError: (
         ("memory://", "no room", "a"),
         "memory:// is full: no room (message 'a' was not stored)",

@@ -41,6 +41,7 @@ PUBLIC = [
     "Trail",
     "Transfer",
     "Transferring",
+    "Upgradable",
     "Work",
 ]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from aiodelay import Context, Retry, Scheduler
+from aiodelay import Context, Retry, Scheduler, features
 from aiodelay.kafka import group
 from aiodelay.kafka import topic as topics
 
@@ -28,12 +28,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         store: The store's URL.
         runs: The file that runs are written to.
         session_ms: How long its group keeps its place after its last sign.
+        knows: Be a version that knows these features too.
     """
 
     name: str
     store: str
     runs: str
     session_ms: int = group.SESSION_MS
+    knows: tuple[str, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -48,6 +50,7 @@ class Run(msgspec.Struct, frozen=True):
 async def main(plan: Plan) -> None:
     logging.basicConfig(level=logging.WARNING)
     group.SESSION_MS = plan.session_ms
+    features.KNOWN |= {*plan.knows}
     topics.check = lambda topic, cluster: None  # also one that is cleaned sooner than is allowed
     retry = Retry(attempts=20, first="200ms", factor=1)
     # In a storm the broker is killed again and again: a member that starts then waits for as long as that takes.

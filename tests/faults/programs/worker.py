@@ -21,7 +21,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from aiodelay import Conflict, Context, Received, Retry, Scheduler
+from aiodelay import Conflict, Context, Received, Retry, Scheduler, features
 from aiodelay.model import Delivery, Demand, SendOutcome, Sent
 from aiodelay.ports import Sink
 from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource, RedisLog
@@ -81,6 +81,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         waits: Open the scheduler only once told `go`.
         blocks: Block the event loop, once, where a message says so.
         bug: Break a promise, as the store of this name in `tests/support/bugs.py` does.
+        knows: Be a version that knows these features too.
         until: End when nothing is left to deliver, when told by SIGTERM, or once it has scheduled all it should.
     """
 
@@ -102,6 +103,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     waits: bool = False
     blocks: bool = False
     bug: str = ""
+    knows: tuple[str, ...] = ()
     until: Literal["idle", "sigterm", "produced"] = "idle"
 
 
@@ -301,6 +303,7 @@ async def pull(scheduler: Scheduler, lane: str, plan: Plan, history: h.History, 
 
 async def main(plan: Plan) -> None:
     logging.basicConfig(level=logging.WARNING)
+    features.KNOWN |= {*plan.knows}
     history = h.History(plan.history, plan.name)
     points = FailurePoints(plan.point, lambda: kill_oneself(history))
     if plan.point is not None:

@@ -8,7 +8,7 @@ pytest.register_assert_rewrite(
         f"{__name__}.{name}"
         for name in (
             *("commands", "dispatching", "leases", "looking", "reactive", "recurring"),
-            *("returning", "safety", "stage", "transferring"),
+            *("returning", "safety", "stage", "transferring", "upgrading"),
         )
     )
 )

@@ -10,6 +10,7 @@ from .looking import LookingRules
 from .recurring import RecurringRules
 from .returning import ReturningRules
 from .safety import SafetyRules
+from .upgrading import UpgradeRules
 
 __all__ = ["StoreConformance"]
 
@@ -23,6 +24,7 @@ class StoreConformance(
     LookingRules,
     ReturningRules,
     LoadingRules,
+    UpgradeRules,
 ):
     """What every store must do, as tests named after the rules of docs/guarantees.md.
 
@@ -39,8 +41,8 @@ class StoreConformance(
 
     A store that says `durable` in its traits also overrides `reopen`. Of some promises the traits do not tell; the
     subclass does, by class attributes: `order_per_group`, `leases_survive`, `counted_journal`, `wakes_other_processes`.
-    The suite skips a rule that traits or attributes declare away, and the rules of `BulkLoad` on a store without it;
-    each skipped test says why.
+    The suite skips a rule that traits or attributes declare away, and the rules of `BulkLoad` and `Upgradable` on a
+    store without them; each skipped test says why.
 
     To see that a test can fail, call it: `MySuite().test_s6_nothing_ended_comes_back()` raises `AssertionError` on a
     store that breaks the rule.

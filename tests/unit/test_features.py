@@ -1,0 +1,157 @@
+"""Features that this version does not know: the error, and how a scheduler lives with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+
+from aiodelay import Alarm, Scheduler, StoreTooNewError, __version__, features
+from aiodelay.kafka import records
+from aiodelay.kafka.index import Index, Read
+from aiodelay.kafka.records import Kind
+from aiodelay.memory import MemoryStore
+from aiodelay.memory.store import _MemoryWork
+from aiodelay.memory.tables import Worker
+from aiodelay.model import Claimed, Demand, Lane, Tidied, WorkStatus
+from aiodelay.ports import Work
+from aiodelay.testing import VirtualClock
+
+NOW = VirtualClock().now_ms()
+HERE = f"aiodelay {__version__} does not know; upgrade this process, which claims nothing until then"
+
+
+# --- the error --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        ({"quotas": "1.3.0"}, f"quotas (switched on by aiodelay 1.3.0), which {HERE}"),
+        (
+            {"quotas": "1.3.0", "limits": "1.4.0", "known": "1.2.0"},
+            (f"limits (switched on by aiodelay 1.4.0), quotas (switched on by aiodelay 1.3.0), features that {HERE}"),
+        ),
+    ],
+)
+def test_the_error_names_features_versions_and_remedy(
+    recorded: Mapping[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "KNOWN", frozenset({"known"}))
+    with pytest.raises(StoreTooNewError) as refused:
+        features.check_known("sqlite:///a.db", recorded)
+    assert str(refused.value) == f"sqlite:///a.db uses {said}"
+
+
+def test_what_is_known_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "KNOWN", frozenset({"known"}))
+    features.check_known("sqlite:///a.db", {})
+    features.check_known("sqlite:///a.db", {"known": "1.2.0"})
+
+
+# --- a scheduler ------------------------------------------------------------------------------------------
+
+
+class Store(MemoryStore):
+    """One whose data may be of a newer version."""
+
+    def __init__(self, *, clock: VirtualClock) -> None:
+        super().__init__(clock=clock)
+        self.recorded: dict[str, str] = {}
+
+    @asynccontextmanager
+    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
+        yield _Work(self, Worker(worker, lanes, self.now_ms()))
+
+
+class _Work(_MemoryWork):
+    def __init__(self, store: Store, worker: Worker) -> None:
+        super().__init__(store, worker)
+        self._newer, self._version = store, features.VersionCheck()
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        with self._version.noted():
+            features.check_known(self._newer.name, self._newer.recorded)
+        return await super().claim(demand, request=request, lease_ms=lease_ms)
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        with self._version.noted():
+            features.check_known(self._newer.name, self._newer.recorded)
+        return await super().tidy(lanes, limit=limit)
+
+    def status(self) -> WorkStatus:
+        return self._version.status()
+
+
+@pytest.mark.asyncio
+async def test_a_scheduler_says_that_the_data_are_newer_and_goes_on_once_they_are_not(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, alarms, handled = Store(clock=clock), list[Alarm](), list[bytes]()
+
+    def said(level: int) -> list[str]:
+        return [
+            each.getMessage() for each in caplog.records if each.name == "aiodelay.dispatcher" and each.levelno == level
+        ]
+
+    async def handle(payload: bytes) -> None:
+        handled.append(payload)
+
+    async with Scheduler(store, clock=clock, on_alarm=alarms.append) as scheduler:
+        scheduler.add_handler(handle, name="work")
+        await asyncio.sleep(1)
+        store.recorded["quotas"] = "1.3.0"
+        await scheduler.schedule(b"m", delay="1s", to="handler:work")
+        await asyncio.sleep(20)
+        (error,) = said(logging.ERROR)
+        assert error == f"claiming failed: memory:// uses quotas (switched on by aiodelay 1.3.0), which {HERE}"
+        await asyncio.sleep(120)
+        assert len(said(logging.ERROR)) == 3, "once a minute"
+        assert handled == []
+        assert [(each.kind, each.is_over) for each in alarms] == [("ended", False)]
+        assert "quotas" in alarms[0].reason
+        assert scheduler.status() == WorkStatus("ended", why=alarms[0].reason)
+        store.recorded.clear()
+        await asyncio.sleep(20)
+        assert handled == [b"m"]
+        assert [(each.kind, each.is_over) for each in alarms] == [("ended", False), ("ended", True)]
+        assert scheduler.status().phase == "ready"
+    assert len(said(logging.ERROR)) == 3
+
+
+# --- what stands in a schedules topic ---------------------------------------------------------------------
+
+
+def test_golden_record_of_a_feature() -> None:
+    wire = records.encode_feature("quotas", "1.3.0")
+    assert wire == (b"\x00aiodelay/feature/quotas", b"1.3.0", [])
+    assert records.glance(*wire).kind is Kind.FEATURE
+    assert wire.key is not None
+    assert records.feature_in(wire.key, wire.value) == ("quotas", "1.3.0")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"\x00aiodelay/feature/quotas", None),
+        (b"\x00aiodelay/feature/", b"1"),
+        (b"\x00aiodelay/feature/Quotas", b"1"),
+        (b"\x00aiodelay/mark", b"{}"),
+        (b"m", b"1"),
+    ],
+)
+def test_what_names_no_feature(key: bytes, value: bytes | None) -> None:
+    assert records.feature_in(key, value) is None
+
+
+def test_an_index_reads_features_and_a_checkpoint_keeps_their_records() -> None:
+    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    for offset, name in enumerate(("quotas", "limits")):
+        index.read(Read(offset, NOW, *records.encode_feature(name, "1.3.0")))
+    index.read(Read(2, NOW, b"\x00aiodelay/feature/Bad Name", b"1", []))
+    assert index.features == {"quotas": "1.3.0", "limits": "1.3.0"}
+    assert index.checkpoint().offsets[:2] == [0, 1]
