@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 KNOWN: frozenset[str] = frozenset()
-"""Features that this version can use: names of lower-case letters, digits and `_`. There is none yet.
+"""Optional features that this version can use: names of lower-case letters, digits and `_`. The set is empty so far.
 
 Read it where it is needed, as `features.KNOWN`, and never copy it: tests register features of their own here.
 """
@@ -89,7 +89,7 @@ class VersionCheck:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note whether the block raises `StoreTooNewError`; another error leaves the note as it is."""
+        """Note whether the block raises `StoreTooNewError`; another error does not change the note."""
         try:
             yield
         except StoreTooNewError as error:

@@ -35,7 +35,7 @@ def redis(shared_redis: Callable[[Found], str]) -> str:
 
 @pytest.fixture(params=["sqlite", "redis", "kafka"])
 def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
-    urls = {
+    urls: dict[str, Callable[[], str]] = {
         "sqlite": lambda: f"sqlite:///{tmp_path}/delay.db",
         "redis": lambda: request.getfixturevalue("redis"),
         "kafka": lambda: (

@@ -127,11 +127,10 @@ async def test_a_scheduler_says_that_the_data_are_newer_and_goes_on_once_they_ar
 
 
 def test_golden_record_of_a_feature() -> None:
-    wire = records.encode_feature("quotas", "1.3.0")
-    assert wire == (b"\x00aiodelay/feature/quotas", b"1.3.0", [])
-    assert records.glance(*wire).kind is Kind.FEATURE
-    assert wire.key is not None
-    assert records.feature_in(wire.key, wire.value) == ("quotas", "1.3.0")
+    key, value, headers = records.encode_feature("quotas", "1.3.0")
+    assert (key, value, headers) == (b"\x00aiodelay/feature/quotas", b"1.3.0", [])
+    assert records.glance(key, value, headers).kind is Kind.FEATURE
+    assert records.feature_in(key, value) == ("quotas", "1.3.0")
 
 
 @pytest.mark.parametrize(

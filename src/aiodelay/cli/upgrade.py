@@ -46,7 +46,7 @@ async def upgrade(
 
     Args:
         url: URL of the store; without it, --store.
-        list_: Only list the features: those in use, and those that this version could switch on.
+        list_: Only list the features in use, and the features that this version could switch on.
         yes: Do not ask.
     """
     if url is not None:

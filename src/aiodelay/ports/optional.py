@@ -136,7 +136,7 @@ class Upgradable(Protocol):
         ...
 
     async def switch_on(self, names: Collection[str]) -> None:
-        """Record that features are in use from now on; one that is in use already stays as it is.
+        """Record features as in use from now on; a feature that is in use already keeps its record.
 
         Raises:
             StoreUnavailableError: No answer. Some may be recorded; repeating is safe.

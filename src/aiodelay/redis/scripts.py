@@ -1,7 +1,7 @@
 """The scripts: one file each under `lua/`, put together from the parts that their line `--@` names.
 
-Files name constants, such as `VALUE.DUE_MS_FIRST`; a script holds the numbers and strings of `layouts` instead. It also
-holds what this version knows (`MARKER`), so that a script which another program has kept refuses newer data too.
+Files name constants, such as `VALUE.DUE_MS_FIRST`; a script holds the numbers and strings of `layouts` instead. A
+script also holds the layout and the features that this version knows (`MARKER`): it refuses newer data by itself.
 """
 
 from __future__ import annotations

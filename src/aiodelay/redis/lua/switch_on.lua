@@ -1,4 +1,4 @@
--- switch_on: records features that are in use from now on; one that is in use already stays as it is.
+-- switch_on: records features as in use from now on; a feature that is in use already keeps its record.
 --@ base
 -- ARGV[4] the version of aiodelay that switches them on
 -- From ARGV[5] on: their names.
