@@ -23,6 +23,8 @@ from aiodelay.sqlite import SqliteStore
 from tests.support.cli import Cli
 from tests.support.kafka import new_name
 from tests.support.servers import Found, redis_servers
+from tests.support.service import Service, until_ready
+from tests.support.service import until as until_answer
 
 pytestmark = pytest.mark.timeout(120)
 NEW, NEWER = "rehearsed", "untold"
@@ -126,6 +128,19 @@ def test_a_scheduler_of_an_older_version_does_not_open(cli: Cli, knowing: Callab
 
     with pytest.raises(StoreTooNewError, match=NEW):
         asyncio.run(play())
+
+
+def test_a_service_of_an_older_version_is_not_ready_after_the_switch(
+    tmp_path: Path, knowing: Callable[..., None]
+) -> None:
+    with Service(tmp_path, 'store = "sqlite:///delay.db"\n') as service, service.client() as client:
+        until_ready(client)
+        knowing(NEW)
+        assert Cli(f"sqlite:///{tmp_path}/delay.db", tmp_path)("upgrade", "--yes").code == 0
+        answer = until_answer(client, lambda answer: answer.status_code == 503)
+        assert f"uses {NEW} (switched on by aiodelay {__version__})" in answer.json()["reasons"][0]
+        assert answer.json()["stores"]["default"]["phase"] == "ended"
+        assert NEW in service.err.wait_for("serves no more claims")
 
 
 # --- what is moved by the store itself --------------------------------------------------------------------

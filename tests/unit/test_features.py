@@ -128,6 +128,7 @@ async def test_a_scheduler_says_that_the_data_are_newer_and_goes_on_once_they_ar
 
 def test_golden_record_of_a_feature() -> None:
     key, value, headers = records.encode_feature("quotas", "1.3.0")
+    assert key is not None
     assert (key, value, headers) == (b"\x00aiodelay/feature/quotas", b"1.3.0", [])
     assert records.glance(key, value, headers).kind is Kind.FEATURE
     assert records.feature_in(key, value) == ("quotas", "1.3.0")
