@@ -60,7 +60,7 @@ class Failure(Struct, frozen=True):
         reason: For people.
         is_full: There is no room to write.
         is_in_doubt: The commit itself failed: it may have been done.
-        too_new: The file uses what this version does not know.
+        too_new: The file uses a feature or a layout that this version does not know; who answers names the store.
     """
 
     reason: str

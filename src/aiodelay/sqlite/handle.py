@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from aiodelay.clock import Clock
-from aiodelay.errors import ClosedError, ConfigurationError, StoreUnavailableError
+from aiodelay.errors import ClosedError, ConfigurationError, StoreTooNewError, StoreUnavailableError
 
 from .connection import Failure, failure_of
 from .opened import Opened
@@ -108,7 +108,9 @@ class Handle:
         def refuse(failure: Failure) -> NoReturn:
             if failed is not None:
                 failed(failure)
-            raise failure.too_new or StoreUnavailableError(self.name, failure.reason)
+            if failure.too_new is not None:
+                raise StoreTooNewError(self.name, failure.too_new.value, failure.too_new.allowed)
+            raise StoreUnavailableError(self.name, failure.reason)
 
         job = Job(run, refuse, size=size, is_durable=is_durable, committed=committed)
         return await self.checked().writer.do(job)
