@@ -65,7 +65,9 @@ class Store(MemoryStore):
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        yield _Work(self, Worker(worker, lanes, self.now_ms()))
+        known = Worker(worker, lanes, self.now_ms())
+        self._table.workers.add(known)
+        yield _Work(self, known)
 
 
 class _Work(_MemoryWork):
