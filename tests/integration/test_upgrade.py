@@ -87,7 +87,7 @@ def test_upgrade_takes_the_url_of_the_store(tmp_path: Path, knowing: Callable[..
     url = f"sqlite:///{tmp_path}/other.db"
     cli = Cli("", tmp_path)
     assert cli("upgrade", url).code == 5, "no such file"
-    assert cli("schedule", "handler:mail", "x", store=url).code == 0
+    assert cli("schedule", "handler:mail", "x", "--delay", "1h", store=url).code == 0
     knowing(NEW)
     assert cli("upgrade", url, "--yes").code == 0
 
