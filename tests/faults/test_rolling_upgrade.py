@@ -62,7 +62,7 @@ def test_v1_two_versions_share_a_store_until_the_switch(any_scene: Scene, tmp_pa
         each.line("run 20")
     for each in (victim, newer):
         each.kill()
-    victim, newer = start("older-3", OLDER, stream=stream), start("newer-2", NEWER)
+    victim, newer = start("older-3", OLDER, stream=stream), start("newer-2", NEWER, stream=stream)
     for each in (victim, newer):
         each.line("running")
 
@@ -71,12 +71,12 @@ def test_v1_two_versions_share_a_store_until_the_switch(any_scene: Scene, tmp_pa
     until_sync(lambda: has_refused(older) and has_refused(victim), "both older processes say so")
     for each in (victim, newer):
         each.kill()
+    scene.start("older producer", burst=Burst(messages=30, prefix="late"), until="produced").ended_well()
     newer = start("newer-3", NEWER)
     newer.line("running")
     late = start("older-4", OLDER)
     assert late.wait() == 1
     assert has_refused(late)
-    scene.start("older producer", burst=Burst(messages=30, prefix="late"), until="produced").ended_well()
     older.line("produced")
     for each in (older, newer):
         each.terminate()
