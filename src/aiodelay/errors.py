@@ -348,7 +348,7 @@ class StoreError(AiodelayError):
 class StoreTooNewError(StoreMismatchError, StoreError):
     """The store's data use a feature or a layout that this version does not know; this process claims nothing.
 
-    `setting` names the data, `value` says what they use, `allowed` says what to do.
+    `setting` names the data, `value` names the feature or layout and both versions, `allowed` is the remedy.
     """
 
     def __str__(self) -> str:

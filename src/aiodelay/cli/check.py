@@ -188,7 +188,7 @@ async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> Async
 
 
 async def _of_features(store: Store) -> AsyncIterator[Finding]:
-    """Compare the features in use with those that this version knows."""
+    """Compare the features in use with the features that this version knows."""
     if not isinstance(store, Upgradable):
         return
     recorded = await store.features()
