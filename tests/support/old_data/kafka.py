@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
 from confluent_kafka import Producer
+from msgspec.structs import replace
 
 from aiodelay import Message
 from aiodelay.kafka import open_store, records
@@ -20,10 +22,10 @@ from tests.support.topics import producing
 from tests.support.waiting import until
 
 from .answers import OldData
-from .kafka_topics import load, read_lines, read_topic, written
+from .kafka_topics import Partition, Stands, load, read_lines, read_topic, written
 from .story import FAR, JOURNAL, Told, tell
 
-__all__ = ["OldKafka"]
+__all__ = ["OldKafka", "records_of"]
 
 SCHEDULES, HISTORY = "schedules.jsonl", "history.jsonl"
 PARTITIONS = 2
@@ -59,9 +61,9 @@ class OldKafka(OldData):
         """Write the topics under new names."""
         self.schedules = await create_topic(self._bootstrap, new_name("schedules"), PARTITIONS, **SETTINGS)
         self.history = await create_topic(self._bootstrap, new_name("history"), PARTITIONS, retention_ms=-1)
+        old = self.old_topics()
         for topic, file in ((self.schedules, SCHEDULES), (self.history, HISTORY)):
-            partitions = read_lines((self._fixture / file).read_bytes())
-            await asyncio.to_thread(load, self._bootstrap, topic, partitions)
+            await asyncio.to_thread(load, self._bootstrap, topic, old[file])
 
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         """Return a store on the topics."""
@@ -79,13 +81,26 @@ class OldKafka(OldData):
 
     async def write(self) -> Told:
         """Write the topics; users go on writing when their owner is gone."""
+        told = await self.tell()
+        for file, partitions in (await self.topics()).items():
+            (self._fixture / file).write_bytes(written(partitions))
+        return told
+
+    async def tell(self) -> Told:
+        """Tell the story in new topics, and that of users."""
         async with Stage(self, journal=JOURNAL) as stage:
             told = await tell(stage)
         await self._write_as_users(stage)
-        for topic, file in ((self.schedules, SCHEDULES), (self.history, HISTORY)):
-            partitions = await asyncio.to_thread(read_topic, self._bootstrap, topic)
-            (self._fixture / file).write_bytes(written(partitions))
         return told
+
+    async def topics(self) -> Mapping[str, Sequence[Partition]]:
+        """Return what the topics hold now, by the name of the file for it."""
+        names = {SCHEDULES: self.schedules, HISTORY: self.history}
+        return {file: await asyncio.to_thread(read_topic, self._bootstrap, name) for file, name in names.items()}
+
+    def old_topics(self) -> Mapping[str, Sequence[Partition]]:
+        """Return what the old version wrote."""
+        return {file: read_lines((self._fixture / file).read_bytes()) for file in (SCHEDULES, HISTORY)}
 
     async def _write_as_users(self, stage: Stage) -> None:
         """Write what no owner has seen: by a process that only schedules, and by other producers."""
@@ -135,3 +150,13 @@ def _produce(producer: Producer, topic: str, wire: records.Wire) -> None:
     assert wire.key is not None
     partition = records.partition_of(wire.key, PARTITIONS)
     producer.produce(topic, wire.value, wire.key, partition, headers=list(wire.headers))
+
+
+def records_of(partition: Partition) -> set[Stands]:
+    """Return a partition's records, without when they were written, and without those that tell how far reading is."""
+    kept = [each for each in partition.records if each.key not in (records.BARRIER, records.MARK)]
+    return {replace(each, offset=0, timestamp=0, headers=tuple(_told_of(each))) for each in kept}
+
+
+def _told_of(record: Stands) -> Iterator[tuple[str, bytes | None]]:
+    return ((name, value) for name, value in record.headers if name != "aiodelay-from")

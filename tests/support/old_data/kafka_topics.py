@@ -30,7 +30,7 @@ class Stands(Struct, frozen=True, omit_defaults=True):
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes | None]] = []
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class Partition(Struct, frozen=True):
@@ -66,7 +66,7 @@ def _stands(read: Read) -> Stands:
     partition, offset, (_, timestamp) = read.partition(), read.offset(), read.timestamp()
     assert partition is not None
     assert offset is not None
-    headers: Any = read.headers() or []
+    headers: Any = tuple(read.headers() or ())
     return Stands(partition, offset, timestamp, read.key(), read.value(), headers)
 
 
