@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from aiodelay.record_format import FIELDS
 from tests.support.old_data.answers import CHAPTERS, FIXTURES, answered, answers, told_of
 from tests.support.old_data.kafka import OldKafka, records_of
 
@@ -15,6 +16,12 @@ KAFKA = FIXTURES / "kafka"
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_topics_are_read_and_go_on_as_before(kafka: str, chapter: str) -> None:
     assert asyncio.run(answers(OldKafka(KAFKA, kafka), told_of(KAFKA), chapter)) == answered(KAFKA, chapter)
+
+
+def test_every_header_is_in_the_data() -> None:
+    records = [each for part in OldKafka(KAFKA, "no broker").old_topics()["schedules.jsonl"] for each in part.records]
+    found = {name for record in records for name, _ in record.headers}
+    assert {field.header for field in FIELDS if field.header} - found == set()
 
 
 def test_topics_are_written_as_before(kafka: str) -> None:

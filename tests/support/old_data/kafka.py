@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from aiodelay import Message
 from aiodelay.kafka import open_store, records
-from aiodelay.model import Cancel, Conflict, Late
+from aiodelay.model import Cancel, Conflict, Late, Record
 from aiodelay.ports import Store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import Stage
@@ -36,7 +36,7 @@ SETTINGS: dict[str, str | float] = {
     "message_timestamp_type": "CreateTime",
 }
 """Of a topic that is written again: its records keep their times."""
-KEPT, BAD = "recorded to be kept", {"of a later format", "without a time"}
+KEPT, ASKED, BAD = "recorded to be kept", "for a user to ask", {"of a later format", "without a time"}
 DUE = datetime(2090, 1, 1, tzinfo=UTC)
 
 
@@ -75,7 +75,7 @@ class OldKafka(OldData):
 
         async def has_decided() -> bool:
             letters = {each.record.id for each in await stage.dead()}
-            return letters >= BAD and await stage.get(KEPT) is not None
+            return letters >= BAD and await stage.get(KEPT) is not None and await stage.get(ASKED) is None
 
         await until(has_decided, "the owner has decided about records of users")
 
@@ -90,7 +90,8 @@ class OldKafka(OldData):
         """Tell the story in new topics, and that of users."""
         async with Stage(self, journal=JOURNAL) as stage:
             told = await tell(stage)
-        await self._write_as_users(stage)
+            asked = await stage.record(ASKED)
+        await self._write_as_users(stage, asked)
         return told
 
     async def topics(self) -> Mapping[str, Sequence[Partition]]:
@@ -102,7 +103,7 @@ class OldKafka(OldData):
         """Return what the old version wrote."""
         return {file: read_lines((self._fixture / file).read_bytes()) for file in (SCHEDULES, HISTORY)}
 
-    async def _write_as_users(self, stage: Stage) -> None:
+    async def _write_as_users(self, stage: Stage, asked: Record) -> None:
         """Write what no owner has seen: by a process that only schedules, and by other producers."""
         async with self.make_store(stage.clock, journal=0) as store:
             await store.apply(
@@ -116,7 +117,7 @@ class OldKafka(OldData):
                 ]
             )
         with producing(self._bootstrap) as producer:
-            for wire in (*_encoded(), *_plain()):
+            for wire in (*_encoded(), *_plain(), *_asking(asked)):
                 _produce(producer, self.schedules, wire)
 
 
@@ -136,7 +137,9 @@ def _plain() -> list[records.Wire]:
     past = ("scheduler-epoch", b"1700000000")
     target, key = ("scheduler-target-topic", b"target"), ("scheduler-target-key", b"k")
     return [
-        records.Wire(b"of a producer", b"hello", [at, target, key, ("own", b"1"), ("own", b"2")]),
+        records.Wire(
+            b"of a producer", b"hello", [at, target, key, ("own", b"1"), ("own", b"2"), ("aiodelay-was-due-ms", b"1")]
+        ),
         records.Wire(b"\xff\xfe", b"a key of bytes", [at, target]),
         records.Wire(b"of a producer, in ms", b"hello", [("aiodelay-due-ms", b"%d" % FAR.ms), target]),
         records.Wire(b"to a handler", b"hello", [past, ("aiodelay-lane", b"orders"), ("aiodelay-format", b"1")]),
@@ -146,9 +149,17 @@ def _plain() -> list[records.Wire]:
     ]
 
 
+def _asking(record: Record) -> list[records.Wire]:
+    """Return what a process sends that does not own the topic, for a cancel that depends on what stands."""
+    due_ms = record.due_ms
+    asked = [(ASKED, record.revision - 1), (ASKED, record.revision), ("for a user to keep", 1)]
+    cancels = [Cancel(b"asking %d" % n, message_id, (it, due_ms)) for n, (message_id, it) in enumerate(asked)]
+    return [*map(records.encode_ask_to_cancel, cancels)]
+
+
 def _produce(producer: Producer, topic: str, wire: records.Wire) -> None:
     assert wire.key is not None
-    partition = records.partition_of(wire.key, PARTITIONS)
+    partition = records.partition_of(wire.key.removeprefix(records.KEEP), PARTITIONS)
     producer.produce(topic, wire.value, wire.key, partition, headers=list(wire.headers))
 
 

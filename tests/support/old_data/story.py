@@ -119,6 +119,10 @@ async def _fail(stage: Stage) -> None:
         error, traceback = (None, None) if reason == "undecodable" else ("OSError: größe", TRACEBACK)
         await stage.end(_dead(claim, reason, attempt + 2, error, traceback=traceback))
         stage.move(1)
+    await stage.stored(stage.put("dead although cancelled", At(stage.now - 5)))
+    claim = await stage.claim_one()
+    await stage.do(Cancel(stage.op(), claim.record.id))
+    await stage.end(_dead(claim, "rejected", 1, "no"))
     await stage.stored(stage.put("late", At(stage.now - HOUR_MS), late=Late.dead_letter("1s")))
     await stage.stored(stage.put("dropped", At(stage.now - HOUR_MS), late=Late.drop("1s")))
     assert await stage.claim() == []
@@ -187,7 +191,7 @@ async def _store(stage: Stage) -> None:
         stage.put("newest version", FAR, conflict=Conflict.newer((1 << 63) - 1)),
         stage.put("replaced version", FAR, conflict=Conflict.newer(3)),
         stage.put("replaced version", FAR, conflict=Conflict.newer(5)),
-        *[stage.put(f"for a user to {what}", FAR) for what in ("keep", "cancel", "end", "replace")],
+        *[stage.put(f"for a user to {what}", FAR) for what in ("keep", "cancel", "end", "replace", "ask")],
     )
     await stage.stored(stage.put("ended version", lane=MAILS, conflict=Conflict.newer(7), payload=b"x" * 1500))
     await stage.end(_done(await stage.claim_one(MAILS)))
