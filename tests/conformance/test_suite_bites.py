@@ -5,7 +5,7 @@ And it skips what a store declares not to have, and runs on any loop.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, cast
@@ -564,13 +564,13 @@ class Upgraded(MemoryStore):
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         self.check("open")
-        yield _CheckedWork(self, Worker(worker, lanes, self.now_ms()), self.check)
+        yield _CheckedWork(self, Worker(worker, lanes, self.now_ms()))
 
 
 class _CheckedWork(_MemoryWork):
-    def __init__(self, store: MemoryStore, worker: Worker, check: Callable[[str], None]) -> None:
-        super().__init__(store, worker)
-        self._check, self._version = check, features.VersionCheck()
+    def __init__(self, store: Upgraded, worker: Worker) -> None:
+        super().__init__(store._clock, store._rules, store._claiming, worker)
+        self._check, self._version = store.check, features.VersionCheck()
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         with self._version.noted():

@@ -11,12 +11,14 @@ from itertools import count
 import pytest
 
 from aiodelay import Alarm, Scheduler, StoreTooNewError, __version__, features
+from aiodelay.core.dict_table import Worker
 from aiodelay.kafka import records
-from aiodelay.kafka.index import Index, Read
-from aiodelay.kafka.records import Kind
+from aiodelay.kafka.checkpoint import Witness, checkpoint_of
+from aiodelay.kafka.pending_index import PendingIndex
+from aiodelay.kafka.placement import Placement
+from aiodelay.kafka.records import Kind, Read
 from aiodelay.memory import MemoryStore
 from aiodelay.memory.store import _MemoryWork
-from aiodelay.memory.tables import Worker
 from aiodelay.model import Claimed, Demand, Lane, Tidied, WorkStatus
 from aiodelay.ports import Work
 from aiodelay.testing import VirtualClock
@@ -72,7 +74,7 @@ class Store(MemoryStore):
 
 class _Work(_MemoryWork):
     def __init__(self, store: Store, worker: Worker) -> None:
-        super().__init__(store, worker)
+        super().__init__(store._clock, store._rules, store._claiming, worker)
         self._newer, self._version = store, features.VersionCheck()
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
@@ -151,9 +153,11 @@ def test_what_names_no_feature(key: bytes, value: bytes | None) -> None:
 
 
 def test_an_index_reads_features_and_a_checkpoint_keeps_their_records() -> None:
-    index = Index(clock=VirtualClock(), name="t/0", claims=count(1))
+    index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
     for offset, name in enumerate(("quotas", "limits")):
-        index.read(Read(offset, NOW, *records.encode_feature(name, "1.3.0")))
-    index.read(Read(2, NOW, b"\x00aiodelay/feature/Bad Name", b"1", []))
-    assert index.features == {"quotas": "1.3.0", "limits": "1.3.0"}
-    assert index.checkpoint().offsets[:2] == [0, 1]
+        index.reader.read(Read(offset, NOW, *records.encode_feature(name, "1.3.0")))
+    index.reader.read(Read(2, NOW, b"\x00aiodelay/feature/Bad Name", b"1", []))
+    assert index.state.features == {"quotas": "1.3.0", "limits": "1.3.0"}
+    assert checkpoint_of(
+        index.state, index.table, index.placement, witness=Witness(-1, 0, 0), now=NOW, whole_ms=0
+    ).offsets[:2] == [0, 1]
