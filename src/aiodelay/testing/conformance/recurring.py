@@ -270,6 +270,27 @@ class RecurringRules(Bench):
         assert [(each.record.id, each.record.live) for each in claims] == [("before them", ()), ("s", ())]
         assert (await stage.record("s")).live == ()
 
+    @pytest.mark.parametrize("how", ["a retry that lapses with it", "all, while it runs"])
+    @staged
+    async def test_recurring_series_in_flight_lists_no_retry_that_was_cancelled(self, stage: Stage, how: str) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put("s", rule=RULE))
+        claim = await stage.claim_one()
+        await stage.end(again(claim, stage.now, then=claim.record.due_ms + MINUTE_MS))
+        stage.move(1_000)
+        await stage.do(Fire(stage.op(), "s"))
+        retry = occurrence_id("s", claim.record.due_ms)
+        claims = {each.record.id: each for each in await stage.claim()}
+        assert claims.keys() == {"s", retry}
+        if how == "all, while it runs":
+            await stage.end(again(claims[retry], stage.now))
+            await stage.do(Cancel(stage.op(), "s"))
+        else:
+            await stage.do(Cancel(stage.op(), retry))
+            await stage.lapse()
+        assert await stage.get(retry) is None
+        assert (await stage.record("s")).live == ()
+
     @staticmethod
     async def _end_retry(stage: Stage, message_id: str, end: str) -> None:
         await stage.do(Fire(stage.op(), message_id))
@@ -410,6 +431,19 @@ class RecurringRules(Bench):
             await stage.stored(stage.put("s", After(HOUR_MS), rule=rule))
             assert await stage.settle(done(retry)) is SettleOutcome.SUPERSEDED
         assert not (await stage.stored(stage.put("s", After(HOUR_MS), rule=rule))).is_older_in_flight
+        assert await self._cancel_series(stage) == "cancelled"
+        assert await stage.picture() == ([], [])
+
+    @staged
+    async def test_s5_recurring_redriven_occurrence_of_an_ended_series_ends_with_a_later_message_of_its_id(
+        self, stage: Stage
+    ) -> None:
+        stage.needs_verdict()
+        await stage.stored(stage.put("s", rule=RULE))
+        await stage.end(dead(await stage.claim_one()))
+        (letter,) = await stage.dead()
+        await stage.store.redrive([letter.key])
+        await stage.stored(stage.put("s", After(HOUR_MS)))
         assert await self._cancel_series(stage) == "cancelled"
         assert await stage.picture() == ([], [])
 
