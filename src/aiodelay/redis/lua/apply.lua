@@ -151,7 +151,7 @@ local function cancel(a, e)
   else
     finish_off(e)
   end
-  note('cancelled', e, in_flight and 'in flight' or '')
+  note('cancelled', e, in_flight and 'in_flight' or '')
   return (in_flight and 'i' or 'c') .. u48(e.revision) .. u48(e.due)
 end
 

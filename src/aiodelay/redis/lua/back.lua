@@ -20,6 +20,7 @@ local function put_back(a)
   local there = load(e.id)
   if there then return answer('k', there) end
   insert(e, math.max(tonumber(ARGV[a + 2]), e.due))
+  if byte(e.id) == OCCURRENCE then occurrences.list_apart(e.id) end
   local error_text = field(e, BODY.LAST_ERROR)
   note('again', e, error_text and cmsgpack.unpack(error_text))
   return answer('s', e)

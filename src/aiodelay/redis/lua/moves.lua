@@ -179,7 +179,8 @@ function parts.remove(key, field, part)
   if left == '' then call('HDEL', key, field) else call('HSET', key, field, left) end
 end
 
--- Occurrences of series that are tried again. LEFT: those whose series has ended: its id -> their due times, u48 each.
+-- Occurrences of series that are tried again. A series lists its own. LEFT: those that no series lists: its id -> their
+-- due times, u48 each.
 local occurrences = { LEFT = TAG .. 'retries' }
 
 function occurrences.id(series_id, due) -- the due time as u48
@@ -207,6 +208,12 @@ function occurrences.strike(id) -- one has ended: it is listed no more
   local live, left = live_of(series), {}
   for _, each in ipairs(live) do if each ~= due then left[#left + 1] = each end end
   if #left < #live then occurrences.list(series, left) end
+end
+
+function occurrences.list_apart(id) -- one is tried again that no series lists
+  parts.add(
+    occurrences.LEFT, sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST), sub(id, OCCURRENCE_ID.DUE_FIRST)
+  )
 end
 
 function occurrences.leave(series) -- it has ended
@@ -289,8 +296,8 @@ local function contains(list, value)
   return false
 end
 
-local function keep_put_due(e) -- for its delivery id; an occurrence is told by the due time in its id
-  if has(e, RECURRING) or byte(e.id) == OCCURRENCE or field(e, BODY.PUT_DUE_MS) then return end
+local function keep_put_due(e) -- for its delivery id; the occurrences of a series are told by their due times
+  if has(e, RECURRING) or field(e, BODY.PUT_DUE_MS) then return end
   rewrite(e, { [BODY.PUT_DUE_MS] = pack('>BI8', 0xcf, e.due) })
 end
 

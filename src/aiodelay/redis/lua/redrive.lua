@@ -46,6 +46,8 @@ local function redrive(id, revision)
     local live = live_of(series)
     live[#live + 1] = due
     occurrences.list(series, live)
+  elseif byte(id) == OCCURRENCE then
+    occurrences.list_apart(id)
   end
   insert(e, now)
   unearth(key, e.lane)

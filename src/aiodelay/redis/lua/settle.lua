@@ -13,7 +13,7 @@
 --   traceback of 'x', '' = none
 -- Returns a letter for each, in order: 's' settled, 'u' superseded, 'g' gone; 'n' a plain one that is not held under its
 -- token, to be sent again as one of the others.
-local answers = {}
+local answers, plain_ends = {}, {}
 
 open_gate()
 
@@ -23,7 +23,11 @@ local function end_plain(a)
   local written, ended = ARGV[a + 1], {}
   for i, score in ipairs(call('ZMSCORE', leased_key(n), unpack(ARGV, a + 3, a + 2 + count))) do
     local is_held = score == written or (score and tonumber(score) == token)
-    if is_held then ended[#ended + 1] = ARGV[a + 2 + i] end
+    if is_held then
+      local id = ARGV[a + 2 + i]
+      ended[#ended + 1] = id
+      if byte(id) ~= ID.OWN then plain_ends['r' .. id] = true end
+    end
     answers[#answers + 1] = is_held and 's' or 'n'
   end
   if #ended > 0 then
@@ -31,6 +35,17 @@ local function end_plain(a)
     call('HDEL', MSG, unpack(ended))
   end
   return a + 3 + count
+end
+
+-- Remembers ops, and the revisions of what has just ended. A claim that is not held tells an older revision of its id.
+local function remember_plain(from, to)
+  local memories = {}
+  for a = from, to, 2 do
+    if byte(ARGV[a]) == 111 or plain_ends[ARGV[a]] then
+      memories[#memories + 1], memories[#memories + 2] = ARGV[a], ARGV[a + 1]
+    end
+  end
+  if #memories > 0 then remember_all(memories) end
 end
 
 local function retry(e, a, beside)
@@ -88,7 +103,7 @@ end
 local at = 5
 for _ = 1, tonumber(ARGV[4]) do at = end_plain(at) end
 local memories = tonumber(ARGV[at])
-if memories > 0 then remember_all({ unpack(ARGV, at + 1, at + memories) }) end
+remember_plain(at + 1, at + memories)
 for a = at + memories + 1, #ARGV, 10 do answers[#answers + 1] = settle(a) end
 finish()
 return table.concat(answers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.model import Late, PutBack, Record, State, Stored
+from aiodelay.model import Cancel, Late, PutBack, Record, State, Stored
 from aiodelay.transitions import delivery_id, occurrence_id
 
 from .stage import HOUR_MS, LANE, Bench, Stage, done, staged
@@ -84,14 +84,30 @@ class ReturningRules(Bench):
 
     @staged
     async def test_an_occurrence_is_put_back_beside_its_series(self, stage: Stage) -> None:
+        await self._occurrence_put_back(stage)
+        await stage.end(done(await stage.claim_one()))
+        assert [each.record.id for each in await stage.messages()] == ["s"]
+
+    @pytest.mark.parametrize(("how", "left"), [("cancelled", []), ("replaced", ["s"])])
+    @staged
+    async def test_s5_an_occurrence_that_was_put_back_ends_with_its_series(
+        self, stage: Stage, how: str, left: list[str]
+    ) -> None:
+        stage.needs_verdict()
+        await self._occurrence_put_back(stage)
+        outcome = await stage.do(Cancel(stage.op(), "s") if how == "cancelled" else stage.put("s"))
+        assert isinstance(outcome, Stored)
+        assert outcome.answer == how
+        assert [each.record.id for each in await stage.messages()] == left
+
+    async def _occurrence_put_back(self, stage: Stage) -> None:
+        """Make a series `s`, and put back its first occurrence, which had left."""
         await stage.stored(stage.put("s", rule={"e": 60_000}))
         claim = await stage.claim_one()
         await stage.end(done(claim, then=stage.now + 60_000))
         name = occurrence_id("s", claim.record.due_ms)
         envelope = replace(claim.record.envelope, id=name, rule=None)
         await _put_back(stage, PutBack(replace(claim.record, envelope=envelope), stage.now))
-        await stage.end(done(await stage.claim_one()))
-        assert [each.record.id for each in await stage.messages()] == ["s"]
 
     @staged
     async def test_what_is_put_back_is_held_like_any_other(self, stage: Stage) -> None:
