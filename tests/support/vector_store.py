@@ -1,0 +1,340 @@
+"""`play`: play vectors on a store, all cases of one shape at once, and tell where it differs from the rulebook."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from aiodelay import transitions as t
+from aiodelay.model import (
+    LEASE_MS,
+    Again,
+    Cancel,
+    Claim,
+    Dead,
+    DeadKey,
+    DeadLetter,
+    Demand,
+    Done,
+    Fire,
+    JournalEntry,
+    Put,
+    PutBack,
+    Query,
+    Renewal,
+    RenewOutcome,
+    Reschedule,
+    Snapshot,
+)
+from aiodelay.ports import Store, Work
+from aiodelay.testing.clock import VirtualClock
+from tests.support.vector_rulebook import (
+    LEAP_MS,
+    PARKED,
+    WORKER,
+    Action,
+    Claims,
+    Leap,
+    Purge,
+    Seen,
+    by_id,
+    by_message,
+    is_last,
+)
+from tests.support.vectors import Case
+
+__all__ = ["Difference", "MakeStore", "play", "told"]
+
+T = TypeVar("T")
+
+MakeStore: TypeAlias = Callable[[VirtualClock], AbstractAsyncContextManager[Store]]
+"""Opens an empty store."""
+
+AT_ONCE = 1_000
+COMMANDS, SETTLEMENTS = (Put, Cancel, Reschedule, Fire), (Done, Again, Dead)
+LEAST_LAPSED = 60
+"""So many leases, and claims on replaced versions, each step of housekeeping ends at least."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a store differs from the rulebook.
+
+    Attributes:
+        case: Which case.
+        step: The number of the step, from 1.
+        what: `answer`, or what was read after the step.
+        expected: By the rulebook.
+        found: From the store.
+    """
+
+    case: Case
+    step: int
+    what: str
+    expected: object
+    found: object
+
+    def __str__(self) -> str:
+        name = self.case.actions[self.step - 1].step
+        parts = "".join(
+            f"\n    {path}\n      rulebook: {expected!r}\n      store:    {found!r}"
+            for path, expected, found in differing(self.expected, self.found, self.what)
+        )
+        return f"{self.case.id}: {self.case}\n  after step {self.step}, '{name}':{parts}"
+
+
+def differing(expected: object, found: object, path: str) -> Iterator[tuple[str, object, object]]:
+    """Return the parts that differ: a path to each, what it is by the rulebook, and in the store."""
+    if expected == found:
+        return
+    if isinstance(expected, tuple) and isinstance(found, tuple) and len(expected) == len(found):
+        for number, pair in enumerate(zip(expected, found, strict=True)):
+            yield from differing(*pair, f"{path}[{number}]")
+    elif isinstance(expected, tuple) and isinstance(found, tuple):
+        yield path, [each for each in expected if each not in found], [each for each in found if each not in expected]
+    elif isinstance(expected, Struct) and type(expected) is type(found):
+        for name in expected.__struct_fields__:
+            yield from differing(getattr(expected, name), getattr(found, name), f"{path}.{name}")
+    else:
+        yield path, expected, found
+
+
+def told(differences: Sequence[Difference], most: int = 5) -> str:
+    """Return a report of the differences with the shortest cases."""
+    shortest = sorted(differences, key=lambda each: each.step)[:most]
+    return "\n".join([f"{len(differences)} cases differ; the shortest of them:", *map(str, shortest)])
+
+
+async def play(
+    make_store: MakeStore, cases: Sequence[Case], *, has_journal: bool = False, packs: bool = False
+) -> list[Difference]:
+    """Play cases, each shape in a store of its own.
+
+    Args:
+        make_store: Called once for each shape.
+        cases: Any.
+        has_journal: The cases and the stores keep journals: compare them.
+        packs: Give a store all commands of a case that follow each other in one call, instead of one by one.
+
+    Returns:
+        The first difference of each case that has one.
+    """
+    by_shape: defaultdict[object, list[Case]] = defaultdict(list)
+    for case in cases:
+        by_shape[case.shape].append(case)
+    differences: list[Difference] = []
+    for alike in by_shape.values():
+        clock = VirtualClock()
+        async with make_store(clock) as store, store.work(WORKER, _lanes(alike)) as work:
+            player = _Player(store, work, clock, alike, has_journal=has_journal, packs=packs)
+            differences += await player.play()
+    return differences
+
+
+def _lanes(cases: Iterable[Case]) -> list[str]:
+    return sorted({lane for case in cases for lane in case.lanes})
+
+
+@dataclass
+class _Playing:
+    """A case that is being played.
+
+    Attributes:
+        case: Which.
+        done: How many of its steps were carried out.
+        tokens: Of its claims, in the order in which it made them.
+    """
+
+    case: Case
+    done: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+    def next(self, at: int, *, packs: bool) -> Iterator[tuple[int, Action]]:
+        """Take the step with this number, unless it was taken; if asked, also all commands that follow a command."""
+        actions = self.case.actions
+        while self.done == at:
+            yield at, actions[at]
+            self.done = at = at + 1
+            are_commands = [isinstance(action.asked, COMMANDS) for action in actions[at - 1 : at + 1]]
+            if not packs or are_commands != [True, True]:
+                return
+
+
+Asked: TypeAlias = tuple[_Playing, int, Action]
+
+
+class _Player:
+    """Plays cases of one shape on one store.
+
+    Args:
+        store: Empty.
+        work: Serves all lanes of the cases.
+        clock: The store's.
+        cases: Of one shape.
+        has_journal: Compare the journals as well.
+        packs: Give commands that follow each other in one call.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        work: Work,
+        clock: VirtualClock,
+        cases: Sequence[Case],
+        *,
+        has_journal: bool,
+        packs: bool,
+    ) -> None:
+        self.store, self.work, self.clock, self.has_journal, self.packs = store, work, clock, has_journal, packs
+        self.playing = {case.id: _Playing(case) for case in cases}
+        self.lanes = _lanes(cases)
+        self.requests = count(1)
+        self.differences: list[Difference] = []
+
+    async def play(self) -> list[Difference]:
+        """Play the cases, which end together, step by step; return what differs."""
+        await self._hold()
+        for from_end in range(max(len(each.case.actions) for each in self.playing.values()), 0, -1):
+            await self._step(from_end)
+            if from_end == 1 or (from_end == 2 and not self.packs):
+                await self._look(2 - from_end)
+        return self.differences
+
+    async def _hold(self) -> None:
+        if any(playing.case.is_paused for playing in self.playing.values()):
+            for lane in self.lanes:
+                await self.store.hold(lane, PARKED)
+
+    async def _step(self, from_end: int) -> None:
+        """Carry out the steps that are so far from the end."""
+        asked: defaultdict[object, list[Asked]] = defaultdict(list)
+        for each in self.playing.values():
+            for at, action in each.next(len(each.case.actions) - from_end, packs=self.packs):
+                asked[self._kind(action)].append((each, at, action))
+        for kind, group in asked.items():
+            if kind is Leap:
+                await self._leap(group)
+            elif kind is Claims:
+                await self._claim(group)
+            else:
+                for first in range(0, len(group), AT_ONCE):
+                    await self._ask(kind, group[first : first + AT_ONCE])
+
+    def _kind(self, action: Action) -> object:
+        """Return what is asked in one call with others: puts stand side by side, unless each case keeps its order."""
+        asked = action.asked
+        if isinstance(asked, COMMANDS):
+            return "puts" if isinstance(asked, Put) and not self.packs else "commands"
+        return "settlements" if isinstance(asked, SETTLEMENTS) else type(asked)
+
+    def _differs(self, playing: _Playing, at: int, what: str, expected: object, found: object) -> None:
+        if self.playing.pop(playing.case.id, None) is not None:
+            self.differences.append(Difference(playing.case, at + 1, what, expected, found))
+
+    # --- steps --------------------------------------------------------------------------------------------
+
+    async def _ask(self, kind: object, asked: Sequence[Asked]) -> None:
+        """Ask the store in one call, and compare its answers."""
+        inputs: list[Any] = [self._with_token(*each) for each in asked]
+        calls: dict[object, Callable[[Any], Awaitable[Any]]] = {
+            "puts": self.store.apply,
+            "commands": self.store.apply,
+            "settlements": self.work.settle,
+            Renewal: self.work.renew,
+            DeadKey: self.store.redrive,
+            PutBack: self.store.put_back,
+        }
+        if kind is Purge:
+            await self.store.purge([each.key for each in inputs])
+            return
+        answers = await calls[kind](inputs)
+        for (playing, at, action), put, answer in zip(asked, inputs, answers, strict=True):
+            if isinstance(put, Renewal) and answer is not RenewOutcome.LOST and action.slot is not None:
+                playing.tokens[action.slot] = put.to
+            if answer != action.answer:
+                self._differs(playing, at, "answer", action.answer, answer)
+
+    def _with_token(self, playing: _Playing, at: int, action: Action) -> object:
+        """Return what is asked with the store's token in the place of the rulebook's."""
+        asked = action.asked
+        if action.slot is None or not isinstance(asked, (*SETTLEMENTS, Renewal)):
+            return asked
+        own = playing.tokens[action.slot]
+        if isinstance(asked, Renewal):
+            to = t.token_for(t.token_deadline_ms(asked.to), t.token_counter(own))
+            return replace(asked, token=own + action.off, to=to)
+        return replace(asked, token=own + action.off)
+
+    async def _claim(self, asked: Sequence[Asked]) -> None:
+        """Claim all that is due in the lanes of these cases; compare what each of them was given."""
+        given: defaultdict[str, list[Claim]] = defaultdict(list)
+        demand = {lane: Demand(AT_ONCE) for lane in _lanes(playing.case for playing, _, _ in asked)}
+        while True:
+            claimed = await self.work.claim(demand, request=f"{next(self.requests)}", lease_ms=LEASE_MS)
+            for claim in claimed.claims:
+                given[t.base_id(claim.record.id)].append(claim)
+            if is_last(claimed):
+                break
+        for playing, at, action in asked:
+            claims = sorted(given.pop(playing.case.id, []), key=by_id)
+            playing.tokens += [claim.token for claim in claims]
+            records = tuple(claim.record for claim in claims)
+            if records != action.answer:
+                self._differs(playing, at, "answer", action.answer, records)
+
+    async def _leap(self, asked: Sequence[Asked]) -> None:
+        self.clock.move(LEAP_MS)
+        action = asked[0][2]
+        if isinstance(action.asked, Leap) and action.asked.is_tidied:
+            for _ in range(1 + len(self.playing) // LEAST_LAPSED):
+                await self.work.tidy(self.lanes, limit=100_000)
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    async def _look(self, number: int) -> None:
+        """Compare all that can be read."""
+        snapshots, letters, journal = await self._snapshots(), await self._letters(), await self._journal()
+        for playing in list(self.playing.values()):
+            case, message_id = playing.case, playing.case.id
+            found = Seen(tuple(snapshots[message_id]), tuple(letters[message_id]), by_message(journal[message_id]))
+            if found == case.seen[number]:
+                continue
+            for what in ("snapshots", "letters", "journal"):
+                expected, read = getattr(case.seen[number], what), getattr(found, what)
+                if expected != read:
+                    self._differs(playing, len(case.actions) - 2 + number, what, expected, read)
+                    break
+
+    async def _snapshots(self) -> defaultdict[str, list[Snapshot]]:
+        found: defaultdict[str, list[Snapshot]] = defaultdict(list)
+        query = Query(limit=AT_ONCE)
+        while page := await self.store.search(query):
+            for each in page:
+                found[t.base_id(each.record.id)].append(each)
+            query = replace(query, after=(page[-1].next_attempt_ms, page[-1].record.id))
+        return found
+
+    async def _letters(self) -> defaultdict[str, list[DeadLetter]]:
+        found: defaultdict[str, list[DeadLetter]] = defaultdict(list)
+        after: tuple[int, str, int] | None = None
+        while page := await self.store.dead_letters(after=after, limit=AT_ONCE):
+            for each in page:
+                found[t.base_id(each.record.id)].append(each)
+            after = page[-1].at_ms, page[-1].record.id, page[-1].record.revision
+        return found
+
+    async def _journal(self) -> defaultdict[str, list[JournalEntry]]:
+        found: defaultdict[str, list[JournalEntry]] = defaultdict(list)
+        after = 0
+        while self.has_journal and (page := await self.store.journal(after=after, limit=AT_ONCE)):
+            for each in page:
+                found[t.base_id(each.id)].append(each)
+            after = page[-1].number
+        return found

@@ -1,0 +1,141 @@
+"""Vectors: what the rulebook answers to every step in every state that one message can be in.
+
+`states` finds the states by breadth-first search, with one short way into each. A case is such a way, then any one
+step, then one step more. `vector_store.py` plays many cases on a store at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from aiodelay.model import Lane
+from tests.support.vector_rulebook import Action, Play, Seen
+from tests.support.vector_steps import LEAPS, PAUSED, STEPS, UNTIDIED
+
+__all__ = ["Case", "case_of", "cases_of", "states"]
+
+ASKED_AFTER = (
+    *("claim", "repeat the last command", "cancel", "put newer, low"),
+    *("first done", "done", "put", "renew"),
+)
+"""Steps whose answers tell most of what cannot be read: every case ends with one of them."""
+ON_THE_WAY = tuple(name for name in STEPS if name not in ("put back the occurrence", "put series newer, low"))
+"""Steps that lead into states; with the others there would be three times as many."""
+DEEP = (
+    ("put series", "claim", "again, then", "fire", "claim", "cancel the occurrence", "leases end"),
+    ("put series", "claim", "again, then", "claim", "cancel", "put far"),
+    ("put series", "claim", "dead", "redrive", "put far"),
+    ("put series", "put back the occurrence"),
+    ("put newer, high", "cancel", "leases end", "leases end"),
+    ("put", "claim", "put", "leases end"),
+    ("put", "claim", "put", "cancel", "done"),
+)
+"""Ways into states that the search leaves out, although they matter: too far, or much like others."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way into a state, one step, and one step more.
+
+    Attributes:
+        id: The message's; retries of a series have ids of their own.
+        lanes: Its lanes.
+        actions: One for each step.
+        seen: What can be read after the last step but one, and after the last one.
+        is_paused: The address `PARKED` is paused.
+        shape: Cases of one shape can be played at once: leases end at the same steps, counted from the last one.
+    """
+
+    id: str
+    lanes: tuple[Lane, Lane]
+    actions: tuple[Action, ...]
+    seen: tuple[Seen, Seen]
+    is_paused: bool
+    shape: tuple[object, ...]
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The names of its steps."""
+        return tuple(action.step for action in self.actions)
+
+    def __str__(self) -> str:
+        return ", ".join(f"'{step}'" for step in self.steps)
+
+
+def played(
+    steps: Iterable[str], number: int = 1, lanes: tuple[Lane, Lane] = ("a", "b"), *, has_journal: bool = False
+) -> Play:
+    """Play steps on a rulebook of their own."""
+    play = Play(number, lanes, has_journal=has_journal)
+    play.hold()
+    for name in steps:
+        play.step(name, STEPS[name])
+    return play
+
+
+def states(*, depth: int, detailed: int) -> list[tuple[str, ...]]:
+    """Return the shortest way into each state that can be reached.
+
+    Args:
+        depth: Most steps of a way.
+        detailed: For so many steps, states are told apart in detail; then roughly.
+    """
+    ways: dict[object, tuple[str, ...]] = {played(()).state(): ()}
+    outlines = {played(()).outline()}
+    left = deque(ways.values())
+    while left:
+        before = left.popleft()
+        if len(before) == depth:
+            continue
+        for name in ON_THE_WAY:
+            way = (*before, name)
+            play = played(way)
+            state, outline = play.state(), play.outline()
+            if outline not in outlines or (len(way) <= detailed and state not in ways):
+                ways[state] = way
+                left.append(way)
+            outlines.add(outline)
+    return list(dict.fromkeys([*ways.values(), *DEEP]))
+
+
+def cases_of(ways: Sequence[tuple[str, ...]], *, has_journal: bool = False, every: int = 1) -> list[Case]:
+    """Return a case for each step in each state.
+
+    Args:
+        ways: Into the states.
+        has_journal: The cases keep journals.
+        every: Of so many cases, return one.
+    """
+    numbers = range(0, len(ways) * len(STEPS), every)
+    names = list(STEPS)
+    cases: list[Case] = []
+    for number in numbers:
+        of_state, of_step = divmod(number, len(names))
+        last = ASKED_AFTER[(of_state + of_step) % len(ASKED_AFTER)]
+        cases.append(case_of((*ways[of_state], names[of_step], last), number + 1, has_journal=has_journal))
+    return cases
+
+
+def case_of(steps: tuple[str, ...], number: int = 1, *, has_journal: bool = False) -> Case:
+    """Return the case of these steps.
+
+    Args:
+        steps: At least one.
+        number: Tells its message from those of other cases.
+        has_journal: The case keeps a journal.
+    """
+    from_end = range(len(steps), 0, -1)
+    claims = tuple(at for at, name in zip(from_end, steps, strict=True) if name == "claim")
+    leaps = tuple((at, name) for at, name in zip(from_end, steps, strict=True) if name in LEAPS)
+    pattern = ".".join(map(str, claims))
+    lanes = (f"usual {pattern}", f"other {pattern}")
+    play = played(steps[:-1], number, lanes, has_journal=has_journal)
+    before = play.seen()
+    play.step(steps[-1], STEPS[steps[-1]])
+    is_paused = PAUSED in steps
+    at_once = claims if any(name == UNTIDIED for _, name in leaps) else ()
+    apart = number if play.has_suspects else 0
+    shape = (leaps, at_once, is_paused, apart)
+    return Case(play.id, lanes, tuple(play.actions), (before, play.seen()), is_paused, shape)
