@@ -35,7 +35,7 @@ def cases(*, depth: int = 5) -> Sequence[Case]:
 
 @cache
 def cases_with_journals() -> Sequence[Case]:
-    return cases_of(states(depth=4, detailed=1), has_journal=True, every=7)
+    return cases_of(states(depth=4, detailed=1), has_journal=True, every=11)
 
 
 def check(make_store: MakeStore, played: Sequence[Case], *, has_journal: bool = False, packs: bool = False) -> None:
@@ -65,11 +65,11 @@ def on_sqlite(folder: Path, journal: int = 0) -> MakeStore:
 
 
 def test_sqlite_answers_as_the_rulebook_does(folder: Path) -> None:
-    check(on_sqlite(folder), cases()[::3])
+    check(on_sqlite(folder), cases()[::4])
 
 
 def test_sqlite_answers_several_commands_in_one_call_as_the_rulebook_does(folder: Path) -> None:
-    check(on_sqlite(folder), cases()[1::8], packs=True)
+    check(on_sqlite(folder), cases()[1::10], packs=True)
 
 
 def test_sqlite_journals_as_the_rulebook_does(folder: Path) -> None:
@@ -77,6 +77,7 @@ def test_sqlite_journals_as_the_rulebook_does(folder: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_sqlite_answers_as_the_rulebook_does_in_deeper_states(folder: Path) -> None:
     check(on_sqlite(folder), cases(depth=DEEPER))
 
@@ -99,7 +100,7 @@ def test_redis_answers_as_the_rulebook_does(redis: str) -> None:
 
 
 def test_redis_answers_several_commands_in_one_call_as_the_rulebook_does(redis: str) -> None:
-    check(on_redis(redis), cases()[1::8], packs=True)
+    check(on_redis(redis), cases()[1::10], packs=True)
 
 
 def test_redis_journals_as_the_rulebook_does(redis: str) -> None:
@@ -107,5 +108,6 @@ def test_redis_journals_as_the_rulebook_does(redis: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_redis_answers_as_the_rulebook_does_in_deeper_states(redis: str) -> None:
     check(on_redis(redis), cases(depth=DEEPER))

@@ -304,8 +304,9 @@ def by_message(entries: Iterable[JournalEntry]) -> tuple[JournalEntry, ...]:
 
 
 def is_last(claimed: Claimed) -> bool:
-    """Say whether nothing is left that is due."""
-    return not claimed.claims and (claimed.next_due_ms is None or claimed.next_due_ms > claimed.now_ms)
+    """Say whether nothing is left that is due; beside suspects that have just been taken, there may be more."""
+    is_trial = any(t.is_suspect(claim.record) for claim in claimed.claims)
+    return not is_trial and (claimed.next_due_ms is None or claimed.next_due_ms > claimed.now_ms)
 
 
 def by_id(claim: Claim) -> tuple[str, int]:
