@@ -45,6 +45,7 @@ class Case:
         actions: One for each step.
         seen: What can be read after the last step but one, and after the last one.
         is_paused: The address `PARKED` is paused.
+        has_lapses: A claim returns leases that have ended, since nobody has tidied up before.
         shape: Cases of one shape can be played at once: leases end at the same steps, counted from the last one.
     """
 
@@ -53,6 +54,7 @@ class Case:
     actions: tuple[Action, ...]
     seen: tuple[Seen, Seen]
     is_paused: bool
+    has_lapses: bool
     shape: tuple[object, ...]
 
     @property
@@ -126,16 +128,16 @@ def case_of(steps: tuple[str, ...], number: int = 1, *, has_journal: bool = Fals
         number: Tells its message from those of other cases.
         has_journal: The case keeps a journal.
     """
-    from_end = range(len(steps), 0, -1)
-    claims = tuple(at for at, name in zip(from_end, steps, strict=True) if name == "claim")
-    leaps = tuple((at, name) for at, name in zip(from_end, steps, strict=True) if name in LEAPS)
+    named = list(zip(range(len(steps), 0, -1), steps, strict=True))
+    claims = tuple(at for at, name in named if name == "claim")
+    leaps = tuple((at, name) for at, name in named if name in LEAPS)
     pattern = ".".join(map(str, claims))
     lanes = (f"usual {pattern}", f"other {pattern}")
     play = played(steps[:-1], number, lanes, has_journal=has_journal)
     before = play.seen()
     play.step(steps[-1], STEPS[steps[-1]])
+    first_untidied = max((at for at, name in leaps if name == UNTIDIED), default=0)
+    has_lapses = any(at < first_untidied for at in claims)
     is_paused = PAUSED in steps
-    at_once = claims if any(name == UNTIDIED for _, name in leaps) else ()
-    apart = number if play.has_suspects else 0
-    shape = (leaps, at_once, is_paused, apart)
-    return Case(play.id, lanes, tuple(play.actions), (before, play.seen()), is_paused, shape)
+    shape = (leaps, claims if has_lapses else (), is_paused, number if play.has_suspects else 0)
+    return Case(play.id, lanes, tuple(play.actions), (before, play.seen()), is_paused, has_lapses, shape)
