@@ -384,8 +384,8 @@ def test_a_broken_script_is_found(redis: str, lua: Lua, monkeypatch: pytest.Monk
     assert source_of(lua.script).count(lua.right) == 1
     assert not differs(make, lua.steps)
     monkeypatch.setattr(scripts, "source_of", broken)
-    scripts.script.cache_clear()
+    scripts._put_together.cache_clear()
     try:
         assert differs(make, lua.steps)
     finally:
-        scripts.script.cache_clear()
+        scripts._put_together.cache_clear()
