@@ -7,6 +7,7 @@ Redis has the same rules in Lua.
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -29,8 +30,16 @@ DEEPER = 6
 
 @cache
 def cases(*, depth: int = 5) -> Sequence[Case]:
-    """Return a case for every step in every state that can be reached in so many steps."""
-    return cases_of(states(depth=depth, detailed=2))
+    """Return a case for every step in every state that can be reached in so many steps.
+
+    They are a million objects: the garbage collector passes over them while they are made, and afterwards.
+    """
+    gc.disable()
+    try:
+        return cases_of(states(depth=depth, detailed=2))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @cache
