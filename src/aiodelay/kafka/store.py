@@ -1,7 +1,7 @@
 """`kafka://host:9092/schedules`: compacted topics as the only database.
 
-`KafkaStore` joins the parts. `assignment/` owns partitions. `commands/` carries out commands. `Looking`, `Transfers`,
-`Holds`, `FeatureMarkers` and `HistoryJournal` implement ports over the store's parts.
+`KafkaStore` joins the parts. `assignment/` owns partitions. `commands/` carries out commands. The classes that the
+store inherits implement one port each over its parts.
 """
 
 from __future__ import annotations
